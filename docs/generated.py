@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import trainer_cli
-from trainer_cli.cli.main import VERBS, actions_of, parser_of
+from trainer_cli.commands.main import VERBS, actions_of, parser_of
 from trainer_cli.config.diff import shown
 from trainer_cli.config.fields import Described, fields
 from trainer_cli.trainer import hooks

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-POLICY = "trainer_cli/checkpoint/policy.py"
+POLICY = "trainer_cli/core/policy.py"
 HISTORIES = "300"
 
 
@@ -251,8 +251,8 @@ OF_COUNT = (
     "tests/callbacks/test_validation_callbacks.py::test_it_is_called_every_nth_time_and_the_last",
 )
 OF_SPARSITY = (
-    "tests/sparsity/test_sparsity.py::test_gmp_has_its_sparsity_at_the_step_at_which_it_stops",
-    "tests/sparsity/test_sparsity.py::test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance",
+    "tests/callbacks/test_sparsity.py::test_gmp_has_its_sparsity_at_the_step_at_which_it_stops",
+    "tests/callbacks/test_sparsity.py::test_a_mask_without_a_gradient_when_it_is_due_changes_at_the_next_chance",
 )
 ENTERS_TRAIN = """\
                 trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
@@ -299,9 +299,11 @@ OF_TRAINER = {
         "        if False:\n",
         ("tests/trainer/test_train_step.py::test_clipping_is_of_the_whole_gradients_of_what_is_optimized",),
     ),
-    "GMP misses its last step": Mutant("trainer_cli/sparsity/gmp.py", "every, at_stop=True)", "every)", OF_SPARSITY),
+    "GMP misses its last step": Mutant(
+        "trainer_cli/callbacks/sparse_training.py", "every, at_stop=True)", "every)", OF_SPARSITY
+    ),
     "the masks of a schedule are not restored": Mutant(
-        "trainer_cli/sparsity/changing.py",
+        "trainer_cli/callbacks/sparse_training.py",
         'self._changed = dict(state.get("changed", {}))',
         "self._changed = {}",
         OF_SPARSITY,
@@ -339,7 +341,7 @@ OF_TRAINER = {
         ("tests/callbacks/test_early_stopping.py::test_a_resume_stops_at_the_same_step_with_the_same_state",),
     ),
     "the number of averaged weights begins anew on a resume": Mutant(
-        "trainer_cli/callbacks/swa.py",
+        "trainer_cli/callbacks/ema.py",
         'self._count = int(state.get("count", 1))',
         "self._count = 1",
         ("tests/callbacks/test_swa_and_flags.py::test_a_resume_averages_on",),
@@ -359,7 +361,7 @@ OF_TRAINER = {
         ),
     ),
 }
-POLICY_TESTS = ("tests/checkpoint/test_policy.py", "tests/checkpoint/test_histories.py")
+POLICY_TESTS = ("tests/core/test_policy.py", "tests/checkpoint/test_histories.py")
 MUTANTS = {name: Mutant(POLICY, old, new, POLICY_TESTS) for name, (old, new) in OF_POLICY.items()} | OF_TRAINER
 GROUPS = {"policy": [*OF_POLICY], "trainer": [*OF_TRAINER]}
 

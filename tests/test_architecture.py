@@ -14,24 +14,25 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
 
-LAYERS = {
-    1: "errors",
-    2: """config.schema config.suggest config.globs config.garbage config.kinds config.signatures
-          trainer.duration trainer.intervals trainer.stopping trainer.progress trainer.restarts
-          checkpoint.policy checkpoint.rules checkpoint.timeline checkpoint.manifest checkpoint.naming
-          checkpoint.shards
-          checkpoint.load_options checkpoint.left_out data.order parallel.ranks""",
-    3: """parallel checkpoint.storage checkpoint.format checkpoint.host_memory trainer.hooks trainer.torch_compat
-          models data loggers terminal""",
-    4: "checkpoint trainer",
-    5: "callbacks sparsity",
-    6: "config run.build",
-    7: "run",
-    8: "cli testing __main__",
-}
-LAYER_OF = {f"{ROOT}.{name}": layer for layer, names in LAYERS.items() for name in names.split()}
+FLOORS = (
+    "errors terminal",
+    "core",
+    "parallel",
+    "models data loggers",
+    "config",
+    "checkpoint",
+    "trainer",
+    "callbacks",
+    "runs",
+    "testing",
+    "commands",
+    "__main__",
+)
+"""The folders of the package, from the lowest: a module imports only from its own folder or a lower floor."""
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names.split()}
 PORTS = [f"{ROOT}.checkpoint.{part}" for part in ("storage", "format")]
-PURE = [name for name, layer in LAYER_OF.items() if layer <= 2]
+NOT_PURE = ("core.files", "core.gc_pause", "core.url_path")
+"""The durable replacement of files, the pause of the garbage collection, and paths with `~`, which every floor uses."""
 # What would bring torch, a clock, the disk, other processes or chance into a pure room.
 IMPURE = {
     "torch", "numpy", "time", "datetime", "os", "io", "shutil", "tempfile", "socket", "subprocess",
@@ -47,6 +48,7 @@ def _modules() -> dict[str, Path]:
 
 
 MODULES = _modules()
+PURE = [name for name in MODULES if name.startswith(f"{ROOT}.core") and not name.endswith(NOT_PURE)]
 
 
 def _imports(name: str) -> Iterator[tuple[str, int]]:
@@ -70,13 +72,9 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, int]]:
         yield from _imported(child)
 
 
-def _layer(name: str) -> int:
-    """The layer of the longest entry of the table that names the module."""
-    parts = name.split(".")
-    for length in range(len(parts), 1, -1):
-        if layer := LAYER_OF.get(".".join(parts[:length])):
-            return layer
-    raise AssertionError(f"{name} stands in no layer; give it a place in the table")
+def _floor(name: str) -> int:
+    """The floor of a module's folder."""
+    return FLOOR_OF[name.split(".")[1]]
 
 
 def _ours(name: str) -> list[tuple[str, int]]:
@@ -85,16 +83,29 @@ def _ours(name: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != ROOT])
-def test_a_file_imports_only_from_its_own_layer_or_an_earlier_one(name: str) -> None:
+def test_a_file_imports_only_from_its_own_folder_or_a_lower_floor(name: str) -> None:
+    folder = name.split(".")[1]
     upward = [
-        f"line {line}: {found} (layer {_layer(found)})" for found, line in _ours(name) if _layer(found) > _layer(name)
+        f"line {line}: {imported}"
+        for imported, line in _ours(name)
+        if imported.split(".")[1] != folder and _floor(imported) >= _floor(name)
     ]
-    assert not upward, f"{name} is of layer {_layer(name)}"
+    assert not upward, f"{name} is of floor {_floor(name)}"
 
 
 def test_there_is_no_import_cycle() -> None:
     graph = {name: {found for found, _ in _ours(name) if found != name} for name in MODULES if name != ROOT}
     assert list(graphlib.TopologicalSorter(graph).static_order())
+
+
+def test_readers_of_foreign_checkpoints_are_unknown_to_storage_and_format() -> None:
+    assert not [
+        f"{name}:{line}"
+        for name in MODULES
+        if name.startswith(tuple(PORTS))
+        for imported, line in _ours(name)
+        if imported.startswith(f"{ROOT}.checkpoint.foreign")
+    ]
 
 
 @pytest.mark.parametrize("port", PORTS)
@@ -139,11 +150,11 @@ def _takes(name: str, module: str, wanted: tuple[str, ...]) -> bool:
 def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> None:
     """`component` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
     users = [name for name in MODULES if _takes(name, f"{ROOT}.config.targets", ("component", "resolve"))]
-    assert users == [f"{ROOT}.config.arguments", f"{ROOT}.run.build", f"{ROOT}.run.plan"]
+    assert users == [f"{ROOT}.config.arguments", f"{ROOT}.runs.build", f"{ROOT}.runs.plan"]
     assert [name for name in MODULES if _takes(name, "hydra.utils", ("instantiate", "call", "get_object"))] == []
 
 
-PICKLES = ("foreign.dcp", "format.torch_pickle")
+PICKLES = ("foreign.dcp", "format.torch_file")
 """The readers of pickles, which run nothing that is in them."""
 
 
@@ -177,7 +188,7 @@ def _loaded_after(code: str, cwd: Path) -> set[str]:
 
 def _verb(*arguments: str) -> str:
     return (
-        "from trainer_cli.cli.main import main\n"
+        "from trainer_cli.commands.main import main\n"
         f"try:\n    code = main({list(arguments)!r})\n"
         "except SystemExit as end:\n    code = end.code\n"
         "assert not code, code"
@@ -185,7 +196,7 @@ def _verb(*arguments: str) -> str:
 
 
 def test_importing_the_package_and_its_pure_rooms_loads_no_torch(tmp_path: Path) -> None:
-    rooms = [name for name in PURE if name in MODULES] + [f"{ROOT}.run.run_dir", f"{ROOT}.loggers.base"]
+    rooms = [name for name in PURE if name in MODULES] + [f"{ROOT}.runs.run_dir", f"{ROOT}.loggers.base"]
     loaded = _loaded_after("\n".join(f"import {name}" for name in [ROOT, *rooms]), tmp_path)
     assert not loaded & {"torch", "numpy", "tensorboard", "rich"}
 
@@ -201,5 +212,5 @@ def test_a_fast_verb_loads_no_torch(arguments: list[str], tmp_path: Path) -> Non
 
 
 def test_a_report_loads_neither_torch_nor_plotly_nor_hydra(tmp_path: Path) -> None:
-    made = f"from {ROOT}.run.run_dir import RunDir\nRunDir('x').create('name: x', [], {{}}).release()\n"
+    made = f"from {ROOT}.runs.run_dir import RunDir\nRunDir('x').create('name: x', [], {{}}).release()\n"
     assert not _loaded_after(made + _verb("report", "x"), tmp_path) & {"torch", "plotly", "hydra", "omegaconf"}

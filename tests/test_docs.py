@@ -14,7 +14,7 @@ import torch
 
 import trainer_cli
 from trainer_cli import Callback, Logger, Trainer, TrainingLoop
-from trainer_cli.cli.main import VERBS
+from trainer_cli.commands.main import VERBS
 from trainer_cli.config.fields import OPEN, fields
 from trainer_cli.trainer.hooks import VOCABULARY
 
@@ -47,7 +47,7 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_the_paths_and_names_of_the_architecture_exist() -> None:
-    paths = set(re.findall(r"`((?:trainer_cli/|checkpoint/|config/|run/)[\w/.]*)`", ARCHITECTURE))
+    paths = set(re.findall(r"`((?:trainer_cli/|core/|checkpoint/|config/|runs/|trainer/)[\w/.]*)`", ARCHITECTURE))
     assert len(paths) > 20
     found = {path: ROOT / path if (ROOT / path).exists() else ROOT / "trainer_cli" / path for path in paths}
     assert not [path for path, file in found.items() if not file.exists()]
@@ -155,7 +155,7 @@ def test_the_equivalents_of_other_trainers_are_keys_hooks_and_commands_of_ours(t
 NAMED_BY_USERS = [
     *(path for folder in ("configs", "examples") for path in sorted((ROOT / folder).rglob("*")) if path.is_file()),
     *(ROOT / page for page in PAGES if page not in ("docs/architecture.md", "CONTRIBUTING.md")),
-    ROOT / "trainer_cli/cli/new.py",
+    ROOT / "trainer_cli/commands/new.py",
 ]
 
 
@@ -163,7 +163,7 @@ NAMED_BY_USERS = [
 def test_users_name_only_public_names(path: Path) -> None:
     """A config or program of theirs then outlives every move of a file."""
     text = path.read_text(encoding="utf-8", errors="ignore") if path.suffix in (".yaml", ".md", ".py", ".json") else ""
-    if path.parent.name == "cli":
+    if path.parent.name == "commands":
         text = "\n".join(line for line in text.splitlines() if not re.match(r"\s*(from|import) trainer_cli", line))
     names = set(re.findall(r"(?<![\w./-])trainer_cli\.([A-Za-z_][\w.]*\w)", text))
     names |= {f"{module}.{name}" for module, name in re.findall(r"from trainer_cli\.([\w.]+) import (\w+)", text)}

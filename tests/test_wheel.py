@@ -106,7 +106,7 @@ def test_the_wheel_carries_code_configs_data_and_licence_and_no_tests(wheel: Pat
     tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.*")}
     assert {f"trainer_cli/{name}" for name in tracked} <= names
     assert {"trainer_cli/py.typed", "trainer_cli/data/digits.npz"} <= names
-    assert {"trainer_cli/run/report_page.html", "trainer_cli/run/report_page.js"} <= names
+    assert {"trainer_cli/commands/report_page.html", "trainer_cli/commands/report_page.js"} <= names
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "trainer_cli/scaffold").rglob("*.tmpl")}
     assert templates
     assert templates <= names
@@ -156,7 +156,7 @@ def test_a_users_project_trains_resumes_and_validates_without_being_installed(tr
 
 
 EVERY_OPTION = """
-from trainer_cli.cli.choices import Choices
+from trainer_cli.commands.choices import Choices
 from trainer_cli.config.compose import compose
 
 choices = Choices.of()

@@ -6,45 +6,29 @@ TYPE_CHECKING = False  # As typing's, which would take as long to import as Pyth
 if TYPE_CHECKING:
     from typing import Any
 
-    from trainer_cli.callbacks.activation_statistics import ActivationStatistics
-    from trainer_cli.callbacks.anomaly_detection import AnomalyDetection
-    from trainer_cli.callbacks.batch_summary import BatchSummary
-    from trainer_cli.callbacks.check_finite import CheckFinite
+    from trainer_cli.callbacks.check_finite import AnomalyDetection, CheckFinite
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-    from trainer_cli.callbacks.confusion_matrix import ConfusionMatrix
-    from trainer_cli.callbacks.dump_activations import DumpActivations
-    from trainer_cli.callbacks.duration_profiler import DurationProfiler
-    from trainer_cli.callbacks.early_exit import EarlyExit
-    from trainer_cli.callbacks.early_stopping import EarlyStopping
-    from trainer_cli.callbacks.ema import EMA
-    from trainer_cli.callbacks.eval_harness import EvalHarness
-    from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
-    from trainer_cli.callbacks.memory_monitor import MemoryMonitor
-    from trainer_cli.callbacks.metrics import Metrics
-    from trainer_cli.callbacks.norms import Norms
-    from trainer_cli.callbacks.parameter_table import ParameterTable
+    from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
+    from trainer_cli.callbacks.ema import EMA, SWA
+    from trainer_cli.callbacks.learning_rate_monitor import BatchSummary, LearningRateMonitor, ParameterTable
+    from trainer_cli.callbacks.metrics import ConfusionMatrix, Metrics
+    from trainer_cli.callbacks.profiling import DurationProfiler, MemoryMonitor, Throughput, TorchProfiler
+    from trainer_cli.callbacks.samples import EvalHarness, TextSamples
     from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
-    from trainer_cli.callbacks.scoped_flags import ScopedFlags
-    from trainer_cli.callbacks.selective_grad import SelectiveGrad
-    from trainer_cli.callbacks.skip_samples import SkipSamples
-    from trainer_cli.callbacks.swa import SWA
-    from trainer_cli.callbacks.tensor_listener import TensorListener
-    from trainer_cli.callbacks.text_samples import TextSamples
-    from trainer_cli.callbacks.threshold_stopper import ThresholdStopper
-    from trainer_cli.callbacks.throughput import Throughput
-    from trainer_cli.callbacks.torch_profiler import TorchProfiler
+    from trainer_cli.callbacks.skip_samples import ScopedFlags, SelectiveGrad, SkipSamples
+    from trainer_cli.callbacks.sparse_training import GMP, SET, RigL, Static
+    from trainer_cli.callbacks.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
     from trainer_cli.callbacks.validation_callback import ValidationCallback
     from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
-    from trainer_cli.checkpoint.load_options import LoadOptions
     from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
-    from trainer_cli.data.datasets import Datasets
-    from trainer_cli.data.digits import Digits
+    from trainer_cli.core.intervals import Duration
+    from trainer_cli.core.load_options import LoadOptions
+    from trainer_cli.data.datasets import Datasets, Digits
     from trainer_cli.data.loader import Loader
     from trainer_cli.data.mixture import Mixture
-    from trainer_cli.data.packing import Packing
-    from trainer_cli.data.text import Documents, Text
+    from trainer_cli.data.text import Documents, Packing, Text
     from trainer_cli.errors import (
         CheckpointError,
         ConfigError,
@@ -56,10 +40,9 @@ if TYPE_CHECKING:
     )
     from trainer_cli.loggers.base import Logger, Record, RunFacts
     from trainer_cli.loggers.console import ConsoleLogger
-    from trainer_cli.loggers.csv import CsvLogger
-    from trainer_cli.loggers.jsonl import JsonlLogger
     from trainer_cli.loggers.mlflow import MlflowLogger
     from trainer_cli.loggers.tensorboard import TensorBoardLogger
+    from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
     from trainer_cli.loggers.trackio import TrackioLogger
     from trainer_cli.loggers.wandb import WandbLogger
     from trainer_cli.models.cnn import CNN
@@ -67,17 +50,13 @@ if TYPE_CHECKING:
     from trainer_cli.models.lora import lora
     from trainer_cli.models.mlp import MLP
     from trainer_cli.parallel.process_group import ALONE
-    from trainer_cli.run.load_model import load_model
-    from trainer_cli.sparsity.gmp import GMP
-    from trainer_cli.sparsity.replacing import SET, RigL
-    from trainer_cli.sparsity.static import Static
+    from trainer_cli.runs.load_model import load_model
     from trainer_cli.testing.resume import assert_resume_is_exact
-    from trainer_cli.trainer.duration import Duration
     from trainer_cli.trainer.evaluate import Evaluation
     from trainer_cli.trainer.find import find_batch_size, find_learning_rate
     from trainer_cli.trainer.hooks import Callback, add_global_callback
     from trainer_cli.trainer.messages import Logging
-    from trainer_cli.trainer.observe import observe
+    from trainer_cli.trainer.model_call import observe
     from trainer_cli.trainer.optimizers import optimizer_factory
     from trainer_cli.trainer.precision import Precision
     from trainer_cli.trainer.scheduler_intervals import Scheduled
@@ -96,12 +75,12 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "ALONE": "trainer_cli.parallel.process_group",
-    "ActivationStatistics": "trainer_cli.callbacks.activation_statistics",
+    "ActivationStatistics": "trainer_cli.callbacks.tensors",
     "add_global_callback": "trainer_cli.trainer.hooks",
-    "AnomalyDetection": "trainer_cli.callbacks.anomaly_detection",
+    "AnomalyDetection": "trainer_cli.callbacks.check_finite",
     "assert_resume_is_exact": "trainer_cli.testing.resume",
     "AsyncCheckpointer": "trainer_cli.checkpoint.async_checkpointer",
-    "BatchSummary": "trainer_cli.callbacks.batch_summary",
+    "BatchSummary": "trainer_cli.callbacks.learning_rate_monitor",
     "Callback": "trainer_cli.trainer.hooks",
     "CheckFinite": "trainer_cli.callbacks.check_finite",
     "checkpoint_path": "trainer_cli.checkpoint.find",
@@ -111,51 +90,51 @@ _MODULES = {
     "CheckpointError": "trainer_cli.errors",
     "CNN": "trainer_cli.models.cnn",
     "ConfigError": "trainer_cli.errors",
-    "ConfusionMatrix": "trainer_cli.callbacks.confusion_matrix",
+    "ConfusionMatrix": "trainer_cli.callbacks.metrics",
     "ConsoleLogger": "trainer_cli.loggers.console",
-    "CsvLogger": "trainer_cli.loggers.csv",
+    "CsvLogger": "trainer_cli.loggers.text_files",
     "Datasets": "trainer_cli.data.datasets",
-    "Digits": "trainer_cli.data.digits",
+    "Digits": "trainer_cli.data.datasets",
     "Documents": "trainer_cli.data.text",
-    "DumpActivations": "trainer_cli.callbacks.dump_activations",
-    "Duration": "trainer_cli.trainer.duration",
-    "DurationProfiler": "trainer_cli.callbacks.duration_profiler",
-    "EarlyExit": "trainer_cli.callbacks.early_exit",
+    "DumpActivations": "trainer_cli.callbacks.tensors",
+    "Duration": "trainer_cli.core.intervals",
+    "DurationProfiler": "trainer_cli.callbacks.profiling",
+    "EarlyExit": "trainer_cli.callbacks.early_stopping",
     "EarlyStopping": "trainer_cli.callbacks.early_stopping",
     "EMA": "trainer_cli.callbacks.ema",
-    "EvalHarness": "trainer_cli.callbacks.eval_harness",
+    "EvalHarness": "trainer_cli.callbacks.samples",
     "Evaluation": "trainer_cli.trainer.evaluate",
     "find_batch_size": "trainer_cli.trainer.find",
     "find_learning_rate": "trainer_cli.trainer.find",
     "FitResult": "trainer_cli.trainer.trainer",
-    "GMP": "trainer_cli.sparsity.gmp",
+    "GMP": "trainer_cli.callbacks.sparse_training",
     "GPT": "trainer_cli.models.gpt",
-    "JsonlLogger": "trainer_cli.loggers.jsonl",
+    "JsonlLogger": "trainer_cli.loggers.text_files",
     "latest_checkpoint": "trainer_cli.checkpoint.find",
     "LearningRateMonitor": "trainer_cli.callbacks.learning_rate_monitor",
     "load_checkpoint": "trainer_cli.checkpoint.without_trainer",
-    "load_model": "trainer_cli.run.load_model",
+    "load_model": "trainer_cli.runs.load_model",
     "Loader": "trainer_cli.data.loader",
-    "LoadOptions": "trainer_cli.checkpoint.load_options",
+    "LoadOptions": "trainer_cli.core.load_options",
     "Logger": "trainer_cli.loggers.base",
     "Logging": "trainer_cli.trainer.messages",
     "lora": "trainer_cli.models.lora",
     "make_async_checkpointer": "trainer_cli.checkpoint.async_checkpointer",
     "make_sync_checkpointer": "trainer_cli.checkpoint.checkpointer",
-    "MemoryMonitor": "trainer_cli.callbacks.memory_monitor",
+    "MemoryMonitor": "trainer_cli.callbacks.profiling",
     "Metrics": "trainer_cli.callbacks.metrics",
     "Mixture": "trainer_cli.data.mixture",
     "MlflowLogger": "trainer_cli.loggers.mlflow",
     "MLP": "trainer_cli.models.mlp",
-    "Norms": "trainer_cli.callbacks.norms",
+    "Norms": "trainer_cli.callbacks.tensors",
     "NotFiniteError": "trainer_cli.errors",
-    "observe": "trainer_cli.trainer.observe",
+    "observe": "trainer_cli.trainer.model_call",
     "optimizer_factory": "trainer_cli.trainer.optimizers",
-    "Packing": "trainer_cli.data.packing",
-    "ParameterTable": "trainer_cli.callbacks.parameter_table",
+    "Packing": "trainer_cli.data.text",
+    "ParameterTable": "trainer_cli.callbacks.learning_rate_monitor",
     "Precision": "trainer_cli.trainer.precision",
     "Record": "trainer_cli.loggers.base",
-    "RigL": "trainer_cli.sparsity.replacing",
+    "RigL": "trainer_cli.callbacks.sparse_training",
     "RunDirectoryError": "trainer_cli.errors",
     "RunFacts": "trainer_cli.loggers.base",
     "save_checkpoint": "trainer_cli.checkpoint.without_trainer",
@@ -163,20 +142,20 @@ _MODULES = {
     "SaveError": "trainer_cli.errors",
     "Scheduled": "trainer_cli.trainer.scheduler_intervals",
     "scheduler_factory": "trainer_cli.trainer.schedulers",
-    "ScopedFlags": "trainer_cli.callbacks.scoped_flags",
-    "SelectiveGrad": "trainer_cli.callbacks.selective_grad",
-    "SET": "trainer_cli.sparsity.replacing",
+    "ScopedFlags": "trainer_cli.callbacks.skip_samples",
+    "SelectiveGrad": "trainer_cli.callbacks.skip_samples",
+    "SET": "trainer_cli.callbacks.sparse_training",
     "SkipSamples": "trainer_cli.callbacks.skip_samples",
-    "Static": "trainer_cli.sparsity.static",
-    "SWA": "trainer_cli.callbacks.swa",
+    "Static": "trainer_cli.callbacks.sparse_training",
+    "SWA": "trainer_cli.callbacks.ema",
     "SyncCheckpointer": "trainer_cli.checkpoint.checkpointer",
     "TensorBoardLogger": "trainer_cli.loggers.tensorboard",
-    "TensorListener": "trainer_cli.callbacks.tensor_listener",
+    "TensorListener": "trainer_cli.callbacks.tensors",
     "Text": "trainer_cli.data.text",
-    "TextSamples": "trainer_cli.callbacks.text_samples",
-    "ThresholdStopper": "trainer_cli.callbacks.threshold_stopper",
-    "Throughput": "trainer_cli.callbacks.throughput",
-    "TorchProfiler": "trainer_cli.callbacks.torch_profiler",
+    "TextSamples": "trainer_cli.callbacks.samples",
+    "ThresholdStopper": "trainer_cli.callbacks.early_stopping",
+    "Throughput": "trainer_cli.callbacks.profiling",
+    "TorchProfiler": "trainer_cli.callbacks.profiling",
     "TrackioLogger": "trainer_cli.loggers.trackio",
     "Trainer": "trainer_cli.trainer.trainer",
     "TrainError": "trainer_cli.errors",

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from trainer_cli.run.signals import exit_early
+from trainer_cli.runs.signals import exit_early
 
 _TRAINING = ("fit", "_job")
 
@@ -16,7 +16,7 @@ def main() -> int:
     """
     if sys.argv[1:2] and sys.argv[1] in _TRAINING:
         exit_early()
-    from trainer_cli.cli.main import main
+    from trainer_cli.commands.main import main
 
     return main()
 

@@ -13,7 +13,7 @@
     └── RunDirectoryError   4   the run directory is in use, or another run's
 
 Every message is one thought: what is wrong, where, and the cure. They are shown without a traceback
-(`cli/messages.py`); any other exception is a fault of ours (or of the model) and is shown with all of it.
+(`commands/main.py`); any other exception is a fault of ours (or of the model) and is shown with all of it.
 """
 
 from __future__ import annotations

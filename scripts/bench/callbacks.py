@@ -17,9 +17,7 @@ from settings import Settings
 from table import Column, Row, Table
 from timing import interleaved
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.sparsity.gmp import GMP
-from trainer_cli.sparsity.replacing import SET, RigL
-from trainer_cli.sparsity.static import Static
+from trainer_cli.callbacks.sparse_training import GMP, SET, RigL, Static
 
 BARE, LOGGED = "no callback", 50
 MODULES = ["0", "2"]

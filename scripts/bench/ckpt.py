@@ -23,7 +23,7 @@ from timing import environment
 DISCOVERY = """
 import json, sys, time
 from pathlib import Path
-from trainer_cli.checkpoint.integrity import catalog_of, newest_intact
+from trainer_cli.checkpoint.catalog import catalog_of, newest_intact
 clock, cpu = time.perf_counter(), time.process_time()
 found = newest_intact(catalog_of(Path(sys.argv[1])), "bench", "here")
 clock, cpu = time.perf_counter() - clock, time.process_time() - cpu

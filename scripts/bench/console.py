@@ -59,7 +59,7 @@ def _drawings() -> list[float]:
     import io
 
     from trainer_cli.loggers.base import Now, RunFacts
-    from trainer_cli.loggers.progress_bar import ProgressBar
+    from trainer_cli.loggers.console import ProgressBar
 
     bar, found = ProgressBar(io.StringIO(), RunFacts(total_steps=1_000_000)), []
     for sample in range(5):
@@ -171,7 +171,7 @@ def _on_terminal(
 
 def ten_runs(folder: str) -> None:
     """Hold the locks of ten runs, and append to their metrics, until killed."""
-    from trainer_cli.run.run_dir import RunDir
+    from trainer_cli.runs.run_dir import RunDir
 
     paths = [Path(folder) / "runs" / f"run{number}" for number in range(RUNS)]
     locks = []

@@ -52,8 +52,8 @@ def _contenders(tree: dict, folder: Path) -> dict[str, Callable[[Path], object]]
     import safetensors.torch
     from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-    from trainer_cli.checkpoint.archive_file import write_archive
     from trainer_cli.checkpoint.export import ExportFormat, export
+    from trainer_cli.checkpoint.find import write_archive
 
     tensors = flat(tree)
     checkpoint = folder / "step1"

@@ -17,7 +17,7 @@ from settings import Settings
 from table import Column, Row, Table
 from timing import interleaved, say
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop
-from trainer_cli.callbacks.throughput import peak_tflops
+from trainer_cli.callbacks.profiling import peak_tflops
 from trainer_cli.data.loader import Loader
 from trainer_cli.models.gpt import GPT
 from trainer_cli.parallel.fsdp import FSDP

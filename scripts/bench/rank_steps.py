@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.data.loader import Loader
-from trainer_cli.parallel.ddp import DDP
 from trainer_cli.parallel.process_group import ProcessGroup, from_environment
+from trainer_cli.parallel.strategy import DDP
 from views import Batch, Views
 
 INPUTS, WIDTH, CLASSES, BATCH = 256, 448, 10, 64

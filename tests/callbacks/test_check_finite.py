@@ -14,11 +14,9 @@ from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.duration_profiler import DurationProfiler
-from trainer_cli.callbacks.ema import EMA
+from trainer_cli.callbacks.ema import EMA, SWA
+from trainer_cli.callbacks.profiling import DurationProfiler, Throughput
 from trainer_cli.callbacks.skip_samples import SkipSamples
-from trainer_cli.callbacks.swa import SWA
-from trainer_cli.callbacks.throughput import Throughput
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.errors import ConfigError, NotFiniteError, UserError
 from trainer_cli.trainer.hooks import Callback

@@ -18,8 +18,8 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.history import lives
-from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, ConfigError, SaveError, UserError
 from trainer_cli.trainer.hooks import Callback
 

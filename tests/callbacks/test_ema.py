@@ -11,9 +11,8 @@ from tiny import ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.ema import EMA
-from trainer_cli.callbacks.swa import SWA
-from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.callbacks.ema import EMA, SWA
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 

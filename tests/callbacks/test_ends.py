@@ -9,9 +9,7 @@ import pytest
 from tiny import ListLogger, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.early_exit import EarlyExit
-from trainer_cli.callbacks.early_stopping import EarlyStopping
-from trainer_cli.callbacks.threshold_stopper import ThresholdStopper
+from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
 from trainer_cli.trainer.hooks import Callback
 
 

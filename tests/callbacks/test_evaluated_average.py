@@ -10,14 +10,13 @@ import torch
 from tiny import Noisy, everything, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.ema import EMA
+from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
-from trainer_cli.callbacks.swa import SWA
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.export import ExportFormat
-from trainer_cli.checkpoint.load_options import WEIGHTS, LoadOptions
+from trainer_cli.core.load_options import WEIGHTS, LoadOptions
 from trainer_cli.errors import UserError
-from trainer_cli.run.export import average, export_one, strip
+from trainer_cli.runs.export import average, export_one, strip
 from trainer_cli.trainer.hooks import Callback
 
 AVERAGES = {"ema": lambda: EMA(0.5), "swa": lambda: SWA(1, 1)}

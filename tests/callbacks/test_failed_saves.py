@@ -14,8 +14,8 @@ from tiny import ListLogger, StopAt, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.checkpoint.integrity import catalog_of
-from trainer_cli.checkpoint.snapshot_buffer import SnapshotBuffer
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.checkpoint.snapshot import SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import NotDurableError, SaveError
 from trainer_cli.loggers.base import Logger

@@ -13,7 +13,7 @@ from tiny import Noisy, loader, trainer
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import CheckpointError, ConfigError
 from trainer_cli.testing.attempts import freeze

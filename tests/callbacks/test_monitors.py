@@ -15,19 +15,12 @@ from tiny import ListLogger, Noisy, everything, loader, same, trainer
 from torch import nn
 
 import trainer_cli
-from trainer_cli.callbacks.activation_statistics import ActivationStatistics
-from trainer_cli.callbacks.dump_activations import DumpActivations
-from trainer_cli.callbacks.duration_profiler import DurationProfiler
-from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
-from trainer_cli.callbacks.memory_monitor import MemoryMonitor
-from trainer_cli.callbacks.norms import Norms
-from trainer_cli.callbacks.parameter_table import ParameterTable, parameter_table
-from trainer_cli.callbacks.tensor_listener import TensorListener
-from trainer_cli.callbacks.throughput import Throughput, peak_tflops
-from trainer_cli.callbacks.torch_profiler import TorchProfiler
+from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor, ParameterTable, parameter_table
+from trainer_cli.callbacks.profiling import DurationProfiler, MemoryMonitor, Throughput, TorchProfiler, peak_tflops
+from trainer_cli.callbacks.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.observe import _observers
+from trainer_cli.trainer.model_call import _observers
 
 
 class Observed(Noisy):

@@ -11,7 +11,7 @@ from tiny import Noisy, StopAt, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
-from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import ConfigError, UserError
 
 

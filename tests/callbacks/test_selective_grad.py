@@ -10,7 +10,7 @@ import torch
 from tiny import Noisy, StopAt, everything, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.selective_grad import SelectiveGrad
+from trainer_cli.callbacks.skip_samples import SelectiveGrad
 
 
 def _fit(callback: SelectiveGrad, *others: Any, folder: Path | None = None) -> Any:

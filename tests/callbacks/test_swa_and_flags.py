@@ -12,9 +12,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.ema import EMA
-from trainer_cli.callbacks.scoped_flags import ScopedFlags
-from trainer_cli.callbacks.swa import SWA
+from trainer_cli.callbacks.ema import EMA, SWA
+from trainer_cli.callbacks.skip_samples import ScopedFlags
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
 

@@ -9,8 +9,7 @@ import pytest
 from tiny import ListLogger, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.early_exit import EarlyExit
-from trainer_cli.callbacks.threshold_stopper import ThresholdStopper
+from trainer_cli.callbacks.early_stopping import EarlyExit, ThresholdStopper
 from trainer_cli.errors import ConfigError, UserError
 
 SETTINGS = {"max_duration": 40, "eval_interval": 4, "log_interval": 3}

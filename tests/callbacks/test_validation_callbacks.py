@@ -15,15 +15,13 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.confusion_matrix import ConfusionMatrix
-from trainer_cli.callbacks.metrics import Metrics
-from trainer_cli.callbacks.text_samples import TextSamples
+from trainer_cli.callbacks.metrics import ConfusionMatrix, Metrics
+from trainer_cli.callbacks.samples import TextSamples
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.text import Windows
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.models.gpt import GPT
-from trainer_cli.models.outputs import classification
+from trainer_cli.models.gpt import GPT, classification
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 

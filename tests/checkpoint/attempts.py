@@ -19,14 +19,13 @@ from oracle import NOTHING_DONE, Folder, Oracle, RefusedError, Seen
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import AFTER_EXCEPTION, RunIdentity
-from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.checkpoint.writer_thread import WriterThread
+from trainer_cli.checkpoint.save import WriterThread
+from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.policy import Occasion
+from trainer_cli.core.progress import Progress
 from trainer_cli.errors import CheckpointError, SaveError, UserError
-from trainer_cli.parallel.single import Single
+from trainer_cli.parallel.strategy import Single
 from trainer_cli.testing.faults import FaultyDisk
-from trainer_cli.trainer.duration import Duration
-from trainer_cli.trainer.intervals import Interval
-from trainer_cli.trainer.progress import Progress
 
 METRIC = "val/loss"
 EPOCH_STEPS = 3

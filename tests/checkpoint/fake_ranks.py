@@ -14,13 +14,13 @@ from torch.distributed.tensor import distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
-from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.sharded import ShardedFormat
-from trainer_cli.checkpoint.manifest import Manifest
 from trainer_cli.checkpoint.save import CheckpointMetadata, RankFiles, commit, write
-from trainer_cli.checkpoint.snapshot_buffer import Snapshot
+from trainer_cli.checkpoint.snapshot import Snapshot
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.config.schema import Compression
+from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.schema import Compression
 
 
 @contextmanager

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer_cli.checkpoint.load_options import LoadOptions
-from trainer_cli.checkpoint.load_report import LoadReport
 from trainer_cli.checkpoint.model_state import Fitting, fit_model, table
 from trainer_cli.checkpoint.optimizer_state import fit_optimizer
+from trainer_cli.core.load_options import LoadOptions, LoadReport
 from trainer_cli.errors import UserError
 
 

@@ -19,7 +19,7 @@ from states import same, small_state
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.snapshot_buffer import CopyStager, SnapshotBuffer
+from trainer_cli.checkpoint.snapshot import CopyStager, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import SaveError
@@ -276,7 +276,7 @@ def test_where_the_system_refuses_memory_a_save_is_made_without_a_copy(
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("trainer_cli.checkpoint.snapshot_buffer.HostMemory", refuse)
+    monkeypatch.setattr("trainer_cli.checkpoint.snapshot.HostMemory", refuse)
     background = AsyncCheckpointer()
     for step in (1, 2):
         assert background.save(small_state(step), tmp_path / f"step{step}").written.done()
@@ -297,7 +297,7 @@ def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> 
 SCRIPT = """
 import sys
 import torch
-from trainer_cli.checkpoint.snapshot_buffer import CopyStager
+from trainer_cli.checkpoint.snapshot import CopyStager
 from trainer_cli import make_async_checkpointer
 
 make_async_checkpointer().save({"w": torch.ones(10_000_000)}, sys.argv[1])

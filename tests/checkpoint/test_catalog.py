@@ -12,11 +12,11 @@ from states import same, small_state
 
 from trainer_cli.checkpoint.catalog import GONE, REMOVING, Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.manifest import Manifest
-from trainer_cli.checkpoint.naming import Naming, removed_marker
-from trainer_cli.checkpoint.policy import Kind, Saved
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.naming import Naming, removed_marker
+from trainer_cli.core.policy import Kind, Saved
 from trainer_cli.testing.faults import FaultyDisk
 
 

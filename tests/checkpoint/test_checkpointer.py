@@ -23,16 +23,16 @@ from trainer_cli.checkpoint.checkpointer import (
     SyncCheckpointer,
     make_sync_checkpointer,
 )
-from trainer_cli.checkpoint.format import registry
-from trainer_cli.checkpoint.format.codec import UnsavableState
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
-from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.format import open as registry
+from trainer_cli.checkpoint.format.sharded import TensorsFormat
+from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.save import CheckpointWriter
-from trainer_cli.checkpoint.snapshot_buffer import CopyStager, LiveStager
+from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager
 from trainer_cli.checkpoint.storage import local
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.registry import open_storage
+from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.policy import Kind
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 
 

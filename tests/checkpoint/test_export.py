@@ -12,11 +12,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from trainer_cli.checkpoint.averaged import weights_of
 from trainer_cli.checkpoint.export import Average, ExportFormat, export, renamed, replacing
-from trainer_cli.checkpoint.model_state import model_files
+from trainer_cli.checkpoint.model_state import model_files, weights_of
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.run.export import export_one, strip
+from trainer_cli.runs.export import export_one, strip
 from trainer_cli.trainer.trainer import Trainer
 
 

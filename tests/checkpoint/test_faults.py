@@ -21,9 +21,9 @@ from states import same, small_state
 
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.naming import Hidden, parse_hidden
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.naming import Hidden, parse_hidden
 from trainer_cli.errors import SaveError
 from trainer_cli.testing.faults import Fault, FaultyDisk
 

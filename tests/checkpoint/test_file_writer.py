@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_cli.checkpoint.manifest import FileEntry, new_digest
-from trainer_cli.checkpoint.storage import file_writer
-from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.file_writer import PAGE
+from trainer_cli.checkpoint.storage import disk as file_writer
+from trainer_cli.checkpoint.storage.disk import PAGE, Disk
 from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
-from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.core.manifest import FileEntry, new_digest
+from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.testing.faults import FaultyDisk
 
 BLOCK = 4 * PAGE

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer_cli.checkpoint.archive_file import write_archive
+from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, expanded, latest_checkpoint
-from trainer_cli.checkpoint.integrity import catalog_of
+from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, expanded, latest_checkpoint, write_archive
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
-from trainer_cli.run.select import select_one
+from trainer_cli.runs.select import select_one
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.format import huggingface
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
+from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
-from trainer_cli.checkpoint.format.interfaces import Format
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
-from trainer_cli.config.schema import Compression
+from trainer_cli.commands.ckpt_inspect import opened
+from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.core.schema import Compression
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.run.inspect import opened
 
 FORMATS: dict[str, Format] = {
     "tensors": TensorsFormat(),

@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpoi
 from trainer_cli.checkpoint.format.sharded import SMALL_BYTES
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import NotDurableError, SaveError, UserError
-from trainer_cli.parallel.peers import PeerError
+from trainer_cli.parallel.rendezvous import PeerError
 from trainer_cli.testing.faults import FaultyDisk
 
 LARGE = SMALL_BYTES // 4 + 1

@@ -11,13 +11,12 @@ import torch
 from thread_ranks import ThreadGroup, on_ranks
 
 from trainer_cli.checkpoint import group_verify
-from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.catalog import Catalog, why_damaged
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.group_verify import share_of, verify_by_all, verify_share
-from trainer_cli.checkpoint.integrity import why_damaged
-from trainer_cli.checkpoint.manifest import FileEntry, Manifest
-from trainer_cli.checkpoint.policy import Kind
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.manifest import FileEntry, Manifest
+from trainer_cli.core.policy import Kind
 
 FILES = {"a": 100, "b": 60, "c": 50, "d": 10, "e": 0}
 

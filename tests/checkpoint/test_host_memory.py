@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.checkpoint.host_memory import HostMemory, _of_the_groups, available_bytes
+from trainer_cli.checkpoint.format.memory import HostMemory, _of_the_groups, available_bytes
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 100_001])

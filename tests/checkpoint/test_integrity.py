@@ -10,11 +10,10 @@ from functools import partial
 import pytest
 from states import small_state
 
-from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.catalog import Catalog, newest_intact, verify_beside, why_damaged
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.integrity import newest_intact, verify_beside, why_damaged
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest, new_digest
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, new_digest
 
 
 @pytest.fixture

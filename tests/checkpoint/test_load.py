@@ -17,10 +17,10 @@ from torch import nn
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.format import verified_file
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.checkpoint.model_state import capture_model, fit_model
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.core.policy import Kind
 from trainer_cli.errors import CheckpointError
 
 MB = 2**20

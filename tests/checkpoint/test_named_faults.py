@@ -15,7 +15,7 @@ from tiny import ListLogger, StopAt, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.checkpoint.manifest import Manifest
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.testing.faults import FaultyDisk
 from trainer_cli.trainer.hooks import Callback

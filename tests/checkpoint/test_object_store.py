@@ -16,18 +16,18 @@ from s3 import new_bucket, s3_server
 from states import same, small_state
 from test_storage import StorageContract
 
-from trainer_cli.checkpoint.archive_file import write_archive
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint
+from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.storage.download import fetch
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
-from trainer_cli.checkpoint.storage.url_path import as_path
+from trainer_cli.commands import ckpt_remove as ckpt_admin
+from trainer_cli.commands.ckpt_inspect import opened
+from trainer_cli.core.manifest import DamagedCheckpoint
+from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import StoreAwayError, UserError
-from trainer_cli.run import ckpt_admin
-from trainer_cli.run.inspect import opened
-from trainer_cli.run.recover import small_file
+from trainer_cli.runs.start import small_file
 
 pytestmark = pytest.mark.slow
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from states import small_state
 
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
-from trainer_cli.checkpoint.host_memory import HostMemory
-from trainer_cli.checkpoint.snapshot_buffer import Snapshot, SnapshotBuffer
+from trainer_cli.checkpoint.format.memory import HostMemory
+from trainer_cli.checkpoint.format.sharded import TensorsFormat
+from trainer_cli.checkpoint.snapshot import Snapshot, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
-from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.core.schema import DigestAlgorithm
 
 Written = tuple[dict[str, bytes], dict[str, Mapping[str, str]]]
 
@@ -158,7 +158,7 @@ def test_where_there_is_no_memory_the_error_says_so_and_nothing_is_held(monkeypa
     def refuse(*_: Any, **__: Any) -> HostMemory:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("trainer_cli.checkpoint.snapshot_buffer.HostMemory", refuse)
+    monkeypatch.setattr("trainer_cli.checkpoint.snapshot.HostMemory", refuse)
     buffer = SnapshotBuffer()
     with pytest.raises(OSError, match="Cannot allocate memory"):
         capture(buffer, odd_state())

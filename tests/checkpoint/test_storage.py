@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.checkpoint.manifest import new_digest
+from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.interfaces import Storage
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.core.manifest import new_digest
+from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.testing.faults import FaultyDisk
 
 

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from states import same, small_state
 
-from trainer_cli.checkpoint.format.codec import UnsavableState
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
-from trainer_cli.checkpoint.policy import Kind
+from trainer_cli.checkpoint.format.sharded import TensorsFormat
+from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.core.policy import Kind
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.int64, torch.int32, torch.int16,

@@ -23,20 +23,19 @@ from trainer_cli.checkpoint.checkpointer import SyncCheckpointer, make_sync_chec
 from trainer_cli.checkpoint.export import ExportFormat
 from trainer_cli.checkpoint.fill_state import move_tensors
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
-from trainer_cli.checkpoint.format.codec import Undecodable, decode, encode
+from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.dtensor import local_of, targets_of
 from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
-from trainer_cli.checkpoint.format.interfaces import Format
-from trainer_cli.checkpoint.format.sharded import SMALL_BYTES, ShardedFormat, decode_own, encode_own
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own, encode_own
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
+from trainer_cli.checkpoint.format.tree import Undecodable, decode, encode
 from trainer_cli.checkpoint.format.views import extent_of
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint
 from trainer_cli.checkpoint.readable import check_readable
-from trainer_cli.checkpoint.snapshot_buffer import SnapshotBuffer
+from trainer_cli.checkpoint.snapshot import SnapshotBuffer
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.run.export import export_one, strip
-from trainer_cli.run.inspect import compare, opened
+from trainer_cli.commands.ckpt_inspect import compare, opened
+from trainer_cli.core.manifest import DamagedCheckpoint
+from trainer_cli.runs.export import export_one, strip
 
 SHARING: dict[str, Format] = {
     "tensors": TensorsFormat(),

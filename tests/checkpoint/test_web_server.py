@@ -13,15 +13,14 @@ import torch
 from states import same, small_state
 from web import Habits, web_server
 
-from trainer_cli.checkpoint.archive_file import write_archive
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.find import latest_checkpoint
+from trainer_cli.checkpoint.find import latest_checkpoint, write_archive
 from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.commands import ckpt_remove as ckpt_admin
+from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
-from trainer_cli.run import ckpt_admin
-from trainer_cli.run.inspect import opened
-from trainer_cli.run.recover import small_file
-from trainer_cli.run.select import select_one
+from trainer_cli.runs.select import select_one
+from trainer_cli.runs.start import small_file
 
 WEIGHTS = {"weight": torch.arange(6.0).reshape(2, 3)}
 HABITS: dict[str, dict[str, Any]] = {
@@ -170,7 +169,7 @@ def test_large_files_come_in_parts_where_the_server_sends_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer_cli.checkpoint.storage.object_client.PART_BYTES", 100)
-    monkeypatch.setattr("trainer_cli.checkpoint.storage.web_server._BLOCK_BYTES", 64)
+    monkeypatch.setattr("trainer_cli.checkpoint.storage.object_client._BLOCK_BYTES", 64)
     (tmp_path / "www").mkdir()
     torch.save(WEIGHTS, tmp_path / "www/w.pt")
     size = (tmp_path / "www/w.pt").stat().st_size

@@ -14,8 +14,8 @@ from trainer_cli.config import arguments
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.config.provenance import Provenance
-from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust
+from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError
 
 Write = Callable[[str, str], Path]

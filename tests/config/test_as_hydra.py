@@ -26,11 +26,11 @@ from random_project import COMPONENTS, RandomProject
 
 import trainer_cli
 from trainer_cli.config import fields, override_values, overrides, search_path
-from trainer_cli.config.config_files import ConfigFiles
+from trainer_cli.config.check import contents
 from trainer_cli.config.file_merge import merge
+from trainer_cli.config.files import ConfigFiles
 from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.search_path import SearchPath
-from trainer_cli.config.validation import contents
 from trainer_cli.errors import ConfigError, raise_all
 
 COMPOSITIONS = int(os.environ.get("TRAIN_COMPOSITIONS", "200"))

@@ -15,13 +15,12 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from trainer_cli.config import search_path
+from trainer_cli.config.check import completed, wrong_overrides
 from trainer_cli.config.compose import ABSENT, compose, diff, from_yaml, to_yaml
 from trainer_cli.config.fields import defaults, fields
-from trainer_cli.config.override_checks import wrong_overrides
 from trainer_cli.config.overrides import read
-from trainer_cli.config.schema import Dtype, TrainConfig
 from trainer_cli.config.search_path import SearchPath
-from trainer_cli.config.validation import completed
+from trainer_cli.core.schema import Dtype, TrainConfig
 from trainer_cli.errors import ConfigError
 
 Write = Callable[[str, str], Path]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.config.check import contents
 from trainer_cli.config.compose import compose
-from trainer_cli.config.validation import contents
 
 Write = Callable[[str, str], Path]
 NET = {"_target_": "mine.Net", "width": 3}

@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 import trainer_cli
-from trainer_cli.config import overrides, search_path, yaml_reader
+from trainer_cli.config import overrides, search_path
+from trainer_cli.config import yaml as yaml_reader
+from trainer_cli.config.check import validate
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import fields
 from trainer_cli.config.provenance import Provenance
-from trainer_cli.config.schema import TrainConfig
-from trainer_cli.config.validation import validate
+from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError, raise_all
 
 IN_ALL = int(os.environ.get("TRAIN_FUZZ", "2000"))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.targets import Trust
+from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError, ExitCode
-from trainer_cli.run.build import Builder
+from trainer_cli.runs.build import Builder
 
 
 def words(text: str) -> list[str]:
@@ -31,11 +31,11 @@ torch.utils.cpp_extension.load_inline torch.utils.cpp_extension.subprocess.run t
 torch.utils.collect_env.run torch._inductor.codecache.subprocess.run torch._dynamo.config.os.system
 torch.nn.modules.module.torch.os.system torch.nn.modules.module.torch.hub.os.system
 torch.optim.optimizer.torch.os.system torch.optim.lr_scheduler.torch.utils.cpp_extension.load
-trainer_cli.run.fit.os.system trainer_cli.cli.main.os.system trainer_cli.run.run_dir.os.system
+trainer_cli.runs.fit.os.system trainer_cli.commands.main.os.system trainer_cli.runs.run_dir.os.system
 trainer_cli.config.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
-trainer_cli.data.digits.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
-trainer_cli.data.text.sysconfig.os.system trainer_cli.loggers.console.sys.modules trainer_cli.cli.main.main
-trainer_cli.run.fit.fit trainer_cli.run.validate.validate trainer_cli.__main__.main webbrowser.open
+trainer_cli.data.datasets.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
+trainer_cli.data.text.sysconfig.os.system trainer_cli.loggers.console.sys.modules trainer_cli.commands.main.main
+trainer_cli.runs.fit.fit trainer_cli.commands.validate.validate trainer_cli.__main__.main webbrowser.open
 mine_hole.go mine_hole.os.system mine_hole.bound mine_hole.late mine_hole.Inside.go mine_hole.Liar
 mine_hole.lying mine_hole.made mine_hole.Net.__subclasses__ mine_hole.Net.__class__ mine_hole.Net.mro
 mine_hole.INSTANCE mine_hole.WORDS.format mine_hole.WORDS mine_hole.np.f2py.run_main mine_hole.plain.__globals__.get
@@ -75,12 +75,12 @@ torch.nn.Linear.forward.__globals__ torch.nn.modules.module.OrderedDict torch.nn
 torch.nn.modules.module.warnings.warn torch.nn.modules.linear.math.sqrt torch.nn.modules.module._WrappedHook
 torch.nn.modules.module.register_module_forward_hook torch.optim.optimizer.torch.load torch.optim.optimizer.pickle
 torch.optim.optimizer.defaultdict torch.optim.swa_utils.get_ema_multi_avg_fn torch.nn.modules torch.optim torch.nn
-trainer_cli.loggers.files.replace trainer_cli.loggers.files.keep_spans trainer_cli.loggers.files.sync
+trainer_cli.core.files.replace trainer_cli.core.files.keep_spans trainer_cli.core.files.sync
 trainer_cli.checkpoint.storage.local.LocalStorage trainer_cli.checkpoint.storage.disk.Disk
-trainer_cli.run.run_dir.RunDir
-trainer_cli.trainer.trainer.Trainer trainer_cli.Trainer trainer_cli.data.digits.torch.load trainer_cli.loggers
-trainer_cli.loggers.jsonl.encode trainer_cli.data.text.Path.touch trainer_cli.loggers.jsonl.Path
-trainer_cli.models.outputs.classification trainer_cli.data.text._read trainer_cli.testing.faults.Disk.write
+trainer_cli.runs.run_dir.RunDir
+trainer_cli.trainer.trainer.Trainer trainer_cli.Trainer trainer_cli.data.datasets.torch.load trainer_cli.loggers
+trainer_cli.loggers.text_files.encode trainer_cli.data.text.Path.touch trainer_cli.loggers.text_files.Path
+trainer_cli.models.gpt.classification trainer_cli.data.text._read trainer_cli.testing.faults.Disk.write
 mine_hole.load mine_hole.np.save mine_hole.Path.touch mine_hole.torch.load mine_hole.wrapped other_hole.X
 """)
 TARGETS = [*COMMANDS, *CODES, *FILES]
@@ -229,8 +229,8 @@ fsspec.generic.rsync
 os.system os.popen os.execvp os.remove subprocess.run subprocess.Popen subprocess.check_output shutil.rmtree
 pickle.loads pickle.Unpickler runpy.run_path ctypes.CDLL tempfile.mkdtemp threading.Thread multiprocessing.Process
 urllib.request.urlopen importlib.import_module builtins.open functools.reduce logging.FileHandler
-omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.run.fit.fit trainer_cli.cli.main.main
-trainer_cli.loggers.files.replace trainer_cli.load_checkpoint trainer_cli.config.targets.component
+omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.runs.fit.fit trainer_cli.commands.main.main
+trainer_cli.core.files.replace trainer_cli.load_checkpoint trainer_cli.config.targets.component
 """)
 
 
@@ -376,9 +376,9 @@ def test_the_same_node_runs_in_a_config_of_the_users_own(tmp_path: Path) -> None
     assert (tmp_path / "canary").exists(), "so the table above tells something"
 
 
-@pytest.mark.parametrize("target", ["os.system", "torch.load", "mine_hole.go", "trainer_cli.loggers.files.replace"])
+@pytest.mark.parametrize("target", ["os.system", "torch.load", "mine_hole.go", "trainer_cli.core.files.replace"])
 def test_the_function_that_joins_batches_is_judged_too(target: str, project: Path) -> None:
-    data = {"_target_": "trainer_cli.data.digits.Digits", "batch_size": 4, "collate_fn": target}
+    data = {"_target_": "trainer_cli.data.datasets.Digits", "batch_size": 4, "collate_fn": target}
     with pytest.raises(ConfigError, match=target):
         Builder(TrainConfig(data=data), Trust.recovered(project, [])).data()
 
@@ -387,7 +387,7 @@ def test_the_function_that_joins_batches_is_judged_too(target: str, project: Pat
     "target",
     ["mine_hole.Net", "mine_hole.plain", "torch.nn.Linear", "torch.optim.SGD", "torch.optim.lr_scheduler.StepLR",
      "torch.nn.modules.linear.Linear", "torch.optim.swa_utils.AveragedModel", "trainer_cli.models.mlp.MLP",
-     "trainer_cli.data.text.Text", "trainer_cli.loggers.jsonl.JsonlLogger", "trainer_cli.CheckpointerCallback",
+     "trainer_cli.data.text.Text", "trainer_cli.loggers.text_files.JsonlLogger", "trainer_cli.CheckpointerCallback",
      "trainer_cli.trainer.warmup.WarmupCosine"],
 )  # fmt: skip
 def test_what_a_run_is_made_of_is_let_through(target: str, project: Path) -> None:

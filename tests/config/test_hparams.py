@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from trainer_cli.config.compose import compose
-from trainer_cli.config.hparams import hparams
+from trainer_cli.config.diff import hparams
 
 
 def test_values_that_differ_from_the_defaults_are_named_by_their_keys(project: Path) -> None:

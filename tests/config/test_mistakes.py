@@ -13,7 +13,7 @@ import pytest
 from printed import message as printed_message
 
 import trainer_cli
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 from trainer_cli.config import search_path
 
 PACKAGE = "# @package _global_\n"
@@ -1397,7 +1397,7 @@ def test_fit_reports_mistakes_before_torch_is_imported(tmp_path: Path) -> None:
         ["run_dir='${nope}'"], ["model=null"], ["seed+=3"], ["loop.eval_steps=0"], ["experiment=char_gpt"],
     ]  # fmt: skip
     code = (
-        "import sys\nfrom trainer_cli.cli.main import main\n"
+        "import sys\nfrom trainer_cli.commands.main import main\n"
         f"assert [main(['fit', *one]) for one in {commands!r}] == [2] * {len(commands)}\n"
         "assert 'torch' not in sys.modules"
     )

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from trainer_cli.config import search_path
+from trainer_cli.config.check import contents
 from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
 from trainer_cli.config.fields import defaults
 from trainer_cli.config.provenance import DEFAULT, Given, Provenance, Source
-from trainer_cli.config.validation import contents
 
 Write = Callable[[str, str], Path]
 SHIPPED = Path(__file__).parents[2] / "configs"

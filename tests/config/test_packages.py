@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.config.check import contents
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.validation import contents
 from trainer_cli.errors import ConfigError
 
 Write = Callable[[str, str], Path]

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from trainer_cli.config.fields import fields
-from trainer_cli.config.kinds import kind_of
-from trainer_cli.config.schema import Removal
-from trainer_cli.config.signatures import call_parameters, misfits
+from trainer_cli.core.schema import Removal
+from trainer_cli.core.types import call_parameters, kind_of, misfits
 
 VALUES: dict[str, Any] = {
     "null": None, "true": True, "0": 0, "7": 7, "2.0": 2.0, "a": "a", "[1]": [1], "{x: 1}": {"x": 1},

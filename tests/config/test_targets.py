@@ -114,7 +114,7 @@ def test_a_recovered_config_may_name_the_project_and_our_components(
         "math.sqrt",
         "json.loads",
         "other.X",
-        "trainer_cli.cli.main.main",
+        "trainer_cli.commands.main.main",
         "trainer_cli.config.compose.compose",
         "trainer_cli.config.search_path.Path",
         "mine_alias.sqrt",
@@ -186,7 +186,7 @@ def test_wrapped_and_nested_ones_of_the_projects_own_are_trusted(mine: Path) -> 
 
 def test_a_checkout_of_ours_is_no_project_that_may_name_all_of_it() -> None:
     root = Path(targets.__file__).parents[2]
-    for path in ("trainer_cli.cli.main.main", "trainer_cli.loggers.files.replace", "trainer_cli.run.build.Builder"):
+    for path in ("trainer_cli.commands.main.main", "trainer_cli.core.files.replace", "trainer_cli.runs.build.Builder"):
         with pytest.raises(ConfigError, match=r"comes from a config on disk"):
             targets.component(path, WHERE, Trust.recovered(root, []))
 

@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from trainer_cli.config import overrides
-from trainer_cli.config.override_syntax import closes_at_end, hint_for
+from trainer_cli.config.overrides import closes_at_end, hint_for
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import trainer_cli.data.digits as module
-from trainer_cli.data.digits import Digits, moved
-from trainer_cli.data.randomness import kept_random_state
+import trainer_cli.data.datasets as module
+from trainer_cli.data.datasets import Digits, moved
+from trainer_cli.data.position import kept_random_state
 from trainer_cli.errors import UserError
 
 FILE = Path(module.__file__).with_name("digits.npz")

@@ -19,13 +19,11 @@ from torch.utils.data import (
     Subset,
 )
 
+from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.data.digits import Digits
-from trainer_cli.data.loader import Loader
-from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
-from trainer_cli.data.position import STATE_VERSION, timeout_seconds
-from trainer_cli.data.randomness import kept_random_state, seed_random
-from trainer_cli.data.shared import Filler
+from trainer_cli.data.datasets import Digits
+from trainer_cli.data.loader import Filler, Loader
+from trainer_cli.data.position import STATE_VERSION, kept_random_state, seed_random, timeout_seconds
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.errors import UserError

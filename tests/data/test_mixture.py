@@ -12,8 +12,7 @@ import torch
 
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.mixture import BLOCK, MixedDataset, Mixture, quotas
-from trainer_cli.data.packing import Packing
-from trainer_cli.data.text import Documents
+from trainer_cli.data.text import Documents, Packing
 from trainer_cli.errors import UserError
 
 

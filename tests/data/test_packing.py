@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from trainer_cli.data.loader import Loader
-from trainer_cli.data.packing import IGNORED, PackedRows, Packing, best_fit
-from trainer_cli.data.text import Documents, Sequences
+from trainer_cli.data.text import IGNORED, Documents, PackedRows, Packing, Sequences, best_fit
 from trainer_cli.errors import UserError
 from trainer_cli.models.gpt import GPT
 

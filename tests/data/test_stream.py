@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
-from trainer_cli.checkpoint.format.codec import encode
+from trainer_cli.checkpoint.format.tree import encode
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader

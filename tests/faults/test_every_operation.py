@@ -15,7 +15,7 @@ import pytest
 from compare import assert_same_run, assert_same_state, checkpoints
 from forks import Done, Forks
 
-from trainer_cli.checkpoint.integrity import catalog_of, why_damaged
+from trainer_cli.checkpoint.catalog import catalog_of, why_damaged
 
 TRAINING = (
     "model.hidden=[4]",

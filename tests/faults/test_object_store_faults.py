@@ -23,8 +23,8 @@ from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
-from trainer_cli.checkpoint.storage.url_path import as_path
-from trainer_cli.config.schema import Newer
+from trainer_cli.core.schema import Newer
+from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import SaveError
 
 pytestmark = pytest.mark.slow

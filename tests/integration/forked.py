@@ -21,13 +21,12 @@ _MODULES = (
     "numpy.random", "rich.console", "rich.table", "safetensors.torch", "tomllib", "torch.utils.data",
     "torch.utils.tensorboard", "tensorboard.plugins.hparams.summary_v2", "tensorboard.plugins.mesh.metadata",
     "tensorboard.plugins.graph.metadata", "tensorboard.backend.event_processing.event_file_loader",
-    "trainer_cli.callbacks.checkpointer", "trainer_cli.checkpoint.export", "trainer_cli.cli.ckpt",
-    "trainer_cli.cli.fit", "trainer_cli.cli.validate", "trainer_cli.config.sweep", "trainer_cli.data.digits",
+    "trainer_cli.callbacks.checkpointer", "trainer_cli.checkpoint.export", "trainer_cli.commands.ckpt",
+    "trainer_cli.commands.ckpt_inspect", "trainer_cli.commands.ckpt_remove", "trainer_cli.commands.fit",
+    "trainer_cli.commands.validate", "trainer_cli.config.sweep", "trainer_cli.data.datasets",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
-    "trainer_cli.models.mlp", "trainer_cli.parallel.ddp", "trainer_cli.run.build",
-    "trainer_cli.run.checkpoint_size", "trainer_cli.run.ckpt_admin", "trainer_cli.run.compose_fit",
-    "trainer_cli.run.export", "trainer_cli.run.fit", "trainer_cli.run.inspect", "trainer_cli.run.plan",
-    "trainer_cli.run.validate", "trainer_cli.trainer.trainer",
+    "trainer_cli.models.mlp", "trainer_cli.parallel.strategy", "trainer_cli.runs.build", "trainer_cli.runs.export",
+    "trainer_cli.runs.fit", "trainer_cli.runs.plan", "trainer_cli.trainer.trainer",
 )  # fmt: skip
 """What the commands import."""
 
@@ -56,7 +55,7 @@ def serve() -> None:
 @cache
 def _composed(overrides: tuple[str, ...]) -> Any:
     """The config of many equal commands, composed once: it would take most of their time."""
-    from trainer_cli.run.compose_fit import compose_fit
+    from trainer_cli.runs.fit import compose_fit
 
     return compose_fit(overrides)
 
@@ -71,12 +70,12 @@ def _become(asked: Mapping[str, Any], composed: Any) -> None:
     disk = None if asked["disk"] is None else _put_in(asked["disk"])
     code = 70
     try:
-        from trainer_cli.cli.main import main
+        from trainer_cli.commands.main import main
 
         if composed is not None:
-            import trainer_cli.run.compose_fit
+            import trainer_cli.runs.fit
 
-            trainer_cli.run.compose_fit.compose_fit = lambda *_, **__: composed
+            trainer_cli.runs.fit.compose_fit = lambda *_, **__: composed
         code = main(asked["argv"])
         if disk is not None:
             with open(f"{asked['out']}/operations", "w", encoding="utf-8") as file:
@@ -116,7 +115,7 @@ def _take_turns() -> None:
     same order."""
     from concurrent.futures import wait
 
-    from trainer_cli.checkpoint.writer_thread import WriterThread
+    from trainer_cli.checkpoint.save import WriterThread
 
     submit = WriterThread.submit
 

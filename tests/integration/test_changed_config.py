@@ -151,7 +151,7 @@ def test_another_name_and_the_weights_of_this_run_are_a_way_out(place: Path, for
 
 COMPARE = """
 import sys
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 code = main(["config", *sys.argv[1:]])
 assert "torch" not in sys.modules
 sys.exit(code)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from command import LIMIT_S, command, environment
 
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 
 CALLBACK = """
 from trainer_cli import Callback

@@ -14,7 +14,7 @@ from command import make_project
 from compare import assert_same_run, assert_same_state, checkpoints
 from forks import Forks
 
-from trainer_cli.checkpoint.manifest import Manifest
+from trainer_cli.core.manifest import Manifest
 
 CODE = '''
 """A user's own data of several kinds, and a small model."""

@@ -27,7 +27,7 @@ from forks import Done, Forks
 from printed import message
 
 from trainer_cli import make_sync_checkpointer
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 
 
 def assert_reported(result: Result | Done, code: int, *parts: str) -> None:

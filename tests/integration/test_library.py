@@ -14,7 +14,7 @@ import torch
 from torch.optim import AdamW
 from trainer_cli import CheckpointerCallback, Precision, Trainer, TrainingLoop, WarmupCosine
 from trainer_cli import optimizer_factory, scheduler_factory
-from trainer_cli.data.digits import Digits
+from trainer_cli.data.datasets import Digits
 from trainer_cli.models.mlp import MLP
 
 digits = Digits(augment=True)

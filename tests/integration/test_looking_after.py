@@ -14,8 +14,8 @@ from compare import assert_same_state, metrics
 from forks import Forks
 from printed import message
 
+from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.history import lives
-from trainer_cli.checkpoint.integrity import catalog_of
 
 RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
 

@@ -17,9 +17,9 @@ import yaml
 from command import ROOT, environment, names, records, train
 from forks import Forks
 
-from trainer_cli.cli import new
-from trainer_cli.cli.main import main
-from trainer_cli.cli.new import make_project, package_name
+from trainer_cli.commands import new
+from trainer_cli.commands.main import main
+from trainer_cli.commands.new import make_project, package_name
 from trainer_cli.errors import UserError
 
 FILES = {

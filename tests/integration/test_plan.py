@@ -12,10 +12,10 @@ import pytest
 from command import make_project
 from forks import Forks
 
-from trainer_cli.checkpoint.timeline import Timeline
-from trainer_cli.run.plan_view import schedule_lines
-from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.stopping import Stop
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.simulation import Timeline
+from trainer_cli.core.stopping import Stop
+from trainer_cli.runs.plan_view import schedule_lines
 
 MEASURE = '''
 """Notes each save, and what the checkpoints take while what it replaces is still there."""

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 
 from reported import BEGAN, HOSTILE, make_run, make_sweep, validate
 
-from trainer_cli.run.html_report import report
+from trainer_cli.commands.report import report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")

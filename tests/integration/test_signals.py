@@ -119,7 +119,7 @@ BEGUN = """
 import sys
 
 def look(event, arguments):
-    if event == "import" and arguments[0] == "trainer_cli.cli.main":
+    if event == "import" and arguments[0] == "trainer_cli.commands.main":
         open("begun", "w").close()
 
 sys.addaudithook(look)
@@ -172,7 +172,7 @@ def test_signals_are_handled_before_anything_else_is_imported(argv: list[str]) -
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
     ours = {name for name in done.stdout.split() if name.startswith("trainer_cli")}
-    assert ours == {"trainer_cli", "trainer_cli.__main__", "trainer_cli.run", "trainer_cli.run.signals"}
+    assert ours == {"trainer_cli", "trainer_cli.__main__", "trainer_cli.runs", "trainer_cli.runs.signals"}
     assert not {"argparse", "typing", "pathlib", "hydra", "omegaconf", "torch"} & set(done.stdout.split())
 
 

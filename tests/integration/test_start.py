@@ -12,7 +12,7 @@ from command import environment, make_project, train
 
 _LOADED_AT_THE_END = """
 import gc, json, os, sys
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 code = main(sys.argv[1:])
 state = {"modules": list(sys.modules), "collects": gc.isenabled(), "spins": os.environ.get("GOMP_SPINCOUNT")}
 print(json.dumps({"code": code, **state}))

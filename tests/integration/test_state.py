@@ -10,7 +10,7 @@ from command import names, records
 from compare import assert_same_run, metrics
 from forks import Forks
 
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 
 ALL = (
     "experiment=digits_mlp",

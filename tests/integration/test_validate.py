@@ -18,8 +18,8 @@ from forks import Done, Forks
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.manifest import FileEntry, Manifest
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.manifest import FileEntry, Manifest
 
 quickly: Callable[..., Done]
 OWN_RECORDS = ("config.yaml", "metrics.jsonl", "train.log", "summary.json", "environment.json", ".lock", "tensorboard")
@@ -252,7 +252,7 @@ def forge(checkpoint: Path, name: str, content: bytes) -> None:
 
 HOSTILE = {
     "a command": ("os.system", "_target_ os.system"),
-    "an alias of one": ("trainer_cli.run.build.partial", "comes from a config on disk"),
+    "an alias of one": ("trainer_cli.runs.build.partial", "comes from a config on disk"),
     "a package that is not there": ("elsewhere.Model", "add trust=[elsewhere]"),
     "a function of torch": ("torch.nn.init.ones_", "comes from a config on disk"),
 }

@@ -11,9 +11,7 @@ import pytest
 
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import SAVES, Now, Record, RunFacts
-from trainer_cli.loggers.bottom_line import BottomLine
-from trainer_cli.loggers.console import ConsoleLogger
-from trainer_cli.loggers.progress_bar import ProgressBar
+from trainer_cli.loggers.console import BottomLine, ConsoleLogger, ProgressBar
 from trainer_cli.trainer import messages
 
 FACTS = RunFacts(name="digits", total_steps=500, start_time=100.0)

@@ -13,9 +13,8 @@ import pytest
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table
 from trainer_cli.loggers.console import ConsoleLogger
-from trainer_cli.loggers.csv import CsvLogger
-from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
+from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
 
 MAKERS: dict[str, Callable[[], Logger]] = {
     "jsonl": JsonlLogger,
@@ -86,7 +85,7 @@ def test_a_logger_makes_its_folder_only_when_started(logger: Logger, tmp_path: P
     logger.start(RunFacts(run_dir=tmp_path / "run"))
 
 
-@pytest.mark.parametrize("module", ["base", "console", "jsonl", "tensorboard"])
+@pytest.mark.parametrize("module", ["base", "console", "text_files", "tensorboard"])
 def test_importing_a_logger_imports_nothing_heavy(module: str) -> None:
     code = (
         f"import sys; import trainer_cli.loggers.{module}\n"

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 
 from trainer_cli.loggers.base import Record, RunFacts
-from trainer_cli.loggers.csv import CsvLogger
+from trainer_cli.loggers.text_files import CsvLogger
 
 
 def _write(folder: Path, *steps: int) -> None:

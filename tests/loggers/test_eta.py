@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer_cli.loggers.base import Now, Pauses
-from trainer_cli.loggers.eta import Pace, clock
+from trainer_cli.loggers.console import Pace, clock
 
 EVALUATIONS = Pauses(count=2, seconds=20.0, last_step=200)
 """Ten seconds, every hundred steps."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_cli.loggers.base import Record, RunFacts
-from trainer_cli.loggers.jsonl import JsonlLogger, encode
+from trainer_cli.loggers.text_files import JsonlLogger, encode
 
 
 def write(folder: Path, steps: list[int]) -> Path:

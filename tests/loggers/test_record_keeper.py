@@ -15,10 +15,9 @@ import pytest
 
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
-from trainer_cli.loggers.csv import CsvLogger
-from trainer_cli.loggers.jsonl import JsonlLogger
 from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
+from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
 
 
 class Service(Logger):

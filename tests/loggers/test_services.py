@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import Logger, Record, RunFacts, Table
+from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, imported, saved_id
 from trainer_cli.loggers.mlflow import LegalNames, MlflowLogger, legal_name
-from trainer_cli.loggers.own_run import imported, saved_id
 from trainer_cli.loggers.trackio import TrackioLogger
 from trainer_cli.loggers.wandb import WandbLogger
 

@@ -16,7 +16,7 @@ from trainer_cli.checkpoint.export import ExportFormat
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.models.lora import lora
-from trainer_cli.run.export import export_one
+from trainer_cli.runs.export import export_one
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 

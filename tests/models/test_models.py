@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainer_cli.data.digits import Digits
+from trainer_cli.data.datasets import Digits
 from trainer_cli.data.loader import Loader
 from trainer_cli.models.cnn import CNN
 from trainer_cli.models.gpt import GPT

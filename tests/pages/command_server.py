@@ -42,11 +42,11 @@ def serve(folder: Path) -> None:
     from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 
     import trainer_cli.callbacks.checkpointer
-    import trainer_cli.cli.fit
-    import trainer_cli.cli.validate
+    import trainer_cli.commands.fit
+    import trainer_cli.commands.validate
     import trainer_cli.loggers.tensorboard
-    import trainer_cli.run.checkpoint_size
-    import trainer_cli.run.fit
+    import trainer_cli.runs.fit
+    import trainer_cli.runs.plan
     import trainer_cli.trainer.trainer  # noqa: F401
 
     torch.set_num_threads(1)
@@ -117,7 +117,7 @@ def _die_with(caller: socket.socket) -> None:
 
 
 def _train(arguments: list[str]) -> int:
-    from trainer_cli.cli.main import main
+    from trainer_cli.commands.main import main
 
     if arguments[0] == "fit":
         arguments += os.environ.get(SHORT, "").split()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import trainer_cli
-from trainer_cli.cli.main import VERBS
+from trainer_cli.commands.main import VERBS
 from trainer_cli.config.fields import fields
 from trainer_cli.trainer.hooks import VOCABULARY
 

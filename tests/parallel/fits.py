@@ -19,12 +19,11 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from trainer_cli import Callback, TrainStep
-from trainer_cli.parallel import same
+from trainer_cli.parallel import agreement as same
 from trainer_cli.parallel.process_group import from_environment
-from trainer_cli.run.compose_fit import compose_fit
-from trainer_cli.run.fit import fit
+from trainer_cli.parallel.torch_compat import whole
+from trainer_cli.runs.fit import compose_fit, fit
 from trainer_cli.testing.faults import FaultyDisk
-from trainer_cli.trainer.torch_compat import whole
 
 
 class Stopping(Callback):

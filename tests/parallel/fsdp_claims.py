@@ -17,10 +17,10 @@ from torch.distributed.fsdp import fully_shard
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.format.dtensor import local_of, targets_of
-from trainer_cli.checkpoint.load_options import WHOLE
 from trainer_cli.checkpoint.model_state import capture_model, fit_model
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.load_options import WHOLE
 from trainer_cli.models.gpt import GPT
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.peers import is_of_peer
 from trainer_cli.parallel.process_group import from_environment
+from trainer_cli.parallel.rendezvous import is_of_peer
 
 
 def _fails(function: Any) -> str:

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from ranks import HERE, on_ranks
-from trainer_cli.checkpoint.averaged import weights_of
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.cli.main import main
+from trainer_cli.checkpoint.model_state import weights_of
+from trainer_cli.commands.main import main
 
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import checkpoints, final_state, metrics

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from trainer_cli.parallel import lost
-from trainer_cli.parallel.lost import Loss, introduce, late, report_failure, what_happened
+from trainer_cli.parallel import rendezvous as lost
+from trainer_cli.parallel.rendezvous import Loss, introduce, late, report_failure, what_happened
 
 dist: Any = torch.distributed
 

@@ -14,8 +14,8 @@ import pytest
 from ranks import HERE, on_ranks
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import rendezvous
-from trainer_cli.parallel.peers import LostRankError, noting, waited
 from trainer_cli.parallel.process_group import ALONE, from_environment
+from trainer_cli.parallel.rendezvous import LostRankError, noting, waited
 
 ZERO = "ZeroDivisionError: division by zero"
 

@@ -20,7 +20,7 @@ import torch
 from ranks import HERE, on_ranks
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.group_verify import share_of
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import from_environment
 

@@ -10,13 +10,13 @@ from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from trainer_cli.config.schema import Dtype, ParallelConfig, ParallelStrategy
+from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy
 from trainer_cli.errors import ConfigError
 from trainer_cli.models.gpt import GPT
 from trainer_cli.models.mlp import MLP
+from trainer_cli.parallel.fsdp import styles_of
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.parallel.tensor import styles_of
-from trainer_cli.run.build import strategy_of
+from trainer_cli.runs.build import strategy_of
 
 
 class Planned(nn.Module):

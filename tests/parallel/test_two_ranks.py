@@ -321,7 +321,7 @@ def test_only_rank_0_prints_and_metrics_logged_by_another_rank_alone_are_not_wai
 def test_one_process_evaluates_the_checkpoint_as_the_ranks_did(
     runs: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int
 ) -> None:
-    from trainer_cli.cli.main import main
+    from trainer_cli.commands.main import main
 
     monkeypatch.chdir(runs)
     checked = f"validate.folder=checked/{name}"

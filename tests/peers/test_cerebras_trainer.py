@@ -330,7 +330,7 @@ def check_all_pairs(folder: Path) -> None:
 INIT = "trainer.py: __init__"
 CLAIMS: list[Claim] = [
     *claims(
-        "callbacks/early_exit.py",
+        "callbacks/early_stopping.py",
         check_early_exit,
         {"a function is registered, and its handle takes it back; what cannot be called is refused": ()},
     ),

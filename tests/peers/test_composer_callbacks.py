@@ -24,8 +24,7 @@ from composer_training import (
 from peer_claims import Claim, claims, each, try_claim
 
 import trainer_cli as tc
-from trainer_cli.sparsity.gmp import GMP
-from trainer_cli.sparsity.static import Static
+from trainer_cli.callbacks.sparse_training import GMP, Static
 
 VALIDATING: dict[str, Callable[[], tc.Callback]] = {
     "ActivationStatistics": tc.ActivationStatistics,

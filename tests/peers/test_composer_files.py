@@ -20,7 +20,7 @@ from trainer_cli import (
     load_checkpoint,
     save_checkpoint,
 )
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 
 
 def check_variables(folder: Path) -> None:

@@ -22,7 +22,7 @@ from composer_training import (
 from peer_claims import Claim, claims, each, try_claim
 
 import trainer_cli as tc
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 
 
 def check_other_stores_are_refused(folder: Path, url: str) -> None:

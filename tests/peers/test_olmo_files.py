@@ -26,7 +26,7 @@ from trainer_cli import (
     make_sync_checkpointer,
     save_checkpoint,
 )
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 
 
 def model_of(seed: int) -> Net:

@@ -14,7 +14,7 @@ from peer_claims import Claim, claims, each, try_claim
 from thread_ranks import ThreadGroup, on_ranks
 
 from trainer_cli import AsyncCheckpointer, SaveError, make_async_checkpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.snapshot_buffer import CopyStager, LiveStager
+from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager
 
 
 def check_no_such_part(folder: Path, argument: str) -> None:

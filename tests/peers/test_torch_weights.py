@@ -16,7 +16,7 @@ from states import same
 from torch import nn
 
 from trainer_cli import LoadOptions, Trainer, TrainingLoop, load_checkpoint
-from trainer_cli.cli.main import main
+from trainer_cli.commands.main import main
 
 
 def assert_same(loaded: Any, expected: Any) -> None:

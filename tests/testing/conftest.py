@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.config.compose import compose
-from trainer_cli.testing.processes import Forked, Run
+from trainer_cli.testing.attempts import Forked, Run
 from trainer_cli.testing.report import Report
 from trainer_cli.testing.resume import check_resume
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.config.compose import compose
-from trainer_cli.testing.attempts import freeze
-from trainer_cli.testing.processes import Forked, Fresh, Run
+from trainer_cli.testing.attempts import Forked, Fresh, Run, freeze
 from trainer_cli.testing.trace import Plan
 
 ENDLESS = """

@@ -12,7 +12,7 @@ from exact_project import Check
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.testing import resume
-from trainer_cli.testing.processes import Run
+from trainer_cli.testing.attempts import Run
 from trainer_cli.testing.resume import assert_resume_is_exact, check_resume
 
 DIFFERENT = """

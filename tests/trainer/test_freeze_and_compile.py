@@ -14,12 +14,12 @@ from tiny import Noisy, everything, loader, same, trainer
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.checkpoint.load_options import LoadOptions
-from trainer_cli.config.globs import matches, why_no_pattern
-from trainer_cli.config.schema import CompileConfig, TrainConfig
 from trainer_cli.config.targets import Trust
+from trainer_cli.core.load_options import LoadOptions
+from trainer_cli.core.patterns import matches, why_no_pattern
+from trainer_cli.core.schema import CompileConfig, TrainConfig
 from trainer_cli.errors import ConfigError
-from trainer_cli.run.build import Builder
+from trainer_cli.runs.build import Builder
 from trainer_cli.trainer.optimizers import optimizer_factory, parameter_groups
 
 BODY = ["body.0.*", "re:body[.]1[.].*"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
-from trainer_cli.trainer.fused import can_be_fused
+from trainer_cli.trainer.optimizers import can_be_fused
 
 
 class Own(AdamW):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.norms import Norms
+from trainer_cli.callbacks.tensors import Norms
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.find import find_learning_rate
 from trainer_cli.trainer.hooks import Callback

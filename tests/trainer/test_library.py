@@ -12,10 +12,10 @@ from tiny import Line, ListLogger, StopAt, everything, loader, same, trainer
 
 import trainer_cli
 from trainer_cli import CheckpointerCallback, EarlyStopping, Logging, Trainer, ValidationLoop, add_global_callback
+from trainer_cli.core.progress import Progress
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metric_logger import MetricLogger
-from trainer_cli.trainer.progress import Progress
 
 
 def test_every_public_name_is_there() -> None:

@@ -13,7 +13,7 @@ from tiny import ListLogger, StopAt, loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import SaveError
-from trainer_cli.loggers.jsonl import JsonlLogger
+from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.trainer.hooks import VOCABULARY, Callback
 
 _BEFORE_THE_TRAINER_LOGS = ("pre_setup",)

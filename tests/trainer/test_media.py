@@ -15,7 +15,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.media import histogram_medium, image_medium
+from trainer_cli.trainer.metric_logger import histogram_medium, image_medium
 from trainer_cli.trainer.train_step import TrainStep
 
 RAMP = [[0.0, 0.5, 1.0]]

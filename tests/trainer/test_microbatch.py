@@ -11,7 +11,7 @@ from tiny import Line, StopAt, everything, loader, same, trainer
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.config.schema import LoopConfig
+from trainer_cli.core.schema import LoopConfig
 from trainer_cli.errors import ConfigError, TrainError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.microbatch import parts_of

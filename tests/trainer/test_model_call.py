@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer_cli import Trainer, TrainingLoop
-from trainer_cli.config.schema import ModelCall
+from trainer_cli.core.schema import ModelCall
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.model_call import arguments, described, explained

@@ -11,7 +11,7 @@ import torch
 from tiny import Line, loader
 
 from trainer_cli import Callback, CheckpointerCallback, Trainer, TrainingLoop, UserError, ValidationLoop
-from trainer_cli.sparsity.static import Static
+from trainer_cli.callbacks.sparse_training import Static
 
 PAGE = (Path(__file__).parents[2] / "docs/moving.md").read_text("utf-8").split("## ModelZoo of Cerebras")[1]
 

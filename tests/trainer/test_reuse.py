@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
-from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.jsonl import JsonlLogger
+from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.validation_loop import EvaluationInterruptedError

@@ -13,8 +13,8 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.metrics import sample_count
 from trainer_cli.trainer.microbatch import parts_of
-from trainer_cli.trainer.samples import sample_count
 
 COUNT = 10
 

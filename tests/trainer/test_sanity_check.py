@@ -12,9 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.early_stopping import EarlyStopping
-from trainer_cli.callbacks.threshold_stopper import ThresholdStopper
-from trainer_cli.trainer.forward_state import ForwardState
+from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
+from trainer_cli.trainer.model_call import ForwardState
 from trainer_cli.trainer.scheduler_intervals import Scheduled
 from trainer_cli.trainer.train_step import TrainStep
 

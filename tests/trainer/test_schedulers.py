@@ -13,8 +13,8 @@ from torch.optim import lr_scheduler as lr
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
-from trainer_cli.checkpoint.format.codec import UnsavableState
-from trainer_cli.config.schema import SchedulerInterval
+from trainer_cli.checkpoint.format.tree import UnsavableState
+from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.scheduler_intervals import Scheduled, natural_interval

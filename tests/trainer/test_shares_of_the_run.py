@@ -12,12 +12,11 @@ from torch.optim import lr_scheduler as lr
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
-from trainer_cli.callbacks.ema import EMA
+from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
-from trainer_cli.callbacks.swa import SWA
-from trainer_cli.cli.main import main
+from trainer_cli.callbacks.sparse_training import GMP
+from trainer_cli.commands.main import main
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.sparsity.gmp import GMP
 from trainer_cli.trainer.schedulers import scheduler_factory
 from trainer_cli.trainer.training_loop import TrainingLoop
 

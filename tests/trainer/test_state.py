@@ -18,7 +18,7 @@ from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision

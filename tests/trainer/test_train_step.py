@@ -16,11 +16,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.batch import tensors_of, to_device
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs
+from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count, tensors_of, to_device
 from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.samples import sample_count
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.load_options import LoadOptions
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.schedulers import scheduler_factory

@@ -18,7 +18,7 @@ from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import NotFiniteError, UserError
-from trainer_cli.loggers.jsonl import JsonlLogger
+from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer

@@ -12,15 +12,13 @@ from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.early_stopping import EarlyStopping
-from trainer_cli.callbacks.threshold_stopper import ThresholdStopper
-from trainer_cli.checkpoint.policy import BestRule, SaveRules
-from trainer_cli.checkpoint.timeline import Simulation, simulate
+from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
+from trainer_cli.core.intervals import Duration, Interval, StepCounts
+from trainer_cli.core.policy import BestRule, SaveRules
+from trainer_cli.core.simulation import Simulation, simulate
+from trainer_cli.core.stopping import Limits
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.trainer.duration import Duration
-from trainer_cli.trainer.intervals import Interval, StepCounts
 from trainer_cli.trainer.scheduler_intervals import Scheduled
-from trainer_cli.trainer.stopping import Limits
 
 
 class Scripted(nn.Module):

@@ -29,9 +29,9 @@ from trainer_cli import (
     Trainer,
     TrainingLoop,
 )
-from trainer_cli.config import schema
+from trainer_cli.config.check import validate
 from trainer_cli.config.provenance import Provenance
-from trainer_cli.config.validation import validate
+from trainer_cli.core import schema
 
 WRONG: tuple[Any, ...] = ("no", "3", 1.5, True, -1, 0, float("nan"), [1.5], ["3"], {"zzz": 1})
 CONSTRUCTORS: dict[str, tuple[type, Callable[..., Any]]] = {

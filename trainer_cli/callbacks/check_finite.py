@@ -1,4 +1,7 @@
-"""CheckFinite: what happens when a loss or the weights become NaN or infinite."""
+"""CheckFinite: what happens when a loss or the weights become NaN or infinite.
+
+torch's anomaly detection for a fit: which operation of the forward made a gradient NaN.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from torch import Tensor, nn
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.model_state import is_finite
 from trainer_cli.errors import ConfigError
+from trainer_cli.parallel.torch_compat import foreach_copy_
 from trainer_cli.trainer.finite import not_finite
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import LossScaler
-from trainer_cli.trainer.torch_compat import foreach_copy_
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -172,3 +175,12 @@ class CheckFinite(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if not self._going_back:
             self.times = int(state["times"])
+
+
+class AnomalyDetection(Callback):
+    """Ends a fit with the traceback of the operation whose backward gives NaN, by `torch.autograd.set_detect_anomaly`.
+    Steps take several times as long.
+    """
+
+    def on_enter_fit(self, trainer: Any, stack: ExitStack, *args: Any) -> None:
+        stack.enter_context(torch.autograd.set_detect_anomaly(True))

@@ -13,27 +13,26 @@ from uuid import uuid4
 
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
+from trainer_cli.checkpoint.catalog import Check, catalog_of
 from trainer_cli.checkpoint.copies import Place, newest_of_all, reachable
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import verify_by_all, verify_share
 from trainer_cli.checkpoint.history import CheckpointHistory
-from trainer_cli.checkpoint.integrity import Check, catalog_of
-from trainer_cli.checkpoint.naming import LATEST_LINK
-from trainer_cli.checkpoint.policy import (
+from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, disk_error
+from trainer_cli.checkpoint.storage.folder import point_link
+from trainer_cli.core.naming import LATEST_LINK
+from trainer_cli.core.policy import (
     Decision,
     Kind,
     Moment,
     Occasion,
     SaveRules,
     next_save_step,
+    retention_rules,
+    save_rules,
     why_save,
 )
-from trainer_cli.checkpoint.rules import retention_rules, save_rules
-from trainer_cli.checkpoint.save import CheckpointMetadata, disk_error
-from trainer_cli.checkpoint.storage.replacing import point_link
-from trainer_cli.checkpoint.storage.url_path import as_path, is_url
-from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.config.schema import (
+from trainer_cli.core.schema import (
     CheckpointConfig,
     CheckpointFormat,
     Compression,
@@ -45,9 +44,10 @@ from trainer_cli.config.schema import (
     Removal,
     build_section,
 )
+from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.loggers.base import SAVES
-from trainer_cli.parallel.peers import is_of_peer
+from trainer_cli.parallel.rendezvous import is_of_peer
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.copies import Place
-from trainer_cli.checkpoint.manifest import Manifest
-from trainer_cli.checkpoint.naming import MANIFEST_FILE
-from trainer_cli.checkpoint.save import CheckpointMetadata, nothing
-from trainer_cli.checkpoint.storage.copying import read_blocks, write_copy
-from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
-from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.config.schema import Newer
+from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, nothing
+from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
+from trainer_cli.checkpoint.storage.download import read_blocks, write_copy
+from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.naming import MANIFEST_FILE
+from trainer_cli.core.schema import Newer
 from trainer_cli.errors import SaveError, TrainError, disk_cure
 from trainer_cli.loggers.base import SAVES
 

@@ -1,21 +1,73 @@
-"""EarlyStopping: finish the run if a metric has not improved for some time."""
+"""EarlyStopping: finish the run if a metric has not improved for some time.
+
+EarlyExit: finish the run when a function says so.
+
+ThresholdStopper: finish the run when a metric reaches a value.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.config.schema import OF_TRAINING, needed_duration
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from trainer_cli.core.intervals import Unit
+from trainer_cli.core.schema import OF_TRAINING, needed_duration
 from trainer_cli.errors import ConfigError
-from trainer_cli.trainer.duration import Unit
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.progress import Progress
+    from trainer_cli.core.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
+
+Condition = Callable[["Trainer"], object]
+
+
+class EarlyExit(Callback):
+    """Calls functions after each optimizer step, with the trainer; the first that returns something true finishes the
+    run. A string is the reason that is logged and saved. The run stays finished when started again, unless
+    `max_duration` is larger.
+
+    Args:
+        conditions: the first functions; in a config, nodes with `_partial_: true`. `register` adds others.
+    """
+
+    def __init__(self, conditions: Iterable[Condition] = ()) -> None:
+        self._conditions: OrderedDict[int, Condition] = OrderedDict()
+        for condition in conditions:
+            self.register(condition)
+
+    def register(self, condition: Condition) -> RemovableHandle:
+        """Add a function; the handle's `remove` takes it away.
+
+        Raises:
+            ConfigError: it cannot be called.
+        """
+        if not callable(condition):
+            raise ConfigError(
+                f"{condition!r} is no function of the trainer",
+                location="conditions",
+                hint="In a config, write {_target_: …, _partial_: true}.",
+            )
+        handle = RemovableHandle(self._conditions)
+        self._conditions[handle.id] = condition
+        return handle
+
+    def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not trainer.is_step_complete:
+            return
+        for condition in list(self._conditions.values()):
+            if answer := condition(trainer):
+                name = getattr(condition, "__name__", type(condition).__name__)
+                trainer.stop(answer if isinstance(answer, str) else f"{name} asked for it", by=self)
+                return
+
 
 _COUNTS = {
     Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "samples", Unit.TOKEN: "tokens", Unit.SECOND: "seconds",
@@ -129,3 +181,37 @@ class EarlyStopping(Callback):
         count = now.state_dict()[_COUNTS[unit]]
         # A patience in another unit than that of the checkpoint begins to count at its first evaluation.
         return Fraction(count - since.setdefault(_COUNTS[unit], count))
+
+
+class ThresholdStopper(Callback):
+    """Finishes the run once a metric is at its threshold or beyond it. NaN never is. A run that it finished stays
+    finished when started again, unless its settings changed.
+
+    Args:
+        metric: `LOADER/NAME` of an evaluation, or `train/NAME`, which is looked at on log steps.
+        mode: `min`: the metric is to fall to the threshold; `max`: to rise to it.
+    """
+
+    def __init__(self, metric: str, threshold: float, mode: str = "min") -> None:
+        if mode not in ("min", "max"):
+            raise ConfigError(f"mode is {mode!r}, but it is min or max", location="mode")
+        if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
+            raise ConfigError(f"threshold is {threshold!r}, but it is a finite number", location="threshold")
+        self.metric, self.threshold, self.mode = metric, float(threshold), mode
+
+    def wanted_metrics(self) -> Mapping[str, str]:
+        return {"metric": self.metric}
+
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self._look(trainer, metrics)
+
+    def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self._look(trainer, metrics)
+
+    def end_rule(self) -> Sequence[str | float]:
+        return [self.metric, self.mode, self.threshold]
+
+    def _look(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        value = metrics.get(self.metric, math.nan)
+        if value <= self.threshold if self.mode == "min" else value >= self.threshold:
+            trainer.stop(f"{self.metric} is {value:.6g}, and {self.threshold:g} was wanted", by=self)

@@ -1,16 +1,27 @@
-"""LearningRateMonitor: log the learning rate, and other settings, of every parameter group."""
+"""LearningRateMonitor: log the learning rate, and other settings, of every parameter group.
+
+ParameterTable: log how many parameters each part of the model has.
+
+What the first batch of a fit holds, and what the model makes of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import dataclasses
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+
+from trainer_cli.checkpoint.model_state import clean_name, unwrapped
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.optimizers import ONLY
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
 
 
 class LearningRateMonitor(Callback):
@@ -46,3 +57,94 @@ class LearningRateMonitor(Callback):
                     if value is not None:
                         found[f"train/{key}/{prefix}group{number}"] = float(value)
         trainer.log_metrics(found)
+
+
+log = logging.getLogger(__name__)
+
+
+class ParameterTable(Callback):
+    """Logs a table once a fit begins: the parameters of each module, how many of them are trained, and their bytes.
+    A parameter that several modules share is counted once.
+
+    Args:
+        depth: how many parts of a module's name are shown; 0: the sum alone.
+    """
+
+    def __init__(self, depth: int = 1) -> None:
+        if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
+            raise ConfigError(f"depth is {depth!r}, but it is a number of at least 0", location="depth")
+        self.depth = depth
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        for line in parameter_table(trainer.model, self.depth):
+            log.info("%s", line)
+
+
+def parameter_table(model: nn.Module, depth: int) -> list[str]:
+    """The lines of the table; the sum is the last."""
+    rows: dict[str, list[int]] = {}
+    for name, one in unwrapped(model).named_parameters():
+        part = ".".join(clean_name(name).split(".")[:-1][:depth])
+        for key in ([part] if depth else []) + [""] * (part != "" or not depth):
+            row = rows.setdefault(key, [0, 0, 0])
+            row[0] += one.numel()
+            row[1] += one.numel() if one.requires_grad else 0
+            row[2] += one.numel() * one.element_size()
+    named = {key or "(model)": rows[key] for key in sorted(rows, key=lambda key: key == "")}
+    width = max([len("module"), *map(len, named)])
+    lines = [f"{'module':<{width}} {'parameters':>14} {'trained':>14} {'MiB':>10}"]
+    return lines + [f"{key:<{width}} {a:>14,} {b:>14,} {c / 2**20:>10,.1f}" for key, (a, b, c) in named.items()]
+
+
+COLUMNS = ("tensor", "shape", "type", "min", "max", "mean", "not finite")
+
+
+class BatchSummary(Callback):
+    """Prints shape, type and range of every tensor in the first batch of a fit and in the model's outputs for it, and
+    logs them as the table `debug/first_batch`.
+    """
+
+    def __init__(self) -> None:
+        self._done = False
+
+    def on_fit_start(self, *args: Any) -> None:
+        self._done = False
+
+    def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        if self._done or not model.training:
+            return
+        self._done = True
+        rows = [_row(*one) for place, value in (("batch", batch), ("outputs", outputs)) for one in named(place, value)]
+        for row in rows:
+            log.info("%s: %s %s from %s to %s, mean %s, %s not finite", *row)
+        trainer.log_table("debug/first_batch", COLUMNS, rows)
+
+
+def named(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in mappings, lists, tuples and dataclasses, with its path."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from named(f"{path}.{key}", one)
+    elif isinstance(value, list | tuple):
+        for index, one in enumerate(value):
+            yield from named(f"{path}.{index}", one)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from named(f"{path}.{field.name}", getattr(value, field.name))
+
+
+def _row(path: str, value: Tensor) -> tuple[str | float, ...]:
+    value = value.detach()
+    kind, shape = str(value.dtype).removeprefix("torch."), str(tuple(value.shape))
+    if value.numel() == 0 or value.is_complex():
+        return path, shape, kind, "", "", "", ""
+    numbers = value.double().cpu()
+    finite = numbers[numbers.isfinite()]
+    if finite.numel() == 0:
+        return path, shape, kind, "", "", "", numbers.numel()
+    low, high, mean = (round(float(one), 6) for one in (finite.min(), finite.max(), finite.mean()))
+    return path, shape, kind, low, high, mean, numbers.numel() - finite.numel()

@@ -1,20 +1,49 @@
-"""Metrics of torchmetrics, over the whole of each validation loader."""
+"""Metrics of torchmetrics, over the whole of each validation loader.
+
+Find predictions and targets in what a model returned, or in its batch.
+
+A picture of which classes a classifier takes for which others, after each evaluation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from trainer_cli.callbacks.outputs import value_of
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import check_gathers, gather_among, is_metric, scalars
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.validation_loop import ValidationLoop
+
+
+def value_of(key: str | int, outputs: Any, batch: Any) -> Tensor:
+    """The tensor `key` of a model's outputs, else of the batch; a number is a place in a batch that is a sequence.
+
+    Raises:
+        UserError: there is none.
+    """
+    if isinstance(outputs, tuple) and len(outputs) == 2:
+        outputs = outputs[1]
+    for place in (outputs, batch):
+        if isinstance(place, Mapping) and isinstance(place.get(key), Tensor):
+            found: Tensor = place[key]
+            return found
+    if isinstance(key, int) and isinstance(batch, list | tuple) and -len(batch) <= key < len(batch):
+        value: Tensor = batch[key]
+        return value
+    known = [str(name) for place in (outputs, batch) if isinstance(place, Mapping) for name in place]
+    raise UserError(
+        f"neither the model's outputs nor the batch has a tensor '{key}'",
+        cure=f"There are {', '.join(known)}." if known else "Return a mapping with it from the model's forward.",
+    )
 
 
 class Metrics(Callback):
@@ -62,3 +91,55 @@ class Metrics(Callback):
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
         for name, one in self.metrics.items():
             trainer.log_metrics(scalars(name, one.compute()))
+
+
+class ConfusionMatrix(Callback):
+    """Logs the image `LOADER/confusion`, with a row for each class and a column for what it is taken for; each row is
+    white where all of the class are, and black where none. Counts are in `counts`, of the samples of all processes.
+
+    Args:
+        predictions: scores (N, classes) or classes (N), by their name in the model's outputs or the batch.
+        targets: classes (N), by their name there or their place in a batch that is a sequence.
+        cell: pixels of a cell's side.
+    """
+
+    def __init__(self, predictions: str | int = "logits", targets: str | int = "labels", cell: int = 16) -> None:
+        self.predictions, self.targets, self.cell = predictions, targets, cell
+        self.counts = torch.zeros(0, 0, dtype=torch.int64)
+
+    def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
+        self._loop = loop
+        self.counts = torch.zeros(0, 0, dtype=torch.int64)
+
+    def on_validate_batch_end(
+        self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not self._loop.counts:
+            return
+        predicted, targets = value_of(self.predictions, outputs, batch), value_of(self.targets, outputs, batch)
+        classes = predicted.shape[1] if predicted.ndim > 1 else 0
+        predicted = (predicted.argmax(1) if predicted.ndim > 1 else predicted).flatten().cpu()
+        self._add(targets.flatten().cpu().long(), predicted.long(), classes)
+
+    def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
+        group = trainer.strategy.group
+        self._grow(max(group.gather(len(self.counts))))
+        # All of a tensor group have counted the same samples.
+        self.counts = group.sum(self.counts) // group.tensor_size
+        if self.counts.numel():
+            trainer.log_image("confusion", self.picture())
+
+    def picture(self) -> NDArray[np.float64]:
+        """The shares of each row, as grey values of shape (height, width)."""
+        shares = (self.counts / self.counts.sum(1, keepdim=True).clamp(min=1)).numpy()
+        return np.kron(shares, np.ones((self.cell, self.cell)))
+
+    def _add(self, targets: Tensor, predicted: Tensor, classes: int) -> None:
+        size = max(classes, len(self.counts), int(torch.cat([targets, predicted]).max()) + 1)
+        self._grow(size)
+        self.counts += torch.bincount(targets * size + predicted, minlength=size * size).view(size, size)
+
+    def _grow(self, size: int) -> None:
+        grown = torch.zeros(size, size, dtype=torch.int64)
+        grown[: len(self.counts), : len(self.counts)] = self.counts
+        self.counts = grown

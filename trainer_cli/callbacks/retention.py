@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.catalog import Catalog, Entry, is_intact
 from trainer_cli.checkpoint.history import CheckpointHistory
-from trainer_cli.checkpoint.integrity import is_intact
-from trainer_cli.checkpoint.policy import RetentionRules, Saved, why_keep, why_remove
-from trainer_cli.checkpoint.storage.interfaces import Storage
-from trainer_cli.config.schema import Newer, Removal
+from trainer_cli.checkpoint.storage.base import Storage
+from trainer_cli.core.policy import RetentionRules, Saved, why_keep, why_remove
+from trainer_cli.core.schema import Newer, Removal
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import SAVES
 

@@ -1,14 +1,27 @@
-"""SkipSamples: pass over samples of the training data."""
+"""SkipSamples: pass over samples of the training data.
+
+SelectiveGrad: train chosen elements of parameters, by a constant mask on their gradients.
+
+ScopedFlags: set flags of torch while a fit, its training or an evaluation lasts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
+from trainer_cli.callbacks.sparsity import Sparsity
+from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
@@ -46,3 +59,107 @@ class SkipSamples(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._skipped = int(state["skipped"])
+
+
+class SelectiveGrad(Sparsity):
+    """Sets the gradient of all but a share of a parameter's elements to zero, from the first step to the last. The
+    mask is in every checkpoint. Parameters whose names do not match are trained as usual. Elements without a gradient
+    still shrink by the optimizer's weight decay, if it has any.
+
+    Args:
+        share: of the elements that have a gradient; or a mapping of globs of names to shares, the first that matches.
+        parameters, exclude: globs of parameter names, or `re:` and a regular expression.
+        init: `random` elements; `magnitude`: the largest at the start; `zeros`: those that are not zero at the start
+            (`share` is not used then).
+    """
+
+    least_dimensions = 0
+
+    def __init__(
+        self,
+        share: float | Mapping[str, float] = 0.5,
+        parameters: Sequence[str] = ("*",),
+        exclude: Sequence[str] = (),
+        init: str = "random",
+    ) -> None:
+        for one in share.values() if isinstance(share, Mapping) else (share,):
+            if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
+                raise ConfigError(f"share is {one!r}, but it is above 0 and at most 1", location="share")
+        zeros = {glob: 1 - one for glob, one in share.items()} if isinstance(share, Mapping) else 1 - share
+        super().__init__(zeros, parameters, exclude, init)
+
+    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        """Weights are not masked."""
+
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        """Nothing changes, so nothing is logged."""
+
+    def _apply(self, optimizer: Optimizer) -> None:
+        """Neither are they at the start."""
+
+
+Flags = Mapping[str, bool | int | float | str | None]
+
+
+class ScopedFlags(Callback):
+    """Sets attributes of torch's modules, and restores them afterwards, whatever happens meanwhile.
+
+    Args:
+        fit, train, validate: path of an attribute -> its value while the whole fit, the training between two
+            evaluations, or an evaluation lasts; such as `torch.backends.cuda.matmul.allow_tf32: true`. The attribute
+            must be there, and of the same type.
+    """
+
+    def __init__(self, fit: Flags | None = None, train: Flags | None = None, validate: Flags | None = None) -> None:
+        self.fit, self.train, self.validate = dict(fit or {}), dict(train or {}), dict(validate or {})
+        for where, flags in (("fit", self.fit), ("train", self.train), ("validate", self.validate)):
+            for path, value in flags.items():
+                _check(where, path, value)
+
+    def on_enter_fit(
+        self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        stack.enter_context(flags_set(self.fit))
+
+    def on_enter_train(
+        self, trainer: Trainer, stack: ExitStack, train_loader: Any, loop: TrainingLoop, loop_idx: int
+    ) -> None:
+        stack.enter_context(flags_set(self.train))
+
+    def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        stack.enter_context(flags_set(self.validate))
+
+
+@contextmanager
+def flags_set(flags: Flags) -> Iterator[None]:
+    """Attributes by their paths, set inside the block."""
+    with ExitStack() as stack:
+        for path, value in flags.items():
+            owner, name = _owner(path)
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+        yield
+
+
+def _check(where: str, path: str, value: object) -> None:
+    # A config may be recovered from a checkpoint: it must not set attributes of any module.
+    if path.split(".")[0] != "torch":
+        raise ConfigError(f"'{path}' is no attribute of torch", location=where)
+    owner, name = _owner(path)
+    if owner is None or not hasattr(owner, name):
+        known = [] if owner is None else [one for one in dir(owner) if not one.startswith("_")]
+        raise ConfigError(f"there is no '{path}'", location=where, hint=did_you_mean(name, known).strip() or None)
+    present = getattr(owner, name)
+    if callable(present):
+        raise ConfigError(f"'{path}' is a function or a class, and no flag", location=where)
+    if present is not None and value is not None and type(value) is not type(present):
+        raise ConfigError(f"'{path}' is {present!r}, so it cannot be {value!r}", location=where)
+
+
+def _owner(path: str) -> tuple[Any, str]:
+    """The object that has the last part of a path, or None, and that part."""
+    *parents, name = path.split(".")
+    owner: Any = import_module(parents[0]) if parents else None
+    for part in parents[1:]:
+        owner = getattr(owner, part, None)
+    return owner, name

@@ -15,21 +15,19 @@ from uuid import uuid4
 from trainer_cli.callbacks.copier import Copier
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.averaged import evaluated_average
 from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
 from trainer_cli.checkpoint.copies import check_copies
-from trainer_cli.checkpoint.format.codec import UnsavableState
-from trainer_cli.checkpoint.format.registry import format_of
-from trainer_cli.checkpoint.left_out import KEY, check_leave_out, described, left_out, without
-from trainer_cli.checkpoint.model_state import model_files
-from trainer_cli.checkpoint.naming import COPIES_CACHE, Naming
-from trainer_cli.checkpoint.policy import Decision, Kind
-from trainer_cli.checkpoint.save import CheckpointMetadata, errors_of_save, nothing
-from trainer_cli.checkpoint.storage.interfaces import Storage
-from trainer_cli.checkpoint.storage.registry import open_storage
-from trainer_cli.checkpoint.storage.url_path import as_path
-from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.config.schema import CheckpointConfig, OnSaveError
+from trainer_cli.checkpoint.format.open import format_of
+from trainer_cli.checkpoint.format.tree import UnsavableState
+from trainer_cli.checkpoint.model_state import evaluated_average, model_files
+from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, errors_of_save, nothing
+from trainer_cli.checkpoint.storage.base import Storage
+from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.left_out import KEY, check_leave_out, described, left_out, without
+from trainer_cli.core.naming import COPIES_CACHE, Naming
+from trainer_cli.core.policy import Decision, Kind
+from trainer_cli.core.schema import CheckpointConfig, OnSaveError
+from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup

@@ -20,14 +20,21 @@ from typing import Any
 import torch
 
 from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave, Reader, State, arguments_of_parts
-from trainer_cli.checkpoint.format.interfaces import Format
+from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.group_save import GroupSave
-from trainer_cli.checkpoint.save import CheckpointMetadata, CommitHook, Writer, metadata_of, nothing
-from trainer_cli.checkpoint.snapshot_buffer import CopyStager, Snapshot, Stager
-from trainer_cli.checkpoint.storage.interfaces import Storage
-from trainer_cli.checkpoint.storage.url_path import as_path
-from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
-from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.checkpoint.save import (
+    CheckpointMetadata,
+    CommitHook,
+    Writer,
+    WriterThread,
+    metadata_of,
+    nothing,
+    run_now,
+)
+from trainer_cli.checkpoint.snapshot import CopyStager, Snapshot, Stager
+from trainer_cli.checkpoint.storage.base import Storage
+from trainer_cli.core.schema import DigestAlgorithm
+from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import SaveError
 from trainer_cli.parallel.process_group import ProcessGroup
 

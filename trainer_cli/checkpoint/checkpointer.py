@@ -27,16 +27,13 @@ from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.torch_checkpointer import file_of_rank, read_rank
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
-from trainer_cli.checkpoint.format.codec import encode
+from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of, targets_in
-from trainer_cli.checkpoint.format.interfaces import Format
-from trainer_cli.checkpoint.format.registry import format_of_rank, new_format
-from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat, digest_parts, keys_of_each
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.open import format_of_rank, new_format
+from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat, TensorsFormat, digest_parts, keys_of_each
+from trainer_cli.checkpoint.format.tree import encode
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_save import GroupSave
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
-from trainer_cli.checkpoint.naming import is_plain
 from trainer_cli.checkpoint.readable import undecodable
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
 from trainer_cli.checkpoint.save import (
@@ -48,11 +45,13 @@ from trainer_cli.checkpoint.save import (
     metadata_of,
     nothing,
 )
-from trainer_cli.checkpoint.snapshot_buffer import LiveStager, Snapshot, Stager
-from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, Storage
-from trainer_cli.checkpoint.storage.registry import open_storage
-from trainer_cli.checkpoint.storage.url_path import as_path
-from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.checkpoint.snapshot import LiveStager, Snapshot, Stager
+from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
+from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.core.naming import is_plain
+from trainer_cli.core.schema import DigestAlgorithm
+from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, MissingStateError, NoCheckpointError, TrainError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks
 

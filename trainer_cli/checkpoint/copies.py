@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_cli.checkpoint.catalog import Catalog, Entry
+from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, newest_intact
 from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.integrity import Check, newest_intact
 from trainer_cli.errors import CheckpointError, ConfigError
 
 log = logging.getLogger(__name__)

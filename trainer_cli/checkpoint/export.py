@@ -11,9 +11,9 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from trainer_cli.checkpoint.load_options import LoadOptions
 from trainer_cli.checkpoint.model_state import table
-from trainer_cli.checkpoint.storage.replacing import replacing
+from trainer_cli.checkpoint.storage.folder import replacing
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.models.lora import SCALING
 

@@ -15,18 +15,18 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.checkpoint.format.codec import decode
 from trainer_cli.checkpoint.format.sharded import why_uncovered
-from trainer_cli.checkpoint.manifest import FileEntry
+from trainer_cli.checkpoint.format.tree import decode
 from trainer_cli.checkpoint.save import CheckpointWriter, RankFiles, as_failure, commit, disk_error, is_saved, write
-from trainer_cli.checkpoint.shards import Shard
+from trainer_cli.core.manifest import FileEntry
+from trainer_cli.core.shards import Shard
 from trainer_cli.errors import NotDurableError, SaveError, UserError
-from trainer_cli.parallel.peers import PeerError
+from trainer_cli.parallel.rendezvous import PeerError
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.save import CheckpointMetadata
-    from trainer_cli.checkpoint.snapshot_buffer import Snapshot
-    from trainer_cli.checkpoint.storage.interfaces import StagedFolder, Storage
+    from trainer_cli.checkpoint.snapshot import Snapshot
+    from trainer_cli.checkpoint.storage.base import StagedFolder, Storage
     from trainer_cli.parallel.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)

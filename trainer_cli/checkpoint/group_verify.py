@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.shards import spread
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder
+from trainer_cli.core.shards import spread
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.manifest import Manifest
-    from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
+    from trainer_cli.checkpoint.storage.base import ReadableFolder
+    from trainer_cli.core.manifest import Manifest
     from trainer_cli.parallel.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)

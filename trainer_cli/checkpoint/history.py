@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.loggers.files import AppendedFile
+from trainer_cli.core.files import AppendedFile
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,8 @@
 
 Capturing copies nothing: the tensors of the tree are the live ones. Restoring has two steps: `fit_…` reports all that
 does not fit and changes nothing; the `load` that it returns copies the values in place, without a cast.
+
+The weights in a state, or the average of them that a callback keeps and evaluates in their place.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ import torch
 from torch import nn
 
 from trainer_cli.checkpoint.format.dtensor import local_of
-from trainer_cli.checkpoint.load_options import WHOLE, LoadOptions
-from trainer_cli.checkpoint.load_report import LoadReport
-from trainer_cli.checkpoint.naming import MODEL_CONFIG_FILE
+from trainer_cli.core.load_options import WHOLE, LoadOptions, LoadReport
+from trainer_cli.core.naming import MODEL_CONFIG_FILE
+from trainer_cli.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -277,3 +279,47 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 def _all_finite(numbers: Sequence[torch.Tensor]) -> bool:
     return not numbers or bool(torch.stack([torch.isfinite(number) for number in numbers]).all())
+
+
+AVERAGE = "average"
+"""Key of a callback's state: name of a tensor of the model -> its average."""
+
+
+def weights_of(state: Mapping[str, Any], where: str, average: str | None = None) -> dict[str, torch.Tensor]:
+    """The tensors of the model in a state that was read.
+
+    Args:
+        where: the checkpoint, for messages.
+        average: the name of a callback whose averages take the place of the weights that it averages.
+
+    Raises:
+        CheckpointError: there is no model, or no such callback.
+    """
+    weights = {name: value for name, value in state.get("model", {}).items() if isinstance(value, torch.Tensor)}
+    if not weights:
+        raise CheckpointError("the checkpoint has no model", where=where)
+    if average is None:
+        return weights
+    averages_of = {
+        name: callback[AVERAGE]
+        for name, callback in state.get("callbacks", {}).items()
+        if isinstance(callback, Mapping) and callback.get(AVERAGE)
+    }
+    averages = averages_of.get(average)
+    if averages is None or not averages.keys() <= weights.keys():
+        raise CheckpointError(
+            f"the checkpoint has no averaged weights of a callback '{average}'",
+            where=where,
+            cure=f"It has those of {', '.join(averages_of)}." if averages_of else "Leave --ema out.",
+        )
+    # A callback averages tied weights once, under one of their names.
+    of_tensor = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
+    return {name: of_tensor.get(id(value), value) for name, value in weights.items()}
+
+
+def evaluated_average(callbacks: Mapping[str, Any]) -> str | None:
+    """Name of the callback whose average of the weights evaluations see now: of several the last; None: no average."""
+    averaging = [
+        name for name, callback in callbacks.items() if callback.evaluates and callback.state_dict().get(AVERAGE)
+    ]
+    return averaging[-1] if averaging else None

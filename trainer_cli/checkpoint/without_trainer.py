@@ -13,12 +13,11 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_ch
 from trainer_cli.checkpoint.find import checkpoint_at
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
-from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
-from trainer_cli.checkpoint.load_report import OTHER_MODEL, LoadReport, prefix_mapping
 from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table
-from trainer_cli.checkpoint.naming import step_within
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.checkpoint.storage.url_path import as_path
+from trainer_cli.core.load_options import OTHER_MODEL, WEIGHTS, WHOLE, LoadOptions, LoadReport, prefix_mapping
+from trainer_cli.core.naming import step_within
+from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.parallel.process_group import ALONE
 

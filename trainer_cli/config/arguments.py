@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.config.fields import DATA_KEYS, GLOBAL_BATCH_SIZE
-from trainer_cli.config.kinds import MISSING
 from trainer_cli.config.modules import missing
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
-from trainer_cli.config.schema import OF_TRAINING, CheckpointConfig, SchedulerInterval, TrainConfig
-from trainer_cli.config.signatures import Parameter, call_parameters, misfits
-from trainer_cli.config.suggest import nearest
 from trainer_cli.config.targets import Trust, absent, check_name, check_path, component
+from trainer_cli.core.intervals import Duration
+from trainer_cli.core.patterns import nearest
+from trainer_cli.core.schema import OF_TRAINING, CheckpointConfig, SchedulerInterval, TrainConfig
+from trainer_cli.core.types import MISSING, Parameter, call_parameters, misfits
 from trainer_cli.errors import Code, ConfigError
-from trainer_cli.trainer.duration import Duration
 
 SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")
 """Where components stand."""

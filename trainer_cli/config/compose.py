@@ -20,25 +20,24 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config import arguments, defaults_list, hydra_compat, override_values
-from trainer_cli.config.config_files import ConfigFiles
+from trainer_cli.config import arguments, hydra_compat, override_values
+from trainer_cli.config import files as defaults_list
+from trainer_cli.config.check import completed, contents, validate, wrong_overrides
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
-from trainer_cli.config.experiments import overruled
 from trainer_cli.config.fields import KeyPath, allowed_mistakes, left_out_mistakes
 from trainer_cli.config.file_merge import merge
-from trainer_cli.config.garbage import uncollected
+from trainer_cli.config.files import ConfigFiles, overruled
 from trainer_cli.config.hydra_errors import translated
-from trainer_cli.config.override_checks import wrong_overrides
+from trainer_cli.config.modules import refuse_shadows
 from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, parsed, refused
 from trainer_cli.config.provenance import Choice, Given, Provenance, Source, label
 from trainer_cli.config.resolvers import register_resolvers, with_moment
-from trainer_cli.config.schema import TrainConfig
 from trainer_cli.config.search_path import SearchPath, find, own_config_dirs, primaries, project_root
-from trainer_cli.config.shadowing import refuse_shadows
-from trainer_cli.config.suggest import did_you_mean
 from trainer_cli.config.targets import Trust, import_from
-from trainer_cli.config.validation import completed, contents, validate
-from trainer_cli.config.yaml_reader import read_file, read_text
+from trainer_cli.config.yaml import read_file, read_text
+from trainer_cli.core.gc_pause import uncollected
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import Code, ConfigError, UserError, raise_all
 
 __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze", "from_yaml", "thaw", "to_yaml"]

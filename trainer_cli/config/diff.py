@@ -1,23 +1,26 @@
 """Which values differ between two configs, and what set the new ones.
 
 Values of environment variables are stored as digests, which show a change without the content.
+
+The hyperparameters of a run: values of its config that differ from the schema's defaults, flat.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config.fields import ABSENT_IF_NULL, KeyPath, whole_values, why_may_change
-from trainer_cli.config.kinds import in_yaml
+from trainer_cli.config.check import completed, contents
+from trainer_cli.config.fields import ABSENT_IF_NULL, KeyPath, defaults, whole_values, why_may_change
 from trainer_cli.config.provenance import Origin, Provenance
-from trainer_cli.config.validation import completed, contents
+from trainer_cli.core.types import in_yaml
 
 _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
 """The environment, or a resolver of the project: what it gives is not in the text."""
@@ -114,3 +117,36 @@ def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
         value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         plain = json.dumps([salt, path, value], default=str)
         yield path, hashlib.sha256(plain.encode()).hexdigest()[:16], text
+
+
+SECTIONS = (
+    "seed", "ckpt", "model", "model_call", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups",
+    "freeze", "compile", "loop", "precision", "parallel", "callbacks",
+)  # fmt: skip
+"""Where they are. Other keys, such as `checkpoint`, do not change what is trained."""
+
+
+def hparams(raw: DictConfig) -> dict[str, bool | int | float | str]:
+    """Dotted key -> value; a list as one text. Left out are nulls and what refers to another key or to the
+    environment, which may be a secret."""
+    usual = dict(_leaves(defaults(), ()))
+    return {
+        ".".join(path): _plain(value)
+        for path, value in _leaves(contents(raw), ())
+        if path[0] in SECTIONS and value is not None and value != usual.get(path) and "${" not in str(value)
+    }
+
+
+def _leaves(values: Mapping[Any, Any], above: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    for key, value in values.items():
+        path = (*above, str(key))
+        if isinstance(value, Mapping):
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _plain(value: Any) -> bool | int | float | str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, bool | int | float | str) else shown(value)

@@ -1,4 +1,4 @@
-"""Every key of the config with its type, default and meaning, read from config/schema.py, and what a resume may change.
+"""Every key of the config with its type, default and meaning, read from core/schema.py, and what a resume may change.
 
 All values of a run's config stay as they are, but for the keys in MAY_CHANGE: any other change would make it another
 training.
@@ -16,10 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.left_out import KEY, can_resume, check_leave_out, described, left_out
-from trainer_cli.config import schema
-from trainer_cli.config.globs import alternatives, matches
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.core import schema
+from trainer_cli.core.left_out import KEY, can_resume, check_leave_out, described, left_out
+from trainer_cli.core.patterns import alternatives, did_you_mean, matches
 from trainer_cli.errors import Code, ConfigError
 
 KeyPath = tuple[str, ...]

@@ -18,15 +18,13 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from trainer_cli.config import hydra_compat
-from trainer_cli.config.config_files import ConfigFiles
-from trainer_cli.config.experiments import chosen_groups, is_whole
+from trainer_cli.config.check import COMPONENTS, contents, switches_off
 from trainer_cli.config.fields import KeyPath, defaults
+from trainer_cli.config.files import ConfigFiles, chosen_groups, is_whole
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
-from trainer_cli.config.override_checks import COMPONENTS, switches_off
 from trainer_cli.config.overrides import line_of, parsed
 from trainer_cli.config.provenance import Provenance, Source, label
 from trainer_cli.config.search_path import SearchPath, find
-from trainer_cli.config.validation import contents
 
 
 class MergedFiles(NamedTuple):

@@ -14,14 +14,14 @@ from typing import NamedTuple
 from hydra.errors import MissingConfigException
 from omegaconf.errors import InterpolationToMissingValueError, UnsupportedInterpolationType
 
-from trainer_cli.config.defaults_list import Entry, entries_of, entry_for
 from trainer_cli.config.fields import unknown_key
+from trainer_cli.config.files import Entry, entries_of, entry_for
 from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
 from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, no_option
 from trainer_cli.config.provenance import label
 from trainer_cli.config.search_path import SearchPath, every_group, find, options, primaries
-from trainer_cli.config.suggest import did_you_mean, nearest
-from trainer_cli.config.yaml_reader import Reading
+from trainer_cli.config.yaml import Reading
+from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import Code, ConfigError
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
-from trainer_cli.checkpoint.left_out import OPTIONAL
-from trainer_cli.checkpoint.load_options import STATES
 from trainer_cli.config.fields import Described, fields
-from trainer_cli.trainer.duration import Unit
+from trainer_cli.core.intervals import Unit
+from trainer_cli.core.left_out import OPTIONAL
+from trainer_cli.core.load_options import STATES
 
 Schema = dict[str, Any]
 

@@ -8,13 +8,13 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
+from trainer_cli.config.check import contents
 from trainer_cli.config.fields import KeyPath
 from trainer_cli.config.hydra_compat import SCHEMA, apply_override
-from trainer_cli.config.kinds import MISSING, in_yaml
 from trainer_cli.config.overrides import Append, line_of, path_of, refused
 from trainer_cli.config.search_path import SearchPath, options
-from trainer_cli.config.suggest import did_you_mean
-from trainer_cli.config.validation import contents
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.types import MISSING, in_yaml
 from trainer_cli.errors import Code, ConfigError
 
 

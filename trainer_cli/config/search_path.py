@@ -180,7 +180,7 @@ def search_folders(path: Any, cwd: Path) -> Iterator[Path]:
 
 def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:
     """The folders that a primary config adds by `hydra.searchpath`. Mistakes in the file are reported later."""
-    from trainer_cli.config.yaml_reader import read_file  # It imports OmegaConf.
+    from trainer_cli.config.yaml import read_file  # It imports OmegaConf.
 
     config = read_file(primary, "").values if primary is not None else None
     hydra = config.get("hydra") if isinstance(config, dict) else None

@@ -23,8 +23,8 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from trainer_cli.config.hydra_compat import is_blocked
-from trainer_cli.config.shadowing import refuse_shadows
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.config.modules import refuse_shadows
+from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import Code, ConfigError
 
 OURS = "trainer_cli"

@@ -9,10 +9,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from trainer_cli.checkpoint.naming import class_name
-from trainer_cli.data.loader import Loader
+from trainer_cli.core.naming import class_name
+from trainer_cli.data.loader import Loader, SharedLoader
 from trainer_cli.data.position import timeout_seconds
-from trainer_cli.data.shared import SharedLoader
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.errors import UserError

@@ -2,22 +2,163 @@
 
 `Loader` decides the order and seeds each sample, so its resume is exact; it does not change the random state of the
 training.
+
+Pass the number of the epoch to every part of a loader that has `set_epoch`: datasets, samplers, and those inside.
+
+Share the batches of one loader among ranks, without a batch lost or seen twice.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch.utils.data import Subset, default_collate
 
-from trainer_cli.data.epochs import EpochParts
-from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed, sample_seeds
-from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
-from trainer_cli.data.randomness import is_random_state, kept_random_state, random_state, seed_random
-from trainer_cli.data.shared import Filler
+from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed, sample_seeds
+from trainer_cli.data.position import (
+    STATE_VERSION,
+    check_counts,
+    check_same,
+    is_random_state,
+    kept_random_state,
+    random_state,
+    seed_random,
+)
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
+
+_INNER = ("dataset", "datasets", "sampler", "batch_sampler")
+"""Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and their like hold others."""
+
+
+class EpochParts:
+    """The parts of a loader or dataset that have `set_epoch`.
+
+    Inside a part that has it nothing is looked for: the part passes it on itself. Two owners may have parts in common,
+    as the two halves of a `random_split` have; `set` then calls again what the other owner has changed.
+    """
+
+    def __init__(self, root: Any, seed: int) -> None:
+        self.seed = seed
+        self.parts = list(_parts(root, set()))
+        self._epoch: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def set(self, epoch: int) -> None:
+        """Call `set_epoch(epoch)` of all parts, unless they are at this epoch. Changes the random generators."""
+        if epoch == self._epoch and all(_latest.get(id(part)) is self for part in self.parts):
+            return
+        for part in self.parts:
+            # What it draws is a function of seed and epoch, in every worker.
+            seed_random(sample_seed(self.seed, epoch, 0))
+            part.set_epoch(epoch)
+            _latest[id(part)] = self
+        self._epoch = epoch
+
+
+_latest: weakref.WeakValueDictionary[int, EpochParts] = weakref.WeakValueDictionary()
+"""By identity of a part: who has set its epoch last, and holds the part as long."""
+
+
+def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if callable(getattr(value, "set_epoch", None)):
+        yield value
+        return
+    # Plain attributes alone: a property may compute, or read files.
+    attributes = getattr(value, "__dict__", {})
+    for name in _INNER:
+        inner = attributes.get(name)
+        if isinstance(inner, Mapping):
+            inner = list(inner.values())
+        for entry in inner if isinstance(inner, list | tuple) else [] if inner is None else [inner]:
+            yield from _parts(entry, seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Filler:
+    """The batch of a rank for which no samples are left: it is computed as every rank computes one, but counts
+    nothing."""
+
+    batch: Any
+
+
+class SharedLoader:
+    """Every rank iterates the same loader, and takes of each `world_size` batches in turn that of its rank.
+
+    So the ranks have equally many batches, and the loader's order and position are those of one process. Where batches
+    are left over at the end of an epoch, the other ranks have a `Filler`.
+    """
+
+    def __init__(self, loader: Any, *, rank: int, world_size: int) -> None:
+        self.loader, self.rank, self.world_size = loader, rank, world_size
+        per_batch = getattr(loader, "samples_per_batch", None)
+        self.samples_per_batch: int | None = None if per_batch is None else per_batch * world_size
+        """Samples of all ranks by which a batch advances the position; None if the loader does not count samples."""
+        self.batch_samples: int | None = None
+        """Samples of the batch that `iterate` gave last; None if the loader does not say."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    @property
+    def promise(self) -> str:
+        """What each rank reads, and how exact the loader's resume is, for the log."""
+        own = getattr(self.loader, "promise", "")
+        return (
+            f"Each of {self.world_size} ranks reads all batches, and trains on one in {self.world_size}. If the loader "
+            f"or its dataset shares samples out among ranks itself, give it an attribute per_rank = True. {own}"
+        ).rstrip()
+
+    def __len__(self) -> int:
+        """Batches of an epoch, on each rank; TypeError where the loader has no length."""
+        return -(-len(self.loader) // self.world_size)
+
+    def batches_after(self, samples: int) -> int:
+        """Batches that are left of an epoch, on each rank, after its first `samples` samples."""
+        left: int = self.loader.batches_after(samples)
+        return -(-left // self.world_size)
+
+    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
+        """This rank's batches of an epoch after the first `batch` of each rank."""
+        batches = self.loader.iterate(epoch, batch=batch * self.world_size, samples=samples)
+        try:
+            turn: list[Any] = []
+            for batch in batches:
+                if len(turn) == self.rank:
+                    self.batch_samples = self.loader.batch_samples
+                turn.append(batch)
+                if len(turn) == self.world_size:
+                    own = turn[self.rank]
+                    turn.clear()
+                    yield own
+            if turn:
+                yield turn[self.rank] if self.rank < len(turn) else Filler(turn[0])
+        finally:
+            if (close := getattr(batches, "close", None)) is not None:
+                close()
+
+    def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
+        """The loader's position, after the batches of all ranks."""
+        state: dict[str, Any] = self.loader.state_dict(epoch, samples=samples, batch=batch * self.world_size)
+        return state
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse a position that does not fit the loader; one that has a position keeps it."""
+        self.loader.check_state(state)
+
+    def close(self) -> None:
+        """End the loader's workers."""
+        if (close := getattr(self.loader, "close", None)) is not None:
+            close()
+
 
 Part = tuple[int, int, int]
 """A batch to be made: epoch, and its positions in the order, start and stop."""

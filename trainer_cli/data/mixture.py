@@ -14,9 +14,9 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
-from trainer_cli.checkpoint.naming import class_name
+from trainer_cli.core.naming import class_name
+from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.loader import MapDataset
-from trainer_cli.data.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.errors import UserError
 
 BLOCK = 1000

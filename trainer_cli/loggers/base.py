@@ -10,19 +10,25 @@ The order of calls over a run's life:
 
 For an evaluation outside of a training, and for what is logged after one, the loggers are started, given records and
 closed again, without `rewind`. The steps of these are those of the evaluated checkpoints.
+
+The id of a run at a service, kept in the run directory so that every attempt continues the same one.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainer_cli.config.signatures import CheckedArguments
+from trainer_cli.core.files import replace
+from trainer_cli.core.types import CheckedArguments
+from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,3 +149,34 @@ class Logger(CheckedArguments, ABC):
 def in_run_dir(path: str | Path, run_dir: Path | None) -> Path:
     """A logger's path, relative to the run directory if there is one."""
     return (run_dir / path) if run_dir is not None else Path(path)
+
+
+def saved_id(file: Path | None) -> str | None:
+    """The id that an earlier attempt has written; None without one."""
+    try:
+        found = json.loads(file.read_text()) if file is not None else {}
+    except (FileNotFoundError, ValueError):
+        return None
+    return str(found["run_id"]) if isinstance(found, dict) and "run_id" in found else None
+
+
+def save_id(file: Path | None, run_id: str) -> None:
+    """Write the id, durably."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace(file, [f"{json.dumps({'run_id': run_id})}\n".encode()])
+
+
+def imported(module: str, extra: str) -> Any:
+    """A module of an extra.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"this needs the package {module.partition('.')[0]}, which is not installed",
+            cure=f'Install it: pip install "trainer-cli[{extra}]".',
+        ) from error

@@ -8,8 +8,7 @@ from posixpath import normpath
 from typing import Any
 from zlib import crc32
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts
-from trainer_cli.loggers.own_run import imported, save_id, saved_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, imported, save_id, saved_id
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.checkpoint.storage.url_path import local_path
+from trainer_cli.core.files import naming, sync, sync_folder
+from trainer_cli.core.url_path import local_path
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, in_run_dir
-from trainer_cli.loggers.files import naming, sync, sync_folder
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -17,8 +17,8 @@ from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from trainer_cli.core.files import replace
 from trainer_cli.loggers.base import RunFacts
-from trainer_cli.loggers.files import replace
 
 CONFIG_TAG = "config"
 _FRAME_BYTES = 16

@@ -7,8 +7,7 @@ from contextlib import redirect_stdout
 from typing import Any
 from uuid import uuid4
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts
-from trainer_cli.loggers.own_run import imported, save_id, saved_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, imported, save_id, saved_id
 
 
 class TrackioLogger(Logger):

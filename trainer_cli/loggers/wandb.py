@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts
-from trainer_cli.loggers.own_run import imported, save_id, saved_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, imported, save_id, saved_id
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""A decoder-only transformer after GPT-2 (Radford et al., 2019), as in nanoGPT."""
+"""A decoder-only transformer after GPT-2 (Radford et al., 2019), as in nanoGPT.
+
+What the shipped models return for a batch.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+
+def classification(logits: Tensor, labels: Tensor, *, training: bool) -> dict[str, Tensor]:
+    """Mean cross-entropy of (N, classes) logits as `loss`; outside training `accuracy`, `logits`, `labels` too."""
+    outputs = {"loss": functional.cross_entropy(logits, labels)}
+    if not training:
+        with torch.no_grad():
+            outputs["accuracy"] = (logits.argmax(dim=1) == labels).float().mean()
+        outputs |= {"logits": logits, "labels": labels}
+    return outputs
+
+
 IGNORED = -100
 """The target of a place that has none."""
 
@@ -18,7 +32,7 @@ class GPT(nn.Module):
     """Learned positions, pre-norm blocks, and a head tied to the token embedding.
 
     A batch is (tokens (N, T), next tokens (N, T)), with T at most `context`, or a mapping of packed rows as
-    `trainer_cli.data.packing` makes them: there each token sees those before it in its own segment alone.
+    `trainer_cli.data.text` makes them: there each token sees those before it in its own segment alone.
 
     `fused_qkv`: one matrix makes queries, keys and values. With three, tensor parallelism divides the heads, too.
     """

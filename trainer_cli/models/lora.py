@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from trainer_cli.config.globs import matches
+from trainer_cli.core.patterns import matches
 from trainer_cli.errors import ConfigError, UserError
 
 SCALING = "lora_scaling"

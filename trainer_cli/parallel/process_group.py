@@ -1,6 +1,6 @@
 """The processes that train one model: their ranks, and the plain objects that they exchange.
 
-torchrun or Slurm's srun starts them (`parallel/ranks.py`). One process alone (`ALONE`) imports no torch.
+torchrun or Slurm's srun starts them (`core/ranks.py`). One process alone (`ALONE`) imports no torch.
 """
 
 from __future__ import annotations
@@ -10,10 +10,16 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainer_cli.parallel.lost import report_failure, what_happened
-from trainer_cli.parallel.peers import LostRankError, PeerError, noting
-from trainer_cli.parallel.ranks import Ranks, check_tensor_size, ranks_in
-from trainer_cli.parallel.rendezvous import has_agent_store, meet
+from trainer_cli.core.ranks import Ranks, check_tensor_size, ranks_in
+from trainer_cli.parallel.rendezvous import (
+    LostRankError,
+    PeerError,
+    has_agent_store,
+    meet,
+    noting,
+    report_failure,
+    what_happened,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_cli.testing.calls import Asks, Call
+from trainer_cli.testing.digests import Asks, Call
 from trainer_cli.testing.trace import Difference, Kind, Value
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer_cli.run.table import table
+from trainer_cli.terminal import table
 from trainer_cli.testing.attempts import Attempt, Chain
 from trainer_cli.testing.causes import Cause, is_state
 from trainer_cli.testing.trace import (

@@ -20,10 +20,9 @@ from typing import Any
 
 from trainer_cli.config.compose import Composed, compose
 from trainer_cli.errors import UserError
-from trainer_cli.testing.attempts import Chain, Runner
-from trainer_cli.testing.calls import Asks
+from trainer_cli.testing.attempts import Chain, Run, Runner, processes, scratch
 from trainer_cli.testing.causes import Evidence, described, explain, saving, shown
-from trainer_cli.testing.processes import Run, processes, scratch
+from trainer_cli.testing.digests import Asks
 from trainer_cli.testing.report import Comparison, Finding, Found, Report, failure, title_of
 from trainer_cli.testing.trace import SAVED_STEP, Kind, Stop, When, chains
 

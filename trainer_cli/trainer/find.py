@@ -15,15 +15,13 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.load_options import WHOLE
+from trainer_cli.core.load_options import WHOLE
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.user_loader import generators_of
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.batch import to_device
 from trainer_cli.trainer.hooks import Hooks
-from trainer_cli.trainer.metrics import read_outputs
-from trainer_cli.trainer.samples import sample_count
+from trainer_cli.trainer.metrics import read_outputs, sample_count, to_device
 from trainer_cli.trainer.setup import settings_of
 from trainer_cli.trainer.state import capture, load_all
 from trainer_cli.trainer.trainer import Trainer

@@ -55,7 +55,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
-from trainer_cli.config.signatures import CheckedArguments
+from trainer_cli.core.types import CheckedArguments
 from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from trainer_cli.checkpoint.checkpointer import Checkpointer
-    from trainer_cli.checkpoint.policy import Occasion
+    from trainer_cli.core.policy import Occasion
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop

@@ -1,22 +1,105 @@
-"""Collect the metrics of each step into one record for the loggers; measure training time and samples per second."""
+"""Collect the metrics of each step into one record for the loggers; measure training time and samples per second.
+
+Texts, images, histograms and tables of a step, as arrays on the host that every logger takes.
+
+What anything that has the trainer may log for the current step: metrics, texts, images, histograms, tables.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer_cli.data.randomness import kept_random_state
+from trainer_cli.core.progress import Progress
+from trainer_cli.data.position import kept_random_state
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts
+from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
 from trainer_cli.loggers.record_keeper import RecordKeeper
-from trainer_cli.trainer.media import Kind, Medium
-from trainer_cli.trainer.progress import Progress
+
+
+class Kind(StrEnum):
+    """What is shown; the name is that of the field of a `Record`."""
+
+    texts = "texts"
+    images = "images"
+    histograms = "histograms"
+    tables = "tables"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Medium:
+    """One of them, in the record of a step."""
+
+    kind: Kind
+    name: str
+    value: Any
+
+    @property
+    def key(self) -> str:
+        """Its key among the metrics of the record, which may have the same name."""
+        return f"{self.kind}: {self.name}"
+
+
+def text_medium(name: str, value: str) -> Medium:
+    """A text."""
+    return Medium(Kind.texts, name, str(value))
+
+
+def image_medium(name: str, value: Any) -> Medium:
+    """An image as bytes of shape (height, width, channels); `value` as in `Trainer.log_image`.
+
+    Raises:
+        UserError: it has another shape.
+    """
+    given = _array(value)
+    array = given[None] if given.ndim == 2 else given
+    if array.ndim != 3 or array.shape[0] not in (1, 3, 4) or 0 in array.shape:
+        raise UserError(
+            f"image {name!r} has shape {given.shape}",
+            cure="Give (height, width) or (channels, height, width), with 1, 3 or 4 channels.",
+        )
+    if array.dtype == np.bool_ or np.issubdtype(array.dtype, np.floating):
+        array = np.nan_to_num(array.astype(np.float32), nan=0.0).clip(0, 1) * 255
+    return Medium(Kind.images, name, np.ascontiguousarray(array.clip(0, 255).astype(np.uint8).transpose(1, 2, 0)))
+
+
+def histogram_medium(name: str, values: Any) -> Medium:
+    """The finite ones of some values, flat."""
+    array = _array(values).reshape(-1).astype(np.float64)
+    return Medium(Kind.histograms, name, array[np.isfinite(array)])
+
+
+def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Medium:
+    """Rows under the names of their columns.
+
+    Raises:
+        UserError: a row has more or fewer values than there are columns, or something else than texts and numbers.
+    """
+    found = tuple(tuple(one.item() if hasattr(one, "item") else one for one in row) for row in rows)
+    for row in found:
+        if len(row) != len(columns) or not all(isinstance(one, str | int | float | None) for one in row):
+            raise UserError(f"table {name!r} has the row {row!r} under the columns {list(columns)!r}")
+    return Medium(Kind.tables, name, Table(tuple(map(str, columns)), found))
+
+
+def _array(value: Any) -> NDArray[Any]:
+    """Values on the host. A tensor is copied, since training goes on in place."""
+    if isinstance(value, Tensor):
+        host = value.detach().cpu()
+        # numpy has no bfloat16.
+        value = (host.float() if host.is_floating_point() else host).numpy()
+    return np.array(value)
+
 
 log = logging.getLogger(__name__)
 
@@ -230,3 +313,86 @@ def metrics_in(record: Mapping[str, float | Tensor | Medium]) -> dict[str, float
                     f"the metric '{name}' is {got}, and no number", cure="Log a number, or use log_histogram, log_text."
                 ) from None
     return found
+
+
+class Recording:
+    """The trainer's methods that log. Each adds to the record of the current step, in the scopes that hold."""
+
+    metric_logger: MetricLogger
+    fitting = False
+    """Whether a fit is going on."""
+
+    def __init__(self, loggers: Mapping[str, Logger]) -> None:
+        self.loggers = loggers
+        self.metric_logger = MetricLogger(loggers)
+        self._scopes: list[str] = []
+        self._warned = False
+
+    def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
+        """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
+        step, evaluation or save, so that no step waits for them. Inside a `name_scope` their names begin with it.
+
+        What is logged before the first fit is in its first record. What is logged after a step's record, as
+        in `on_fit_end`, is another record of that step; after a fit it is written at once. A finished run that is
+        started again makes no step, and writes nothing again.
+        """
+        # What is logged in an evaluation outside of a fit is returned.
+        if self.fitting and not self.loggers and not self._warned:
+            self._warned = True
+            log.warning("metrics are logged, but there is no logger that writes them: give the trainer `loggers`")
+        self.metric_logger.add({self._scoped(name): value for name, value in {**(metrics or {}), **named}.items()})
+        self._write_if_closed()
+
+    def _write_if_closed(self) -> None:
+        """Outside of a fit or an evaluation: write what was logged."""
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[str]:
+        """Put `name/` before the names of what is logged inside the block, but where a name begins with it already. An
+        evaluation of a loader runs in a scope of its name."""
+        self._scopes.append(name)
+        try:
+            yield name
+        finally:
+            self._scopes.pop()
+
+    @property
+    def name_scope_path(self) -> str:
+        """What names begin with now: each scope with a `/` behind it; empty outside of any."""
+        return "".join(f"{scope}/" for scope in self._scopes)
+
+    def log_text(self, name: str, text: str) -> None:
+        """Add a text, which may be Markdown, to the record of the current step. Of one name and step the last counts,
+        as of images and histograms."""
+        self._add_medium(text_medium(self._scoped(name), text))
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Add an image to the record of the current step: a tensor or array of shape (height, width) or
+        (channels, height, width), with 1, 3 or 4 channels; floats from 0 to 1, or integers from 0 to 255. A tensor is
+        copied to the host at once.
+
+        Raises:
+            UserError: it has another shape.
+        """
+        self._add_medium(image_medium(self._scoped(name), image))
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Add the distribution of the finite ones of some values to the record of the current step. A tensor is
+        copied to the host at once."""
+        self._add_medium(histogram_medium(self._scoped(name), values))
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Add a table of texts and numbers to the record of the current step.
+
+        Raises:
+            UserError: a row does not fit the columns.
+        """
+        self._add_medium(table_medium(self._scoped(name), columns, rows))
+
+    def _add_medium(self, medium: Medium) -> None:
+        self.metric_logger.add_medium(medium)
+        self._write_if_closed()
+
+    def _scoped(self, name: str) -> str:
+        scope = self.name_scope_path
+        return name if name.startswith(scope) else f"{scope}{name}"

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.errors import TrainError, UserError
-from trainer_cli.trainer.batch import tensors_of
-from trainer_cli.trainer.forward_state import ForwardState
-from trainer_cli.trainer.metrics import is_known_zero, weighted
+from trainer_cli.trainer.metrics import is_known_zero, tensors_of, weighted
+from trainer_cli.trainer.model_call import ForwardState
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer

@@ -1,23 +1,102 @@
-"""Make optimizers: parameter groups by globs of names, the fused kernel where possible, several by name."""
+"""Make optimizers: parameter groups by globs of names, the fused kernel where possible, several by name.
+
+Some of an optimizer's parameter groups, for a schedule of these alone.
+
+Whether an optimizer can use its fused kernel, which is then the default.
+
+Its results differ in the last bits from those of a step of many kernels. So the choice follows from the config, the
+model and the type of the device alone, and a resume makes the same.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from trainer_cli.config.globs import matches
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.core.patterns import did_you_mean, matches
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.trainer.freezing import check_pattern, matches_nothing
-from trainer_cli.trainer.fused import can_be_fused
-from trainer_cli.trainer.setup import made, typed
-from trainer_cli.trainer.tagged_groups import TAG
+from trainer_cli.trainer.setup import check_pattern, made, matches_nothing, typed
+
+TAG = "tag"
+"""The key of a parameter group that schedules name it by."""
+
+
+class TaggedGroups(Optimizer):
+    """An optimizer's groups with one of these tags, as long as it has them; all else is the optimizer's own.
+
+    Raises:
+        ConfigError: no group has one of the tags.
+    """
+
+    _opt_called = True  # What torch's schedulers look for, to warn of a step before the optimizer's first.
+
+    def __init__(self, optimizer: Optimizer, tags: Sequence[str], where: str = "scheduler") -> None:
+        # Not Optimizer.__init__, which would make groups of its own.
+        self._whole, self._tags = optimizer, list(tags)
+        self.defaults = optimizer.defaults
+        known = [str(group[TAG]) for group in optimizer.param_groups if TAG in group]
+        for tag in tags:
+            if tag not in known:
+                cure = did_you_mean(tag, known).strip() or "Set `tag` in param_groups."
+                raise ConfigError(f"no parameter group has the tag '{tag}'", location=f"{where}.groups", hint=cure)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return [group for group in self._whole.param_groups if group.get(TAG) in self._tags]
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self._whole.state
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise NotImplementedError("step the whole optimizer")
+
+
+_KERNELS: Mapping[Any, frozenset[str]] = {
+    Adam: frozenset({"cpu", "cuda", "mps"}),
+    AdamW: frozenset({"cpu", "cuda", "mps"}),
+    SGD: frozenset({"cpu", "cuda", "mps"}),
+    Adagrad: frozenset({"cpu"}),
+}
+"""Optimizers with a fused kernel -> its devices."""
+_SHARDED = frozenset({Adam, AdamW})
+"""Optimizers whose fused kernel takes sharded parameters."""
+_WAYS = ("fused", "foreach", "capturable", "differentiable")
+"""Settings that choose the implementation of a step; fused is no default if one is set."""
+
+
+def can_be_fused(
+    optimizer: Any, settings: Mapping[str, Any], groups: Iterable[Mapping[str, Any]], model: nn.Module
+) -> bool:
+    """Whether this optimizer class has a fused kernel for all these parameters, and no implementation is configured.
+
+    Args:
+        settings: the arguments it is made with; `groups`: its parameter groups, with their own settings.
+    """
+    groups = list(groups)
+    if optimizer not in _KERNELS or any(given.get(way) is not None for given in (settings, *groups) for way in _WAYS):
+        return False
+    if any(isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse for part in model.modules()):
+        return False
+    sharded = optimizer in _SHARDED
+    return all(
+        _fits(parameter, _KERNELS[optimizer], sharded=sharded) for group in groups for parameter in group["params"]
+    )
+
+
+def _fits(parameter: Tensor, devices: frozenset[str], *, sharded: bool) -> bool:
+    """Whether a parameter is a plain tensor, or a sharded one where that may be, on a device with the kernel."""
+    floats = {torch.float32} if parameter.device.type == "mps" else {torch.float32, torch.bfloat16, torch.float64}
+    # Not by its class, whose module takes half a second to import.
+    plain = type(parameter) in (Tensor, nn.Parameter) or (sharded and type(parameter).__name__ == "DTensor")
+    return plain and parameter.device.type in devices and parameter.dtype in floats
+
 
 log = logging.getLogger(__name__)
 

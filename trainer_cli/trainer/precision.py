@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.config.schema import Dtype, PrecisionConfig, build_section
+from trainer_cli.core.schema import Dtype, PrecisionConfig, build_section
 from trainer_cli.parallel.strategy import Strategy
-from trainer_cli.trainer.torch_compat import dense_stand_in, overflow_flags
+from trainer_cli.parallel.torch_compat import dense_stand_in, overflow_flags
 
 DYNAMIC = "dynamic"
 _FIRST_SCALE = 65536.0

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
-from trainer_cli.config.schema import OF_TRAINING, SchedulerInterval
+from trainer_cli.core.schema import OF_TRAINING, SchedulerInterval
 from trainer_cli.errors import ConfigError
-from trainer_cli.trainer.tagged_groups import TaggedGroups
+from trainer_cli.trainer.optimizers import TaggedGroups
 
 _BY_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 _OF_FUNCTIONS = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)

@@ -15,24 +15,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainer_cli.checkpoint.model_state import Fitting
-from trainer_cli.checkpoint.naming import class_name
-from trainer_cli.config.schema import SchedulerInterval
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.core.intervals import Duration, Unit
+from trainer_cli.core.naming import class_name
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.trainer.duration import Duration, Unit
-from trainer_cli.trainer.optimizers import ONLY, argument_names
+from trainer_cli.trainer.optimizers import ONLY, TaggedGroups, argument_names
 from trainer_cli.trainer.scheduler_intervals import Scheduled, is_function, natural_interval
-from trainer_cli.trainer.scheduler_merge import ABSENT, LAST_RATE, Merger, copied, is_same
-from trainer_cli.trainer.scheduler_replay import (
+from trainer_cli.trainer.scheduler_resume import (
+    ABSENT,
+    LAST_RATE,
+    Merger,
     Replayed,
+    copied,
     copy_rates,
     digest_settings,
     is_replayable,
+    is_same,
     put_rates,
     read_position,
     replay,
 )
-from trainer_cli.trainer.tagged_groups import TaggedGroups
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

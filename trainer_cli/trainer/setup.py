@@ -1,11 +1,16 @@
-"""Check and make the parts of a trainer: modules, optimizers, names, device, seed."""
+"""Check and make the parts of a trainer: modules, optimizers, names, device, seed.
+
+Compile a model's forward in place, so that the names in its state stay as they are.
+
+Parameters by patterns of their names: freeze them, and say what a pattern that matches nothing may have meant.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +18,79 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trainer_cli.data.order import sample_seed
-from trainer_cli.errors import UserError
-from trainer_cli.trainer.torch_compat import compile_deterministically
+from trainer_cli.core.order import sample_seed
+from trainer_cli.core.patterns import did_you_mean, matches, why_no_pattern
+from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.parallel.torch_compat import compile_deterministically
+
+
+def compile_model(model: nn.Module, settings: Mapping[str, Any]) -> None:
+    """Compile the forward of a model at its first call; `settings` are those of torch.compile.
+
+    Raises:
+        ConfigError: torch has no such backend, or refuses the settings.
+    """
+    if not isinstance(settings, Mapping):
+        what = f"compile: expected a mapping of arguments of torch.compile, got {type(settings).__name__}"
+        raise ConfigError(what, location="compile", hint="Give {} for its defaults.")
+    settings = {key: value for key, value in settings.items() if value is not None}
+    backend = settings.get("backend", "inductor")
+    if isinstance(backend, str) and backend != "inductor":
+        known = torch.compiler.list_backends(exclude_tags=())
+        if backend not in known:
+            cure = did_you_mean(backend, known).strip() or f"There are {', '.join(known)}."
+            raise ConfigError(f"there is no compiler '{backend}'", location="compile.backend", hint=cure)
+    try:
+        model.compile(**settings)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"torch.compile refused its settings: {error}", location="compile") from error
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+    """Set `requires_grad` to False for the parameters whose names match a glob, or a regular expression after `re:`.
+
+    Returns the norms whose `running_mean` matches too. They belong in evaluation mode, where the statistics stay.
+
+    Raises:
+        ConfigError: a pattern matches no parameter, or all are frozen.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    for pattern in patterns:
+        check_pattern(pattern, "freeze")
+        found = [parameter for name, parameter in named.items() if matches(name, pattern)]
+        if not found:
+            raise matches_nothing(pattern, list(named), "freeze")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in named.values()):
+        raise ConfigError("freeze: no parameter is left to train", location="freeze")
+    norms = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "running_mean", None), torch.Tensor)
+        and any(matches(f"{name}.running_mean".lstrip("."), pattern) for pattern in patterns)
+    ]
+    for norm in norms:
+        norm.eval()
+    return norms
+
+
+def check_pattern(pattern: str, where: str) -> None:
+    """Refuse what is no regular expression."""
+    if (fault := why_no_pattern(pattern)) is not None:
+        raise ConfigError(f"{where}: {fault}", location=where)
+
+
+def matches_nothing(pattern: str, names: Sequence[str], where: str, what: str = "parameter") -> ConfigError:
+    """The error for a pattern that matches none of these names, with the nearest name or module."""
+    modules = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
+    like = f"Its parameters are named like {', '.join(names[:4])}."
+    return ConfigError(
+        f"{where}: '{pattern}' matches no {what} of the model",
+        location=where,
+        hint=" ".join(filter(None, (did_you_mean(pattern, [*sorted(modules), *names]).strip(), like))),
+    )
+
 
 log = logging.getLogger(__name__)
 

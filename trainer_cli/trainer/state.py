@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.averaged import weights_of
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.checkpoint.format.sharded import RANKS
-from trainer_cli.checkpoint.left_out import check_load
-from trainer_cli.checkpoint.load_options import LoadOptions
-from trainer_cli.checkpoint.load_report import LoadReport, advice
-from trainer_cli.checkpoint.model_state import Fitting
+from trainer_cli.checkpoint.model_state import Fitting, weights_of
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.core.left_out import check_load
+from trainer_cli.core.load_options import LoadOptions, LoadReport, advice
+from trainer_cli.core.progress import Progress
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.trainer.metrics import merged
 from trainer_cli.trainer.optimizers import ONLY
-from trainer_cli.trainer.progress import Progress
 from trainer_cli.trainer.schedulers import MOVED
 from trainer_cli.trainer.setup import seed_rank
 

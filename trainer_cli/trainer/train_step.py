@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer_cli.config.schema import SchedulerInterval
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.agreement import Agreement
+from trainer_cli.parallel.torch_compat import foreach_div_, local
 from trainer_cli.trainer.metrics import Number, batch_weight, is_known_zero, read_outputs
 from trainer_cli.trainer.microbatch import Microbatches, joined
 from trainer_cli.trainer.model_call import arguments, explained
 from trainer_cli.trainer.optimizer_modes import needs_closure
-from trainer_cli.trainer.torch_compat import foreach_div_, local
 
 if TYPE_CHECKING:
     from torch import nn

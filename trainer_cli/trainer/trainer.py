@@ -16,41 +16,39 @@ import torch
 from torch import nn
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.averaged import evaluated_average
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import expanded
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.group_verify import verify_share
-from trainer_cli.checkpoint.load_options import WEIGHTS, WHOLE, LoadOptions
-from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.checkpoint.storage.url_path import as_path, local_path
-from trainer_cli.config.schema import ModelCall, SchedulerInterval, TrainConfig, checked_values
+from trainer_cli.checkpoint.model_state import evaluated_average
+from trainer_cli.core.load_options import WEIGHTS, WHOLE, LoadOptions
+from trainer_cli.core.policy import Occasion
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.schema import ModelCall, SchedulerInterval, TrainConfig, checked_values
+from trainer_cli.core.stopping import Stop
+from trainer_cli.core.url_path import as_path, local_path
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Now, RunFacts
-from trainer_cli.parallel.same import check_same
-from trainer_cli.parallel.single import Single
-from trainer_cli.parallel.strategy import Strategy
-from trainer_cli.trainer.compiling import compile_model
-from trainer_cli.trainer.evaluate import Evaluation, evaluate_checkpoint
+from trainer_cli.parallel.agreement import check_same
+from trainer_cli.parallel.strategy import Single, Strategy
+from trainer_cli.parallel.torch_compat import leave_compiler_out, step_lightly
+from trainer_cli.trainer.evaluate import Evaluation, evaluate_checkpoint, sanity_check
 from trainer_cli.trainer.finite import check_end
-from trainer_cli.trainer.freezing import freeze as freeze_parameters
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks, second_to
+from trainer_cli.trainer.lengths import Requests
 from trainer_cli.trainer.messages import Logging
-from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger
+from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger, Recording
+from trainer_cli.trainer.metrics import SampleCheck
 from trainer_cli.trainer.optimizer_modes import OptimizerModes
 from trainer_cli.trainer.optimizers import made_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.prefetch import close_at_the_end
-from trainer_cli.trainer.progress import Progress
-from trainer_cli.trainer.recording import Recording
-from trainer_cli.trainer.requests import Requests
-from trainer_cli.trainer.samples import SampleCheck
-from trainer_cli.trainer.sanity_check import sanity_check
 from trainer_cli.trainer.schedulers import Schedulers, by_name
 from trainer_cli.trainer.setup import (
     add_by_class,
     be_deterministic,
+    compile_model,
     leave_out_frozen,
     made,
     named,
@@ -63,9 +61,8 @@ from trainer_cli.trainer.setup import (
     typed,
     warn_if_never_seeded,
 )
+from trainer_cli.trainer.setup import freeze as freeze_parameters
 from trainer_cli.trainer.state import capture, load_all, load_weights, read_state
-from trainer_cli.trainer.stopping import Stop
-from trainer_cli.trainer.torch_compat import leave_compiler_out, step_lightly
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop

@@ -10,27 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trainer_cli.checkpoint.policy import Occasion
-from trainer_cli.config.schema import OF_TRAINING, LoopConfig, SchedulerInterval, build_section
-from trainer_cli.config.suggest import did_you_mean
+from trainer_cli.core.intervals import Interval
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.policy import Occasion
+from trainer_cli.core.schema import OF_TRAINING, LoopConfig, SchedulerInterval, build_section
+from trainer_cli.core.stopping import Stop, next_stop_step, reopens, why_stop
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.peers import is_of_peer
+from trainer_cli.parallel.rendezvous import is_of_peer
 from trainer_cli.trainer.evaluate import evaluate, evaluate_rest
-from trainer_cli.trainer.finite import LossCheck
+from trainer_cli.trainer.finite import LossCheck, roll_back
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.intervals import Interval
 from trainer_cli.trainer.lengths import Lengths
-from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs
+from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.prefetch import FillerPrefetcher, TrainBatches, device_prefetcher
-from trainer_cli.trainer.roll_back import roll_back
-from trainer_cli.trainer.samples import sample_count
-from trainer_cli.trainer.stopping import Stop, next_stop_step, reopens, why_stop
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 
 if TYPE_CHECKING:
-    from trainer_cli.trainer.progress import Progress
+    from trainer_cli.core.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
 
 

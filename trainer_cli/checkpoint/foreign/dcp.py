@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
+from trainer_cli.checkpoint.foreign.files import open_safetensors
 from trainer_cli.checkpoint.foreign.kind import DCP_METADATA
-from trainer_cli.checkpoint.foreign.safetensors_file import open_safetensors
-from trainer_cli.checkpoint.format.pickle_check import Ignored, names_in
-from trainer_cli.checkpoint.format.torch_pickle import ZIP_BEGIN, load_torch_bytes
-from trainer_cli.checkpoint.naming import is_plain
+from trainer_cli.checkpoint.format.torch_file import ZIP_BEGIN, Ignored, load_torch_bytes, names_in
+from trainer_cli.core.naming import is_plain
 from trainer_cli.errors import CheckpointError
 
 _LARGEST_METADATA = 256 * 1024 * 1024

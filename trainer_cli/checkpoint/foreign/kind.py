@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from trainer_cli.checkpoint.naming import MANIFEST_FILE
+from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import UserError
 
 DCP_METADATA = ".metadata"

@@ -9,11 +9,10 @@ from pathlib import Path
 import torch
 
 from trainer_cli.checkpoint.foreign.dcp import load_dcp
+from trainer_cli.checkpoint.foreign.files import find_weights, load_huggingface, load_safetensors
 from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
-from trainer_cli.checkpoint.foreign.safetensors_file import load_huggingface, load_safetensors
-from trainer_cli.checkpoint.foreign.state_dict import find_weights
 from trainer_cli.checkpoint.foreign.torch_checkpointer import read_replicated
-from trainer_cli.checkpoint.format.torch_pickle import load_torch_file
+from trainer_cli.checkpoint.format.torch_file import load_torch_file
 from trainer_cli.errors import CheckpointError, one_line
 
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.checkpoint.foreign.files import Found, find_weights
 from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
-from trainer_cli.checkpoint.foreign.state_dict import Found, find_weights
-from trainer_cli.checkpoint.format.torch_pickle import load_torch_file
+from trainer_cli.checkpoint.format.torch_file import load_torch_file
 from trainer_cli.errors import CheckpointError, NoCheckpointError
 
 _NAME = re.compile(r"checkpoint_\d+\.pt")

@@ -8,20 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.format.archive_reader import read_archive
-from trainer_cli.checkpoint.format.archive_writer import SUFFIX, ArchiveWriter, archive_bytes
-from trainer_cli.checkpoint.format.file_layout import FileLayout
-from trainer_cli.checkpoint.format.header import own_file, state_file, tensor_file
-from trainer_cli.checkpoint.format.sharded import ShardedFormat
-from trainer_cli.checkpoint.format.tensors import TensorsFormat
+from trainer_cli.checkpoint.format.archive_file import SUFFIX, ArchiveWriter, archive_bytes, read_archive
+from trainer_cli.checkpoint.format.memory import available_bytes
+from trainer_cli.checkpoint.format.sharded import ShardedFormat, TensorsFormat
+from trainer_cli.checkpoint.format.tensor_file import FileLayout, own_file, state_file, tensor_file
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
-from trainer_cli.checkpoint.host_memory import available_bytes
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
-from trainer_cli.config.schema import Compression, DigestAlgorithm
+from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.core.schema import Compression, DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.dtensor import Targets
-    from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, WritableFolder
+    from trainer_cli.checkpoint.storage.base import ReadableFolder, WritableFolder
 
 _ARCHIVE_NAME = re.compile(r"rank(?P<rank>0|[1-9][0-9]{0,8})(?P<suffix>\..+)")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from trainer_cli.checkpoint.format.codec import Leaf, UnsavableState
-from trainer_cli.checkpoint.shards import Shard
+from trainer_cli.checkpoint.format.tree import Leaf, UnsavableState
+from trainer_cli.core.shards import Shard
 
 _MODULE = "torch.distributed.tensor"
 

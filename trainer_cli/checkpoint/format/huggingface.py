@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from trainer_cli.checkpoint.format import codec
-from trainer_cli.checkpoint.format.file_layout import FileLayout, bytes_of, lay_out
-from trainer_cli.checkpoint.format.header import TensorEntry, rendered_header, state_file, tensor_file
-from trainer_cli.checkpoint.format.tensors import read_file
+from trainer_cli.checkpoint.format import tree as codec
+from trainer_cli.checkpoint.format.sharded import read_file
+from trainer_cli.checkpoint.format.tensor_file import (
+    FileLayout,
+    TensorEntry,
+    bytes_of,
+    lay_out,
+    rendered_header,
+    state_file,
+    tensor_file,
+)
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.interfaces import ReadableFolder, WritableFolder
+    from trainer_cli.checkpoint.storage.base import ReadableFolder, WritableFolder
 
 SHARD_BYTES = 5_000_000_000
 INDEX_FILE = "model.safetensors.index.json"

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.manifest import DamagedCheckpoint, Digest, Manifest, new_digest
+from trainer_cli.core.manifest import DamagedCheckpoint, Digest, Manifest, new_digest
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.interfaces import ReadableFolder
+    from trainer_cli.checkpoint.storage.base import ReadableFolder
 
 Part = memoryview | int
 """Memory to read into, or a number of bytes that are only digested."""

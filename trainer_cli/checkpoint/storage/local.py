@@ -14,7 +14,10 @@ from itertools import count
 from operator import call
 from pathlib import Path
 
-from trainer_cli.checkpoint.naming import (
+from trainer_cli.checkpoint.storage.base import UnsyncedError
+from trainer_cli.checkpoint.storage.disk import REFUSED, Disk, StrPath
+from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
+from trainer_cli.core.naming import (
     LATEST_LINK,
     MANIFEST_FILE,
     PINNED_FILE,
@@ -27,10 +30,7 @@ from trainer_cli.checkpoint.naming import (
     parse_hidden,
     removed_marker,
 )
-from trainer_cli.checkpoint.storage.disk import REFUSED, Disk, StrPath
-from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
-from trainer_cli.checkpoint.storage.interfaces import UnsyncedError
-from trainer_cli.config.schema import DigestAlgorithm
+from trainer_cli.core.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,195 @@
+"""`train config` and `train list`: what they print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from printed import message
+
+from trainer_cli.commands.main import main
+from trainer_cli.core.schema import LoopConfig, TrainConfig
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with a model, data and an experiment."""
+    files = {
+        "model/mlp.yaml": "# A small one.\n_target_: mine.MLP\nhidden: [64]\n",
+        "data/digits.yaml": "# Pictures.\n_target_: mine.Digits\npath: ???\n",
+        "experiment/odd.yaml": "# @package _global_\n# An odd one.\nloop:\n  max_duration: 3ep\n",
+    }
+    for name, text in files.items():
+        file = tmp_path / "configs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "mine.py").write_text("class MLP:\n    def __init__(self, **settings): ...\nDigits = MLP\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 0
+    return capsys.readouterr().out
+
+
+def test_config_prints_yaml_that_can_be_read_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = yaml.safe_load(printed(capsys, "config", "experiment=odd", "seed=3"))
+    assert list(config) == [field.name for field in dataclasses.fields(TrainConfig)]
+    assert (config["name"], config["seed"], config["loop"]["max_duration"]) == ("odd", 3, "3ep")
+    assert config["data"]["path"] == "???"
+
+
+def test_an_experiment_can_be_named_by_its_name_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = []
+    for words in (["odd", "seed=3"], ["+experiment=odd", "seed=3"]):
+        assert main(["config", *words]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert main(["config", "seed=3", "odd"]) == 2, "only as the first word"
+    assert main(["config", "mlp"]) == 2, "an option of another group needs its group"
+
+
+def test_provenance_names_file_and_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "config", "--provenance", "experiment=odd", "seed=3")
+    rows = dict(line.strip().split("  # ") for line in out.splitlines() if "  # " in line)
+    rows = {key.strip(): origin for key, origin in rows.items()}
+    assert rows["max_duration: 3ep"] == "configs/experiment/odd.yaml:4"
+    assert rows["seed: 3"] == "command line: seed=3"
+    assert rows["hidden: [64]"] == "configs/model/mlp.yaml:3"
+    assert rows["deterministic: false"] == "default"
+    assert yaml.safe_load(out)["loop"]["max_duration"] == "3ep"
+
+
+def test_diff_shows_only_what_the_overrides_change(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = [
+        line.partition("  #")[0].strip() for line in printed(capsys, "config", "experiment=odd", "--diff").splitlines()
+    ]
+    assert message[-2:] == ["name: default -> odd", "loop.max_duration: 10ep -> 3ep"]
+    assert printed(capsys, "config", "--diff") == "no difference\n"
+
+
+def test_fields_reports_every_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "config", "--fields")
+    assert set(yaml.safe_load(out)) == {field.name for field in dataclasses.fields(TrainConfig)}
+    keys = [line for line in out.splitlines() if not line.startswith("#") and not line.endswith(":")]
+    assert all("# " in line for line in keys), [line for line in keys if "# " not in line]
+
+
+def test_fields_of_a_key_are_that_key_and_those_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    loop = printed(capsys, "config", "--fields", "loop")
+    assert [line.split(":")[0].strip() for line in loop.splitlines()[1:]] == [
+        "loop", *(field.name for field in dataclasses.fields(LoopConfig))
+    ]  # fmt: skip
+    assert printed(capsys, "config", "--fields", "checkpoint.keep_best.mode").count("\n") == 5
+    assert main(["config", "--fields", "lop"]) == 2
+    assert message(capsys.readouterr().err) == "there is no key 'lop' (--fields). Did you mean 'loop'?"
+    assert main(["config", "--fields", "xyzzy"]) == 2
+    assert "The topmost keys are name, run_dir, " in message(capsys.readouterr().err)
+
+
+def test_list_shows_groups_options_and_descriptions_experiments_first(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed(capsys, "list")
+    assert out.startswith("experiment\n")
+    assert "An odd one." in out
+    assert "model=mlp" in out
+    only = printed(capsys, "list", "optimizer")
+    assert [line.split()[0] for line in only.partition("\n\n")[0].splitlines()] == [
+        "optimizer",
+        "optimizer=adam",
+        "optimizer=adamw",
+        "optimizer=sgd",
+    ]
+
+
+def test_list_shows_ours_first_and_marked(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for override, listed in (("experiment=odd", ["list"]), ("model=mlp", ["list", "model"])):
+        rows = [line for line in printed(capsys, *listed).splitlines() if override.partition("=")[0] + "=" in line]
+        assert rows[0].split()[:2] == ["*", override]
+        assert [row for row in rows if row.startswith("*")] == rows[:1]
+
+
+def test_list_of_a_group_reports_the_file_of_each_option(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, "list", "model")
+    assert "  mlp: configs/model/mlp.yaml\n" in out
+    assert re.search(r"^  gpt: /.*configs/model/gpt.yaml$", out, re.MULTILINE)
+
+
+def test_list_of_a_section_reports_its_keys_as_they_can_be_set(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = printed(capsys, "list", "loop")
+    message = [line.split()[0] for line in out.partition("\nkeys\n")[2].splitlines()]
+    assert [one.partition("=")[0] for one in message] == [f"loop.{one.name}" for one in dataclasses.fields(LoopConfig)]
+    assert printed(capsys, "config", *message)
+    assert "\nkeys\n" not in printed(capsys, "list", "model")
+
+
+def test_list_shows_an_option_without_a_description(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "configs/model/bare.yaml").write_text("_target_: mine.MLP\n")
+    assert "\n* model=bare\n" in printed(capsys, "list")
+
+
+def test_what_lies_about_in_the_folder_of_configs_is_no_option(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "configs/experiment/.#odd.yaml").symlink_to("somebody@somewhere.1234")
+    (project / "configs/model/old.yaml").mkdir()
+    (project / "configs/.#config.yaml").symlink_to("somebody@somewhere.1234")
+    assert "model=old" not in printed(capsys, "list")
+    monkeypatch.setenv("TRAIN_COMPLETE_LINE", "train fit experiment=")
+    assert ".#odd" not in printed(capsys, "complete", "--answer")
+    monkeypatch.setenv("TRAIN_COMPLETE_LINE", "train fit -cn ")
+    assert printed(capsys, "complete", "--answer").split() == ["config"]
+    assert main(["config", "model=old"]) == 2
+    said = message(capsys.readouterr().err)
+    assert "there is no model called 'old' (command line). There are: " in said
+    assert "Did you mean 'old'?" not in said
+
+
+def test_a_folder_that_is_a_link_is_a_group_and_its_files_are_options(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (project / "configs/experiment").rename(project / "team")
+    (project / "configs/experiment").mkdir()
+    (project / "configs/experiment/team").symlink_to("../../team")
+    assert "experiment=team/odd" in printed(capsys, "list")
+    assert yaml.safe_load(printed(capsys, "config", "experiment=team/odd"))["loop"]["max_duration"] == "3ep"
+
+
+def test_every_shipped_option_has_a_description(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [line for line in printed(capsys, "list").splitlines() if line.startswith("  ")]
+    assert all(len(line.split()) > 1 for line in rows), rows
+
+
+def test_an_unknown_group_is_reported_with_the_nearest(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "optimiser"]) == 2
+    assert "Did you mean 'optimizer'?" in capsys.readouterr().err
+
+
+def test_a_mistake_prints_nothing_on_stdout(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "seed=x"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "error: seed is 'x', but it must be a whole number\n  --> command line\n"
+
+
+def test_json_holds_what_yaml_and_table_show(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("config", "experiment=odd", "seed=3")
+    assert json.loads(printed(capsys, *words, "--json")) == yaml.safe_load(printed(capsys, *words))
+    whole = json.loads(printed(capsys, "list", "--json"))
+    odd = {
+        "option": "odd",
+        "description": "An odd one.",
+        "file": str(project / "configs/experiment/odd.yaml"),
+        "own": True,
+    }
+    assert odd in whole["experiment"]
+    assert json.loads(printed(capsys, "list", "model", "--json")) == {"model": whole["model"]}
+    assert "model=mlp" in printed(capsys, "list", "model")

@@ -1,0 +1,110 @@
+"""Every example that `--help` shows is run, or, where it would train, composed; and so is every option that ships."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer_cli.commands import main as main_module
+from trainer_cli.commands.choices import Choices
+from trainer_cli.commands.main import VERBS, main, parser_of
+from trainer_cli.config import search_path
+from trainer_cli.config.compose import compose
+from trainer_cli.config.search_path import PACKAGE
+from trainer_cli.config.sweep import jobs
+from trainer_cli.runs.run_dir import RunDir
+
+NEEDS = {"experiment=char_gpt": ["data.path=text.txt"], "data=characters": ["data.path=text.txt"]}
+"""What must be said with an option, since its file leaves it open."""
+
+
+def examples() -> Iterator[tuple[str, str]]:
+    texts = {verb: import_module(VERBS[verb].module).EXAMPLES for verb in VERBS} | {"help": main_module.EXAMPLES}
+    for verb, text in texts.items():
+        for line in text.splitlines():
+            if match := re.match(r" +(train .*?)(?:  .*)?$", line):
+                yield verb, match[1]
+
+
+EXAMPLES = list(examples())
+
+
+def test_every_verb_has_examples_of_its_own() -> None:
+    for verb in VERBS:
+        assert any(of == verb and text.startswith(f"train {verb}") for of, text in EXAMPLES), verb
+
+
+@pytest.mark.parametrize("text", [text for _, text in EXAMPLES])
+def test_an_example_can_be_run(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    _, verb, *arguments = shlex.split(text)
+    parsed = main_module._parsed(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
+    if verb in ("fit", "validate", "check"):
+        many = getattr(parsed, "multirun", False)
+        for overrides in (
+            [list(job.overrides) for job in jobs(parsed.overrides, lambda group: None)] if many else [parsed.overrides]
+        ):
+            compose(overrides)
+    elif verb == "config" and parsed.diff:
+        assert not parsed.diff.startswith("-")
+    else:
+        (made / "new").mkdir()
+        if verb == "new":
+            monkeypatch.chdir(made / "new")
+        if verb in ("ckpt", "top", "tail", "report"):
+            save_some(made)
+        assert main([verb, *arguments]) == 0
+        assert capsys.readouterr().err == ""
+
+
+def save_some(project: Path) -> None:
+    """The run `digits`, with checkpoints and results as an example names them, and two others."""
+    from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+
+    for name in ("runs/digits", "runs/other", "runs/digits/sweep/lr=1"):
+        RunDir(project / name).create(f"run_dir: {name}\n", [], {"run_id": "digits"}).release()
+    validated = {"checkpoint": "runs/digits/checkpoints/step180", "step": 180, "loader": "val", "val/loss": 1}
+    (project / "runs/digits/validation").mkdir()
+    (project / "runs/digits/validation/validation.jsonl").write_text(f"{json.dumps(validated)}\n")
+    for step in (180, 360, 900):
+        make_sync_checkpointer().save(
+            {"model": {"weight": torch.full((2,), float(step))}, "progress": {"step": step}},
+            project / f"runs/digits/checkpoints/step{step}",
+            metadata=CheckpointMetadata(run_id="digits", step=step, metrics={"val/loss": 1 / step}),
+        )
+
+
+def shipped() -> list[str]:
+    folder = search_path.shipped_configs(PACKAGE)
+    assert folder is not None
+    choices = Choices([folder])
+    return [f"{group}={option}" for group in choices.groups for option in choices.options(group)]
+
+
+@pytest.mark.parametrize("override", shipped())
+@pytest.mark.parametrize("where", ["anywhere", "in a project"])
+def test_every_option_that_ships_can_be_composed(
+    made: Path, monkeypatch: pytest.MonkeyPatch, override: str, where: str
+) -> None:
+    if where == "anywhere":
+        monkeypatch.chdir(made.parent)
+    composed = compose([override, *NEEDS.get(override, [])])
+    group, _, option = override.partition("=")
+    assert composed.config.name == (option if group == "experiment" else "default")
+
+
+@pytest.mark.parametrize("override", ["experiment=mine", "model=large", "model=small", "data=spiral"])
+def test_a_projects_own_options_can_be_composed(made: Path, override: str) -> None:
+    group, _, option = override.partition("=")
+    composed = compose([override])
+    assert composed.config_dirs[0] == made / "configs"
+    if group != "experiment":
+        assert composed.where(f"{group}._target_").startswith(f"configs/{group}/{option}.yaml")

@@ -1,0 +1,311 @@
+"""The command line: verbs, exit codes, and errors as messages."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from trainer_cli.commands import main as main_module
+from trainer_cli.commands.main import Verb, add_config_arguments, main
+from trainer_cli.errors import DISK_CURES, CheckpointError, RunDirectoryError, SaveError, TrainError, UserError
+
+
+def verb_that(monkeypatch: pytest.MonkeyPatch, run: object) -> None:
+    """Make `train probe` call `run`."""
+    monkeypatch.setattr(main_module, "VERBS", {"probe": Verb("probe_module", "try something")})
+    monkeypatch.setitem(sys.modules, "probe_module", SimpleNamespace(add_arguments=add_config_arguments, run=run))  # type: ignore[arg-type]
+
+
+def raising(error: BaseException) -> object:
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TrainError("a"), 1),
+        (SaveError("a"), 1),
+        (UserError("a"), 2),
+        (CheckpointError("a"), 3),
+        (RunDirectoryError("a"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_our_errors_are_one_message_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    monkeypatch.delenv("TRAIN_FULL_ERROR", raising=False)
+    verb_that(monkeypatch, raising(error))
+    assert main(["probe"]) == code
+    captured = capsys.readouterr()
+    assert captured.err == ("interrupted\n" if code == 130 else "error: a\n")
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize("error", [ValueError("ours"), OSError(errno.EIO, "the camera is gone")])
+def test_any_other_error_and_one_of_input_without_a_file_show_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    verb_that(monkeypatch, raising(error))
+    assert main(["probe"]) == 1
+    said = capsys.readouterr().err
+    left_out, _, trace = said.partition("\n")
+    assert "TRAIN_FULL_ERROR=1" in left_out
+    assert trace.startswith("Traceback (most recent call last):\n")
+    assert f"{Path(__file__).name}" in trace.splitlines()[1], "it begins where the error's own code does"
+    assert said.rstrip().endswith(str(error)), "it is no fault of train's"
+    monkeypatch.setenv("TRAIN_FULL_ERROR", "1")
+    assert main(["probe"]) == 1
+    assert "main.py" in capsys.readouterr().err.splitlines()[1]
+
+
+def test_an_error_of_our_own_code_says_how_to_report_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main_module, "VERBS", {"list": Verb("trainer_cli.errors", "not a verb's module")})
+    assert main(["list"]) == 1
+    trace, _, said = capsys.readouterr().err.partition("\nerror: ")
+    assert trace.startswith("Traceback")
+    assert "\nAttributeError: " in trace
+    assert said == (
+        "this is a fault of train, not of your config or code\n"
+        "help: Please report it, with the traceback above and the output of `train env`.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("terminal", "no_color", "shown"),
+    [
+        (True, "", "\x1b[1;31merror:\x1b[0m a\n  \x1b[1;34m-->\x1b[0m b\n\x1b[1;36mhelp:\x1b[0m c\n"),
+        (True, "1", "error: a\n  --> b\nhelp: c\n"),
+        (False, "", "error: a\n  --> b\nhelp: c\n"),
+    ],
+)
+def test_errors_are_coloured_on_a_terminal_alone_and_not_where_no_color_is_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, no_color: str, shown: str
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    verb_that(monkeypatch, raising(UserError("a", where="b", cure="c")))
+    assert main(["probe"]) == 2
+    assert capsys.readouterr().err == shown
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ESTALE])
+def test_a_disk_that_is_full_or_fails_is_one_message_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    verb_that(monkeypatch, raising(OSError(number, os.strerror(number), "runs/x/metrics.jsonl")))
+    assert main(["probe"]) == 1
+    said = capsys.readouterr().err
+    intact = "What was committed before is intact."
+    assert said == f"error: {os.strerror(number)}\n  --> runs/x/metrics.jsonl\nhelp: {intact} {DISK_CURES[number]}\n"
+
+
+def test_the_traceback_of_a_mistake_is_shown_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAIN_FULL_ERROR", "1")
+    verb_that(monkeypatch, raising(UserError("yours")))
+    assert main(["probe"]) == 2
+    captured = capsys.readouterr().err
+    assert "Traceback" in captured
+    assert captured.endswith("\nerror: yours\n")
+
+
+def test_the_verbs_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb_that(monkeypatch, lambda args: 75)
+    assert main(["probe"]) == 75
+
+
+def test_overrides_and_flags_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    verb_that(monkeypatch, lambda args: seen.append(args) or 0)
+    assert main(["probe", "+a=1", "-cd", "x", "~b", "--config-name", "y", "c=-1", "++d=[a,b]"]) == 0
+    assert seen[0].overrides == ["+a=1", "~b", "c=-1", "++d=[a,b]"]
+    assert (str(seen[0].config_dir), seen[0].config_name) == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["fti"], "there is no verb 'fti'\nhelp: Did you mean 'fit'?"),
+        (["experiment=digits", "seed=1"], "Did you mean 'train fit experiment=digits seed=1'?"),
+        (["list", "--frob"], "train list has no flag --frob\nhelp: See train list --help."),
+    ],
+)
+def test_a_mistake_in_the_command_is_one_message(
+    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
+) -> None:
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("error: ") == 1
+
+
+def test_how_a_sweep_starts_its_jobs_is_no_part_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["fit", "--help"]):
+        assert main(argv) == 0
+    assert main(["fit", "--frozen", "x.yaml"]) == 2
+    assert main(["jobs"]) == 2
+    message = capsys.readouterr()
+    assert "train fit has no flag --frozen\n" in message.err
+    assert "_job" not in message.out + message.err
+    assert "frozen" not in message.out
+
+
+def test_windows_is_pointed_to_wsl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert main(["list"]) == 2
+    assert "WSL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["help"], ["--version"], ["help", "fit"]])
+def test_help_and_version_are_done(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    assert main(argv) == 0
+    assert "train" in capsys.readouterr().out
+
+
+def test_the_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    out = capsys.readouterr().out
+    assert all(f"  {name} " in out for name in main_module.VERBS)
+
+
+@pytest.mark.parametrize("word", list(main_module.VERBS))
+def test_the_help_of_a_verb_says_what_it_does_and_shows_examples(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert main([word, "--help"]) == 0
+    out = capsys.readouterr().out
+    summary = main_module.VERBS[word].summary
+    assert summary[1:] in " ".join(out.split())
+    assert f"examples:\n  train {word}" in out
+    assert max(map(len, out.splitlines())) <= 120
+    if word == "fit":
+        assert "`train list` shows what there is to choose, `train config --fields` every key" in out
+
+
+def test_help_version_and_list_load_neither_torch_nor_hydra() -> None:
+    code = (
+        "import sys; from trainer_cli.commands.main import main\n"
+        "assert main(['--help']) == main(['--version']) == main(['list']) == 0\n"
+        "assert not {'torch', 'hydra', 'omegaconf'} & set(sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
+
+
+def test_a_reader_that_closes_the_pipe_causes_no_message() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer_cli", "list"],
+        check=False,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == b""
+
+
+def closed(streams: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of python that begins with streams closed, such as `>&-`."""
+    line = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, *command]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(line, check=False, capture_output=True, text=True, env=environment)
+
+
+def test_what_is_said_on_a_closed_stream_goes_nowhere() -> None:
+    done = closed(">&-", "-m", "trainer_cli", "list")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = closed("2>&-", "-m", "trainer_cli", "list", "nothing")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_no_file_gets_the_number_of_a_closed_stream(streams: str, tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from trainer_cli.commands.main import main\n"
+        "code = main(['--version'])\n"
+        "file = open(sys.argv[1], 'w')\n"
+        "kept = all(os.get_inheritable(number) for number in range(3))\n"
+        "os.write(1, b'stray'); os.write(2, b'stray'); print('stray', flush=True)\n"
+        "os.system('echo stray; echo stray >&2; read stray')\n"
+        "file.write(f'{code} {kept} {file.fileno() > 2}')\n"
+    )
+    closed(streams, "-c", code, str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "0 True True"
+
+
+@pytest.mark.parametrize(
+    "argv", [["config"], ["list"], ["experiment=x"], ["config", "seed"], ["new", "x"], ["ckpt", "ls"]]
+)
+def test_a_current_folder_that_is_gone_is_one_message(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.setenv("PWD", "/folder/gone")
+    with monkeypatch.context() as there:
+        there.chdir(folder)
+        folder.rmdir()
+        assert (main(argv), main([*argv, "--help"])) == (2, 2 if "=" in argv[0] else 0)
+    said = capsys.readouterr().err
+    message = 'Change to another folder, or, if it was made again: cd "$PWD".'
+    assert said.startswith(f"error: the current folder is gone\n  --> /folder/gone\nhelp: {message}\n")
+    assert "Traceback" not in said
+
+
+def test_collecting_garbage_is_left_as_it_was_and_on_where_something_is_built(
+    empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trainer_cli.config.compose import compose
+    from trainer_cli.runs.build import Builder
+
+    assert gc.isenabled()
+    main(["config", "nothing=3"])
+    assert gc.isenabled()
+    composed = compose([])
+    Builder(composed.config, composed.trust)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        main(["config"])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(("size", "rank"), [("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")])
+def test_what_one_process_does_is_refused_in_several_and_only_the_first_says_so(
+    size: str, rank: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in {size: "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    for command, why in ((["validate", "ckpt=none"], "one of 2 processes"), (["fit", "-m", "seed=1,2"], "a sweep is")):
+        errors = []
+        for number in ("0", "1"):
+            monkeypatch.setenv(rank, number)
+            assert main(command) == 2
+            errors.append(capsys.readouterr().err)
+        assert why in errors[0]
+        assert errors[1] == ""
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv(size, "1")
+    assert main(["fit", "digits", "nope=3"]) == 2
+    assert "there is no key 'nope'" in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""What stdout and stderr cannot show is replaced, and a terminal that was closed takes what is written."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.commands.main import main, prepare_streams
+
+PARTS = """
+import torch
+from torch import nn
+
+
+class Data:
+    def __init__(self):
+        self.train = [(torch.ones(2), torch.ones(1))] * 8
+        self.val = self.train[:2]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, batch):
+        loss = (self.layer(batch[0]) - batch[1]).pow(2).mean()
+        return {"loss": loss, "Größe": loss}
+"""
+EXPERIMENT = """# @package _global_
+model: {_target_: umlauts.Net}
+data: {_target_: umlauts.Data, batch_size: 4}
+optimizer: {lr: 0.01}
+loop: {max_duration: 2ep, log_interval: 1}
+"""
+NAME = "name='größe'"
+RUN = "runs/größe"
+VERBS = {
+    "fit": ["fit", "+experiment=mine", NAME],
+    "validate": ["validate", f"ckpt={RUN}@latest"],
+    "top": ["top", "--once"],
+    "tail": ["tail", RUN],
+    "ckpt ls": ["ckpt", "ls", RUN],
+    "ckpt show": ["ckpt", "show", f"{RUN}@latest"],
+    "report": ["report", RUN],
+    "list": ["list", "experiment"],
+    "config": ["config", "+experiment=mine", NAME],
+    "plan": ["plan", "+experiment=mine", NAME],
+    "a mistake": ["config", "+experiment='größer'"],
+    "an unknown key": ["config", "größe=1"],
+}
+_FAIL = {"a mistake", "an unknown key"}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A project whose names are beyond ASCII, with a run."""
+    root = tmp_path_factory.mktemp("umlauts")
+    (root / "configs/experiment").mkdir(parents=True)
+    (root / "umlauts.py").write_text(PARTS, "utf-8")
+    (root / "configs/experiment/mine.yaml").write_text(EXPERIMENT, "utf-8")
+    before = Path.cwd()
+    os.chdir(root)
+    assert main(["fit", "+experiment=mine", NAME, "loop.max_duration=1ep"]) == 0
+    yield root
+    os.chdir(before)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_stream_that_cannot_show_a_letter_ends_no_verb(
+    verb: str, encoding: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, err = io.BytesIO(), io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding))
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(err, encoding, errors="backslashreplace"))
+    code = main(VERBS[verb])
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    text = (out.getvalue() + err.getvalue()).decode(encoding)
+    assert code == (2 if verb in _FAIL else 0), text
+    assert "UnicodeEncodeError" not in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "afterwards"),
+    [
+        ("ascii", "strict", "replace"),
+        ("ascii", "surrogateescape", "replace"),
+        ("utf-8", "surrogateescape", "surrogateescape"),
+        ("utf-8", "strict", "replace"),
+        ("ascii", "backslashreplace", "backslashreplace"),
+    ],
+)
+def test_a_stream_keeps_a_way_of_its_own_that_never_fails(
+    encoding: str, errors: str, afterwards: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding, errors))
+    prepare_streams()
+    assert sys.stdout.errors == afterwards
+
+
+def test_what_is_written_to_a_closed_terminal_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard, screen = os.openpty()
+    stream = os.fdopen(screen, "w", encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", stream)
+    prepare_streams()
+    terminal = sys.stdout
+    print("shown", flush=True)
+    assert os.read(keyboard, 100) == b"shown\r\n"
+    os.close(keyboard)
+    with pytest.raises(OSError, match="Input/output error"):
+        os.write(screen, b"closed")
+    print("discarded", flush=True)
+    assert terminal is not stream
+    assert not terminal.isatty()
+    terminal.close()
+    stream.close()

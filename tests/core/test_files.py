@@ -1,0 +1,125 @@
+"""Files are changed whole or not at all, also when the process dies between two operations."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_cli.core import files
+
+
+class _Died(BaseException):
+    """Stands for the process' end: nobody catches it but the test."""
+
+
+def die_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
+    """Let the n-th disk operation, and every one after it, not happen."""
+    count = 0
+
+    def dying(real):
+        def call(*arguments, **named):
+            nonlocal count
+            count += 1
+            if count >= nth:
+                raise _Died
+            return real(*arguments, **named)
+
+        return call
+
+    for name in ("fsync", "replace", "unlink"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name)))
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_replacement_that_dies_leaves_old_or_new(nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        die_at(patch, nth)
+        with pytest.raises(_Died):
+            files.replace(path, [b"n", b"ew"])
+    assert path.read_bytes() == (b"old" if nth <= 2 else b"new")
+    files.replace(path, [b"newer"])
+    assert path.read_bytes() == b"newer"
+
+
+def test_a_replacement_that_fails_leaves_no_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "summary.json"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.replace(path, [b"new"])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["summary.json"]
+    assert path.read_bytes() == b"old"
+
+
+@given(content=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_exactly_the_named_spans_are_kept(
+    content: bytes, cuts: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("spans") / "log"
+    path.write_bytes(content)
+    points = sorted({min(cut, len(content)) for cut in cuts})
+    spans = list(zip(points[::2], points[1::2], strict=False))
+    expected = b"".join(content[start:stop] for start, stop in spans)
+    assert files.keep_spans(path, spans) == (expected != content)
+    assert path.read_bytes() == expected
+
+
+def test_cutting_the_end_needs_no_room_for_a_copy(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"abcdef")
+    before = path.stat().st_ino
+    assert files.keep_spans(path, [(0, 2), (2, 3)])
+    assert (path.read_bytes(), path.stat().st_ino) == (b"abc", before)
+
+
+def test_a_filesystem_that_cannot_sync_folders_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def invalid(_: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", invalid)
+    files.sync_folder(tmp_path)
+    assert tmp_path.is_dir()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's devices that refuse every write")
+@pytest.mark.parametrize(("device", "number"), [("/dev/full", errno.ENOSPC), ("/proc/self/mem", errno.EIO)])
+def test_what_could_not_be_appended_names_its_file_and_is_not_tried_again_at_close(
+    tmp_path: Path, device: str, number: int
+) -> None:
+    path = tmp_path / "log"
+    path.symlink_to(device)
+    file = files.AppendedFile(path)
+    with pytest.raises(OSError, match=os.strerror(number)) as caught:
+        file.append(b"record")
+    assert (caught.value.errno, caught.value.filename) == (number, str(path))
+    file.close()
+
+
+def test_a_sync_that_fails_names_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = files.AppendedFile(tmp_path / "log")
+    file.append(b"record")
+    monkeypatch.setattr(os, "fsync", failing)
+    for work, path in (
+        (file.sync, tmp_path / "log"),
+        (lambda: files.replace(tmp_path / "summary.json", [b"x"]), tmp_path / "summary.json"),
+        (lambda: files.keep_spans(tmp_path / "log", [(0, 2)]), tmp_path / "log"),
+        (lambda: files.sync_folder(tmp_path), tmp_path),
+    ):
+        with pytest.raises(OSError, match="Input/output error") as caught:
+            work()
+        assert caught.value.filename == str(path)
+    file.close()

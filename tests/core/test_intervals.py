@@ -1,0 +1,151 @@
+"""Cadences and totals: absolute, exact, and the same whoever asks from where."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_cli.core.intervals import Duration, Interval, epoch_steps, limited_batches, total_steps
+from trainer_cli.core.progress import Progress
+
+
+def interval_of(text: str, steps_per_epoch: int | None = None) -> Interval:
+    return Interval(Duration.parse(text), steps_per_epoch)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps_per_epoch", "due"),
+    [
+        ("4st", None, [4, 8, 12]),
+        ("1ep", 5, [5, 10]),
+        ("0.25ep", 10, [3, 5, 8, 10]),
+        ("0.1ep", 5, list(range(1, 13))),
+    ],
+)
+def test_an_interval_in_steps_is_due_at_its_multiples(text: str, steps_per_epoch: int | None, due: list[int]) -> None:
+    interval = interval_of(text, steps_per_epoch)
+    assert [step for step in range(13) if interval.due(Progress(step=step))] == due
+
+
+@given(st.sampled_from(["3st", "0.25ep", "0.3ep", "1.7ep", "2ep"]), st.integers(1, 30), st.integers(0, 200))
+def test_the_next_step_is_the_first_that_is_due(text: str, steps_per_epoch: int, step: int) -> None:
+    interval = interval_of(text, steps_per_epoch)
+    following = interval.next_step(Progress(step=step))
+    assert interval.due(Progress(step=following))
+    assert not any(interval.due(Progress(step=between)) for between in range(step + 1, following))
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "after", "due"),
+    [
+        ("100sp", {"last_samples": 96}, {"samples": 104}, True),
+        ("100sp", {"last_samples": 104}, {"samples": 112}, False),
+        ("100sp", {"last_samples": 96}, {"samples": 100}, True),
+        ("1e3tok", {"last_tokens": 900}, {"tokens": 3100}, True),
+        ("1e3tok", {"last_tokens": 3100}, {"tokens": 3900}, False),
+        ("10s", {"last_seconds": 9.5}, {"seconds": 10.1}, True),
+        ("10s", {"last_seconds": 10.1}, {"seconds": 19.9}, False),
+        ("1ep", {"last_epoch": 0}, {"epoch": 1}, True),
+        ("2ep", {"last_epoch": 0}, {"epoch": 1}, False),
+        ("2ep", {"last_epoch": 1}, {"epoch": 2}, True),
+    ],
+)
+def test_where_steps_cannot_tell_a_crossed_multiple_is_due(
+    text: str, before: dict[str, float], after: dict[str, float], due: bool
+) -> None:
+    now = Progress(step=9, **before, **after)  # type: ignore[arg-type]
+    assert interval_of(text).due(now) is due
+    assert interval_of(text).next_step(now) == 10
+
+
+def test_nothing_is_due_before_the_first_step() -> None:
+    assert not interval_of("1st").due(Progress())
+
+
+def test_a_part_epoch_needs_the_length_of_one() -> None:
+    with pytest.raises(ValueError, match=r"loop\.steps_per_epoch"):
+        interval_of("0.5ep")
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "reached"),
+    [
+        ("5st", Progress(step=4), False),
+        ("5st", Progress(step=5), True),
+        ("8sp", Progress(samples=7), False),
+        ("8sp", Progress(samples=9), True),
+        ("2ep", Progress(epoch=2), True),
+        ("3s", Progress(seconds=2.9), False),
+    ],
+)
+def test_a_duration_is_reached_once_it_lies_behind(text: str, now: Progress, reached: bool) -> None:
+    assert interval_of(text).reached(now) is reached
+
+
+@pytest.mark.parametrize(("text", "said"), [("1ep", "every epoch"), ("250st", "every 250 steps"), ("1s", "every 1s")])
+def test_an_interval_says_itself_in_words(text: str, said: str) -> None:
+    assert str(interval_of(text, 5)) == said
+
+
+@pytest.mark.parametrize(
+    ("batches", "limit", "left"),
+    [
+        (10, None, 10),
+        (10, 3, 3),
+        (10, 30, 10),
+        (10, 0.25, 3),
+        (10, 0.1, 1),
+        (10, 0.01, 1),
+        (None, 4, 4),
+        (None, None, None),
+    ],
+)
+def test_a_limit_is_a_number_or_a_fraction_rounded_up(
+    batches: int | None, limit: int | float | None, left: int | None
+) -> None:
+    assert limited_batches(batches, limit) == left
+
+
+def test_a_fraction_of_an_unknown_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="no length"):
+        limited_batches(None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("batches", "accum", "configured", "steps"), [(10, 3, None, 4), (10, 1, 7, 10), (None, 2, 7, 7)]
+)
+def test_leftover_batches_make_one_more_step(
+    batches: int | None, accum: int, configured: int | None, steps: int
+) -> None:
+    assert epoch_steps(batches, accum, configured) == steps
+
+
+@pytest.mark.parametrize(
+    ("length", "batches", "accum", "configured", "samples", "steps"),
+    [
+        ("12st", None, 1, None, None, 12),
+        ("2ep", 3, 1, None, 10, 6),
+        ("2ep", 3, 2, None, 10, 4),
+        ("2ep", None, 1, 9, None, 18),
+        ("2ep", None, 1, None, None, None),
+        ("10sp", 3, 1, None, 10, 3),
+        ("14sp", 3, 1, None, 10, 4),
+        ("15sp", 3, 2, None, 10, 3),
+        ("14sp", None, 1, None, None, None),
+        ("9tok", 3, 1, None, 10, None),
+        ("9s", 3, 1, None, 10, None),
+    ],
+)
+def test_the_total_is_reported_where_it_can_be(
+    length: str, batches: int | None, accum: int, configured: int | None, samples: int | None, steps: int | None
+) -> None:
+    found = total_steps(
+        Duration.parse(length),
+        epoch_batches=batches,
+        grad_accum_steps=accum,
+        steps_per_epoch=configured,
+        batch_size=4 if samples else None,
+        epoch_samples=samples,
+    )
+    assert found == steps

@@ -1,0 +1,295 @@
+"""When to save and what may go, by tables."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+
+from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.policy import (
+    BestRule,
+    Kind,
+    Moment,
+    Occasion,
+    RetentionRules,
+    Saved,
+    SaveRules,
+    next_save_step,
+    why_keep,
+    why_remove,
+    why_save,
+)
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.schema import Mode, Removal
+
+P, E = Kind.permanent, Kind.ephemeral
+STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop
+
+
+def ask(rules, now, last, *, moment=STEP, loaded=False, **more):
+    """The decision of `why_save`, by its facts."""
+    return why_save(rules, Moment(now, moment, last, loaded=loaded, **more))
+
+
+def every(interval: int | str, steps_per_epoch: int | None = None) -> Interval:
+    return Interval(Duration.parse(interval), steps_per_epoch)
+
+
+RULES = SaveRules(
+    save_interval=every(100),
+    ephemeral_save_interval=every(10),
+    ephemeral_cooldown=Duration.parse(15),
+    fixed_steps=frozenset({0, 7, 30}),
+)
+
+
+@pytest.mark.parametrize(
+    ("step", "last", "moment", "expected"),
+    [
+        (7, None, STEP, (P, "fixed step 7")),
+        (8, None, STEP, None),
+        (10, None, STEP, (E, "every 10 steps, ephemeral")),
+        (10, 7, STEP, None),  # cooling down
+        (22, 7, STEP, None),  # cooled down, but not due
+        (20, 5, STEP, (E, "every 10 steps, ephemeral")),  # exactly the cooldown
+        (20, 6, STEP, None),  # one step short of it
+        (30, 29, STEP, (P, "fixed step 30")),  # the cooldown holds back ephemerals alone
+        (100, 99, STEP, (P, "every 100 steps")),
+        (100, 100, STEP, None),  # a step already saved is never saved twice
+        (103, 90, FINAL, (P, "end of training")),
+        (200, 90, FINAL, (P, "every 100 steps")),
+        (103, 103, FINAL, None),
+        (110, 90, FINAL, (P, "end of training")),  # stronger than the ephemeral that is due too
+        (103, 102, STOP, (E, "training was stopped")),
+        (200, 102, STOP, (P, "every 100 steps")),
+        (30, 29, STOP, (P, "fixed step 30")),
+        (103, 103, STOP, None),
+        (103, 102, LAST, (P, "end of training")),  # only its evaluation is missing: it stays
+        (200, 102, LAST, (P, "every 100 steps")),
+        (0, None, PRE, (P, "fixed step 0")),
+    ],
+)
+def test_the_first_rule_that_fits_decides(step, last, moment, expected):
+    decision = ask(RULES, Progress(step=step), last, moment=moment)
+    assert (decision and (decision.kind, decision.reason)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pre_train", "loaded", "saves"),
+    [(None, False, True), (None, True, False), (True, True, True), (True, False, True), (False, False, False)],
+)
+def test_before_the_first_step_null_means_only_when_nothing_was_loaded(pre_train, loaded, saves):
+    rules = SaveRules(save_interval=every(100), pre_train=pre_train)
+    decision = ask(rules, Progress(step=0), None, moment=PRE, loaded=loaded)
+    assert (decision is not None) == saves
+    assert decision is None or decision.kind is P
+
+
+def test_a_fixed_step_0_is_saved_although_nothing_else_is_before_the_first_step():
+    rules = SaveRules(fixed_steps=frozenset({0}), pre_train=False)
+    assert ask(rules, Progress(step=0), None, moment=PRE).reason == "fixed step 0"
+
+
+def test_a_fork_at_an_interval_step_is_not_saved_before_it_trained():
+    rules = SaveRules(save_interval=every(100), pre_train=None)
+    assert ask(rules, Progress(step=200), None, moment=PRE, loaded=True) is None
+
+
+@pytest.mark.parametrize(("moment", "rule"), [(FINAL, "save_final"), (STOP, "save_on_stop")])
+def test_final_and_stop_saves_can_be_switched_off(moment, rule):
+    rules = SaveRules(**{rule: False})
+    assert ask(rules, Progress(step=5), None, moment=moment) is None
+    assert ask(rules, Progress(step=5), None, moment=STEP) is None
+
+
+def test_rules_that_are_null_never_save():
+    assert all(ask(SaveRules(), Progress(step=n), None, moment=STEP) is None for n in range(50))
+    assert next_save_step(SaveRules(), Progress()) is None
+
+
+@pytest.mark.parametrize(("now", "expected"), [(0, 7), (7, 10), (10, 20), (29, 30), (30, 40), (95, 100), (100, 110)])
+def test_the_next_save_step_is_the_earliest_that_a_rule_names(now, expected):
+    assert next_save_step(RULES, Progress(step=now)) == expected
+
+
+@pytest.mark.parametrize("rules", [RULES, SaveRules(save_interval=every("0.3ep", 7)), SaveRules(fixed_steps={3})])
+def test_no_step_before_the_next_save_step_saves(rules):
+    for now in range(130):
+        following = next_save_step(rules, Progress(step=now))
+        for step in range(now + 1, following if following is not None else 200):
+            assert ask(rules, Progress(step=step), None, moment=STEP) is None
+
+
+def test_intervals_count_in_other_units_too():
+    rules = SaveRules(save_interval=every("100tok"))
+    crossed = Progress(step=3, tokens=105, last_tokens=95)
+    assert ask(rules, crossed, None, moment=STEP).reason == "every 100 tokens"
+    assert ask(rules, Progress(step=4, tokens=115, last_tokens=105), None, moment=STEP) is None
+    assert next_save_step(rules, crossed) == 4
+
+
+BEST = SaveRules(ephemeral_save_interval=every(10), keep_best=BestRule("val/loss", Mode.min, 2))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "there", "expected"),
+    [
+        ({}, (), None),
+        ({"val/acc": 1.0}, (), None),
+        ({"val/loss": 5.0}, (), "val/loss 5 is among the 2 best"),
+        ({"val/loss": 5.0}, ("e1=1",), "val/loss 5 is among the 2 best"),
+        ({"val/loss": 5.0}, ("e1=1", "e2=4"), None),
+        ({"val/loss": 4.0}, ("e1=1", "e2=4"), "val/loss 4 is among the 2 best"),  # a tie goes to the newer
+        ({"val/loss": 3.0}, ("e1=1", "e2=4"), "val/loss 3 is among the 2 best"),
+        ({"val/loss": math.nan}, (), None),
+        ({"val/loss": -math.inf}, (), None),
+        ({"val/loss": 5.0}, ("e1=nan", "e2=1"), "val/loss 5 is among the 2 best"),
+        ({"val/loss": 5.0}, ("e1=1~", "e2=1"), "val/loss 5 is among the 2 best"),  # weights with NaN do not count
+    ],
+)
+def test_an_evaluation_that_enters_the_best_saves(metrics, there, expected):
+    decision = ask(BEST, Progress(step=7), None, metrics=metrics, saved=saved(*there))
+    assert (decision and decision.reason) == expected
+    assert decision is None or decision.kind is E
+
+
+def test_large_values_are_best_where_the_mode_is_max():
+    rule = BestRule("val/loss", Mode.max, 1)
+    there = saved("e1=1", "e2=4", "e3=4")
+    assert [one.step for one in rule.ranked(there)] == [3]
+    assert rule.why_enter({"val/loss": 3.0}, there) is None
+    assert rule.why_enter({"val/loss": 4.0}, there) == "val/loss 4 is the best"
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"save_requested": True}, (P, "requested")),
+        ({"held": True}, None),
+        ({"held": True, "save_requested": True}, (P, "requested")),
+        ({}, (E, "every 10 steps, ephemeral")),
+    ],
+)
+def test_a_request_saves_and_a_hold_keeps_ephemeral_intervals_back(facts, expected):
+    decision = ask(RULES, Progress(step=20), None, **facts)
+    assert (decision and (decision.kind, decision.reason)) == expected
+
+
+def test_a_hold_keeps_no_other_save_back():
+    assert ask(RULES, Progress(step=100), None, held=True).reason == "every 100 steps"
+    assert ask(RULES, Progress(step=20), None, held=True, moment=STOP).reason == "training was stopped"
+
+
+def saved(*texts: str) -> list[Saved]:
+    """`p100` permanent, `e50` ephemeral, `e50=3` with a loss; marks: `!` pinned, `.` finished, `~` not finite."""
+    found = []
+    for text in texts:
+        kind, step, loss, marks = re.fullmatch(r"([pe])(\d+)(?:=([a-z0-9]+?))?([!.~]*)", text).groups()
+        found.append(
+            Saved(
+                f"step{step}",
+                int(step),
+                P if kind == "p" else E,
+                finished="." in marks,
+                pinned="!" in marks,
+                finite="~" not in marks,
+                metrics={} if loss is None else {"val/loss": float(loss)},
+            )
+        )
+    return found
+
+
+FOUR = ("p0", "p100", "p200", "p250", "p300", "e310", "e320")
+EPHEMERAL, ALL, NEVER = Removal.ephemeral_only, Removal.all_non_permanent, Removal.never
+
+
+@pytest.mark.parametrize(
+    ("there", "rules", "goes"),
+    [
+        (FOUR, {}, {310}),
+        (FOUR, {"remove": NEVER, "max_checkpoints": 1}, set()),
+        (FOUR, {"max_checkpoints": 2}, {0, 100, 200, 310}),
+        (FOUR, {"max_checkpoints": 9}, {310}),
+        (FOUR, {"max_checkpoints": 2, "fixed_steps": frozenset({100})}, {0, 200, 310}),
+        (("p100!", "p200", "p300"), {"max_checkpoints": 1}, {200}),
+        (("e10!", "e20", "p30"), {}, {20}),
+        (("e10", "e20", "p30"), {}, {10, 20}),  # superseded by a save of any kind
+        (("p10", "e20"), {}, set()),  # the newest stays, ephemeral or not
+        (("e20",), {}, set()),
+        ((), {}, set()),
+        (FOUR, {"remove": ALL, "save_interval": every(100)}, {250, 310}),
+        (FOUR, {"remove": ALL, "save_interval": every(100), "fixed_steps": frozenset({250})}, {310}),
+        (FOUR, {"remove": ALL}, {100, 200, 250, 300, 310}),
+        (FOUR, {"remove": ALL, "max_checkpoints": 1}, {100, 200, 250, 310}),
+        (FOUR, {"remove": ALL, "save_interval": every(100), "max_checkpoints": 2}, {310}),
+        (("p150.", "p200", "p330."), {"remove": ALL, "save_interval": every(100)}, {150}),  # the current final
+        (("p5", "p6", "p7"), {"remove": ALL, "save_interval": every("30min")}, set()),  # steps cannot tell
+        (("p4", "p5", "p7"), {"remove": ALL, "save_interval": every("0.5ep", 10)}, {4}),
+        (FOUR, {"max_checkpoints": 1, "keep_every": every(100)}, {0, 250, 310}),
+        (FOUR, {"max_checkpoints": 1, "keep_every": every(250)}, {0, 100, 200, 310}),
+        (FOUR, {"remove": ALL, "keep_every": every(250)}, {100, 200, 300, 310}),
+        (("e100", "p200", "p300"), {"max_checkpoints": 1, "keep_every": every(100)}, {100}),  # for permanents alone
+        (("e1=3", "e2=1", "e3=2", "p9"), {"keep_best": BestRule("val/loss", Mode.min, 2)}, {1}),
+        (("e1=1", "e2=1", "p9"), {"keep_best": BestRule("val/loss")}, {1}),  # a tie goes to the newer
+        (("e1=nan", "e2=7", "p9"), {"keep_best": BestRule("val/loss", Mode.min, 5)}, {1}),
+        (("p1=1", "p2=2", "p3=3"), {"max_checkpoints": 1, "keep_best": BestRule("val/loss")}, {2}),
+        (("p1=1", "p2=2", "p3=3"), {"remove": ALL, "keep_best": BestRule("val/loss")}, {2}),
+        (("p1=1", "p2=2", "p3=3"), {"remove": NEVER, "keep_best": BestRule("val/loss")}, set()),
+        (("p1", "p2", "p3~"), {}, set()),  # weights with NaN stay while they are the newest of all
+        (("p1", "p2~", "p3~"), {}, {2}),  # but not longer
+        (("p1", "p2~!", "p3~", "p4"), {}, {3}),
+        (("p1", "p2~", "p3", "p4"), {"max_checkpoints": 2}, {1, 2}),  # and are not counted
+        (("p1", "p2", "p3~"), {"max_checkpoints": 2}, set()),
+        (("p1", "e2", "e3~"), {}, set()),  # nor do they stand in for a good one
+    ],
+)
+def test_what_no_rule_keeps_goes(there, rules, goes):
+    removed = why_remove(saved(*there), RetentionRules(**rules))
+    assert {int(name[4:]) for name in removed} == goes
+    assert all(removed.values())
+
+
+@pytest.mark.parametrize("remove", list(Removal))
+@pytest.mark.parametrize("max_checkpoints", [None, 1, 2])
+def test_every_valid_one_is_either_kept_or_removed_and_the_newest_is_kept(remove, max_checkpoints):
+    rules = RetentionRules(remove, max_checkpoints, save_interval=every(100))
+    there = saved(*FOUR)
+    keep, gone = why_keep(there, rules), why_remove(there, rules)
+    assert keep.keys() | gone.keys() == {one.name for one in there}
+    assert not keep.keys() & gone.keys()
+    assert "step320" in keep
+
+
+def test_retention_is_the_same_when_it_is_asked_again_after_the_removal():
+    for remove in Removal:
+        rules = RetentionRules(remove, 2, save_interval=every(100))
+        there = saved(*FOUR)
+        gone = why_remove(there, rules)
+        rest = [one for one in there if one.name not in gone]
+        assert why_remove(rest, rules) == {}
+
+
+def test_reasons_tell_why():
+    there = saved("p0", "p50!", "p100", "e110", "p150.")
+    rules = RetentionRules(max_checkpoints=1, fixed_steps=frozenset({0}))
+    assert why_keep(there, rules) == {"step150": "final", "step50": "pinned", "step0": "fixed step"}
+    assert why_remove(there, rules) == {
+        "step100": "beyond the 1 newest permanent",
+        "step110": "ephemeral, and step150 is newer",
+    }
+
+
+def test_what_is_kept_is_reported_from_the_newest_and_what_goes_from_the_oldest_on():
+    there, rules = saved("p3", "p1", "p5", "p2", "p4"), RetentionRules(max_checkpoints=2)
+    assert list(why_keep(there, rules)) == ["step5", "step4"]
+    assert list(why_remove(there, rules)) == ["step1", "step2", "step3"]
+
+
+def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:
+    rules = SaveRules(save_final=False)
+    decision = ask(rules, Progress(step=5), None, moment=LAST)
+    assert decision is not None
+    assert (decision.kind, decision.reason) == (E, "training was stopped")
+    assert ask(SaveRules(save_final=False, save_on_stop=False), Progress(step=5), None, moment=LAST) is None

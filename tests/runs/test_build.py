@@ -1,0 +1,301 @@
+"""From config to live objects: what is made, what is refused, and with which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.config.targets import Trust
+from trainer_cli.core.schema import TrainConfig
+from trainer_cli.errors import ConfigError
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.runs.build import Builder, target_packages
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.optimizers import parameter_groups
+from trainer_cli.trainer.training_loop import TrainingLoop
+
+HERE = __name__
+MODEL = {"_target_": "trainer_cli.MLP", "hidden": [4]}
+DATA = {"_target_": "trainer_cli.Digits", "batch_size": 50}
+SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
+
+
+class Saver(CheckpointerCallback):
+    """A user's own subclass."""
+
+
+class Split:
+    """Data that is split at random when it is made."""
+
+    def __init__(self) -> None:
+        points = torch.utils.data.TensorDataset(torch.arange(20.0))
+        self.train, self.val = torch.utils.data.random_split(points, [15, 5])
+
+
+class Scaled(torch.optim.SGD):
+    """An optimizer with a setting that its constructor does not take."""
+
+    def __init__(self, params: Any, **settings: Any) -> None:
+        super().__init__(params, **settings)
+        self.defaults["scale"] = 1.0
+        for group in self.param_groups:
+            group.setdefault("scale", 1.0)
+
+
+class Quiet(Callback):
+    """No saver at all."""
+
+
+def builder(**sections: Any) -> Builder:
+    return Builder(
+        TrainConfig(**{"model": MODEL, "data": DATA, "optimizer": SGD, "device": "cpu", **sections}), Trust()
+    )
+
+
+class Ranks(ProcessGroup):
+    """A group of this many ranks; this is the first."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size  # type: ignore[misc]
+
+
+NOT_DIVIDED = "data.global_batch_size is 66, which cannot be divided between 4 ranks"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "accumulated", "expected"),
+    [
+        (1, {"global_batch_size": 64}, 1, (64, 1)),
+        (2, {"global_batch_size": 64, "batch_size": None}, 1, (32, 1)),
+        (4, {"global_batch_size": 64}, 2, (8, 2)),
+        (4, {"global_batch_size": 64, "batch_size": 8}, 1, (8, 2)),
+        (2, {"global_batch_size": None, "batch_size": 8}, 3, (8, 3)),
+        (1, {}, 1, (32, 1)),
+        (4, {"global_batch_size": 66}, 1, f"{NOT_DIVIDED} (data.global_batch_size"),
+        (4, {"global_batch_size": 66}, 2, f"{NOT_DIVIDED} of 2 batches each"),
+        (4, {"global_batch_size": 2}, 1, "Use a multiple of 4. To accumulate gradients, set data.batch_size, too."),
+        (4, {"global_batch_size": 66, "batch_size": 8}, 1, "no multiple of batches of 8 on each of 4 ranks"),
+    ],
+)
+def test_a_global_batch_size_decides_the_batch_of_a_rank_or_the_accumulation(
+    ranks: int, sizes: dict[str, Any], accumulated: int, expected: tuple[int, int] | str
+) -> None:
+    data = {"_target_": "trainer_cli.Digits", **sizes}
+    config = TrainConfig(model=MODEL, data=data, optimizer=SGD, device="cpu", loop={"grad_accum_steps": accumulated})
+    made = Builder(config, Trust(), Ranks(ranks))
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError) as caught:
+            made.trainer(made.data(), identity=RunIdentity(), run_dir=Path("run"))
+        assert expected in str(caught.value)
+    else:
+        assert (made.data().train.batch_size, made.loop().settings.grad_accum_steps) == expected
+
+
+@pytest.fixture(autouse=True)
+def findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "users_parts", sys.modules[HERE])
+
+
+def test_the_train_loader_is_shuffled_and_the_validation_loader_is_not() -> None:
+    data = builder(data={**DATA, "val_batch_size": 7}).data()
+    assert (data.train.shuffle, data.train.batch_size) == (True, 50)
+    assert (data.val["val"].shuffle, data.val["val"].batch_size) == (False, 7)
+
+
+def test_a_random_split_is_the_same_at_each_start_and_another_with_another_seed() -> None:
+    node = {"_target_": "users_parts.Split", "batch_size": 5}
+    splits = [builder(data=node, seed=seed).data().source.val.indices for seed in (0, 0, 1)]
+    assert splits[0] == splits[1] != splits[2]
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (None, "model is None, but it must be a node with `_target_`"),
+        (
+            {"_target_": "trainer_cli.MLP", "hiden": [4]},
+            "MLP takes no argument 'hiden'.*Did you mean 'hidden'",
+        ),
+        ({"_target_": "trainer_cli.models.mlp.NoSuch"}, "has no 'NoSuch'"),
+        ({"_target_": "trainer_cli.MLP", "inputs": "from_data"}, "Digits has no 'inputs'"),
+        ({"_target_": "trainer_cli.MLP", "_recursive_": False}, "_recursive_ is not known"),
+        ({"_target_": "torch.nn.Linear"}, "missing required arguments: 'in_features', 'out_features'"),
+        ({"_target_": "torch.nn.Linear", "in_features": "x", "out_features": 1}, "must be a whole number"),
+        ({"_target_": "torch.nn.Dropout", "p": 2.0}, "refused its arguments"),
+    ],
+)
+def test_a_wrong_model_node_is_one_readable_mistake(node: Any, message: str) -> None:
+    made = builder(model=node)
+    with pytest.raises(ConfigError, match=rf"(?s){message}"):
+        made.model(made.data().source)
+
+
+def test_an_argument_is_taken_from_the_data(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abcd" * 100)
+    made = builder(
+        data={"_target_": "trainer_cli.Text", "path": str(text), "unit": "characters", "context": 8},
+        model={
+            "_target_": "trainer_cli.GPT",
+            "vocab_size": "from_data",
+            "width": 8,
+            "heads": 2,
+            "layers": 1,
+        },
+    )
+    model: Any = made.model(made.data().source)
+    assert model.tokens.num_embeddings == 4
+
+
+def test_nodes_inside_nodes_and_partial_ones_are_made() -> None:
+    node = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", "_args_": [2, 3]}]}
+    assert isinstance(builder().make(node, "model")[0], nn.Linear)
+    late = builder().make({"_target_": "torch.nn.Linear", "_partial_": True, "in_features": 2}, "model")
+    assert late(out_features=5).out_features == 5
+
+
+def test_parameter_groups_merge_every_glob_that_matches_and_leave_frozen_ones_out() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 1))
+    model[2].bias.requires_grad = False
+    groups = parameter_groups(model, {"*bias": {"weight_decay": 0.0}, "1.*": {"weight_decay": 0.0, "lr": 0.5}})
+    found = [({k: v for k, v in group.items() if k != "params"}, len(group["params"])) for group in groups]
+    assert found == [({}, 2), ({"weight_decay": 0.0}, 1), ({"weight_decay": 0.0, "lr": 0.5}, 2)]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [({"norm*": {"lr": 1}}, "matches no parameter"), ({"*": 3}, "must hold optimizer settings")],
+)
+def test_a_glob_that_matches_nothing_is_a_mistake(patterns: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parameter_groups(nn.Linear(1, 1), patterns)
+
+
+def test_settings_of_groups_may_be_lists() -> None:
+    groups = parameter_groups(nn.Linear(1, 1), {"*": {"betas": [0.5, 0.9]}, "bias": {"lr": 0.1}})
+    assert [(group["betas"], group.get("lr")) for group in groups] == [([0.5, 0.9], None), ([0.5, 0.9], 0.1)]
+
+
+@pytest.mark.parametrize("target", ["torch.optim.SGD", "users_parts.Scaled"])
+def test_a_setting_that_the_optimizer_does_not_have_is_refused(target: str) -> None:
+    made = builder(optimizer={"_target_": target, "lr": 0.1}, param_groups={"*bias": {"momentun": 0.1}})
+    with pytest.raises(ConfigError, match=r"no setting 'momentun' .param_groups.\*bias.momentun.\. Did you"):
+        made.optimizer(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize("settings", [{"lr": -1}, {"weight_decay": -0.1}, {"nesterov": True}])
+def test_a_value_that_the_optimizer_would_refuse_for_all_is_refused_for_a_group(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"torch.optim.SGD refused its arguments: .* \(param_groups\.bias\)"):
+        builder(param_groups={"bias": settings}).optimizer(nn.Linear(1, 1))
+
+
+def test_a_setting_that_only_the_optimizers_defaults_name_is_taken() -> None:
+    made = builder(optimizer={"_target_": "users_parts.Scaled"}, param_groups={"bias": {"scale": 0.1}})
+    assert [group["scale"] for group in made.optimizer(nn.Linear(1, 1)).param_groups] == [1.0, 0.1]
+
+
+def test_a_complaint_of_a_constructor_of_ours_names_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"decay is 1\.5, but it must be .* \(callbacks\.ema\.decay\)"):
+        builder().make({"_target_": "trainer_cli.EMA", "decay": 1.5}, "callbacks.ema")
+
+
+def test_a_schedule_gets_its_length_and_durations_in_steps() -> None:
+    made = builder(
+        scheduler={"_target_": "trainer_cli.WarmupCosine", "warmup": "0.5ep"},
+    )
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    schedule = made.schedulers(_loop(100, 20))(optimizer)
+    rates = []
+    for _ in range(11):
+        rates += schedule.get_last_lr()
+        schedule.step()
+    assert rates == sorted(rates)
+    assert rates.index(1.0) == 10, "the peak after ten steps"
+
+
+@pytest.mark.parametrize(
+    ("node", "total", "message"),
+    [
+        (
+            {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": "7st"},
+            10,
+            "steps once an epoch and counts these",
+        ),
+        (
+            {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "patience": "2ep"},
+            10,
+            "steps once an evaluation and counts these",
+        ),
+        ({"_target_": "trainer_cli.WarmupCosine"}, None, "needs the number of steps"),
+        (
+            {"_target_": "trainer_cli.WarmupCosine", "warmup": "30min"},
+            10,
+            "is not a number of steps",
+        ),
+    ],
+)
+def test_a_schedule_that_cannot_be_had_is_refused(node: dict[str, Any], total: int | None, message: str) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+    with pytest.raises(ConfigError, match=message):
+        builder(scheduler=node).schedulers(_loop(total, None))(optimizer)
+
+
+def test_a_mapping_of_schedules_keeps_its_names_and_leaves_out_what_is_null() -> None:
+    node = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 1.0}
+    made = builder(scheduler={"warm": {"_target_": "torch.optim.lr_scheduler.LinearLR"}, "off": None, "cycle": node})
+    schedulers = made.schedulers(_loop(30, None))
+    assert list(schedulers) == ["warm", "cycle"]
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0, momentum=0.9)
+    assert schedulers["cycle"](optimizer).total_steps == 30
+    assert builder(scheduler=None).schedulers(_loop(30, None)) is None
+
+
+def _loop(total_steps: int | None, steps_per_epoch: int | None) -> TrainingLoop:
+    loop = TrainingLoop()
+    loop.total_steps, loop.steps_per_epoch = total_steps, steps_per_epoch
+    return loop
+
+
+def test_a_subclass_replaces_the_callback_that_saves_and_has_its_place_and_settings(tmp_path: Path) -> None:
+    made = builder(callbacks={"checkpoint": {"_target_": "users_parts.Saver", "max_checkpoints": 2}})
+    trainer = made.trainer(made.data(), identity=RunIdentity(run_id="abc"), run_dir=tmp_path)
+    saver = trainer.checkpoint
+    assert isinstance(saver, Saver)
+    assert (saver.folder, saver.identity.run_id) == (tmp_path / "checkpoints", "abc")
+    assert (saver.settings.max_checkpoints, saver.settings.save_interval) == (2, "1ep")
+    assert "checkpoint" not in made.evaluator(made.data()).callbacks
+
+
+def test_another_callback_under_the_name_of_the_saver_is_refused(tmp_path: Path) -> None:
+    made = builder(callbacks={"checkpoint": {"_target_": "users_parts.Quiet"}})
+    with pytest.raises(ConfigError, match=r"takes no argument|belongs a subclass"):
+        made.trainer(made.data(), identity=RunIdentity(run_id="abc"), run_dir=tmp_path)
+
+
+def test_the_packages_of_all_targets_are_named() -> None:
+    config = TrainConfig(model={"_target_": "mine.Net", "inner": [{"_target_": "theirs.Part"}]}, optimizer=SGD)
+    assert target_packages(config) == ("mine", "theirs", "torch")
+
+
+def test_a_deterministic_run_allows_deterministic_kernels_only(tmp_path: Path) -> None:
+    made = builder(deterministic=True)
+    try:
+        trainer = made.trainer(made.data(), identity=RunIdentity(run_id="abc"), run_dir=tmp_path)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert trainer.model is not None
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("own", "fused"), [({}, True), ({"fused": False}, False), ({"foreach": True}, None)])
+def test_an_optimizer_is_fused_where_it_can_be_unless_the_config_chose(own: dict[str, Any], fused: bool | None) -> None:
+    made = builder(optimizer={**SGD, **own}).optimizer(nn.Linear(2, 1))
+    assert made.defaults["fused"] is fused

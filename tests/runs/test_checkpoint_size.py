@@ -1,0 +1,127 @@
+"""The size of a checkpoint that is not there yet is that of the one which is then saved."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.checkpoint.format.open import format_of
+from trainer_cli.config.targets import Trust
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.schema import CheckpointConfig, CheckpointFormat, LoopConfig, TrainConfig
+from trainer_cli.errors import ConfigError
+from trainer_cli.runs.build import Builder, Data
+from trainer_cli.runs.plan import CheckpointSize, checkpoint_size
+
+HERE = __name__
+DATA = {"_target_": "trainer_cli.Digits", "batch_size": 50}
+MLP = {"_target_": "trainer_cli.MLP", "hidden": [64]}
+
+
+class Tied(nn.Module):
+    """Two layers that share a weight, a buffer, and a layer that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(64, 64).requires_grad_(False)
+        self.last = nn.Linear(64, 10)
+        self.register_buffer("seen", torch.zeros(300))
+
+    def forward(self, batch: Any) -> Any:
+        x, y = batch
+        x = self.frozen(self.second(self.first(x.flatten(1))))
+        return nn.functional.cross_entropy(self.last(x), y)
+
+
+class Looking(Tied):
+    """Looks at values when it is made, which there are none of without memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.first.weight.sum().item() != 1.0
+
+
+def _optimizer(name: str, **settings: Any) -> dict[str, Any]:
+    return {"_target_": f"torch.optim.{name}", **settings}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": _optimizer("SGD", lr=0.1)},
+    "momentum": {"optimizer": _optimizer("SGD", lr=0.1, momentum=0.9)},
+    "adam": {"optimizer": _optimizer("AdamW", lr=0.01, amsgrad=True)},
+    "fused": {"optimizer": _optimizer("Adam", lr=0.01, fused=True)},
+    "factored": {"optimizer": _optimizer("Adafactor", lr=0.01), "param_groups": {"*bias*": {"weight_decay": 0.1}}},
+    "tied and frozen": {"model": {"_target_": "users_own.Tied"}, "optimizer": _optimizer("Adam", lr=0.01)},
+    "not without values": {"model": {"_target_": "users_own.Looking"}, "optimizer": _optimizer("Adam", lr=0.01)},
+    "an archive": {"optimizer": _optimizer("Adam", lr=0.01), "format": "archive"},
+    "a schedule and an average": {
+        "optimizer": _optimizer("Adam", lr=0.01),
+        "scheduler": {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1},
+        "callbacks": {
+            "ema": {"_target_": "trainer_cli.EMA"},
+            "early": {"_target_": "trainer_cli.EarlyStopping"},
+        },
+    },
+}
+
+
+def builder(folder: Path, *, format: str = "tensors", **sections: Any) -> Builder:
+    loop = LoopConfig(max_duration=3, eval_steps=1, log_interval=1)
+    checkpoint = CheckpointConfig(folder=str(folder), save_interval=3, format=CheckpointFormat(format))
+    config = {"model": MLP, "data": DATA, "device": "cpu", "loop": loop, "checkpoint": checkpoint, **sections}
+    return Builder(TrainConfig(**config), Trust())
+
+
+@pytest.fixture(autouse=True)
+def findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "users_own", sys.modules[HERE])
+
+
+def size_of(made: Builder, data: Data) -> CheckpointSize:
+    checkpoint = made.config.checkpoint
+    form = format_of(checkpoint.format, checkpoint.compression)
+    return checkpoint_size(made, data, Progress(step=3, batch=3, samples=150), form, beside=5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_weighs_what_is_then_saved(tmp_path: Path, case: str) -> None:
+    made = builder(tmp_path, **CASES[case])
+    data = made.data()
+    weight = size_of(made, data)
+    trainer = made.trainer(data, identity=RunIdentity(extra_files={"config.yaml": b"12345"}), run_dir=tmp_path)
+    trainer.fit(data.train, data.val)
+    real = [_size(tmp_path / f"step{step}") for step in (0, 3)]
+    assert weight.doubt is None
+    assert weight.trained is not None
+    assert [weight.before_training, weight.trained] == pytest.approx(real, rel=0.005)
+    assert weight.at(0) == weight.before_training
+    assert weight.at(3) == weight.trained
+
+
+def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
+    made = builder(tmp_path, optimizer=_optimizer("LBFGS"))
+    weight = size_of(made, made.data())
+    assert weight.trained == pytest.approx(weight.before_training, rel=0.01)
+    assert weight.doubt is not None
+    assert weight.doubt.startswith("the state of LBFGS is not counted: ")
+    assert CheckpointSize().at(7) == 0
+
+
+def test_a_model_that_cannot_be_made_is_reported_as_by_fit(tmp_path: Path) -> None:
+    made = builder(tmp_path, model={**MLP, "hidden": [4]}, optimizer=_optimizer("SGD", lr=-1.0))
+    with pytest.raises(ConfigError, match=r"refused its arguments: Invalid learning rate: -1"):
+        size_of(made, made.data())
+
+
+def _size(checkpoint: Path) -> int:
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    return sum(file["size_bytes"] for file in files.values())

@@ -1,0 +1,120 @@
+"""Children say what they say under their names, and none outlives its parent unnoticed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.runs.supervise import Children
+
+LIMIT_S = 60.0
+ENV = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": os.defpath}
+
+
+def ended(children: Children) -> dict[str, int]:
+    """Wait until all have ended; their codes."""
+    codes: dict[str, int] = {}
+    until = time.monotonic() + LIMIT_S
+    while children:
+        assert time.monotonic() < until, "they never end"
+        codes.update(children.wait())
+    return codes
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_each_line_bears_the_name_of_its_child_on_its_own_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    children = Children(prefixed=True)
+    children.start("a=1", python("import sys; print('one\\ntwo'); sys.stderr.write('no end')"), ENV)
+    children.start("b", python("import sys; print('é'); sys.exit(3)"), ENV)
+    assert ended(children) == {"a=1": 0, "b": 3}
+    said = capsys.readouterr()
+    assert sorted(said.out.splitlines()) == ["[a=1] one", "[a=1] two", "[b] é"]
+    assert said.err == "[a=1] no end\n"
+
+
+def test_a_long_output_arrives_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    children = Children(prefixed=True)
+    children.start("a", python("for i in range(20000): print(i)"), ENV)
+    assert ended(children) == {"a": 0}
+    assert capsys.readouterr().out == "".join(f"[a] {i}\n" for i in range(20000))
+
+
+def test_without_prefix_the_output_is_passed_through_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    children = Children(prefixed=False)
+    children.start("a", python("print('plain')"), ENV)
+    assert ended(children) == {"a": 0}
+    assert capfd.readouterr().out == "plain\n"
+
+
+def test_a_grandchild_that_holds_the_output_open_does_not_hold_up_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    children = Children(prefixed=True)
+    sleeper = (
+        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid)"
+    )
+    children.start("a", python(sleeper), ENV)
+    assert ended(children) == {"a": 0}
+    name, pid = capsys.readouterr().out.split()
+    assert name == "[a]"
+    os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_killed_child_is_gone() -> None:
+    children = Children(prefixed=False)
+    children.start("a", python("import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"), ENV)
+    children.kill()
+    assert not children
+
+
+CHILD = """
+import os, signal, sys, threading
+from trainer_cli.runs.supervise import stop_with_parent
+stopped = []
+signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
+stop_with_parent()
+assert os.read(0, 1) == b""
+open("ready", "w").close()
+signal.pause()
+assert stopped == [signal.SIGTERM]
+open("stopped", "w").close()
+"""
+PARENT = """
+import os, sys
+from trainer_cli.runs.supervise import Children
+children = Children(prefixed=False)
+for name in "ab":
+    os.makedirs(name)
+    os.chdir(name)
+    children.start(name, [sys.executable, "-c", sys.argv[1]], dict(os.environ))
+    os.chdir("..")
+while children:
+    list(children.wait())
+"""
+
+
+def test_children_are_reported_to_stop_when_their_parent_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD], cwd=tmp_path, env=ENV)
+    try:
+        _until((tmp_path / "a/ready").exists, (tmp_path / "b/ready").exists)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert parent.returncode == -signal.SIGKILL
+    _until((tmp_path / "a/stopped").exists, (tmp_path / "b/stopped").exists)
+
+
+def _until(*conditions: object) -> None:
+    until = time.monotonic() + LIMIT_S
+    for condition in conditions:
+        assert callable(condition)
+        while not condition():
+            assert time.monotonic() < until
+            time.sleep(0.01)

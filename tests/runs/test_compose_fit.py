@@ -1,0 +1,117 @@
+"""What a fit without an experiment trains: the shipped default only where the project has nothing of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from printed import message
+
+from trainer_cli.commands.main import main
+from trainer_cli.errors import UserError
+from trainer_cli.runs.fit import compose_fit
+
+PACKAGED = "# @package _global_\n"
+TRAINS_OURS = "# @package _global_\ndefaults:\n  - override /model: line\n  - override /data: points\n"
+
+
+def project(root: Path, **files: str) -> Path:
+    """A project with the experiments `mine` and `other`, a model and data, and these files in its configs."""
+    texts = {
+        "experiment/mine": TRAINS_OURS,
+        "experiment/other": TRAINS_OURS,
+        "model/line": "_target_: ours.Thing\n",
+        "data/points": "_target_: ours.Thing\n",
+        **files,
+    }
+    for name, text in texts.items():
+        file = root / "configs" / f"{name}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (root / "ours.py").write_text("class Thing:\n    def __init__(self, **settings): ...\n")
+    return root
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "words", [["fit"], ["fit", "optimizer.lr=0.1"], ["fit", "-m", "seed=1,2"], ["plan"], ["check", "resume"]]
+)
+def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
+    here: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(here)
+    before = sorted(here.rglob("*"))
+    assert main(words) == 2
+    assert message(capsys.readouterr().err) == (
+        "no experiment is chosen, and without one the model and data are the shipped ones, not this "
+        "project's (configs/experiment). Choose one: experiment=mine, experiment=other; or a model or data: "
+        "model=NAME, data=NAME."
+    )
+    assert sorted(here.rglob("*")) == before, "nothing is written"
+
+
+CHOSEN: dict[str, tuple[list[str], dict[str, str]]] = {
+    "an experiment": (["experiment=mine"], {}),
+    "a shipped experiment": (["+experiment=digits"], {}),
+    "a model": (["model=line"], {}),
+    "data": (["data._target_=ours.Thing"], {}),
+    "a model and data": (["model=line", "data=points"], {}),
+    "the shipped model and data by name": (["model=mlp", "data=digits"], {}),
+    "a target and data": (["model._target_=ours.Thing", "data=points"], {}),
+    "by the project's config": (
+        [],
+        {"config": "defaults:\n  - train_schema\n  - model: line\n  - data: points\n  - optimizer: adam\n  - _self_\n"},
+    ),
+    "an experiment by the project's config": (
+        [],
+        {
+            "config": "defaults:\n  - train_schema\n  - model: mlp\n  - data: digits\n  - optimizer: adam\n  - _self_\n"
+            "  - experiment: mine\n"
+        },
+    ),
+    "files that take the place of the shipped ones": (
+        [],
+        {"model/mlp": "_target_: ours.Thing\n", "data/digits": "_target_: ours.Thing\n"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "files"), CHOSEN.values(), ids=CHOSEN)
+def test_what_is_named_is_trained(here: Path, words: list[str], files: dict[str, str]) -> None:
+    project(here, **files)
+    assert compose_fit(words).config.model
+
+
+def test_the_name_of_an_experiments_file_means_the_same_run(here: Path) -> None:
+    project(here, **{"experiment/mine": f"{PACKAGED}model: {{_target_: ours.Thing}}\ndata: {{_target_: ours.Thing}}\n"})
+    config = compose_fit(["+experiment=mine.yaml"]).config
+    assert config == compose_fit(["+experiment=mine"]).config
+    assert config.name == "mine"
+
+
+def test_the_folder_of_configs_may_be_named(here: Path) -> None:
+    project(here / "elsewhere")
+    assert compose_fit([]).config.model, "no configs here"
+    with pytest.raises(UserError, match="no experiment is chosen"):
+        compose_fit([], config_dir=Path("elsewhere/configs"))
+
+
+def test_of_many_experiments_some_are_listed(here: Path) -> None:
+    project(here, **{f"experiment/e{number:02}": TRAINS_OURS for number in range(20)})
+    with pytest.raises(UserError, match=r"experiment=e00, .*experiment=e07, … \(see train list experiment\)"):
+        compose_fit([])
+
+
+@pytest.mark.parametrize("where", ["an empty folder", "configs without experiments"])
+def test_without_experiments_of_ones_own_the_shipped_default_is_trained(here: Path, where: str) -> None:
+    if where != "an empty folder":
+        project(here)
+        for file in (here / "configs/experiment").iterdir():
+            file.unlink()
+    composed = compose_fit([])
+    assert (composed.config.model["_target_"], composed.config.name) == ("trainer_cli.MLP", "default")

@@ -1,0 +1,268 @@
+"""The HTML report: what it says of one run, of several, of a sweep and of a validation, whatever the files hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from printed import message as printed_message
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from reported import BEGAN, HOSTILE, make_run, make_sweep, validate, write_metrics
+
+from trainer_cli.commands.main import main
+from trainer_cli.commands.report import report
+from trainer_cli.runs.run_dir import RunStatus
+
+Captured = pytest.CaptureFixture[str]
+
+
+def told(output: Path, *paths: Path) -> dict[str, Any]:
+    """The data of a report of these paths."""
+    report(paths, output, now=BEGAN + 5000)
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', output.read_text(), re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def blocks(found: Mapping[str, Any], title: str, kind: str) -> list[dict[str, Any]]:
+    return [
+        block
+        for section in found["sections"] if section["title"] == title
+        for block in section["blocks"] if block["kind"] == kind
+    ]  # fmt: skip
+
+
+def rows(table: Mapping[str, Any]) -> list[dict[str, str]]:
+    names = [column["name"] for column in table["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in table["rows"]]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a run with some values that are not finite, and the results of `train validate`."""
+    folder = tmp_path_factory.mktemp("one")
+    run = make_run(folder / "mine", steps=100, **{"train/odd": lambda step: math.nan if step in (7, 8) else step})
+    found = {f"{run.path}/checkpoints/step{step}": (step, 1 / step) for step in (40, 60, 80, 100)}
+    validate(run.validation_folder, {**found, f"{run.path}/checkpoints/step60": (60, 9.0)})
+    validate(run.validation_folder, {f"{run.path}/checkpoints/step60": (60, 0.001)})
+    return told(folder / "r.html", run.path)
+
+
+def test_the_sections_are_those_that_have_content(one: dict[str, Any]) -> None:
+    assert [section["title"] for section in one["sections"]] == [
+        "Summary", "Metrics", "Checkpoints", "Validation of checkpoints", "Learning rates and norms",
+        "Throughput and pauses", "Config", "Attempts", "Environment",
+    ]  # fmt: skip
+    assert (one["title"], one["runs"]) == ("mine", ["mine"])
+
+
+def test_metrics_of_one_name_share_a_chart_over_steps_epochs_and_time(one: dict[str, Any]) -> None:
+    loss, odd, accuracy = blocks(one, "Metrics", "chart")
+    assert [chart["title"] for chart in (loss, odd, accuracy)] == ["loss", "odd", "accuracy"]
+    train, val = loss["curves"]
+    assert (train["name"], train["step"][:2], train["y"][:2]) == ("train/loss", [1, 2], [1.1, 0.6])
+    assert (val["name"], val["step"][:2], val["epoch"][:2], val["time"][:2]) == ("val/loss", [10, 20], [1, 2], [10, 20])
+    assert val["time"][-1] == 1100
+    assert loss["restarts"] == [{"run": 0, "step": 50, "epoch": 5.0, "time": 1050, "text": "attempt 2"}]
+    assert odd["curves"][0]["y"][5:9] == [6, None, None, 9]
+    assert odd["curves"][0]["bad"] == [2, 7]
+
+
+def test_rates_and_norms_have_their_own_section(one: dict[str, Any]) -> None:
+    assert [chart["title"] for chart in blocks(one, "Learning rates and norms", "chart")] == ["lr", "grad_norm"]
+
+
+def test_each_checkpoint_tells_why_it_was_saved_and_what_became_of_it(one: dict[str, Any]) -> None:
+    (drawn,) = blocks(one, "Checkpoints", "timeline")
+    assert drawn["lanes"] == ["permanent, kept", "ephemeral, removed"]
+    assert {mark["step"]: mark["kept"] for mark in drawn["marks"]} == {n: n % 20 == 0 for n in range(10, 101, 10)}
+    found = {row["checkpoint"]: row for row in rows(*blocks(one, "Checkpoints", "table"))}
+    assert found["step10"]["saved because"] == "every 10 steps"
+    assert found["step10"]["then"] == "removed: ephemeral, and step20 is newer"
+    assert found["step20"]["then"] == "on the disk"
+    assert found["step100"]["then"] == "kept: final"
+    assert found["step20"]["val/loss"] == "0.2"
+
+
+def test_the_newest_result_of_each_checkpoint_counts_beside_what_the_training_measured(one: dict[str, Any]) -> None:
+    loss, accuracy = blocks(one, "Validation of checkpoints", "chart")
+    validated, trained = loss["curves"]
+    assert (validated["name"], validated["step"]) == ("val/loss", [40, 60, 80, 100])
+    assert validated["y"] == [0.025, 0.001, 0.0125, 0.01]
+    assert (trained["name"], trained["step"]) == ("val/loss in training", list(range(10, 101, 10)))
+    assert [curve["name"] for curve in accuracy["curves"]] == ["val/accuracy in training"]
+    (table,) = blocks(one, "Validation of checkpoints", "table")
+    assert [table["rows"][at][1] for at in table["marked"]] == ["60"]
+
+
+def test_attempts_config_and_environment_are_tables(one: dict[str, Any]) -> None:
+    first, second = rows(*blocks(one, "Attempts", "table"))
+    assert (first["status"], first["reason"], first["to step"]) == ("stopped", "SIGTERM", "50")
+    assert (second["from step"], second["changed"]) == ("50", "device")
+    config = {row["key"]: (row["value"], row["set by"]) for row in rows(*blocks(one, "Config", "table"))}
+    assert config == {
+        "name": ("mine", "default"), "optimizer.lr": ("0.1", "command line"),
+        "model.hidden": ("[8]", "configs/model/mlp.yaml:3"), "model.note": ("null", "default"),
+    }  # fmt: skip
+    environment = {row[0]: row[1] for row in blocks(one, "Environment", "table")[0]["rows"]}
+    assert (environment["host"], environment["versions.torch"]) == ("here", "2.10")
+
+
+def test_a_pause_is_told_with_what_happened_meanwhile(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "slow")
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    for line in lines:
+        line["time"] += 30 * (line["step"] > 20) + 60 * (line["step"] > 33)
+    write_metrics(run, lines)
+    table = blocks(told(tmp_path / "r.html", run.path), "Throughput and pauses", "table")
+    assert [[row["steps"], row["seconds"], row["meanwhile"]] for row in rows(*table)] == [
+        ["33 to 34", "61.0", "nothing that is recorded"],
+        ["20 to 21", "31.0", "evaluation"],
+    ]
+
+
+def test_a_sweep_has_its_best_run_first_and_parallel_coordinates(tmp_path: Path) -> None:
+    found = told(tmp_path / "r.html", make_sweep(tmp_path / "runs/x/sweep", (1.0, 0.01, 0.1)))
+    assert sorted(found["runs"]) == ["lr=0.01", "lr=0.1", "lr=1.0"]
+    runs, never = blocks(found, "Summary", "table")
+    assert [row["run"] for row in rows(runs)] == ["lr=0.01", "lr=0.1", "lr=1.0"]
+    assert [row["best val/loss"] for row in rows(runs)] == ["0.11", "0.2", "1.1"]
+    assert (runs["marked"], [found["runs"][at] for at in runs["runs"]]) == ([0], ["lr=0.01", "lr=0.1", "lr=1.0"])
+    assert never["rows"] == [["9.0", "not begun"]]
+    moved = shutil.copytree(tmp_path / "runs", tmp_path / "moved") / "x/sweep"
+    assert sorted(told(tmp_path / "r.html", moved)["runs"]) == ["lr=0.01", "lr=0.1", "lr=1.0"]
+    alone = told(tmp_path / "r.html", moved / "optimizer.lr=0.1")
+    assert blocks(alone, "Summary", "table") == [], "nothing of the other jobs"
+    (parallel,) = blocks(found, "Summary", "parallel")
+    assert [axis["label"] for axis in parallel["axes"]] == ["lr", "best val/loss", "best val/accuracy"]
+    assert sorted(parallel["axes"][0]["values"]) == [-2, -1, 0], "logarithmic"
+    assert sorted(parallel["axes"][0]["ticks"].values()) == ["0.01", "0.1", "1.0"]
+    assert parallel["smaller"] is True
+
+
+def test_of_several_runs_it_shows_what_differs(tmp_path: Path) -> None:
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        make_run(tmp_path / "runs" / name, lr=lr)
+    validate(tmp_path / "runs/validation-1", {f"{tmp_path}/runs/b/checkpoints/step20": (20, 0.5)})
+    found = told(tmp_path / "r.html", tmp_path / "runs/a", tmp_path / "runs", tmp_path / "runs/b")
+    assert found["runs"] == ["a", "b"], "each once"
+    validated = blocks(found, "Validation of checkpoints", "chart")[0]["curves"][0]
+    assert (validated["run"], validated["name"], validated["y"]) == (1, "val/loss", [0.5])
+    differs, *whole = blocks(found, "Config", "table")
+    assert rows(differs) == [{"key": "optimizer.lr", "a": "0.1", "b": "0.2"}]
+    assert len(whole) == 2
+    same, different = blocks(found, "Environment", "table")
+    assert ["host", "here"] in same["rows"]
+    assert different["rows"] == [["run_id", "a", "b"]]
+    loss = blocks(found, "Metrics", "chart")[0]
+    assert [(curve["run"], curve["name"]) for curve in loss["curves"]] == [
+        (0, "train/loss"), (1, "train/loss"), (0, "val/loss"), (1, "val/loss"),
+    ]  # fmt: skip
+
+
+def test_a_folder_of_results_alone_is_reported(tmp_path: Path) -> None:
+    results = {f"runs/{name}/checkpoints/step{step}": (step, 1 / step) for name in "ab" for step in (10, 20)}
+    validate(tmp_path / "validation-1", results)
+    found = told(tmp_path / "r.html", tmp_path / "validation-1")
+    assert [section["title"] for section in found["sections"]] == ["Validation of checkpoints"]
+    (chart,) = blocks(found, "Validation of checkpoints", "chart")
+    assert [(curve["run"], curve["name"]) for curve in chart["curves"]] == [(0, "val/loss"), (1, "val/loss")]
+    assert found["runs"] == ["a", "b"]
+    runs, table = blocks(found, "Validation of checkpoints", "table")
+    assert (runs["rows"], runs["runs"], runs["choose"]) == ([["a", "2"], ["b", "2"]], [0, 1], True)
+    assert [table["rows"][at][0] for at in table["marked"]] == ["runs/a/checkpoints/step20"], "of all runs"
+
+
+@pytest.mark.parametrize(
+    "missing", ["metrics.jsonl", "summary.json", "checkpoints.jsonl", "provenance.json", "overrides.yaml"]
+)
+@pytest.mark.parametrize("content", [None, b'{\xff\x00\n{"step": 1, "ti'])
+def test_files_that_are_missing_or_torn_leave_the_rest(tmp_path: Path, missing: str, content: bytes | None) -> None:
+    run = make_run(tmp_path / "x", steps=20, status=None)
+    (run.path / missing).unlink()
+    if content is not None:
+        (run.path / missing).write_bytes(content)
+    found = told(tmp_path / "r.html", run.path)
+    (facts,) = blocks(found, "Summary", "facts")
+    assert dict(facts["items"])["status"].startswith("killed")
+    assert blocks(found, "Checkpoints", "timeline"), "from the disk, or the record"
+    assert blocks(found, "Config", "table")
+
+
+def test_a_run_that_has_only_begun_is_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", steps=20, status=None)
+    for file in (run.metrics_file, run.summary_file, run.history_file):
+        file.unlink()
+    for file in run.checkpoints_folder.rglob("*.json"):
+        file.unlink()
+    found = told(tmp_path / "r.html", run.path)
+    assert [section["title"] for section in found["sections"]] == ["Summary", "Config", "Environment"]
+
+
+def test_of_checkpoints_in_an_object_store_the_record_is_told_and_the_store_not_asked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", steps=40)
+    shutil.rmtree(run.checkpoints_folder)
+    run.config_file.write_text("name: x\ncheckpoint: {folder: 's3://bucket-that-is-not-there/x'}\n")
+    (drawn,) = blocks(told(tmp_path / "r.html", run.path), "Checkpoints", "timeline")
+    assert {mark["step"]: mark["kept"] for mark in drawn["marks"]} == {10: False, 20: True, 30: False, 40: True}
+    run.config_file.write_text("name: x\n")
+    (table,) = blocks(told(tmp_path / "r.html", run.path), "Checkpoints", "table")
+    assert [row["then"] for row in rows(table)][1] == "gone; it is not recorded why"
+
+
+def test_names_of_a_hostile_run_stay_texts(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", steps=20, **{f"train/{HOSTILE}": float, f"{HOSTILE}/loss": float})
+    run.config_file.write_text(json.dumps({"name": HOSTILE, HOSTILE: {"<b>": HOSTILE}}))
+    found = told(tmp_path / "r.html", run.path)
+    assert f"{HOSTILE}.<b>" in [row["key"] for row in rows(*blocks(found, "Config", "table"))]
+    page = (tmp_path / "r.html").read_text()
+    assert HOSTILE not in page
+    assert "<img" not in page.rpartition('id="data">')[2]
+    assert page.count("</script>") == 3
+
+
+def test_the_page_asks_no_network_for_anything(tmp_path: Path) -> None:
+    report([make_run(tmp_path / "x", steps=20).path], tmp_path / "r.html", now=BEGAN)
+    page = (tmp_path / "r.html").read_text()
+    assert "default-src 'none'" in page
+    before, _, after = page.partition("plotly.js v")
+    own = before + after.partition("</script>")[2]
+    assert not re.findall(r"(?:src|href)\s*=|@import|url\(|https?://", own)
+
+
+def test_the_command_writes_a_report_and_replaces_only_a_report(
+    empty_folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(empty_folder / "runs/x", steps=20)
+    for _ in range(2):
+        assert main(["report", "runs/x"]) == 0
+        assert re.fullmatch(
+            r"report\.html: 1 run, 9 charts, [45]\.\d MB; open it in a browser\n", capsys.readouterr().out
+        )
+    for arguments, message in {
+        ("runs/x", "-o", "runs/x/config.yaml"): "runs/x/config.yaml exists, and is no report",
+        ("runs/x", "-o", "runs"): "runs is a folder",
+        ("runs/x", "-o", "no/r.html"): "there is no folder no",
+        ("runs/y",): "runs/y holds no run. Did you mean 'runs/x'?",
+        ("runs/x/checkpoints",): "runs/x/checkpoints holds no run",
+    }.items():
+        assert main(["report", *arguments]) == 2
+        assert message in printed_message(capsys.readouterr().err)
+    monkeypatch.setattr("trainer_cli.commands.report.find_spec", lambda name: None)
+    assert main(["report", "runs/x"]) == 2
+    assert "pip install 'trainer-cli[report]'" in capsys.readouterr().err
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", steps=20, status=RunStatus.failed)
+    (facts,) = blocks(told(tmp_path / "r.html", run.path), "Summary", "facts")
+    assert dict(facts["items"])["status"] == "failed: max_duration reached"

@@ -1,0 +1,130 @@
+"""Pruning by hand removes what the run itself would remove at its next save, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import StopAt, loader, trainer
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.commands.ckpt_remove import apply_pruning, look, prunings, steps_per_epoch
+from trainer_cli.errors import UserError
+from trainer_cli.runs.run_dir import RunDir
+
+RUN_ID = "prune"
+FIRST = {"save_interval": 2, "ephemeral_save_interval": 1, "remove": "never"}
+"""Everything stays: steps 0 to 10, every other one ephemeral, with evaluations at epochs' ends (3, 6, 9)."""
+
+
+def fit(folder: Path, length: int, stop: int | None = None, **rules: Any) -> Any:
+    made = trainer(
+        callbacks=[] if stop is None else [StopAt(stop)],
+        settings={"max_duration": length, "eval_interval": "1ep"},
+        checkpoint=CheckpointerCallback(folder, identity=RunIdentity(run_id=RUN_ID), **rules),
+    )
+    made.fit(loader(10, 4), loader(3))
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = RunDir(tmp_path_factory.mktemp("runs") / "x")
+    run.create("name: x\n", [], {"run_id": RUN_ID}).release()
+    fit(run.checkpoints_folder, 20, stop=10, **FIRST)
+    return run.path
+
+
+def with_rules(run: Path, rules: dict[str, Any]) -> Path:
+    # JSON is YAML.
+    (run / "config.yaml").write_text(json.dumps({"name": "x", "checkpoint": rules}))
+    return run
+
+
+def pruned(run: Path) -> list[str]:
+    items = look([str(run)])
+    (plan,) = prunings(items)
+    gone, left = apply_pruning(plan, items)
+    assert left == {}
+    assert set(gone) == set(plan.go)
+    assert {path.name for path in plan.keep} == set(catalog_of(run / "checkpoints").names())
+    return catalog_of(run / "checkpoints").names()
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "only ephemerals go": {"save_interval": 2},
+    "a few of the newest": {"save_interval": 2, "max_checkpoints": 2},
+    "some for good": {"save_interval": 2, "max_checkpoints": 1, "keep_every": 4},
+    "some for good, by epochs": {"save_interval": 2, "max_checkpoints": 1, "keep_every": "2ep"},
+    "by part epochs": {"save_interval": "0.5ep", "max_checkpoints": 1, "remove": "all_non_permanent"},
+    "fixed steps": {"save_interval": 2, "max_checkpoints": 1, "fixed_steps": [3, 4]},
+    "the best": {"save_interval": 2, "max_checkpoints": 1, "keep_best": {"metric": "val/loss", "count": 2}},
+    "the largest": {"save_interval": 5, "max_checkpoints": 1, "keep_best": {"metric": "val/loss", "mode": "max"}},
+    "all that no rule names": {"save_interval": 4, "remove": "all_non_permanent"},
+    "samples": {"save_interval": 2, "max_checkpoints": 1, "keep_every": "12sp"},
+    "nothing": {"save_interval": 2, "remove": "never", "max_checkpoints": 1},
+}
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_it_leaves_what_the_run_itself_would_leave(trained: Path, tmp_path: Path, rules: dict[str, Any]) -> None:
+    by_hand, by_itself = (shutil.copytree(trained, tmp_path / name) for name in ("hand", "self"))
+    left = pruned(with_rules(by_hand, rules))
+    for run in (by_hand, by_itself):
+        fit(run / "checkpoints", 20, stop=11, **rules)
+    later = catalog_of(by_itself / "checkpoints").names()
+    assert catalog_of(by_hand / "checkpoints").names() == later
+    # The stop at step 11 is saved too, so that step 10 is the newest no longer, and may go.
+    assert set(left) - {"step10"} == set(later) - {"step10", "step11"}
+
+
+def test_it_asks_the_run_itself_what_it_would_keep(trained: Path, tmp_path: Path) -> None:
+    run = with_rules(shutil.copytree(trained, tmp_path / "run"), RULES["the best"])
+    (plan,) = prunings(look([str(run)]))
+    callback = fit(shutil.copytree(run / "checkpoints", tmp_path / "other"), 20, stop=11, **RULES["the best"])
+    asked = callback.checkpoint.kept()
+    for path, why in plan.keep.items():
+        if path.name != "step10":
+            assert asked[path.name] == why
+
+
+def test_checkpoints_of_another_run_in_the_same_folder_stay(trained: Path, tmp_path: Path) -> None:
+    run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": 2, "max_checkpoints": 1})
+    (run / "environment.json").write_text('{"run_id": "another"}')
+    (plan,) = prunings(look([str(run)]))
+    assert (plan.keep, plan.go) == ({}, {})
+
+
+def test_only_what_was_named_goes(trained: Path, tmp_path: Path) -> None:
+    run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": 2})
+    (plan,) = prunings(look([f"{run}@step1", f"{run}@step2"]))
+    assert [path.name for path in plan.go] == ["step1"]
+
+
+def test_what_was_pinned_since_the_question_stays(trained: Path, tmp_path: Path) -> None:
+    run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": 2})
+    items = look([str(run)])
+    (plan,) = prunings(items)
+    (run / "checkpoints" / "step1" / "pinned").touch()
+    gone, _ = apply_pruning(plan, items)
+    assert run / "checkpoints" / "step1" in plan.go
+    assert run / "checkpoints" / "step1" not in gone
+    assert len(gone) == len(plan.go) - 1
+
+
+def test_part_epochs_of_an_unknown_length_are_refused(trained: Path, tmp_path: Path) -> None:
+    run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": "0.5ep"})
+    for step in (3, 6, 9):
+        shutil.rmtree(run / "checkpoints" / f"step{step}")
+    shutil.rmtree(run / "checkpoints" / "step0")
+    with pytest.raises(UserError, match=r"checkpoint\.save_interval=0\.5ep needs the number of steps"):
+        list(prunings(look([str(run)])))
+
+
+def test_the_length_of_an_epoch_is_reported_from_its_end(trained: Path) -> None:
+    assert steps_per_epoch(catalog_of(trained / "checkpoints").entries()) == 3

@@ -1,0 +1,120 @@
+"""What `train validate` leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.util import tensor_util
+
+from trainer_cli.loggers.base import Record, RunFacts
+from trainer_cli.loggers.tensorboard import TensorBoardLogger
+from trainer_cli.runs.results import Results, Row
+
+
+def test_a_row_is_on_disk_as_soon_as_it_is_there(tmp_path: Path) -> None:
+    results = Results(tmp_path / "out")
+    results.add([Row("runs/x/checkpoints/step5", 5, "val", {"loss": 0.5})])
+    (line,) = (tmp_path / "out" / "validation.jsonl").read_text().splitlines()
+    assert {"checkpoint": "runs/x/checkpoints/step5", "step": 5, "val/loss": 0.5}.items() <= json.loads(line).items()
+    assert (tmp_path / "out" / "validation.csv").read_text().splitlines()[1:] == ["runs/x/checkpoints/step5,5,val,0.5"]
+
+
+def test_a_loss_that_is_no_number_is_written_as_a_text(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add([Row("step5", 5, "val", {"loss": float("nan")})])
+    assert '"val/loss": "nan"' in (tmp_path / "validation.jsonl").read_text()
+
+
+F1 = {"metric": "b/f1", "mode": "max"}
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "marked", "note"),
+    [
+        (None, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
+        ({"metric": None, "mode": "min"}, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
+        (F1, ["step2", "2", "b"], "* largest b/f1, of equal ones the newest"),
+        ({**F1, "mode": "min"}, ["step1", "1", "b"], "* smallest b/f1, of equal ones the newest"),
+        ({**F1, "metric": "c/f1"}, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
+    ],
+    ids=["no rule", "no metric", "f1", "the least f1", "a metric that was not measured"],
+)
+def test_the_table_marks_the_best_by_the_rule_of_the_run(
+    keep_best: Any, marked: list[str], note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Results(tmp_path, keep_best=keep_best)
+    nan = float("nan")
+    for loader, step, loss, f1 in [
+        ("a", 1, 0.5, 1),
+        ("a", 2, nan, 1),
+        ("a", 3, 0.5, 1),
+        ("b", 1, 0.1, 2),
+        ("b", 2, 3, 4),
+    ]:
+        results.add([Row(f"step{step}", step, loader, {"loss": loss, "f1": f1})])
+    results.finish()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:4] for line in lines if line.startswith("*  ")] == [marked]
+    assert note in lines
+    head, first, *_ = (tmp_path / "validation.csv").read_text().splitlines()
+    assert (head, first) == ("checkpoint,step,loader,loss,f1", "step1,1,a,0.5,1")
+
+
+def test_tensorboard_shows_every_validation_and_the_training(tmp_path: Path) -> None:
+    training = TensorBoardLogger()
+    training.start(RunFacts(run_dir=tmp_path))
+    training.log(Record(step=5, epoch=0.0, time=0.0, metrics={"val/loss": 4.0}))
+    training.close()
+    for loss in (3.0, 2.0):
+        results = Results(tmp_path / "validation")
+        results.add([Row(f"step{step}", step, "val", {"loss": loss}) for step in (5, 10)])
+        results.finish()
+    shown = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    points = {
+        run: [(one.step, float(tensor_util.make_ndarray(one.tensor_proto))) for one in shown.Tensors(run, "val/loss")]
+        for run in shown.Runs()
+    }
+    assert points == {
+        "tensorboard": [(5, 4.0)],
+        "validation/tensorboard/1": [(5, 3.0), (10, 3.0)],
+        "validation/tensorboard/2": [(5, 2.0), (10, 2.0)],
+    }
+
+
+def test_nothing_evaluated_leaves_nothing(tmp_path: Path) -> None:
+    results = Results(tmp_path / "out")
+    results.finish()
+    assert not (tmp_path / "out").exists()
+
+
+def _under_a_file(tmp_path: Path) -> Path:
+    (tmp_path / "file").touch()
+    return tmp_path / "file/validation"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        (_under_a_file, "is no folder"),
+        # No process may write there, the superuser's neither.
+        (lambda tmp_path: Path("/proc/self/validation"), "No such file or directory|is read-only"),
+    ],
+    ids=["under a file", "in /proc"],
+)
+def test_results_that_cannot_be_written_are_told_once_and_shown_all_the_same(
+    place: Any, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    results = Results(place(tmp_path))
+    results.add([Row("step5", 5, "val", {"loss": 0.25})])
+    results.add([Row("step6", 6, "val", {"loss": 0.5})])
+    results.finish()
+    (message,) = caplog.messages
+    assert re.search(rf"results are printed and not written to .*({why}).*validate\.folder=FOLDER", message)
+    shown = capsys.readouterr().out
+    assert "0.2500" in shown
+    assert "results:" not in shown

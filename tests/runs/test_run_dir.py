@@ -1,0 +1,349 @@
+"""The run directory: created whole, locked by one process, with the end of each attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer_cli.core import files
+from trainer_cli.errors import RunDirectoryError, UserError
+from trainer_cli.runs import run_dir
+from trainer_cli.runs.environment import environment, git_facts, versions
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+
+CONFIG = "name: x\ndata:\n  path: ${oc.env:SECRET_PATH}\n"
+ROOT = Path(__file__).parents[2]
+
+
+def created(path: Path) -> RunDir:
+    run = RunDir(path)
+    run.create(CONFIG, ["loop.max_duration=5"], {"host": "here", "python": "3.11"}).release()
+    return run
+
+
+def ended(step: int = 10, **changes) -> Outcome:
+    facts = {"status": RunStatus.finished, "reason": "done", "step": step, "wall_time_s": 2.0}
+    return Outcome(**{**facts, **changes})
+
+
+def tree(path: Path) -> dict[str, tuple[bytes, int]]:
+    return {entry.name: (entry.read_bytes(), entry.stat().st_mtime_ns) for entry in path.rglob("*") if entry.is_file()}
+
+
+def test_making_the_object_touches_nothing(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "runs" / "x")
+    assert not run.exists_as_run()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("overrides", [["+experiment=digits", 'name="a b"', "ckpt=[a,b]", "note=ß: #1"], []])
+def test_a_new_run_has_its_config_overrides_and_identity(overrides: list[str], tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "runs" / "x")
+    run.create(CONFIG, overrides, {"host": "here"}).release()
+    assert run.exists_as_run()
+    assert run.read_config() == CONFIG
+    assert yaml.safe_load(run.overrides_file.read_text()) == overrides
+    assert run.read_environment() == {"run_id": run.run_id, "host": "here"}
+    assert run.attempts == []
+
+
+def test_every_run_has_another_id(tmp_path: Path) -> None:
+    assert created(tmp_path / "a").run_id != created(tmp_path / "b").run_id
+
+
+def test_the_config_of_a_resume_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    before = run.run_id
+    run.write_config("name: y\n", ["name=y"])
+    assert (run.read_config(), run.run_id) == ("name: y\n", before)
+
+
+def test_a_value_keeps_its_place_when_its_own_config_is_composed_again(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "x")
+    run.create(CONFIG, [], {}, places={"seed": "configs/mine.yaml:3", "name": "command line"}).release()
+    own = dict.fromkeys(("seed", "device"), f"{run.config_file}:7")
+    run.write_config("name: y\n", ["name=y"], {**own, "name": "other.yaml:1"})
+    assert run.read_provenance() == {"seed": "configs/mine.yaml:3", "name": "other.yaml:1"}
+    run.provenance_file.write_text("[")
+    run.write_config("name: y\n", [], own)
+    assert run.read_provenance() == own
+
+
+def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    before = tree(run.path)
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        run.create(CONFIG, [], {})
+    assert tree(run.path) == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints/step1/a"])
+def test_a_directory_that_is_something_else_is_refused_and_left_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(RunDirectoryError, match=name.partition("/")[0]):
+        RunDir(tmp_path).create(CONFIG, [], {})
+    assert [entry.name for entry in tmp_path.iterdir()] == [name.partition("/")[0]]
+
+
+def test_files_that_are_no_part_of_a_run_do_not_hinder_it(tmp_path: Path) -> None:
+    (tmp_path / "slurm-17.out").write_text("hello")
+    assert created(tmp_path).exists_as_run()
+
+
+@pytest.mark.parametrize("nth", range(1, 17))
+def test_a_creation_that_dies_anywhere_leaves_no_run_or_a_whole_one(
+    nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Died(BaseException):
+        pass
+
+    count = 0
+
+    def dying(real):
+        def call(*arguments, **named):
+            nonlocal count
+            count += 1
+            if count >= nth:
+                raise Died
+            return real(*arguments, **named)
+
+        return call
+
+    run = RunDir(tmp_path / "x")
+    with monkeypatch.context() as patch:
+        for name in ("fsync", "replace", "pwrite"):
+            patch.setattr(os, name, dying(getattr(os, name)))
+        with contextlib.suppress(Died):
+            run.create(CONFIG, [], {}).release()
+    if not run.exists_as_run():
+        run.create(CONFIG, [], {}).release()
+    assert run.read_config() == CONFIG
+    assert run.run_id
+
+
+def test_a_place_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot be made: .*run_dir="):
+        RunDir(tmp_path / "file" / "x").create(CONFIG, [], {})
+
+
+def test_a_held_directory_is_refused_with_its_holder(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "x")
+    with (
+        run.create(CONFIG, [], {}),
+        pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()} on ") as caught,
+    ):
+        run.lock()
+    assert caught.value.exit_code == 4
+    run.lock().release()
+
+
+def test_locking_changes_nothing_in_the_directory(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    before = tree(run.path)
+    with run.lock():
+        run.read_config()
+    assert tree(run.path) == before
+
+
+def test_the_lock_of_a_new_run_is_held_from_the_start(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "x")
+    lock = run.create(CONFIG, [], {})
+    with pytest.raises(RunDirectoryError):
+        RunDir(tmp_path / "x").lock()
+    lock.release()
+    lock.release()
+    RunDir(tmp_path / "x").lock().release()
+
+
+def test_the_lock_of_a_killed_process_is_free_while_its_worker_still_runs(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    code = (
+        "import os, sys, time\nfrom trainer_cli.runs.run_dir import RunDir\n"
+        f"lock = RunDir({str(run.path)!r}).lock()\nlock.name_holder()\n"
+        "if os.fork() == 0:\n    print(os.getpid(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    worker = int(holder.stdout.readline())
+    try:
+        with pytest.raises(RunDirectoryError, match=f"process {holder.pid} "):
+            run.lock()
+        holder.kill()
+        holder.wait(timeout=10)
+        run.lock().release()
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        holder.kill()
+        holder.stdout.close()
+
+
+def test_the_first_attempt_is_running_from_its_beginning(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    number = run.begin_attempt(name="x", start_step=0, now=1e9, environment={"host": "here"})
+    summary = run.read_summary()
+    assert number == 1
+    assert (summary["status"], summary["run_id"], summary["name"]) == ("running", run.run_id, "x")
+    assert summary["attempts"][0]["started"] == "2001-09-09T01:46:40+00:00"
+
+
+def test_an_attempt_keeps_only_what_differs_from_the_first(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    now = {"host": "elsewhere", "python": "3.11", "time": "later"}
+    run.begin_attempt(name="x", start_step=0, now=1e9, environment=now)
+    assert run.attempts[0]["changed_environment"] == {"host": "elsewhere"}
+
+
+def test_an_attempt_without_a_recorded_end_is_marked_killed(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
+    number = run.begin_attempt(name="x", start_step=5, now=2e9, environment={})
+    assert number == 2
+    assert [attempt["status"] for attempt in run.attempts] == ["killed", "running"]
+
+
+def test_the_summary_reports_how_it_ended_and_adds_up_the_attempts(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
+    run.end_attempt(ended(5, status=RunStatus.stopped, reason="SIGTERM", wall_time_s=1.5), now=1e9 + 2)
+    run.begin_attempt(name="x", start_step=5, now=2e9, environment={})
+    kept = [{"name": "step10", "why": "the newest"}]
+    best = {"val/loss": {"value": float("nan"), "step": 10}}
+    run.end_attempt(ended(10, checkpoints=kept, best_metrics=best, throughput={"samples_per_s": 9.5}), now=2e9)
+    summary = json.loads(run.summary_file.read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert (summary["status"], summary["reason"], summary["step"]) == ("finished", "done", 10)
+    assert summary["wall_time_s"] == 3.5
+    assert summary["checkpoints"] == kept
+    assert summary["best_metrics"] == {"val/loss": {"value": "nan", "step": 10}}
+    assert [(attempt["status"], attempt["step"]) for attempt in summary["attempts"]] == [
+        ("stopped", 5),
+        ("finished", 10),
+    ]
+    assert list(summary)[-1] == "attempts"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"attempts": 3}'])
+def test_a_damaged_summary_does_not_hinder_a_run(content: bytes, tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.summary_file.write_bytes(content)
+    assert run.begin_attempt(name="x", start_step=0, now=1e9, environment={}) == 1
+    run.end_attempt(ended(), now=1e9)
+    assert run.read_summary()["status"] == "finished"
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"run_id": 7}', b"\xff"])
+def test_a_run_without_readable_identity_is_refused(content: bytes, tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.environment_file.write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=r"environment\.json"):
+        _ = run.run_id
+
+
+def test_an_unreadable_config_is_one_message(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.config_file.write_bytes(b"\xff\xfe")
+    with pytest.raises(RunDirectoryError, match=r"config\.yaml cannot be read"):
+        run.read_config()
+
+
+def test_a_summary_is_never_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = created(tmp_path / "x")
+    run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
+    before = run.summary_file.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sync", full)
+        with pytest.raises(OSError, match="No space left"):
+            run.end_attempt(ended(), now=1e9)
+    assert run.summary_file.read_bytes() == before
+
+
+def test_the_environment_names_versions_and_place_but_no_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a-secret-of-mine")
+    facts = environment(tmp_path, ["train", "fit"], now=time.time())
+    assert facts["argv"] == ["train", "fit"]
+    assert facts["versions"]["hydra-core"]
+    assert facts["git"] is None
+    assert "a-secret-of-mine" not in json.dumps(facts)
+
+
+def test_versions_say_null_for_what_is_not_installed() -> None:
+    assert versions(["no-such-package-anywhere"]) == {"no-such-package-anywhere": None}
+
+
+def test_git_facts_tell_the_commit_and_whether_tracked_files_differ(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments],
+            cwd=tmp_path, check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    git("init", "--quiet")
+    assert git_facts(tmp_path) is None
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "--quiet", "--no-gpg-sign", "-m", "a")
+    assert git_facts(tmp_path) == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "a").write_text("2")
+    facts = git_facts(tmp_path)
+    assert facts is not None
+    assert facts["dirty"]
+
+
+def test_without_git_there_are_no_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_facts(tmp_path) is None
+
+
+def test_reading_a_run_imports_no_torch() -> None:
+    code = "import sys, trainer_cli.runs.run_dir; assert not {'torch', 'numpy', 'hydra'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_statuses_are_written_as_plain_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    run_dir.write_json(path, {"status": RunStatus.killed, "values": (1.0, float("inf"))})
+    assert json.loads(path.read_bytes()) == {"status": "killed", "values": [1.0, "inf"]}
+
+
+def test_a_reader_that_asks_whether_a_run_is_locked_does_not_keep_a_start_out(tmp_path: Path) -> None:
+    """`is_locked` shares the lock for an instant; here for as long as a thread takes to let go."""
+    run = created(tmp_path / "x")
+    reader = os.open(run.lock_file, os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    letting_go = threading.Timer(0.02, os.close, [reader])
+    letting_go.start()
+    run.lock().release()
+    letting_go.join()
+
+
+def test_the_length_of_the_training_is_in_the_summary_of_every_attempt(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
+    run.record_total_steps(40)
+    assert (run.read_summary()["total_steps"], run.read_summary()["status"]) == (40, "running")
+    run.end_attempt(ended(), now=1e9)
+    assert run.read_summary()["total_steps"] == 40
+    run.begin_attempt(name="x", start_step=10, now=1e9, environment={})
+    run.record_total_steps(None)
+    assert (run.read_summary()["total_steps"], list(run.read_summary())[-1]) == (None, "attempts")

@@ -1,0 +1,257 @@
+"""How runs stand, from their files: state, step, rate, loss, remaining time, newest checkpoint, sign of life."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_cli.runs import find_runs
+from trainer_cli.runs.find_runs import FoundRun, RunFinder
+from trainer_cli.runs.record import RunReader, RunsBelow, RunView
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, RunStatus
+
+NOW = 1.5e9
+"""Before any of these files is written, so that they are new unless `last_written` says otherwise."""
+CONFIG = "name: x\ncheckpoint:\n  folder: {folder}\n"
+
+
+def created(path: Path, folder: str = "null") -> RunLock:
+    """A new run whose process is alive, as long as the lock is held."""
+    return RunDir(path).create(CONFIG.format(folder=folder), [], {"run_id": "x"})
+
+
+def begun(path: Path, *, total: int | None = 100, start_step: int = 0, at: float = NOW - 1000) -> RunLock:
+    run = RunDir(path)
+    lock = run.lock() if run.exists_as_run() else created(path)
+    run.begin_attempt(name="x", start_step=start_step, now=at, environment={})
+    run.record_total_steps(total)
+    return lock
+
+
+def record(path: Path, step: int, time: float, **metrics: Any) -> None:
+    line = {"step": step, "epoch": 0.0, "time": time, "train/loss": 1 / step, **metrics}
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write(f"{json.dumps(line)}\n")
+
+
+def last_written(path: Path, at: float) -> None:
+    for file in path.iterdir():
+        os.utime(file, (at, at))
+
+
+def look(path: Path) -> RunView:
+    view = RunReader(path).look(NOW)
+    assert view is not None
+    return view
+
+
+def test_a_running_run_shows_step_rate_loss_remaining_time_and_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with begun(path):
+        for step in (10, 20, 30):
+            record(path, step, NOW - 100 + 2 * step)
+        last_written(path, NOW - 40)
+        view = look(path)
+    assert view == RunView(
+        path, "running", step=30, total_steps=100, steps_per_s=0.5, loss=1 / 30, eta_s=100.0, age_s=40.0,
+    )  # fmt: skip
+
+
+def test_what_is_not_known_yet_is_left_open(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with created(path):
+        assert look(path) == RunView(path, "running")
+    with begun(path, total=None, start_step=7):
+        view = look(path)
+        assert (view.state, view.step, view.total_steps, view.steps_per_s, view.eta_s) == (
+            "running",
+            7,
+            None,
+            None,
+            None,
+        )
+
+
+@pytest.mark.parametrize("status", [one for one in RunStatus if one not in (RunStatus.running, RunStatus.killed)])
+def test_a_run_that_ended_says_how_and_has_no_rate(status: RunStatus, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with begun(path):
+        record(path, 10, NOW - 20)
+        record(path, 20, NOW - 10)
+        RunDir(path).end_attempt(Outcome(status=status, reason="because", step=23, wall_time_s=1.0), now=NOW)
+    view = look(path)
+    assert (view.state, view.reason, view.step, view.total_steps) == (status, "because", 23, 100)
+    assert (view.steps_per_s, view.eta_s, view.loss) == (None, None, 1 / 20)
+
+
+@pytest.mark.parametrize("summary", ["running", None, "damaged"])
+def test_a_process_that_ended_without_a_summary_was_killed(summary: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with begun(path, at=0.0) if summary else created(path):
+        record(path, 10, NOW - 20)
+    if summary == "damaged":
+        RunDir(path).summary_file.write_text("{")
+    view = look(path)
+    assert (view.state, view.step, view.steps_per_s) == ("killed", 10, None)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "interval_s", "state"),
+    [(500, 1, "running"), (700, 1, "stale"), (700, 100, "running"), (1100, 100, "stale")],
+)
+def test_a_running_process_without_a_sign_of_life_is_stale(
+    age_s: float, interval_s: float, state: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x"
+    with begun(path, at=NOW - 5000):
+        for step in (1, 2, 3):
+            record(path, step, NOW - 4000 + step * interval_s)
+        last_written(path, NOW - age_s)
+        assert look(path).state == state
+
+
+def test_after_a_resume_only_its_own_records_count_for_step_and_rate(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with begun(path, at=NOW - 1000):
+        record(path, 10, NOW - 900)
+        record(path, 20, NOW - 890)
+    reader = RunReader(path)
+    assert (view := reader.look(NOW)) is not None
+    assert (view.state, view.step) == ("killed", 20)
+    with begun(path, start_step=10, at=NOW - 100):
+        assert (view := reader.look(NOW)) is not None
+        assert (view.state, view.step, view.steps_per_s) == ("running", 10, None)
+        RunDir(path).metrics_file.write_text(RunDir(path).metrics_file.read_text().splitlines(keepends=True)[0])
+        record(path, 12, NOW - 90)
+        record(path, 14, NOW - 89)
+        assert (view := reader.look(NOW)) is not None
+        assert (view.step, view.steps_per_s, view.loss) == (14, 2.0, 1 / 14)
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3', "\0\0\0\n", "[1]\n", '{"step": null, "time": 3}\n', "{}\n"])
+def test_lines_that_are_torn_or_no_records_are_passed_over(torn: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with begun(path):
+        record(path, 1, NOW - 9)
+        record(path, 2, NOW - 8, **{"train/loss": "nan"})
+        with open(path / "metrics.jsonl", "a") as file:
+            file.write(torn)
+        view = look(path)
+        assert view.step == 2
+        assert math.isnan(view.loss or 0)
+
+
+def test_the_newest_checkpoint_has_the_highest_step_and_a_manifest(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+    with created(path), created(tmp_path / "y", str(elsewhere)):
+        for name in ("step2", "step10", "step9"):
+            (path / "checkpoints" / name).mkdir(parents=True)
+            (path / "checkpoints" / name / "manifest.json").touch()
+            (elsewhere / f"ep{name[4:]}").mkdir(parents=True)
+            (elsewhere / f"ep{name[4:]}" / "manifest.json").touch()
+        for partial in ("step11", ".tmp.step12.x.1"):
+            (path / "checkpoints" / partial).mkdir()
+        assert look(path).checkpoint == "step10"
+        assert look(tmp_path / "y").checkpoint == "ep10"
+
+
+def test_nothing_is_written_or_held(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    begun(path).release()
+    record(path, 1, NOW)
+    before = {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in [path, *path.iterdir()]}
+    for view in (RunsBelow(tmp_path).look(NOW), [RunReader(path).look(NOW)]):
+        assert len(view) == 1
+    assert {file: (file.stat().st_mtime_ns, file.stat().st_size) for file in [path, *path.iterdir()]} == before
+    RunDir(path).lock().release()
+
+
+def test_runs_that_appear_are_shown_and_those_that_vanish_are_not(tmp_path: Path) -> None:
+    runs = RunsBelow(tmp_path / "runs")
+    assert runs.look(NOW) == []
+    created(tmp_path / "runs/b").release()
+    created(tmp_path / "runs/a/deep/er").release()
+    assert {view.path.name for view in runs.look(NOW)} == {"b", "er"}
+    reader = RunReader(tmp_path / "runs/b")
+    shutil.rmtree(tmp_path / "runs/b")
+    assert [view.path.name for view in runs.look(NOW)] == ["er"]
+    assert reader.look(NOW) is None
+    shutil.rmtree(tmp_path / "runs")
+    assert runs.look(NOW) == []
+
+
+def test_running_runs_come_first_then_those_that_ended_last(tmp_path: Path) -> None:
+    for name, age_s in (("a", 30), ("b", 10), ("c", 20)):
+        created(tmp_path / name).release()
+        record(tmp_path / name, 1, NOW)
+        last_written(tmp_path / name, NOW - age_s)
+    with created(tmp_path / "e"), created(tmp_path / "d"):
+        assert [view.path.name for view in RunsBelow(tmp_path).look(NOW)] == ["d", "e", "b", "c", "a"]
+
+
+def test_runs_are_found_below_folders_links_and_sweeps_but_not_in_a_runs_own_folders(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    for name in ("plain", "group/inner", "plain/sweep/lr=1", "plain/checkpoints/step1", ".hidden", "empty"):
+        created(root / name).release()
+    (root / "empty" / "config.yaml").unlink()
+    (root / "loop").symlink_to(root)
+    created(tmp_path / "far").release()
+    (root / "linked").symlink_to(tmp_path / "far")
+    (root / "gone").symlink_to(tmp_path / "nowhere")
+    found = [str(one.path.relative_to(root)) for one in RunFinder(root).find()]
+    assert found == ["group/inner", "linked", "plain", "plain/sweep/lr=1"]
+    assert RunFinder(root / "group/inner").find() == [FoundRun(root / "group/inner")]
+
+
+def test_a_folder_is_listed_again_only_after_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    created(tmp_path / "a/run").release()
+    for folder in (tmp_path / "a/run", tmp_path / "a", tmp_path):
+        os.utime(folder, (1e9, 1e9))
+    listed: list[str] = []
+    scandir = os.scandir
+    monkeypatch.setattr(find_runs.os, "scandir", lambda folder: listed.append(folder.name) or scandir(folder))
+    finder = RunFinder(tmp_path)
+    assert len(finder.find()) == 1
+    assert listed == [tmp_path.name, "a", "run"]
+    assert len(finder.find()) == 1
+    assert len(listed) == 3
+    created(tmp_path / "a/second").release()
+    assert len(finder.find()) == 2
+    assert listed[3:] == ["a", "second"]
+
+
+@contextmanager
+def nobody() -> Iterator[Path]:
+    """A folder of an unprivileged user, whom this process is meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chown(folder, 65534, 65534)
+        os.seteuid(65534)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("closed", ["", "summary.json", "metrics.jsonl", ".lock"])
+def test_a_run_without_permission_is_shown_as_unreadable_beside_the_others(closed: str) -> None:
+    with nobody() as root:
+        for name in ("fine", "shut"):
+            begun(root / name).release()
+            record(root / name, 1, NOW)
+        (root / "shut" / closed).chmod(0)
+        views = RunsBelow(root).look(NOW)
+        assert {view.path.name: (view.state, view.reason) for view in views} == {
+            "fine": ("killed", "the process ended without a summary"),
+            "shut": ("unreadable", "Permission denied"),
+        }
+        (root / "shut" / closed).chmod(0o700)

@@ -1,0 +1,213 @@
+"""A sweep checks everything first, runs what is not finished, and ends with the right code: with jobs of no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from faked import FAKE, attempts, fake, message
+
+from trainer_cli.commands.main import main
+from trainer_cli.commands.sweep import Sweep, exit_code
+from trainer_cli.commands.sweep_table import Planned, folder_of, plan
+from trainer_cli.errors import ConfigError, ExitCode, RunDirectoryError
+from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json
+from trainer_cli.runs.supervise import Children
+
+
+@pytest.fixture(autouse=True)
+def _empty(empty_folder: Path) -> None:
+    Path("fake.py").write_text(FAKE)
+
+
+def swept(at_once: int = 1, **behaviour: str) -> ExitCode:
+    """Run a sweep of such jobs."""
+    planned = fake(**behaviour)
+    behaviours = {one.job.key: what for one, what in planned}
+
+    def command(one: Planned, frozen: Path) -> Sequence[str]:
+        assert frozen.read_text() == one.frozen
+        return [sys.executable, "fake.py", str(one.run.path), behaviours[one.job.key]]
+
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+    try:
+        return ExitCode(Sweep([one for one, _ in planned], command, at_once, 7, Children(prefixed=at_once > 1)).run())
+    finally:
+        del os.environ["PYTHONPATH"]
+
+
+def test_a_job_that_fails_does_not_hide_the_others_and_only_it_is_tried_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert swept(a="finish", b="fail", c="die", d="mistake", e="finish") == ExitCode.FAILED
+    assert message() == {"a": "finished", "b": "failed", "c": "killed", "d": "failed", "e": "finished"}
+    assert "failed: d: exit code 2" in capsys.readouterr().out
+    assert swept(a="finish", b="finish", c="finish", d="finish", e="finish") == ExitCode.DONE
+    assert set(message().values()) == {"finished"}
+    assert {name: attempts(name) for name in "abcde"} == {"a": 1, "b": 2, "c": 2, "d": 1, "e": 1}
+
+
+def test_a_finished_sweep_starts_nothing() -> None:
+    assert swept(a="finish") == ExitCode.DONE
+    assert swept(a="mistake") == ExitCode.DONE
+    assert message() == {"a": "finished"}
+
+
+def test_a_signal_stops_the_running_ones_with_a_save_and_no_other_begins() -> None:
+    assert swept(a="finish", b="signal", c="finish") == ExitCode.STOPPED_EARLY
+    assert message() == {"a": "finished", "b": "stopped", "c": "not begun"}
+    assert swept(a="finish", b="finish", c="finish") == ExitCode.DONE
+    assert attempts("a") == 1
+
+
+def test_a_signal_reaches_all_that_run_side_by_side() -> None:
+    assert swept(2, a="signal", b="signal", c="finish") == ExitCode.STOPPED_EARLY
+    assert message()["c"] == "not begun"
+    assert "finished" not in message().values()
+
+
+def test_a_second_ctrl_c_kills() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        swept(a="deaf", b="finish")
+    assert message() == {"a": "killed", "b": "not begun"}
+
+
+def test_jobs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert swept(3, a="finish", b="finish") == ExitCode.DONE
+    assert sorted(line for line in capsys.readouterr().out.splitlines() if "finish 3" in line) == [
+        "[a] finish 3",
+        "[b] finish 3",
+    ]
+
+
+def test_a_given_number_of_threads_stands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert swept(2, a="finish", b="finish") == ExitCode.DONE
+    assert "[a] finish 5" in capsys.readouterr().out
+
+
+def test_two_sweeps_of_one_folder_do_not_run_at_once() -> None:
+    assert swept(a="finish") == ExitCode.DONE
+    with RunDir("runs/x/sweep").lock(), pytest.raises(RunDirectoryError, match="in use"):
+        swept(a="finish")
+
+
+@pytest.mark.parametrize(
+    ("codes", "facts", "expected"),
+    [
+        ([], {}, 0),
+        ([0, 0], {}, 0),
+        ([0, 1], {}, 1),
+        ([0, 2], {}, 2),
+        ([2, 2], {}, 2),
+        ([2, 1], {}, 1),
+        ([3], {}, 1),
+        ([4], {}, 1),
+        ([-9], {}, 1),
+        ([0, 75], {}, 75),
+        ([1, 75], {}, 1),
+        ([0, 75], {"stopped": True}, 75),
+        ([1, 75], {"stopped": True}, 75),
+        ([0], {"stopped": True, "left": True}, 75),
+        ([0, 0], {"stopped": True}, 0),
+        ([0, 1], {"stopped": True}, 1),
+        ([130], {"stopped": True}, 75),
+    ],
+)
+def test_the_code_of_the_sweep_is_made_of_those_of_its_jobs(
+    codes: list[int], facts: Mapping[str, bool], expected: int
+) -> None:
+    assert exit_code(codes, **{"stopped": False, "left": False, **facts}) == expected
+
+
+@pytest.mark.parametrize(
+    ("bases", "folder"),
+    [
+        (["runs/x"], "runs/x/sweep"),
+        (["runs/x", "runs/x"], "runs/x/sweep"),
+        (["runs/b", "runs/a", "runs/b"], "runs/a,b/sweep"),
+        (["runs/x/1", "runs/x/2"], "runs/x/1,2/sweep"),
+        (["/s/a/x", "/s/b/x"], "/s/a-x,b-x/sweep"),
+    ],
+)
+def test_the_table_of_runs_of_several_names_has_one_place(bases: list[str], folder: str) -> None:
+    assert folder_of([Path(base) for base in bases]) == Path(folder)
+
+
+def test_many_names_make_no_name_that_is_too_long() -> None:
+    folder = folder_of([Path(f"runs/{index:03}") for index in range(99)])
+    assert len(folder.parent.name) <= 100
+    assert folder != folder_of([Path(f"runs/{index:03}") for index in range(98)])
+
+
+def test_each_job_has_the_directory_of_its_key_below_its_own_name() -> None:
+    planned = plan(["experiment=digits,digits_mlp", "seed=1"])
+    assert [str(one.run.path) for one in planned] == [
+        "runs/digits/sweep/experiment=digits",
+        "runs/digits_mlp/sweep/experiment=digits_mlp",
+    ]
+    assert "run_dir: runs/${name}/sweep/experiment=digits\n" in planned[0].frozen
+    assert not Path("runs").exists()
+
+
+def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
+    assert [one.job.key for one in plan(["optimizer=glob(*,exclude=[s*,ada?])"])] == ["optimizer=adamw"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["seed=1,2", "loop.eval_step=3"], ["there is no key 'loop.eval_step'"]),
+        (["seed=1,x", "loop.grad_accum_steps=1,0"], ["seed=x", "seed=1 loop.grad_accum_steps=0"]),
+        (["model=mlp,cnnn"], ["model=cnnn", "Did you mean 'cnn'?"]),
+        (["seed=1,2", "run_dir=there"], ["run_dir="]),
+        (["seed=1,2", "resume=runs/x"], ["resume=runs/x is one run"]),
+        (["seed=1"], ["nothing is swept"]),
+        (["logging.level=info,debug", "logging={level:error}"], ["give the same config"]),
+    ],
+)
+def test_a_mistake_in_any_job_is_reported_before_anything_is_written(
+    arguments: list[str], message: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "-m", *arguments]) == ExitCode.USER
+    said = capsys.readouterr().err
+    for words in message:
+        assert words in said
+    assert not Path("runs").exists()
+
+
+def test_a_mistake_that_all_jobs_share_is_reported_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(["seed=1,2,3", "loop.eval_step=3"])
+    assert str(caught.value).startswith("there is no key 'loop.eval_step'")
+    assert "seed=" not in str(caught.value)
+
+
+def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_is_finished() -> None:
+    (first, _) = plan(["seed=1,2"])
+    environment = {"run_id": "r"}
+    first.run.create(first.frozen, [], environment).release()
+    write_json(first.run.summary_file, {"status": RunStatus.finished})
+    assert [one.done for one in plan(["seed=1,2"])] == [True, False]
+    assert [one.done for one in plan(["seed=1,2", "loop.max_duration=99ep"])] == [False, False]
+    with pytest.raises(ConfigError, match="seed=1: the config differs"):
+        plan(["seed=1,2", "optimizer.lr=0.5"])
+
+
+def test_jobs_whose_config_holds_the_time_are_refused_since_the_same_command_could_not_go_on() -> None:
+    with pytest.raises(ConfigError, match=r"name holds \$\{now:…\}, different at each start.*Leave the time out"):
+        plan(["seed=1,2", "name='x-${now:%H}'"])
+
+
+@pytest.mark.parametrize("arguments", [["--jobs", "2", "seed=1"], ["-m", "--jobs", "0", "seed=1,2"]])
+def test_a_number_of_jobs_that_makes_no_sense_is_refused(arguments: list[str]) -> None:
+    assert main(["fit", *arguments]) == ExitCode.USER
+
+
+def test_several_values_without_m_are_reported_of_m(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "optimizer.lr=0.1,0.2"]) == ExitCode.USER
+    assert "-m to run each" in capsys.readouterr().err

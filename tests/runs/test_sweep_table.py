@@ -1,0 +1,141 @@
+"""How a job stands is read from its directory, and from nowhere else."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_cli.commands.sweep_table import (
+    JobStatus,
+    as_table,
+    job_status,
+    recorded_error,
+    recording_error,
+    write_csv,
+    write_failure,
+)
+from trainer_cli.errors import ConfigError
+from trainer_cli.runs.run_dir import RunDir, write_json
+
+
+def job(folder: Path, *statuses: str, **facts: Any) -> RunDir:
+    """A run's directory with an attempt of each status, the last of which is the run's."""
+    run = RunDir(folder / "run")
+    if statuses:
+        run.path.mkdir(parents=True, exist_ok=True)
+        attempts = [{"attempt": number, "status": status} for number, status in enumerate(statuses, 1)]
+        write_json(run.summary_file, {"status": statuses[-1], "reason": "why", **facts, "attempts": attempts})
+    return run
+
+
+def stands(folder: Path, run: RunDir, now: str | None = None) -> tuple[str, str]:
+    found = job_status("KEY", {}, run, folder / "failure", now=now)
+    return found.status, found.reason
+
+
+@pytest.mark.parametrize(
+    ("statuses", "failure", "message"),
+    [
+        ([], None, ("not begun", "")),
+        ([], 2, ("failed", "exit code 2")),
+        (["finished"], None, ("finished", "why")),
+        (["finished"], 1, ("finished", "why")),
+        (["failed"], 1, ("failed", "why")),
+        (["stopped"], None, ("stopped", "why")),
+        (["stopped"], 2, ("failed", "exit code 2")),
+        (["running"], None, ("killed", "the process ended without a summary")),
+        (["running"], -9, ("killed", "signal 9")),
+        (["killed", "finished"], None, ("finished", "why")),
+    ],
+)
+def test_the_status_is_what_the_disk_tells(
+    tmp_path: Path, statuses: list[str], failure: int | None, message: tuple[str, str]
+) -> None:
+    run = job(tmp_path, *statuses)
+    if failure is not None:
+        write_failure(tmp_path / "failure", failure, run)
+    assert stands(tmp_path, run) == message
+
+
+def test_a_job_that_fails_before_its_directory_is_there_reports_of_what(tmp_path: Path) -> None:
+    frozen, run = tmp_path / "lr=0.1.yaml", job(tmp_path)
+    with pytest.raises(ConfigError), recording_error(frozen):
+        raise ConfigError("2 mistakes:\n  - one is wrong (here).\n  - another is.\n")
+    write_failure(tmp_path / "failure", 2, run, recorded_error(frozen))
+    assert stands(tmp_path, run) == ("failed", "exit code 2: one is wrong (here).")
+    with pytest.raises(ValueError, match="x"), recording_error(frozen):
+        raise ValueError("x" * 1000)
+    assert recorded_error(frozen) == "x" * 160 + "..."
+    with pytest.raises(KeyError), recording_error(frozen):
+        raise KeyError
+    assert recorded_error(frozen) == "KeyError"
+    assert recorded_error(tmp_path / "other.yaml") == ""
+
+
+def test_a_noted_failure_is_forgotten_once_a_later_attempt_has_begun(tmp_path: Path) -> None:
+    write_failure(tmp_path / "failure", 2, job(tmp_path, "stopped"))
+    assert stands(tmp_path, job(tmp_path, "stopped", "stopped")) == ("stopped", "why")
+
+
+def test_a_job_runs_while_its_directory_is_held_or_its_process_is_ours(tmp_path: Path) -> None:
+    run = job(tmp_path, "running")
+    assert stands(tmp_path, run, "running")[0] == "running"
+    with run.lock():
+        assert stands(tmp_path, run)[0] == "running"
+    assert stands(tmp_path, run)[0] == "killed"
+
+
+def test_a_damaged_note_or_summary_is_no_error(tmp_path: Path) -> None:
+    run = job(tmp_path, "stopped")
+    (tmp_path / "failure").write_text("{")
+    assert stands(tmp_path, run)[0] == "stopped"
+    run.summary_file.write_text("[]")
+    assert stands(tmp_path, run) == ("not begun", "")
+
+
+def row(key: str, status: str = "finished", *, loss: float | str | None = None, **facts: Any) -> JobStatus:
+    best = {} if loss is None else {"val/loss": {"value": loss, "step": 10, "mode": "min"}}
+    last = {} if loss is None else {"val/loss": loss}
+    return JobStatus(
+        key, {"seed": key, "model": "mlp"}, Path("runs/x/sweep") / key, status, best=best, last=last, **facts
+    )
+
+
+def test_the_table_marks_the_best_job_and_says_why_others_failed() -> None:
+    rows = [
+        row("1", loss=0.5, step=10, seconds=1.25),
+        row("2", loss=0.25, step=10, seconds=2.0),
+        row("3", loss="nan"),
+        row("4", "failed", reason="exit code 2"),
+        row("5", "not begun"),
+    ]
+    assert as_table(rows).splitlines() == [
+        "   seed  model  status     step  best val/loss  seconds",
+        "   1     mlp    finished     10            0.5      1.2",
+        "*  2     mlp    finished     10           0.25      2.0",
+        "   3     mlp    finished",
+        "   4     mlp    failed",
+        "   5     mlp    not begun",
+        "* best val/loss",
+        "failed: 4: exit code 2",
+    ]
+
+
+def test_where_more_is_better_the_largest_is_best() -> None:
+    better = {"val/accuracy": {"value": 0.9, "step": 1, "mode": "max"}}
+    worse = {"val/accuracy": {"value": 0.8, "step": 1, "mode": "max"}}
+    rows = [JobStatus(key, {"k": key}, Path(key), "finished", best=best) for key, best in (("a", worse), ("b", better))]
+    assert as_table(rows).splitlines()[2].startswith("*  b")
+
+
+def test_the_csv_has_every_job_every_metric_and_the_place(tmp_path: Path) -> None:
+    write_csv(tmp_path / "sweep.csv", [row("1", loss=0.5, step=10, seconds=1.5, attempts=2), row("2", "failed")])
+    first, second = csv.DictReader((tmp_path / "sweep.csv").read_text().splitlines())
+    assert first == {
+        "KEY": "1", "seed": "1", "model": "mlp", "status": "finished", "step": "10", "best val/loss": "0.5",
+        "last val/loss": "0.5", "seconds": "1.5", "attempts": "2", "reason": "", "run_dir": "runs/x/sweep/1",
+    }  # fmt: skip
+    assert (second["status"], second["best val/loss"], second["step"]) == ("failed", "", "")

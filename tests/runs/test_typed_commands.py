@@ -1,0 +1,107 @@
+"""What is printed as a command means the same when a shell reads it: real shells split the words, nothing is run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.commands.choices import no_verb
+from trainer_cli.config.overrides import read
+from trainer_cli.errors import ConfigError
+from trainer_cli.runs.closing import closing
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.runs.select import ckpt_argument
+
+NAMES = (
+    "plain", "a b", " a", "a ", "a[1]", "[b]", "it's", 'say "x"', "'a'", '"a"', "$HOME", "${HOME}", "$(id)",
+    "`id`", "!a", "a!b", "!!", "~", "~root", "a~", "#a", "a #b", "größe", "日本", "a,b", "a{1,2}", "a=b",
+    "=a", "a;b", "a&b", "a|b", "a>b", "(a)", "a*", "a?b", "a\\b", "a\\", "-a", "null", "%1", "^a", "a'\"b",
+    "a\tb",
+)  # fmt: skip
+SHELLS = [
+    pytest.param(name, marks=pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed"))
+    for name in ("bash", "zsh")
+]
+
+
+def words_of(shell: str, commands: list[str]) -> list[list[str]]:
+    """The words that a shell makes of each command, all read by one process."""
+    begin = "words() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }\n"
+    script = begin + "\n".join(f"words {command}" for command in commands)
+    done = subprocess.run([shell, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    return [command.split("\0")[:-1] for command in done.stdout.split("\n\0")[:-1]]
+
+
+def closing_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The commands that `fit` ends with: to evaluate its checkpoints, and to show its logs."""
+    run = RunDir(folder)
+    (folder / "tensorboard").mkdir(parents=True)
+    (run.checkpoints_folder / "step9").mkdir(parents=True)
+    kept = [{"name": "step9", "why": "final"}]
+    outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0, checkpoints=kept)
+    closing(run, outcome, {})
+    printed = capsys.readouterr().out
+    return [line[2:] for line in printed[printed.index("next:\n") :].splitlines()[1:]]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_commands_that_fit_ends_with_name_the_run(
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [tmp_path / name / "run" for name in NAMES if "/" not in name]
+    commands = [command for folder in folders for command in closing_commands(folder, capsys)]
+    found = iter(words_of(shell, commands))
+    for folder in folders:
+        verb, words = ["train", "validate"], next(found)
+        assert words[:2] == verb
+        assert read(words[2:]).ckpt == f"{folder}/checkpoints/step*"
+        assert next(found) == ["tensorboard", "--logdir", str(folder.parent)]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_checkpoint_that_an_error_names_is_the_one_that_is_read(shell: str) -> None:
+    patterns = [f"{name}{rest}" for name in NAMES for rest in ("", "/checkpoints/step*", "@latest", "/step{1,2}")]
+    typed = words_of(shell, [ckpt_argument(pattern) for pattern in patterns])
+    assert [Path(str(read(words).ckpt)) for words in typed] == [Path(pattern) for pattern in patterns]
+
+
+def wrong_verbs(name: str) -> Iterator[list[str]]:
+    yield [f"name={name}", "seed=3"]
+    yield [f"run_dir='{name}'", f"ckpt=[{name},b]"]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_command_that_is_meant_without_a_verb_has_the_same_words(shell: str) -> None:
+    lines = [line for name in NAMES for line in wrong_verbs(name)]
+    cures = [str(no_verb(line[0], line, ["fit"]).cure) for line in lines]
+    commands = [cure.removeprefix("Did you mean '").removesuffix("'?") for cure in cures]
+    assert words_of(shell, commands) == [["train", "fit", *line] for line in lines]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_quotes_that_a_text_is_advised_to_have_keep_it(shell: str) -> None:
+    names = [name for name in NAMES if name != "a\tb"]
+    cures: dict[str, str] = {}
+    for name in names:
+        for line in (f"+model.x={name}", f"+model.x={name},b"):
+            try:
+                read([line])
+            except ConfigError as error:
+                if "text" in str(error.hint):
+                    cures[line] = str(error.hint)
+    shown = [hint[hint.rindex(start) + len(start) :] for hint in cures.values() for start in [_lead(hint)]]
+    commands = [text.partition(", or -m")[0].rstrip(".") for text in shown]
+    assert len(commands) > 30
+    for line, (word,) in zip(cures, words_of(shell, commands), strict=True):
+        (override,) = read([word]).overrides
+        text = line.partition("=")[2]
+        assert override.value() == text, (line, word)
+
+
+def _lead(hint: str) -> str:
+    return next(lead for lead in ("for a text ", "pairs: ", "quotes: ", ": ") if lead in hint)

@@ -1,0 +1,259 @@
+"""ActivationStatistics: log mean, spread, range and norm of what modules return.
+
+Statistics of named tensors, computed on their device and read together.
+
+TensorListener: log statistics of tensors that a model shows by `observe`.
+
+DumpActivations: write what modules return to files of NumPy.
+
+Norms: log the norms of gradients and weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainer_cli.checkpoint.model_state import clean_name, parameter_names, unwrapped
+from trainer_cli.core.patterns import matches
+from trainer_cli.errors import ConfigError
+from trainer_cli.parallel.torch_compat import foreach_norm, whole
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.metrics import tensors_of
+from trainer_cli.trainer.model_call import observing
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
+
+STATISTICS = ("mean", "std", "min", "max", "norm")
+
+
+class TensorStatistics:
+    """Collects the statistics of tensors by name; the last of several of one name counts."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Tensor] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """Compute the statistics of a tensor of numbers. Nothing is read from the device."""
+        values = tensor.detach()
+        if values.numel() == 0 or values.is_complex():
+            return
+        values = values.float()
+        spread = values.std(correction=0)
+        low, high = values.aminmax()
+        self._found[name] = torch.stack([values.mean(), spread, low, high, torch.linalg.vector_norm(values)])
+
+    def read(self, prefix: str, wanted: Iterable[str] = STATISTICS) -> dict[str, float]:
+        """`PREFIX/NAME/STATISTIC` -> value, with one wait for the device. Forgets everything."""
+        if not self._found:
+            return {}
+        rows = torch.stack(list(self._found.values())).tolist()
+        metrics = {
+            f"{prefix}/{name}/{statistic}": row[STATISTICS.index(statistic)]
+            for name, row in zip(self._found, rows, strict=True)
+            for statistic in wanted
+        }
+        self._found.clear()
+        return metrics
+
+
+class TensorListener(Callback):
+    """Logs `train/tensors/NAME/STATISTIC` on log steps for each tensor that the model passes to
+    `trainer_cli.observe(NAME, tensor)` in the last batch of the step.
+
+    Args:
+        names: globs of the tensors' names.
+        statistics: of `mean`, `std`, `min`, `max` and `norm`.
+    """
+
+    def __init__(self, names: Sequence[str] = ("*",), statistics: Sequence[str] = ("norm",)) -> None:
+        self.names = [names] if isinstance(names, str) else list(names)
+        self.statistics = check_statistics(statistics)
+        self._found = TensorStatistics()
+        self._active = ExitStack()
+
+    def on_enter_train(
+        self, trainer: Trainer, stack: ExitStack, train_loader: Any, loop: TrainingLoop, loop_idx: int
+    ) -> None:
+        stack.callback(self._active.close)
+
+    def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        if trainer.progress.step + 1 >= trainer.loop.next_log_step:
+            self._active.enter_context(observing(self._look))
+
+    def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        self._active.close()
+
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        trainer.log_metrics(self._found.read("train/tensors", self.statistics))
+
+    def _look(self, name: str, tensor: Tensor) -> None:
+        if any(matches(name, pattern) for pattern in self.names):
+            self._found.add(name, tensor)
+
+
+class ActivationStatistics(Callback):
+    """Logs `train/activations/MODULE/STATISTIC` on log steps, of the first tensor that a module returns, in the last
+    batch of the step. Modules have forward hooks in such steps alone; those inside a compiled model have none.
+
+    Args:
+        modules: globs of module names.
+        statistics: of `mean`, `std`, `min`, `max` and `norm`.
+    """
+
+    def __init__(self, modules: Sequence[str] = ("*",), statistics: Sequence[str] = ("mean", "std")) -> None:
+        self.modules = [modules] if isinstance(modules, str) else list(modules)
+        self.statistics = check_statistics(statistics)
+        self._found = TensorStatistics()
+        self._handles: list[RemovableHandle] = []
+
+    def setup(self, trainer: Trainer) -> None:
+        watched(trainer.model, self.modules)
+
+    def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        if trainer.progress.step + 1 >= trainer.loop.next_log_step:
+            self._handles = hooked(watched(model, self.modules), self._found.add)
+
+    def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        self.on_train_step_end(trainer, trainer.model, None, None)
+
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        trainer.log_metrics(self._found.read("train/activations", self.statistics))
+
+
+def check_statistics(wanted: Sequence[str]) -> list[str]:
+    """The statistics; ConfigError for an unknown one."""
+    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    if unknown := [name for name in names if name not in STATISTICS]:
+        raise ConfigError(
+            f"'{unknown[0]}' is no statistic", location="statistics", hint=f"There are: {', '.join(STATISTICS)}."
+        )
+    return names
+
+
+def watched(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
+    """The modules whose names match. ConfigError if none does."""
+    named = {clean_name(name): module for name, module in unwrapped(model).named_modules() if name}
+    found = {name: module for name, module in named.items() if any(matches(name, pattern) for pattern in patterns)}
+    if not found:
+        raise ConfigError(
+            f"no module matches {list(patterns)}", location="modules", hint=f"There are: {', '.join(list(named)[:20])}."
+        )
+    return found
+
+
+def hooked(modules: Mapping[str, nn.Module], call: Callable[[str, Any], None]) -> list[RemovableHandle]:
+    """Forward hooks that call a function with a module's name and the first tensor that it returns."""
+
+    def hook(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if (first := next(tensors_of(output), None)) is not None:
+            call(name, first)
+
+    return [module.register_forward_hook(partial(hook, name)) for name, module in modules.items()]
+
+
+class DumpActivations(Callback):
+    """Writes `step{N}.npz` after each `every`-th step: for each module, under its name, the first tensor that it
+    returned in the last batch of the step. 16-bit floats are written with 32 bits. Each such step copies the tensors
+    to the host. Of several processes rank 0 writes its own.
+
+    Args:
+        modules: globs of module names.
+        every: steps from one file to the next, counted from the run's beginning.
+        folder: where files are written, relative to the run directory.
+    """
+
+    def __init__(self, modules: Sequence[str], every: int, folder: str = "activations") -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ConfigError(f"every is {every!r}, but it is a whole number of steps, at least 1", location="every")
+        self.modules, self.every = [modules] if isinstance(modules, str) else list(modules), every
+        self.folder = Path(folder)
+        self._found: dict[str, Tensor] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def setup(self, trainer: Trainer) -> None:
+        watched(trainer.model, self.modules)
+
+    def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        if (trainer.progress.step + 1) % self.every == 0 and trainer.strategy.group.is_main:
+            self._handles = hooked(watched(model, self.modules), self._found.__setitem__)
+
+    def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._unhook()
+        if self._found and trainer.progress.step % self.every == 0:
+            folder = self.folder if trainer.run_dir is None else trainer.run_dir / self.folder
+            folder.mkdir(parents=True, exist_ok=True)
+            np.savez(folder / f"step{trainer.progress.step}.npz", **{n: _array(t) for n, t in self._found.items()})
+            self._found.clear()
+
+    def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        self._unhook()
+
+    def _unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _array(tensor: Tensor) -> Any:
+    values = tensor.detach().cpu()
+    return (values.float() if values.is_floating_point() and values.element_size() == 2 else values).numpy()
+
+
+class Norms(Callback):
+    """Logs 2-norms on log steps, of all trained parameters: `train/norm/gradients` before clipping, and
+    `train/norm/weights` after the step. With `per_layer` also `train/norm/gradients/MODULE` and
+    `train/norm/weights/MODULE`, of each module's own.
+
+    Steps that are not logged cost nothing, if `loop.log_interval` is in steps or epochs.
+    """
+
+    def __init__(self, gradients: bool = True, weights: bool = False, per_layer: bool = False) -> None:
+        self.gradients, self.weights, self.per_layer = gradients, weights, per_layer
+        self._found: dict[str, tuple[list[nn.Parameter], list[Tensor]]] = {}
+        """For each optimizer: its parameters with gradients, and the norms of these."""
+
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        if trainer.progress.step + 1 < trainer.loop.next_log_step or not self.gradients:
+            return
+        own = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
+        self._found[str(id(optimizer))] = own, foreach_norm([one.grad for one in own])
+
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        names = parameter_names(trainer.model)
+        wanted: list[tuple[str, str, Tensor]] = []
+        for parameters, norms in self._found.values():
+            wanted += [("gradients", names.get(one, ""), norm) for one, norm in zip(parameters, norms, strict=True)]
+        self._found.clear()
+        if self.weights:
+            trained = [one for one in names if one.requires_grad]
+            norms = foreach_norm([one.detach() for one in trained])
+            wanted += [("weights", names[one], norm) for one, norm in zip(trained, norms, strict=True)]
+        if not wanted:
+            return
+        # One wait for the device.
+        values = torch.stack([whole(norm).float() for _, _, norm in wanted]).tolist()
+        squares: dict[str, float] = {}
+        for (kind, name, _), value in zip(wanted, values, strict=True):
+            layer = name.rpartition(".")[0]
+            for key in (f"train/norm/{kind}", *([f"train/norm/{kind}/{layer}"] if self.per_layer and layer else [])):
+                squares[key] = squares.get(key, 0.0) + value * value
+        trainer.log_metrics({key: math.sqrt(square) for key, square in squares.items()})

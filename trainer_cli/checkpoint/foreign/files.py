@@ -1,0 +1,186 @@
+"""Find the model's weights in what another program saved.
+
+Files of safetensors, and the folders that Hugging Face's libraries save.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from trainer_cli.checkpoint.foreign.kind import INDEXES, WHOLE_FILES
+from trainer_cli.checkpoint.format.tensor_file import read_entries, unique_keys
+from trainer_cli.checkpoint.format.torch_file import load_torch_file
+from trainer_cli.core.naming import is_plain
+from trainer_cli.errors import CheckpointError
+
+_LARGEST_INDEX = 64 * 1024 * 1024
+
+
+def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a file; its header is checked first.
+
+    Raises:
+        CheckpointError: it is no such file, or damaged.
+    """
+    try:
+        names, opened = open_safetensors(path)
+        return {name: opened.get_tensor(name) for name in names}
+    except (ValueError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"the safetensors file is damaged: {str(error)[:200]}", where=str(path)) from None
+
+
+def open_safetensors(path: Path) -> tuple[list[str], Any]:
+    """The names of the tensors in a file, and an object whose `get_tensor(name)` reads one.
+
+    Raises:
+        ValueError, SafetensorError: it is no such file, or damaged.
+    """
+    with path.open("rb") as file:
+        entries = read_entries(file.read, path.stat().st_size)
+    return [one.name for one in entries], safe_open(path, framework="pt")
+
+
+def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, torch.Tensor]:
+    """The weights in a folder of `save_pretrained`: one file, or several with an index.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or can be loaded only by running what is in it.
+    """
+    index = next((name for name in INDEXES if (folder / name).is_file()), None)
+    if index is None:
+        return _load(next(folder / name for name in WHOLE_FILES if (folder / name).is_file()), allow_pickle)
+    names_of: dict[str, list[str]] = {}
+    for name, file in _weight_map(folder / index).items():
+        names_of.setdefault(file, []).append(name)
+    found: dict[str, torch.Tensor] = {}
+    for file, names in sorted(names_of.items()):
+        if not is_plain(file):
+            raise CheckpointError(f"the index names {file[:80]!r}, which is no plain name", where=str(folder / index))
+        if not (folder / file).is_file():
+            raise CheckpointError(f"{file} is missing, which the index names", where=str(folder / index))
+        tensors = _load(folder / file, allow_pickle)
+        for name in names:
+            if name not in tensors:
+                raise CheckpointError(f"{file} lacks {name[:80]!r}, which the index names", where=str(folder / index))
+            found[name] = tensors[name]
+    return found
+
+
+def _load(path: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
+    if path.suffix == ".safetensors":
+        return load_safetensors(path)
+    try:
+        return find_weights(load_torch_file(path, allow_pickle=allow_pickle)).weights
+    except ValueError as error:
+        raise CheckpointError(str(error), where=str(path)) from None
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    try:
+        if index.stat().st_size > _LARGEST_INDEX:
+            raise ValueError("it is too large")
+        fields: Any = json.loads(index.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+        table = fields["weight_map"] if isinstance(fields, dict) else None
+        if not isinstance(table, dict) or not all(isinstance(file, str) for file in table.values()):
+            raise ValueError("it has no weight_map of names to files")
+    except (ValueError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"the index cannot be read: {str(error)[:200]}", where=str(index)) from None
+    return table
+
+
+_LIGHTNING = "pytorch-lightning_version"
+_NAMES = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
+"""Keys under which programs keep the weights, beside optimizers and counters."""
+_STEPS = ("global_step", "step", "iteration")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The weights of a saved object, by name."""
+
+    program: str
+    """Which program saves such an object: "Lightning checkpoint", "Composer checkpoint" or "torch file"."""
+    weights: dict[str, torch.Tensor]
+    step: int | None
+    """The optimizer step at which it was saved, if it says so."""
+
+
+def find_weights(saved: Any) -> Found:
+    """The weights in an object that torch loaded from a file.
+
+    Raises:
+        ValueError: it holds none, or several that may be meant.
+    """
+    if isinstance(saved, torch.nn.Module):
+        return Found("torch file", _tensors(saved.state_dict()), None)
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"it holds a {type(saved).__name__}, and no weights by name")
+    saved = _fields(saved)
+    if _LIGHTNING in saved and is_state_dict(saved.get("state_dict")):
+        return Found("Lightning checkpoint", _tensors(saved["state_dict"]), _step(saved))
+    state = _fields(saved.get("state"))
+    if is_state_dict(state.get("model")):
+        timestamp = _fields(state.get("timestamp"))
+        batch = _fields(timestamp.get("Timestamp", timestamp)).get("batch")
+        step = _fields(batch).get("value") if isinstance(batch, Mapping) else batch
+        return Found("Composer checkpoint", _tensors(state["model"]), _count(step))
+    if is_state_dict(saved):
+        return Found("torch file", _tensors(saved), None)
+    named = [name for name in _NAMES if name in saved] or [name for name in saved if isinstance(name, str)]
+    held = {name: _state_dict_of(saved[name]) for name in named}
+    fitting = {name: own for name, own in held.items() if own is not None}
+    keys = ", ".join(name if isinstance(name, str) else f"a {type(name).__name__}" for name in list(saved)[:12])
+    keys += ", …" if len(saved) > 12 else ""
+    if not fitting:
+        raise ValueError(f"it holds no weights by name, but {keys or 'nothing'}")
+    if len(fitting) > 1:
+        raise ValueError(f"it holds several sets of weights: {', '.join(fitting)}")
+    (weights,) = fitting.values()
+    return Found("torch file", weights, _step(saved))
+
+
+def is_state_dict(value: Any) -> bool:
+    """Whether a value maps names to tensors; a module's extra state may be among them."""
+    fields = _fields(value)
+    if not fields or not all(isinstance(name, str) for name in fields):
+        return False
+    others = [name for name, one in fields.items() if not isinstance(one, torch.Tensor)]
+    return len(others) < len(fields) and all(name.endswith("_extra_state") for name in others)
+
+
+def _state_dict_of(value: Any) -> dict[str, torch.Tensor] | None:
+    if isinstance(value, torch.nn.Module):
+        value = value.state_dict()
+    return _tensors(value) if is_state_dict(value) else None
+
+
+def _fields(value: Any) -> dict[Any, Any]:
+    """What a mapping holds, nothing for another value. A file may have given it attributes that hide its methods."""
+    if isinstance(value, dict):
+        return dict(dict.items(value))
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The tensors, without the attributes that a file may have given them."""
+    found = {name: value for name, value in _fields(state).items() if isinstance(value, torch.Tensor)}
+    for name, value in found.items():
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
+        if not plain or value.is_quantized or value.is_meta or value.is_nested:
+            raise ValueError(f"{name[:80]!r} is no dense tensor with values")
+    return {name: torch.Tensor.detach(value) for name, value in found.items()}
+
+
+def _step(saved: Mapping[str, Any]) -> int | None:
+    return next((count for name in _STEPS if (count := _count(saved.get(name))) is not None), None)
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**63 else None

@@ -1,0 +1,47 @@
+"""Formats by the name that a manifest gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from trainer_cli.checkpoint.format.archive import ArchiveFormat
+from trainer_cli.checkpoint.format.base import Format
+from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
+from trainer_cli.checkpoint.format.sharded import ShardedFormat, TensorsFormat
+from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
+from trainer_cli.core.schema import CheckpointFormat, Compression
+from trainer_cli.errors import CheckpointError
+
+FORMATS: Mapping[str, Callable[[], Format]] = {
+    "tensors": TensorsFormat,
+    "torch_file": TorchFileFormat,
+    "archive": ArchiveFormat,
+    "huggingface": HuggingFaceFormat,
+}
+
+
+def new_format(name: str, where: str | None = None) -> Format:
+    """The format of this name.
+
+    Args:
+        where: the checkpoint whose manifest has the name, for the error.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    if name not in FORMATS:
+        known = ", ".join(repr(one) for one in FORMATS)
+        raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {known}", where=where)
+    return FORMATS[name]()
+
+
+def format_of_rank(form: Format, sharded: ShardedFormat) -> Format | None:
+    """The format by which one rank of several writes and reads what `form` does; None if it is only for one process."""
+    if isinstance(form, ArchiveFormat):
+        return ArchiveFormat(form.compression, sharded)
+    return sharded if isinstance(form, TensorsFormat | ShardedFormat) else None
+
+
+def format_of(name: CheckpointFormat, compression: Compression) -> Format:
+    """The format that the config names."""
+    return ArchiveFormat(compression) if name is CheckpointFormat.archive else FORMATS[name]()

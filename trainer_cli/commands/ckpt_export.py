@@ -1,0 +1,163 @@
+"""`train ckpt export`, `average` and `strip`: their flags, and what they print."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.commands.table import print_json, size
+from trainer_cli.core.url_path import local_path
+from trainer_cli.errors import CheckpointError, ExitCode, UserError
+
+if TYPE_CHECKING:
+    from trainer_cli.runs.export import Written
+
+FORMATS = ("huggingface", "safetensors", "torch", "archive")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+_UNITS = {"": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500MB or 5GB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _pair(text: str) -> tuple[str, str]:
+    old, equals, new = text.partition("=")
+    if not equals or not old:
+        raise argparse.ArgumentTypeError(f"{text!r} is not OLD=NEW, such as 'model.*=*'")
+    return old, new
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,1,2") from None
+
+
+def _output(text: str) -> Path:
+    return local_path(text, "--output")
+
+
+FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "--format": (("--format",), {"choices": FORMATS, "required": True, "help": "what to write"}),
+    "--output": (("-o", "--output"), {"type": _output, "metavar": "PATH", "help": "where (RUN/export/NAME)"}),
+    "--to": (("-o", "--output"), {"type": _output, "metavar": "PATH", "required": True, "help": "the new checkpoint"}),
+    "--dtype": (("--dtype",), {"choices": DTYPES, "help": "type of all floating-point tensors"}),
+    "--shard-size": (
+        ("--shard-size",),
+        {"type": _bytes, "default": 5_000_000_000, "metavar": "SIZE", "help": "largest file of huggingface (5GB)"},
+    ),
+    "--ema": (
+        ("--ema",),
+        {
+            "nargs": "?",
+            "const": "ema",
+            "metavar": "CALLBACK",
+            "help": "the average of a callback (ema), or none: the trained weights; by default what was evaluated",
+        },
+    ),
+    "--merge-lora": (
+        ("--merge-lora",), {"action": "store_true", "help": "add LoRA adapters to the weights that they adapt"}
+    ),
+    "--key-mapping": (
+        ("--key-mapping",),
+        {
+            "type": _pair,
+            "action": "append",
+            "default": [],
+            "metavar": "OLD=NEW",
+            "help": "glob of names=new name, such as 'model.*=*'; 'head.*=' leaves these out",
+        },
+    ),
+    "--hf-config": (
+        ("--hf-config",), {"type": Path, "metavar": "FILE", "help": "config.json, for a model that brings none"}
+    ),
+    "--overwrite": (("--overwrite",), {"action": "store_true", "help": "replace what is at the output"}),
+    "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean, as named"}),
+}  # fmt: skip
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write the weights of a checkpoint in another format."""
+    path = _one(args.what[0])
+    from trainer_cli.checkpoint.export import ExportFormat
+    from trainer_cli.runs.export import archive_one, export_one
+
+    if args.format == "archive":
+        if args.dtype or args.ema or args.merge_lora or args.key_mapping or args.hf_config:
+            raise UserError("an archive is the whole checkpoint as it is: it takes --output and --overwrite alone")
+        return _report(args, "exported", archive_one(path, args.output, overwrite=args.overwrite))
+
+    if len({old for old, _ in args.key_mapping}) < len(args.key_mapping):
+        raise UserError("--key-mapping names a glob twice")
+    written = export_one(
+        path,
+        ExportFormat(args.format),
+        args.output,
+        dtype=args.dtype,
+        shard_bytes=args.shard_size,
+        ema=args.ema,
+        merge_lora=args.merge_lora,
+        key_mapping=dict(args.key_mapping),
+        hf_config=args.hf_config,
+        overwrite=args.overwrite,
+    )
+    return _report(args, "exported", written)
+
+
+def average(args: argparse.Namespace) -> int:
+    """Save the mean of several checkpoints."""
+    from trainer_cli.runs.select import select
+
+    selection = select(args.what)
+    for path, problem in {**selection.skipped, **selection.damaged}.items():
+        # A mean of the others would be taken for the mean of all.
+        raise CheckpointError(f"it is not valid: {problem}", where=str(path), cure="Name those to average without it.")
+    from trainer_cli.runs.export import average as average_of
+
+    shares = args.weights
+    if shares is not None:
+        given = dict.fromkeys(path for what in args.what for path in select([what]).paths)
+        if len(shares) != len(given):
+            raise UserError(f"--weights has {len(shares)} numbers for {len(given)} checkpoints")
+        by_path = dict(zip(given, shares, strict=True))
+        shares = [by_path[path] for path in selection.paths]
+    return _report(args, "averaged", average_of(selection.paths, args.output, shares, ema=args.ema))
+
+
+def strip(args: argparse.Namespace) -> int:
+    """Save the weights of a checkpoint alone."""
+    path = _one(args.what[0])
+    from trainer_cli.runs.export import strip as strip_one
+
+    return _report(args, "stripped", strip_one(path, args.output, ema=args.ema))
+
+
+def _one(what: str) -> Path:
+    """A checkpoint of this program or another; a run directory means its newest."""
+    from trainer_cli.runs.select import select
+
+    paths = select([what]).paths
+    if len(paths) > 1:
+        raise UserError(f"{what} names {len(paths)} checkpoints, but one is wanted", cure=f"Name one: {paths[-1]}.")
+    return paths[0]
+
+
+def _report(args: argparse.Namespace, what: str, written: Written) -> int:
+    if args.json:
+        facts = {"tensors": written.tensors, "size_bytes": written.size_bytes, "average": written.average}
+        print_json({what: str(written.path), **facts})
+    else:
+        print(f"{what}: {written.path} ({written.tensors} tensors, {size(written.size_bytes)})")
+        if written.average is not None and args.ema is None:
+            print(
+                f"weights: the average of callback '{written.average}', which evaluations saw; "
+                "--ema none takes the trained weights"
+            )
+    return ExitCode.DONE

@@ -1,0 +1,395 @@
+"""What is inside a checkpoint, and how two differ. Tensor files are read without torch, but for 8-bit floats."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.checkpoint.format.tensor_file import (
+    ELEMENT_BYTES,
+    TensorEntry,
+    own_file,
+    parsed_header,
+    state_file,
+    tensor_file,
+)
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
+from trainer_cli.checkpoint.format.views import STORAGE, View, views_in
+from trainer_cli.checkpoint.storage.base import ReadableFolder
+from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.shards import Shard, why_incomplete
+from trainer_cli.errors import CheckpointError, TrainError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from trainer_cli.config.diff import Change
+
+    Array = np.ndarray[Any, Any]
+
+_BLOCK = 1 << 20
+_NUMPY = {
+    "F64": "f8", "I64": "i8", "U64": "u8", "C64": "c8", "F32": "f4", "I32": "i4", "U32": "u4", "F16": "f2",
+    "I16": "i2", "U16": "u2", "I8": "i1", "U8": "u1", "BOOL": "?",
+    "C128": "c16", "BF16": "u2", "C32": "u4",
+}  # fmt: skip
+"""Types of elements as they are stored; of those that numpy lacks, unsigned ones of their size."""
+_FLOAT8 = {
+    "F8_E4M3": "e4m3fn",
+    "F8_E5M2": "e5m2",
+    "F8_E4M3FNUZ": "e4m3fnuz",
+    "F8_E5M2FNUZ": "e5m2fnuz",
+    "F8_E8M0": "e8m0fnu",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A part of a tensor, or all of it."""
+
+    shard: Shard
+    content: Callable[[], Array]
+    """Its bytes, mapped from the file or in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of a checkpoint."""
+
+    entry: TensorEntry
+    parts: list[StoredPart]
+
+    def stored(self) -> Iterator[Array]:
+        """Its elements as they are stored, some rows at a time. Tensors of one shape and type come in the same
+        pieces."""
+        import numpy as np
+
+        code, shape = self.entry.code, self.entry.shape or (1,)
+        if not math.prod(shape):
+            return
+        dtype = np.dtype(_NUMPY.get(code, "u1")).newbyteorder("<")
+        maps = [part.content().view(dtype).reshape(part.shard.sizes or (1,)) for part in self.parts]
+        rows = max(_BLOCK // math.prod(shape[1:]), 1)
+        for start in range(0, shape[0], rows):
+            stop = min(start + rows, shape[0])
+            if len(maps) == 1:
+                yield maps[0][start:stop].reshape(-1)
+                continue
+            block = np.empty((stop - start, *shape[1:]), dtype)
+            for part, raw in zip(self.parts, maps, strict=True):
+                (first, *begins), (size, *sizes) = part.shard.offsets, part.shard.sizes
+                low, high = max(start, first), min(stop, first + size)
+                if low < high:
+                    inner = (slice(begin, begin + count) for begin, count in zip(begins, sizes, strict=True))
+                    block[slice(low - start, high - start), *inner] = raw[low - first : high - first]
+            yield block.reshape(-1)
+
+    def blocks(self) -> Iterator[Array]:
+        """Its elements as 64-bit floats (complex ones as 128 bits), some at a time."""
+        import numpy as np
+
+        code = self.entry.code
+        table = _float8(code) if code in _FLOAT8 else None
+        for block in self.stored():
+            if table is not None:
+                yield table[block]
+            elif code == "BF16":
+                yield (block.astype("<u4") << 16).view("<f4").astype(np.float64)
+            elif code == "C32":
+                yield block.view("<f2").astype(np.float64).view(np.complex128)
+            else:
+                yield block.astype(np.complex128 if block.dtype.kind == "c" else np.float64)
+
+    def norm(self) -> float:
+        """The Euclidean norm over all elements."""
+        return math.sqrt(sum(_squares(block) for block in self.blocks()))
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A checkpoint that is open, and held against removal."""
+
+    path: Path
+    entry: Entry
+    manifest: Manifest
+    tensors: dict[str, Tensor]
+    """By name, in the order of the files. Of what every rank saves for itself, `NAME@rank1` is the second's."""
+    aliases: dict[str, str]
+    """Names of tied tensors, and the name under which each is stored."""
+    folder: ReadableFolder
+    states: Callable[[], dict[str, Any]]
+    """Reads the small states of each rank, as they are written; what is no plain JSON is tagged with `$`."""
+
+    def config(self) -> str | None:
+        """The text of the config that it carries."""
+        if CONFIG_FILE not in self.manifest.files:
+            return None
+        return read_verified(self.folder, self.manifest, CONFIG_FILE).decode()
+
+    def views(self) -> dict[str, View]:
+        """Tensors that are views of stored ones, by name. What a rank saves for itself is left out.
+
+        Raises:
+            CheckpointError: one lies outside of the stored tensor.
+        """
+        try:
+            found = {view.name: view for view in views_in(self.states()) if view.base in self.tensors}
+            for view in found.values():
+                view.check_fits(math.prod(self.tensors[view.base].entry.shape))
+        except ValueError as error:
+            raise CheckpointError(f"{self.path} is not valid: {error}") from None
+        return found
+
+    def with_views(self) -> dict[str, Tensor]:
+        """The tensors as the state has them: views in full, and no stored tensor that is none of the state."""
+        views = self.views()
+        of_storage = {view.base for view in views.values() if STORAGE in view.base}
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in of_storage}
+        return tensors | {name: _viewed(self.tensors[view.base], view) for name, view in views.items()}
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Content]:
+    """Read the manifest and the table of tensors, and hold the checkpoint while it is looked at. In files of
+    safetensors only sizes and places of tensors are checked: their digest is `verify`'s. Other formats are read whole.
+
+    Raises:
+        CheckpointError: it is not valid, or its format is unknown.
+    """
+    catalog = catalog_of(path.parent)
+    entry = catalog.entry(path.name)
+    if entry.manifest is None or entry.problem is not None:
+        raise CheckpointError(f"{path} is not valid: {entry.problem}")
+    manifest = entry.manifest
+    read = _of_tensor_files if manifest.format in ("tensors", "huggingface") else _of_other_files
+    try:
+        with catalog.storage.reading(path.name) as folder:
+            tensors, aliases, states = read(folder, manifest)
+            for name, tensor in tensors.items():
+                if problem := why_incomplete(part.shard for part in tensor.parts):
+                    raise CheckpointError(f"{path} is not valid: {name}: {problem}")
+            yield Content(path, entry, manifest, tensors, aliases, folder, states)
+    except FileNotFoundError:
+        # A file of the caller's own may be missing too.
+        if not catalog.entry(path.name).removed:
+            raise
+        raise CheckpointError(f"{path} is just being removed") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorChange:
+    """How a tensor differs between two checkpoints: by a sentence, or by ‖b - a‖ / ‖a‖."""
+
+    name: str
+    relative: float | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """All that differs between two checkpoints."""
+
+    config: list[Change] = field(default_factory=list)
+    no_config: str | None = None
+    """Why the configs cannot be compared."""
+    only_first: list[str] = field(default_factory=list)
+    only_second: list[str] = field(default_factory=list)
+    tensors: list[TensorChange] = field(default_factory=list)
+    """Those of both that differ: first what has no number, then the largest relative change first."""
+    same: int = 0
+
+
+def compare(first: Content, second: Content) -> Difference:
+    """Compare configs, names, shapes, types and values."""
+    changes: list[TensorChange] = []
+    same = 0
+    ours, theirs = first.with_views(), second.with_views()
+    for name, one in ours.items():
+        if (other := theirs.get(name)) is None:
+            continue
+        if (change := _change(name, one, other)) is None:
+            same += 1
+        else:
+            changes.append(change)
+    changes.sort(key=lambda one: (one.relative is not None, -(one.relative or 0.0), one.name))
+    config, no_config = _config_changes(first, second)
+    return Difference(
+        config=config,
+        no_config=no_config,
+        only_first=sorted(ours.keys() - theirs.keys()),
+        only_second=sorted(theirs.keys() - ours.keys()),
+        tensors=changes,
+        same=same,
+    )
+
+
+def _change(name: str, one: Tensor, other: Tensor) -> TensorChange | None:
+    if one.entry.shape != other.entry.shape:
+        return TensorChange(name, why=f"shape {list(one.entry.shape)} -> {list(other.entry.shape)}")
+    if one.entry.code != other.entry.code:
+        return TensorChange(name, why=f"type {one.entry.code} -> {other.entry.code}")
+    if _bytes_equal(one, other):
+        return None
+    import numpy as np
+
+    moved = size = 0.0
+    for a, b in zip(one.blocks(), other.blocks(), strict=True):
+        with np.errstate(all="ignore"):
+            moved += _squares(b - a)
+        size += _squares(a)
+    if not math.isfinite(moved) or not math.isfinite(size):
+        return TensorChange(name, why="it differs, and holds NaN or infinity")
+    return TensorChange(name, relative=math.sqrt(moved / size) if size else math.inf if moved else 0.0)
+
+
+def _squares(block: Array) -> float:
+    import numpy as np
+
+    with np.errstate(all="ignore"):
+        parts = (block.real, block.imag) if np.iscomplexobj(block) else (block,)
+        return float(sum(np.sum(np.square(part)) for part in parts))
+
+
+def _bytes_equal(one: Tensor, other: Tensor) -> bool:
+    import numpy as np
+
+    pairs = zip(one.stored(), other.stored(), strict=True)
+    return all(np.array_equal(a.view("u1"), b.view("u1")) for a, b in pairs)
+
+
+def _float8(code: str) -> Array:
+    """The value of each of the 256 bytes."""
+    import torch  # numpy has no such types
+
+    every = torch.arange(256, dtype=torch.uint8)
+    values: Array = every.view(getattr(torch, f"float8_{_FLOAT8[code]}")).double().numpy()
+    return values
+
+
+def _config_changes(first: Content, second: Content) -> tuple[list[Change], str | None]:
+    # Hydra would take most of the time of an answer that does not need it.
+    from trainer_cli.config.compose import from_yaml
+    from trainer_cli.config.diff import diff
+
+    texts = {content.path: content.config() for content in (first, second)}
+    if lacking := [str(path) for path, text in texts.items() if text is None]:
+        return [], f"{' and '.join(lacking)} carries no config"
+    try:
+        old, new = (from_yaml(text or "", trusted=True, missing_ok=True).raw for text in texts.values())
+    except TrainError as error:
+        return [], str(error)
+    return diff(old, new), None
+
+
+_Read = tuple[dict[str, Tensor], dict[str, str], Callable[[], dict[str, Any]]]
+"""Tensors, aliases and states of a `Content`."""
+
+
+def _of_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    for file in manifest.files:
+        if file.startswith("model") and file.endswith(".safetensors"):
+            for tensor in _tensors(folder, manifest, file):
+                name = f"model/{tensor.entry.name}"
+                tensors[name] = replace(tensor, entry=replace(tensor.entry, name=name))
+    for rank in range(manifest.world_size):
+        file = tensor_file(rank)
+        if file not in manifest.files:
+            continue
+        aliases |= manifest.aliases.get(file, {})
+        for tensor in _tensors(folder, manifest, file):
+            name = tensor.entry.name
+            if name in manifest.shards.get(file, {}):
+                _add_parts(tensors.setdefault(name, tensor), tensor)
+            else:
+                tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor
+    return tensors, aliases, partial(_states, folder, manifest)
+
+
+def _states(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for rank in range(manifest.world_size):
+        for file in (state_file(rank), own_file(rank)):
+            if file in manifest.files:
+                raw = json.loads(read_verified(folder, manifest, file))
+                raw = json.loads(raw["state"]) if file == own_file(rank) else raw
+                found.setdefault(f"rank{rank}", {}).update(raw["state"])
+    return found
+
+
+def _of_other_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
+    # The formats need torch, and the functions above do not.
+    from trainer_cli.checkpoint.format import tree as codec
+    from trainer_cli.checkpoint.format.open import new_format
+    from trainer_cli.checkpoint.format.sharded import RANKS
+    from trainer_cli.checkpoint.format.tensor_file import TORCH_DTYPES, bytes_of, lay_out
+
+    tree = new_format(manifest.format, str(folder.path)).read(folder, manifest)
+    rank_states = tree.pop(RANKS, [])
+    shared = {key: value for key, value in tree.items() if not rank_states or key not in rank_states[0]}
+    text, leaves = codec.encode(shared)
+    layout = lay_out(text, leaves, dtypes=TORCH_DTYPES)
+    tensors = {
+        entry.name: Tensor(entry, [StoredPart(Shard.all_of(entry.shape), partial(bytes_of, leaves[entry.name]))])
+        for entry in layout.entries
+    }
+    states = {"rank0": json.loads(text)["state"]}
+    for position, rank_state in enumerate(rank_states):
+        # Of ranks that share a tensor group, which have the same, the first is here.
+        of_rank = states.setdefault(f"rank{position * manifest.tensor_size}", {})
+        of_rank.update(json.loads(codec.encode(rank_state)[0])["state"])
+    return tensors, layout.aliases, lambda: states
+
+
+def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:
+    """What a file has of each tensor, described as the whole tensor."""
+    checked = VerifiedFile(folder, manifest, file)
+    with checked.peeked():
+        layout = parsed_header(checked)
+        offset = checked.size_bytes - checked.left_bytes
+    parts = manifest.shards.get(file, {})
+    for entry in layout:
+        part = parts.get(entry.name, Shard.all_of(entry.shape))
+        if part.sizes != entry.shape:
+            raise checked.damaged(f"{entry.name[:80]!r} is not the part of the tensor that the manifest says")
+        whole = replace(entry, shape=part.shape, size_bytes=math.prod(part.shape) * ELEMENT_BYTES[entry.code])
+        path, size = folder.path / file, (entry.size_bytes,)
+        yield Tensor(whole, [StoredPart(part, partial(_mapped, path, offset, size))])
+        offset += entry.size_bytes
+
+
+def _mapped(path: Path, offset: int, size: tuple[int]) -> Array:
+    import numpy as np
+
+    return np.memmap(path, "u1", "r", offset, size)
+
+
+def _add_parts(tensor: Tensor, more: Tensor) -> None:
+    """Add another file's part; a copy of one that is there already is left out."""
+    there = {part.shard for part in tensor.parts}
+    tensor.parts.extend(part for part in more.parts if part.shard not in there)
+
+
+def _viewed(base: Tensor, view: View) -> Tensor:
+    """A view as a tensor of its own, whose elements are copied when they are looked at."""
+    element_bytes = base.entry.size_bytes // math.prod(base.entry.shape)
+    entry = TensorEntry(view.name, base.entry.code, view.shape, math.prod(view.shape) * element_bytes)
+
+    def content() -> Array:
+        import numpy as np
+
+        flat = base.parts[0].content().view(f"V{element_bytes}")[view.offset :]
+        strides = [stride * element_bytes for stride in view.strides]
+        elements = np.lib.stride_tricks.as_strided(flat, view.shape, strides, writeable=False)
+        return np.ascontiguousarray(elements).reshape(-1).view("u1")
+
+    return Tensor(entry, [StoredPart(Shard.all_of(view.shape), content)])

@@ -1,0 +1,269 @@
+"""`train complete SHELL`: the script that makes a shell complete `train`, and the answers that it asks for.
+
+The script passes the line up to the cursor; it is split into words here, the same for all shells. An answer is a whole
+word: a verb, flag, option, key, value or file. One that ends in `=`, `.` or `/` is not finished, and the shell adds no
+space to it. Nothing is composed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from trainer_cli.commands.choices import Choices, keys, values_of
+from trainer_cli.commands.main import VERBS, actions_of, parser_of
+from trainer_cli.config import search_path
+from trainer_cli.errors import UserError
+
+EXAMPLES = """examples:
+  train complete bash     in ~/.bashrc:  eval "$(train complete bash)"
+  train complete zsh      in ~/.zshrc:   eval "$(train complete zsh)"
+"""
+LINE, BREAKS = "TRAIN_COMPLETE_LINE", "TRAIN_COMPLETE_BREAKS"
+"""What the scripts pass: the line up to the cursor, and the characters after which bash begins a new word."""
+
+# An unfinished candidate (of an option, a key, a folder) gets no space after it, any other does. Within quotes bash
+# must know that these are files, or it would close the quotes after each folder.
+BASH = f"""_train_complete() {{
+    local word about end
+    COMPREPLY=()
+    while IFS=$'\\t' read -r word about; do
+        case "$word" in
+            *= | *. | */) end="" ;;
+            *) end=" " ;;
+        esac
+        case "${{COMP_WORDS[COMP_CWORD]}}" in
+            [\\"\\']*) compopt -o filenames 2>/dev/null; word="${{word%/}}" end="" ;;
+            \\~/*) printf -v word '~/%q' "${{word#\\~/}}" ;;
+            *) printf -v word '%q' "$word" ;;
+        esac
+        COMPREPLY+=("$word$end")
+    done < <({LINE}="${{COMP_LINE:0:COMP_POINT}}" {BREAKS}="$COMP_WORDBREAKS" \\
+        "${{1/#\\~/$HOME}}" complete --answer 2>/dev/null)
+}}
+complete -o nospace -F _train_complete train
+"""
+ZSH = f"""_train() {{
+    local word about
+    local -a done todo done_shown todo_shown raw
+    [[ "$PREFIX" == \\~* ]] && raw=(-Q)
+    while IFS=$'\\t' read -r word about; do
+        case "$word" in
+            *= | *. | */) todo+=("$word") todo_shown+=("$word${{about:+  $about}}") ;;
+            *) done+=("$word") done_shown+=("$word${{about:+  $about}}") ;;
+        esac
+    done < <({LINE}="${{(j: :)words[1,CURRENT-1]}} $QIPREFIX$PREFIX" "${{~words[1]}}" complete --answer 2>/dev/null)
+    (( $#done )) && compadd $raw -l -d done_shown -a done
+    (( $#todo )) && compadd $raw -S '' -l -d todo_shown -a todo
+    (( $#done + $#todo ))
+}}
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+compdef _train train
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("shell", nargs="?", choices=tuple(SCRIPTS), metavar="SHELL", help="bash or zsh")
+    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script of a shell; or, when that script asks, the candidates for a line."""
+    if args.answer:
+        print(answer(os.environ.get(LINE, ""), os.environ.get(BREAKS, ""), Path.cwd()), end="")
+    elif args.shell is None:
+        raise UserError("which shell?", cure=f"Write one of: {', '.join(SCRIPTS)}.")
+    else:
+        sys.stdout.write(SCRIPTS[args.shell])
+    return 0
+
+
+def answer(line: str, breaks: str, cwd: Path) -> str:
+    """A line for each candidate: what is to stand from the last break on, a tab, and what it is."""
+    words, kept = split(line, breaks)
+    found = candidates(words, cwd)
+    return "".join(f"{one.word[kept:]}\t{' '.join(one.about.split())}\n" for one in found if one.word.isprintable())
+
+
+SUBMIT = (
+    "slurm", "local", "timeout_min=", "nodes=", "tasks_per_node=", "gpus_per_node=", "cpus_per_task=", "mem_gb=",
+    "partition=", "account=", "qos=", "constraint=", "signal_delay_s=",
+)  # fmt: skip
+"""Where `--submit` submits to, and the parameters that most clusters need."""
+_PATHS = ("ckpt", "resume", "run_dir", "validate.folder")
+_RESUME = ("auto", "never", "must")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A word and its description, if any."""
+
+    word: str
+    about: str = ""
+
+
+def split(line: str, breaks: str = "") -> tuple[list[str], int]:
+    """The words of a line that ends at the cursor, the last one perhaps empty; quotes and backslashes are taken off.
+
+    Also how much of the last one the shell keeps: up to the last of `breaks`, or the last quote.
+    """
+    words, kept = [""], 0
+    quote, escaped, begun = "", False, False
+    for letter in line:
+        if escaped:
+            words[-1] += letter
+            escaped = False
+        elif letter == "\\" and quote != "'":
+            escaped = begun = True
+        elif quote and letter == quote:
+            quote, kept = "", len(words[-1])
+        elif not quote and letter in "'\"":
+            quote, begun, kept = letter, True, len(words[-1])
+        elif not quote and letter.isspace():
+            if words[-1] or begun:
+                words.append("")
+            begun, kept = False, 0
+        else:
+            words[-1] += letter
+            if not quote and letter in breaks:
+                kept = len(words[-1])
+    return words, kept
+
+
+def candidates(words: Sequence[str], cwd: Path) -> list[Candidate]:
+    """The candidates for the last word; the first one is the command itself."""
+    if len(words) < 2:
+        return []
+    current = words[-1]
+    found = _all(words[1:-1], current, cwd)
+    return sorted({one.word: one for one in found if one.word.startswith(current)}.values(), key=lambda one: one.word)
+
+
+def _all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+    if not before or before == ["help"]:
+        yield from (Candidate(name, verb.summary) for name, verb in VERBS.items())
+        if not before:
+            yield from (Candidate(flag) for flag in ("--help", "--version"))
+        return
+    verb = before[0]
+    if verb not in VERBS:
+        return
+    parser = parser_of(verb, import_module(VERBS[verb].module))
+    chosen = actions_of(parser).get(before[1]) if len(before) > 1 else None
+    if chosen is not None:
+        parser, before = chosen, before[1:]
+    actions = {flag: action for action in parser._actions for flag in action.option_strings}
+    flag, equals, _ = current.partition("=")
+    if current.startswith("-") and equals and flag in actions:
+        for value in _values_of(actions[flag], current[len(flag) + 1 :], before, cwd):
+            yield Candidate(f"{flag}={value.word}", value.about)
+    elif before[-1] in actions and actions[before[-1]].nargs not in (0, "?"):
+        yield from _values_of(actions[before[-1]], current, before, cwd)
+    elif current.startswith("-"):
+        shown = {name: action for name, action in actions.items() if action.help != argparse.SUPPRESS}
+        yield from (Candidate(name, action.help or "") for name, action in shown.items() if name.startswith("--"))
+    else:
+        yield from _positional(parser, before[1:], current, cwd)
+
+
+def _values_of(action: argparse.Action, current: str, before: Sequence[str], cwd: Path) -> Iterator[Candidate]:
+    """The values of an argument, as far as its type or its name gives them."""
+    if action.choices is not None:
+        yield from (Candidate(str(choice)) for choice in action.choices)
+    elif action.dest == "config_name":
+        yield from map(Candidate, search_path.primaries(_choices(before, cwd).dirs))
+    elif action.dest == "submit":
+        yield from map(Candidate, SUBMIT)
+        yield from (one for one in _files(current, cwd) if one.word.endswith((".yaml", ".yml", "/")))
+    elif action.type is Path:
+        yield from _files(current, cwd, folders=action.dest.endswith("dir"))
+
+
+def _positional(parser: argparse.ArgumentParser, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+    """The values of the first positional argument that is not given yet."""
+    given = [word for word in before if not word.startswith("-")]
+    for action in parser._actions:
+        if action.option_strings:
+            continue
+        if action.dest == "overrides":
+            yield from _overrides(_choices(before, cwd), before, current, cwd)
+        elif given and action.nargs not in ("+", "*"):
+            given.pop(0)
+            continue
+        elif action.dest == "group":
+            yield from map(Candidate, _choices(before, cwd).groups)
+        else:
+            yield from _values_of(action, current, before, cwd)
+        return
+
+
+def _choices(before: Sequence[str], cwd: Path) -> Choices:
+    """The choices in the folder that an earlier word names, if it does."""
+    named: Path | None = None
+    for index, word in enumerate(before):
+        flag, equals, value = word.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            named = Path(value if equals else [*before, ""][index + 1]).expanduser()
+    return Choices.of(named if named is not None and (cwd / named).is_dir() else None, cwd)
+
+
+def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+    sign = current[: len(current) - len(current.lstrip("+~"))]
+    key, equals, value = current[len(sign) :].partition("=")
+    settings = choices.settings("config", before)
+    if equals:
+        for one in _values(choices, settings, key, value, cwd):
+            yield Candidate(f"{sign}{key}={one.word}", one.about)
+        return
+    end = "" if sign == "~" else "="
+    for name in choices.groups:
+        yield Candidate(f"{sign}{name}{end}")
+    if sign == "+":
+        return  # Everything else exists already.
+    for name in [*keys(), *settings]:
+        if name.startswith(key) and not name.endswith("_"):
+            # Up to the next dot: hundreds of keys at once would be no help.
+            dot = name.find(".", len(key))
+            about = keys()[name].meaning if dot < 0 and name in keys() else ""
+            yield Candidate(sign + (name[: dot + 1] if dot >= 0 else name + end), about)
+
+
+def _values(choices: Choices, settings: Mapping[str, object], key: str, value: str, cwd: Path) -> Iterator[Candidate]:
+    if key in choices.groups or search_path.is_group(choices.dirs, key):
+        options = choices.options(key)
+        yield from (Candidate(option, search_path.description(file)) for option, file in options.items())
+        return
+    if key == "resume":
+        yield from map(Candidate, _RESUME)
+    if key in keys():
+        yield from map(Candidate, values_of(keys()[key].kind))
+    else:
+        yield from map(Candidate, values_of(type(settings.get(key))))
+    # A text argument of a component may be a path.
+    text = key in settings and key not in keys() and isinstance(settings[key], str | None)
+    if key in _PATHS or text:
+        yield from _files(value, cwd)
+
+
+def _files(current: str, cwd: Path, *, folders: bool = False) -> Iterator[Candidate]:
+    """Entries of the folder that is typed so far; hidden ones only once their dot is typed."""
+    above, slash, start = current.rpartition("/")
+    folder = cwd / Path(above + slash).expanduser()
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name.startswith(".") and not start.startswith("."):
+            continue
+        if entry.is_dir():
+            yield Candidate(f"{above}{slash}{entry.name}/")
+        elif not folders:
+            yield Candidate(f"{above}{slash}{entry.name}")

@@ -1,0 +1,145 @@
+"""`train env`: versions, machine and paths for a bug report, without secrets.
+
+Only listed environment variables are shown, the home directory is written `~`, and git remotes are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.commands.main import add_config_dir
+from trainer_cli.config import search_path
+from trainer_cli.config.search_path import PACKAGE
+from trainer_cli.errors import ConfigError
+from trainer_cli.runs.environment import git_facts, versions
+
+EXAMPLES = """examples:
+  train env            for people
+  train env --json     for programs
+"""
+SHOWN = (
+    "TRAIN_FULL_ERROR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ENABLE_MPS_FALLBACK",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "NCCL_DEBUG", "SLURM_JOB_ID",
+    "PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "VIRTUAL_ENV", "CONDA_DEFAULT_ENV",
+    "LANG", "LC_ALL", "TERM", "NO_COLOR", "FORCE_COLOR",
+)  # fmt: skip
+"""The variables whose values are printed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_config_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the facts. What fails is printed in its place, so that a broken setup can be reported."""
+    facts = gather(args.config_dir)
+    print(json.dumps(facts, indent=2) if args.json else "\n".join(_lines(facts)))
+    return 0
+
+
+def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
+    """All facts, in sections."""
+    cwd = Path.cwd()
+    root = search_path.project_root(config_dir, cwd)
+    try:
+        configs: Any = [_tilde(folder) for folder in search_path.config_dirs(config_dir, cwd, PACKAGE)]
+    except ConfigError as error:
+        configs = str(error)
+    facts: dict[str, dict[str, Any]] = {
+        "versions": {"python": platform.python_version(), **versions()},
+        "machine": {
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_gib": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        },
+        "torch": _torch(),
+        "paths": {
+            "python": _tilde(sys.executable),
+            "package": _tilde(PACKAGE),
+            "configs": configs,
+            "current": _tilde(cwd),
+            "project_root": _tilde(root),
+        },
+        "git": {"project": git_facts(root), **_own_git()},
+        "variables": dict(_variables(os.environ)),
+    }
+    return facts
+
+
+def _torch() -> dict[str, Any]:
+    """Facts about torch and the devices; or why torch cannot be imported."""
+    try:
+        import torch
+    except Exception as error:  # A broken build may raise anything, and belongs into a bug report.
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".strip()}
+    facts: dict[str, Any] = {
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "devices": ["cpu"],
+    }
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            facts["devices"].append(f"cuda:{index} {device.name}, {_gib(device.total_memory)} GiB")
+    if torch.backends.mps.is_available():
+        facts["devices"].append("mps")
+    return facts
+
+
+def _own_git() -> dict[str, Any]:
+    """The commit of this package, where it is used from a checkout of its own."""
+    shipped = search_path.shipped_configs(PACKAGE)
+    return {"package": git_facts(PACKAGE.parent)} if shipped is not None and shipped.parent == PACKAGE.parent else {}
+
+
+def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The listed variables that are set; of other TRAIN_ variables the name alone."""
+    for name in SHOWN:
+        if name in environment:
+            yield name, os.pathsep.join(map(_tilde, environment[name].split(os.pathsep)))
+    for name in sorted(environment):
+        if name.startswith("TRAIN_") and name not in SHOWN:
+            yield name, "(set)"
+
+
+def _tilde(path: Path | str) -> str:
+    """A path with the home directory written as `~`."""
+    text, home = str(path), str(Path.home())
+    inside = text == home or text.startswith(home + os.sep)
+    return "~" + text[len(home) :] if inside and home != os.sep else text
+
+
+def _gib(size_bytes: int) -> float:
+    return round(size_bytes / 2**30, 1)
+
+
+def _lines(facts: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    width = max(len(name) for section in facts.values() for name in section)
+    for number, (section, values) in enumerate(facts.items()):
+        yield f"{'' if number == 0 else chr(10)}{section}"
+        for name, value in values.items():
+            for line, text in enumerate(_shown(value)):
+                yield f"  {'' if line else name:{width}}  {text}".rstrip()
+        if not values:
+            yield "  none"
+
+
+def _shown(value: Any) -> list[str]:
+    if isinstance(value, list):
+        return [str(item) for item in value]
+    if isinstance(value, dict):
+        return [", ".join(f"{key} {item}" for key, item in value.items())]
+    return ["-" if value is None else str(value)]

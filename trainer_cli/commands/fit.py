@@ -1,0 +1,86 @@
+"""`train fit`: train or resume; with `-m` one run for each combination of several values."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from functools import partial
+
+from trainer_cli.commands.main import add_allow_pickle, add_config_arguments
+from trainer_cli.core.ranks import ranks_in
+from trainer_cli.errors import ExitCode, UserError
+
+EXAMPLES = """examples:
+  train fit +experiment=digits
+  train fit +experiment=digits optimizer.lr=3e-4 name=slow
+  train fit resume=runs/digits loop.max_duration=40ep
+  train fit -m --jobs 2 +experiment=digits optimizer.lr=1e-3,3e-3 'seed=range(3)'
+  train fit -m --submit slurm --submit partition=gpu --submit timeout_min=60 +experiment=digits seed=1,2
+
+`train list` shows what there is to choose, `train config --fields` every key with its default and meaning.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Overrides, the flags that say where configs are, and those of a sweep."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="one run for each combination of values: key=a,b, range(…), choice(…), glob(…)",
+    )
+    add_allow_pickle(parser)
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="with -m: so many runs at a time (1; all with --submit slurm)"
+    )
+    parser.add_argument(
+        "--submit",
+        action="append",
+        metavar="WHAT",
+        help="with -m: submit the runs by submitit: slurm, local, a .yaml file of parameters, or PARAMETER=VALUE; may "
+        "be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compose and check the config, then fit; or do so for each job of a sweep."""
+    if args.multirun:
+        return _sweep(args)
+    for flag, given in (("--jobs", args.jobs), ("--submit", args.submit)):
+        if given is not None:
+            raise UserError(f"{flag} is for a sweep", cure="Add -m.")
+    if args.supervised:
+        from trainer_cli.runs.supervise import stop_with_parent
+
+        stop_with_parent()
+    from trainer_cli.runs.fit import compose_fit
+    from trainer_cli.runs.supervise import fit_in_processes
+
+    compose = partial(compose_fit, args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    return fit_in_processes(compose, ["fit", *_again(args)], supervised=args.supervised, allow_pickle=args.allow_pickle)
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    ranks = ranks_in(os.environ)
+    if ranks.rank > 0:
+        return int(ExitCode.USER)
+    if ranks.world_size > 1:
+        raise UserError("a sweep is started by one process, not by torchrun or srun", cure="Leave -m out.")
+    from trainer_cli.commands.sweep import sweep
+
+    return sweep(
+        args.overrides,
+        config_dir=args.config_dir,
+        config_name=args.config_name,
+        at_once=args.jobs,
+        submit=args.submit or (),
+    )
+
+
+def _again(args: argparse.Namespace) -> list[str]:
+    """The arguments that a supervised process is started with."""
+    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
+    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+    return [*args.overrides, *given, *(["--allow-pickle"] if args.allow_pickle else []), "--supervised"]

@@ -1,0 +1,33 @@
+"""`train _job FILE`: how a sweep starts each of its runs. It is no part of the command line that users see."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from trainer_cli.commands.main import add_config_dir
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The file with the job's config, the overrides that it was composed with, and where its configs are."""
+    parser.add_argument("file", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+    add_config_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit with the config in the file; stop when the process that started this one is gone."""
+    from trainer_cli.commands.sweep_table import recording_error
+    from trainer_cli.config.compose import thaw
+    from trainer_cli.runs.supervise import stop_with_parent
+
+    stop_with_parent()
+    with recording_error(args.file):
+        from trainer_cli.runs.supervise import fit_in_processes
+
+        compose = partial(thaw, args.file, args.overrides, config_dir=args.config_dir)
+        flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
+        again = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
+        return fit_in_processes(compose, again, supervised=args.supervised)

@@ -1,0 +1,93 @@
+"""`train list [GROUP]`: what there is to choose from, each with a line on what it is; experiments and yours first."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from trainer_cli.commands.choices import Choices, keys
+from trainer_cli.commands.main import add_config_dir
+from trainer_cli.commands.table import print_json
+from trainer_cli.config import search_path
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.errors import UserError
+
+EXAMPLES = """examples:
+  train list              every group with its options
+  train list experiment   one group, and the file of each option
+  train list loop         the keys of a section too
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("group", nargs="?", metavar="GROUP", help="show only this group, and more of it")
+    add_config_dir(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON: of each group, option, description and file")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the groups, each as `group=option  description` lines that can be pasted after a verb."""
+    choices = Choices.of(args.config_dir)
+    names = choices.groups
+    if args.group is not None:
+        if args.group not in names:
+            cure = did_you_mean(args.group, names).strip() or f"There are: {', '.join(names)}."
+            raise UserError(f"there is no group {args.group!r}", cure=cure)
+        names = [args.group]
+    if args.json:
+        print_json({group: _plain_rows(group, choices) for group in names})
+        return 0
+    if args.group is not None:
+        print("\n".join([*_table(args.group, choices), *_files(args.group, choices), *_keys(args.group)]))
+        return 0
+    print("\n\n".join("\n".join(_table(group, choices)) for group in names))
+    if any(choices.is_own(file) for group in names for file in choices.options(group).values()):
+        print("\n* yours")
+    return 0
+
+
+def _plain_rows(group: str, choices: Choices) -> list[dict[str, object]]:
+    return [
+        {"option": option, "description": search_path.description(file), "file": str(file), "own": choices.is_own(file)}
+        for option, file in choices.options(group).items()
+    ]
+
+
+def _table(group: str, choices: Choices) -> Iterator[str]:
+    options = choices.options(group)
+    width = max((len(option) for option in options), default=0)
+    yield group
+    for option, file in options.items():
+        mark = "*" if choices.is_own(file) else " "
+        yield f"{mark} {group}={option:{width}}  {search_path.description(file)}".rstrip()
+
+
+def _files(group: str, choices: Choices) -> Iterator[str]:
+    yield "\nfiles"
+    for option, file in choices.options(group).items():
+        yield f"  {option}: {_near(file)}"
+
+
+def _near(file: Path) -> str:
+    """The path as one would type it here, where that is short."""
+    relative = os.path.relpath(file)
+    return relative if not relative.startswith("..") else str(file)
+
+
+def _keys(group: str) -> Iterator[str]:
+    """The keys of a closed section with their defaults and meanings."""
+    below = [one for one in keys().values() if one.path[0] == group and len(one.path) > 1]
+    if below:
+        settings = {one.key: f"{one.key}={_plain(one.default)}" for one in below}
+        width = max(map(len, settings.values()))
+        yield "\nkeys"
+        yield from (f"  {settings[one.key]:{width}}  {one.meaning}".rstrip() for one in below)
+
+
+def _plain(value: object) -> str:
+    """A value as it is written on the command line."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,72 @@
+"""`train plan`: what a `fit` with these overrides would do, without doing it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+
+from trainer_cli.commands.main import add_config_arguments
+from trainer_cli.errors import ExitCode, UserError
+
+EXAMPLES = """examples:
+  train plan +experiment=digits
+  train plan +experiment=digits checkpoint.max_checkpoints=3 checkpoint.ephemeral_save_interval=50
+  train plan +experiment=digits checkpoint.save_interval=5min --step-time 0.02
+  train plan +experiment=digits --json
+  train plan -m +experiment=digits optimizer.lr=1e-3,3e-3
+
+It lists every evaluation, every checkpoint with its reason, what is removed when and why, what is on the disk at the
+end, and the most disk that checkpoints take on the way. A run that exists is planned from where it would resume.
+Nothing is written, and nothing is trained; what is not known before the training is listed.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Overrides, estimates of a step, and the output format."""
+    add_config_arguments(parser)
+    parser.add_argument("-m", "--multirun", action="store_true", help="plan a sweep: a line for each of its jobs")
+    parser.add_argument(
+        "--step-time", type=float, metavar="SECONDS", help="what an optimizer step takes, for rules in time"
+    )
+    parser.add_argument(
+        "--step-tokens", type=float, metavar="N", help="tokens of an optimizer step, for rules in tokens"
+    )
+    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compose and check the config as `fit` does, then print what would happen."""
+    for flag, value in (("--step-time", args.step_time), ("--step-tokens", args.step_tokens)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise UserError(f"{flag} is {value:g}, but it is a number above 0")
+    if args.multirun:
+        return _plan_sweep(args)
+    from trainer_cli.runs.fit import compose_fit
+    from trainer_cli.runs.plan import plan
+    from trainer_cli.runs.plan_view import as_dict, shown
+
+    composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    planned = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
+    print(json.dumps(as_dict(planned), indent=2) if args.json else shown(planned))
+    return int(ExitCode.DONE)
+
+
+def _plan_sweep(args: argparse.Namespace) -> int:
+    """Compose and check every job as `fit -m` does, then print what each would do."""
+    from trainer_cli.commands.sweep_table import plan as plan_jobs
+    from trainer_cli.config.compose import compose
+    from trainer_cli.config.sweep import text_of
+    from trainer_cli.runs.plan import plan
+    from trainer_cli.runs.plan_view import as_dict, sweep_table
+
+    plans = {}
+    for one in plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name):
+        overrides = [*one.job.overrides, f"run_dir={text_of(str(one.run.path))}"]
+        composed = compose(overrides, config_dir=args.config_dir, config_name=args.config_name)
+        plans[one.job.key] = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
+    if args.json:
+        print(json.dumps({key: as_dict(one) for key, one in plans.items()}, indent=2))
+    else:
+        print(sweep_table(plans))
+    return int(ExitCode.DONE)

@@ -1,0 +1,208 @@
+"""`train report RUN…`: curves, checkpoints, config and more of runs, as one HTML file.
+
+Write the report of runs as one HTML file that needs no network: the page, its data, and plotly's JavaScript.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer_cli.commands.report_blocks import Block, clock_time
+from trainer_cli.commands.report_sections import sections
+from trainer_cli.commands.table import size
+from trainer_cli.commands.tail import no_run
+from trainer_cli.core.files import replace
+from trainer_cli.errors import UserError
+from trainer_cli.runs.environment import versions
+from trainer_cli.runs.find_runs import RunFinder
+from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, read_validation, short_keys
+from trainer_cli.runs.results import Row
+from trainer_cli.runs.run_dir import RunDir
+
+EXAMPLES = """examples:
+  train report runs/digits                     into report.html
+  train report runs/digits runs/other          several runs, compared
+  train report runs/digits/sweep               a sweep: best table, parallel coordinates
+  train report runs/digits/validation          only what train validate measured
+  train report runs -o all.html                all runs below a folder
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("run_dir", metavar="RUN", nargs="+", type=Path, help="a run's directory, or a folder of runs")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="file to write (report.html)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the report, and print what it holds."""
+    for path in args.run_dir:
+        if not path.is_dir():
+            raise no_run(path)
+
+    try:
+        made = report(args.run_dir, args.output, now=time.time())
+    except PermissionError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+    runs = f"{made.runs} run{'' if made.runs == 1 else 's'}, " if made.runs else ""
+    print(f"{args.output}: {runs}{made.charts} charts, {size(made.size_bytes)}; open it in a browser")
+    return 0
+
+
+_PAGE = Path(__file__).with_name("report_page.html")
+_SCRIPT = Path(__file__).with_name("report_page.js")
+_MARK = '<meta name="generator" content="train report">'
+"""In the head of the page: a file without it is not replaced."""
+_HEAD_BYTES = 1000
+_LONGEST_NAME = 60
+
+
+class Report(NamedTuple):
+    """What a report holds."""
+
+    runs: int
+    charts: int
+    size_bytes: int
+
+
+def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
+    """Read the runs that the paths name, and write the report.
+
+    Args:
+        paths: run directories, folders with runs below them, such as that of a sweep, and folders with the results of
+            `train validate`.
+
+    Raises:
+        UserError: a path holds nothing to report, plotly is missing, or the output is a file of another kind.
+        OSError: a file cannot be read or written.
+    """
+    plotly = _plotly()
+    _refuse_other_file(output)
+    records: list[RunRecord] = []
+    validated: list[Row] = []
+    sweep: dict[str, SweepJob] = {}
+    for path in paths:
+        found = _runs_at(path)
+        # Results for several runs are in folders beside them.
+        rows = [row for folder in (path, *sorted(path.glob("validation-*"))) for row in read_validation(folder)]
+        for folder in dict.fromkeys([path, *(one.parent for one in found)]):
+            sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
+        if not found and not rows and not sweep:
+            raise UserError(f"{path} holds no run", cure="Name run directories, or a folder that holds some.")
+        validated += rows
+        known = {os.path.realpath(record.path) for record in records}
+        new = [one for one in found if os.path.realpath(one) not in known]
+        records += [record for one in new if (record := read_run(one, now)) is not None]
+    names, others = short_names(records, sweep), _attributed(validated, records)
+    data: Block = {
+        "title": _title(paths, records),
+        "made": f"{clock_time(now)} UTC by trainer-cli {versions(['trainer-cli'])['trainer-cli'] or ''}".strip(),
+        "runs": [*names, *others],
+        "sections": sections(records, names, others, list(sweep.values())),
+    }
+    page = _page(data, plotly)
+    try:
+        replace(output, [page])
+    except OSError as error:
+        cure = "Name another file with -o."
+        raise UserError(f"{output} cannot be written: {error.strerror}", cure=cure) from error
+    charts = sum(block["kind"] not in ("table", "facts") for one in data["sections"] for block in one["blocks"])
+    return Report(len(records), charts, len(page))
+
+
+def _attributed(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:
+    """Add results of several runs to the runs that they are of; returns those of other runs, by name."""
+    of_run: dict[str, list[Row]] = {}
+    for row in rows:
+        of_run.setdefault(os.path.abspath(Path(row.checkpoint).parent.parent), []).append(row)
+    for record in records:
+        own = of_run.pop(os.path.abspath(record.path), [])
+        record.validation = sorted([*record.validation, *own], key=lambda row: row.step)
+    above = os.path.commonpath(of_run) if len(of_run) > 1 else os.getcwd()
+    return {os.path.relpath(path, above): of for path, of in of_run.items()}
+
+
+def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
+    if len(records) == 1:
+        return records[0].path.name
+    many = f"{len(records)} runs" if records else ""
+    return many if len(paths) > 1 and many else f"{paths[0]}{many and f': {many}'}"
+
+
+def _runs_at(path: Path) -> list[Path]:
+    if RunDir(path).exists_as_run():
+        return [path]
+    found = RunFinder(path).find()
+    return sorted(one.path for one in found if one.unreadable is None)
+
+
+def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> list[str]:
+    """A name for each run: the swept values of a sweep's job, else what differs between the paths.
+
+    Args:
+        sweep: real path of a run's directory -> its job.
+    """
+    paths = [os.path.realpath(record.path) for record in records]
+    if len(paths) == 1:
+        return [records[0].path.name]
+    common = os.path.commonpath(paths) if paths else ""
+    jobs = [sweep.get(path) for path in paths]
+    short = short_keys({key for job in jobs if job is not None for key in job.swept})
+    names = []
+    for path, job in zip(paths, jobs, strict=True):
+        name = os.path.relpath(path, common)
+        if job is not None and job.swept:
+            above = name.rpartition("sweep/")[0].rstrip("/")
+            name = f"{above} {', '.join(f'{short[key]}={text}' for key, text in job.swept.items())}".strip()
+        names.append(name)
+    cut = [name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}" for name in names]
+    return cut if len(set(cut)) == len(cut) else names
+
+
+def _plotly() -> str:
+    """The JavaScript that plotly's package brings; the package itself, which takes a second, is not imported."""
+    spec = find_spec("plotly")
+    for folder in spec.submodule_search_locations or () if spec is not None else ():
+        file = Path(folder) / "package_data" / "plotly.min.js"
+        if file.is_file():
+            return file.read_text("utf-8").replace("</script", "<\\/script")
+    raise UserError(
+        "the report is drawn by plotly, which is not installed", cure="Type: pip install 'trainer-cli[report]'"
+    )
+
+
+def _refuse_other_file(output: Path) -> None:
+    if not output.parent.is_dir():
+        raise UserError(f"there is no folder {output.parent}", where="-o")
+    try:
+        with open(output, "rb") as file:
+            if _MARK.encode() in file.read(_HEAD_BYTES):
+                return
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        raise UserError(f"{output} is a folder", where="-o", cure=f"Name a file: -o {output / 'report.html'}") from None
+    raise UserError(f"{output} exists, and is no report", where="-o", cure="Name another file, or remove this one.")
+
+
+def _page(data: Block, plotly: str) -> bytes:
+    # Within a script element `<` may begin its end, or a comment.
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    before, rest = _PAGE.read_text("utf-8").split("<!--PLOTLY-->")
+    middle, after = rest.split("<!--DATA-->")
+    script = _SCRIPT.read_text("utf-8")
+    assert _MARK in before[:_HEAD_BYTES]
+    page = (
+        f"{before}<script>{plotly}</script>{middle}"
+        f'<script type="application/json" id="data">{text}</script>\n<script>\n{script}</script>{after}'
+    )
+    return page.encode(errors="replace")

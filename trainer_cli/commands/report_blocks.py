@@ -1,0 +1,289 @@
+"""The parts of a report as plain values: facts, tables and charts, which `report_page.js` draws.
+
+A block is a mapping whose `kind` is `facts`, `table`, `chart`, `timeline` or `parallel`. Its texts are never HTML.
+
+The first section of a report: how a run stands, or which of several is the best, and by what they differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from trainer_cli.runs.metrics import Array, Columns, Series, best_rule, reduce, shared_keep_best
+from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, short_keys, unix
+
+Block = dict[str, Any]
+_DIGITS = 6
+_LOG_RATIO = 30
+"""From this ratio of the largest to the smallest on, positive values of a parameter have a logarithmic axis."""
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[str] = (), **more: Any) -> Block:
+    """A table; columns without any text are left out. Columns named in `right` are flush right.
+
+    Args:
+        more: `title`; `fold`, if it is shown only after a click; `marked`, indices of rows to stress; `runs`, for each
+            row the index of its run; `filter`, whether rows can be searched.
+    """
+    shown = [at for at, _ in enumerate(columns) if any(row[at] for row in rows)]
+    return {
+        "kind": "table",
+        "columns": [{"name": columns[at], "right": columns[at] in right} for at in shown],
+        "rows": [[row[at] for at in shown] for row in rows],
+        **more,
+    }
+
+
+def curve(
+    run: int, record: RunRecord, name: str, series: Series, *, buckets: int, group: str | None = None, role: str = ""
+) -> Block:
+    """One line of a chart, over steps, epochs and seconds since the run began.
+
+    Args:
+        run: index of the run.
+        group: curves of one group have one colour and dash; by default those of the same name.
+        role: `train`, which may be smoothed; `validate`, drawn with points; else neither.
+    """
+    columns, rows = record.columns, series.rows
+    reduced = reduce(columns.step[rows], series.values, buckets)
+    drawn = rows[reduced.indices]
+    bad = np.flatnonzero(~np.isfinite(series.values))
+    found = {
+        "run": run,
+        "name": name,
+        "group": group or name,
+        "role": role,
+        **_axes(columns, drawn, record.began),
+        "y": rounded(series.values[reduced.indices]),
+    }
+    if reduced.means is not None:
+        found["mean"] = {
+            **_axes(columns, rows[reduced.means.indices], record.began),
+            "y": rounded(reduced.means.values),
+        }
+    if len(bad):
+        found["bad"] = [len(bad), int(columns.step[rows[bad[0]]])]
+    return found
+
+
+def _axes(columns: Columns, rows: Array, began: float) -> Block:
+    seconds = columns.time[rows] - began
+    return {"step": columns.step[rows].tolist(), "epoch": rounded(columns.epoch[rows]), "time": rounded(seconds, 7)}
+
+
+def points(run: int, name: str, steps: Sequence[int], values: Sequence[float], group: str) -> Block:
+    """A line through checkpoints, which have no epoch and no time."""
+    facts = {"run": run, "name": name, "group": group, "role": "validate"}
+    return {**facts, "step": list(steps), "epoch": None, "time": None, "y": rounded(np.array(values, float))}
+
+
+def rounded(values: Array, digits: int = _DIGITS) -> list[float | None]:
+    """Numbers as JSON can hold them; None for what is not finite."""
+    return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def restarts(run: int, record: RunRecord) -> Iterator[Block]:
+    """Where the attempts after the first one began."""
+    for attempt in record.attempts[1:]:
+        step, at = attempt.get("start_step"), unix(attempt.get("started"))
+        if isinstance(step, int) and at is not None:
+            row = min(int(np.searchsorted(record.columns.step, step)), len(record.columns.step) - 1)
+            epoch = float(record.columns.epoch[row]) if row >= 0 else 0.0
+            text = f"attempt {attempt.get('attempt')}"
+            yield {"run": run, "step": step, "epoch": epoch, "time": at - record.began, "text": text}
+
+
+def timeline(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None:
+    """Every checkpoint at its step: its kind, its reason, and what became of it. None if there are none."""
+    lanes: dict[str, None] = {}
+    marks: list[Block] = []
+    for run, record in enumerate(records):
+        for one in record.checkpoints:
+            life, fate = one.life, "kept" if one.on_disk else "removed"
+            if life.step is None:
+                continue
+            lane = names[run] if len(records) > 1 else f"{life.kind or 'unknown'}, {fate}"
+            lanes.setdefault(lane)
+            text = [life.name, f"saved: {life.reason}" if life.reason else "", what_became(one)]
+            marks.append({"lane": lane, "step": life.step, "kept": one.on_disk, "type": life.kind, "text": text})
+    if not marks:
+        return None
+    order = list(lanes) if len(records) > 1 else sorted(lanes, key=_lane_order)
+    return {"kind": "timeline", "title": "Checkpoints by step", "lanes": order, "marks": marks}
+
+
+def _lane_order(lane: str) -> tuple[bool, str]:
+    return lane.endswith("removed"), lane
+
+
+def when_saved(record: RunRecord) -> dict[int, dict[str, float]]:
+    """The validation metrics that the training measured at exactly the steps of its checkpoints."""
+    saved = {one.life.step for one in record.checkpoints}
+    found: dict[int, dict[str, float]] = {}
+    for name, series in record.columns.metrics.items():
+        if "/" in name and not name.startswith("train/"):
+            for step, value in zip(record.columns.step[series.rows].tolist(), series.values.tolist(), strict=True):
+                if step in saved:
+                    found.setdefault(step, {})[name] = value
+    return dict(sorted(found.items()))
+
+
+def what_became(one: SavedCheckpoint) -> str:
+    """Whether a checkpoint was kept or removed, and why."""
+    if one.on_disk:
+        return f"kept: {one.why_kept}" if one.why_kept else "on the disk"
+    return f"removed: {one.life.removed_reason}" if one.life.removed_reason else "gone; it is not recorded why"
+
+
+def parallel(
+    names: Mapping[str, Sequence[str]], metrics: Mapping[str, Sequence[float]], modes: Mapping[str, str]
+) -> Block:
+    """Parallel coordinates of a sweep: an axis for each parameter and each metric, a line for each run.
+
+    Args:
+        names: parameter -> its value in each run, as text.
+        metrics: metric -> its best value in each run, NaN if it has none. The first one colours the lines.
+    """
+    first, values = next(iter(metrics.items()))
+    whole = [at for at, value in enumerate(values) if math.isfinite(value)]
+    axes = [_axis(name, [texts[at] for at in whole]) for name, texts in names.items()]
+    for name, numbers in metrics.items():
+        axes.append({"label": f"best {name}", "values": rounded(np.array([numbers[at] for at in whole]))})
+    colour = rounded(np.array([values[at] for at in whole]))
+    title = f"Parameters and best metrics; coloured by {first}"
+    return {"kind": "parallel", "title": title, "axes": axes, "colour": colour, "smaller": modes.get(first) == "min"}
+
+
+def _axis(name: str, texts: Sequence[str]) -> Block:
+    """An axis of numbers, with marks at its values if they are few; of positions, if they are texts."""
+    try:
+        numbers = [float(text) for text in texts]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+    except ValueError:
+        known = list(dict.fromkeys(texts))
+        return {"label": name, "values": [known.index(text) for text in texts], "ticks": dict(enumerate(known))}
+    if min(numbers) > 0 and max(numbers) / min(numbers) >= _LOG_RATIO:
+        numbers = [math.log10(number) for number in numbers]
+    few = dict(zip(numbers, texts, strict=True))
+    return {"label": name, "values": numbers, **({"ticks": few} if len(few) <= 8 else {})}
+
+
+def number(value: float | None) -> str:
+    """A metric with four digits; nothing for None."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def clock_time(at: float | None) -> str:
+    """Unix seconds as a date in UTC; nothing for None."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: object) -> str:
+    """Seconds as people read them; nothing for what is no number."""
+    if not isinstance(seconds, int | float):
+        return ""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    if not minutes:
+        return f"{seconds:.1f} s"
+    return f"{hours}:{minute:02}:{second:02} h" if hours else f"{minute}:{second:02} min"
+
+
+_SWEPT = 6
+"""Parameters in the table of runs and in parallel coordinates."""
+_OF_ONE_RUN = ("name", "run_dir", "resume", "logging.console", "logging.level")
+"""Keys that do not count as differences between runs."""
+
+
+def summary(
+    records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str], sweep: Sequence[SweepJob]
+) -> Iterator[Block]:
+    """Facts of one run; of several a table with the best first, and parallel coordinates of the `swept` keys."""
+    if len(records) == 1:
+        yield {"kind": "facts", "items": list(_facts(records[0]))}
+    elif records:
+        yield _runs(records, names, swept)
+    if len(records) != 1 and (never := [job for job in sweep if not job.run_dir.is_dir()]):
+        keys = list(dict.fromkeys(key for job in never for key in job.swept))
+        rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in never]
+        yield table([*keys, "status", "reason"], rows, title="Jobs of the sweep without a run")
+    ranked = list(dict.fromkeys(name for record in records for name in record.best))
+    if len(records) > 2 and ranked and swept:
+        values = {name: [record.best.get(name, (math.nan, 0))[0] for record in records] for name in ranked[:4]}
+        modes = {name: mode for record in records for name, mode in record.modes.items()}
+        labels = short_keys(swept[:_SWEPT])
+        texts = {labels[key]: [record.config.get(key, "(not set)") for record in records] for key in swept[:_SWEPT]}
+        yield parallel(texts, values, modes)
+
+
+def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
+    view, summary, environment = record.view, record.summary, record.environment
+    yield "status", f"{view.state}: {view.reason}" if view.reason else view.state
+    total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
+    if view.step is not None:
+        yield "step", f"{view.step:,}{total}"
+    for name, (value, step) in record.best.items():
+        yield f"best {name}", f"{number(value)} at step {step:,}"
+    if took := duration(summary.get("wall_time_s")):
+        yield "training time", took
+    rate = summary.get("throughput")
+    if isinstance(rate, dict) and isinstance(rate.get("samples_per_s"), int | float):
+        yield "throughput", f"{rate['samples_per_s']:,.0f} samples/s in the last attempt"
+    yield "attempts", str(len(record.attempts))
+    yield "device", environment.get("device_name") or environment.get("device", "unknown")
+    yield "began", f"{clock_time(record.began)} UTC"
+    yield "directory", str(record.path)
+
+
+def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str]) -> Block:
+    """A row for each run; the best comes first."""
+    metrics = list(dict.fromkeys(name for record in records for name in record.best))
+    rule = best_rule(shared_keep_best(record.keep_best for record in records), metrics)
+    if rule is not None:
+        metrics.sort(key=lambda name: name != rule.metric)
+    order = list(range(len(records)))
+    if metrics:
+        sign = -1 if any(record.modes.get(metrics[0]) == "max" for record in records) else 1
+        order.sort(key=lambda at: sign * records[at].best.get(metrics[0], (sign * math.inf, 0))[0])
+    columns = [
+        "run",
+        *swept[:_SWEPT],
+        "status",
+        "step",
+        *(f"best {name}" for name in metrics),
+        "time",
+        "attempts",
+        "reason",
+    ]
+    rows = []
+    for at in order:
+        record = records[at]
+        best = [number(record.best[name][0]) if name in record.best else "" for name in metrics]
+        view = record.view
+        rows.append([
+            names[at],
+            *(record.config.get(key, "") for key in swept[:_SWEPT]),
+            view.state,
+            "" if view.step is None else f"{view.step:,}",
+            *best,
+            duration(record.summary.get("wall_time_s")),
+            str(len(record.attempts)),
+            "" if view.state == "finished" else view.reason,
+        ])  # fmt: skip
+    right = ["step", "time", "attempts", *(f"best {name}" for name in metrics)]
+    title = f"Runs, the best {metrics[0]} first" if metrics else "Runs"
+    return table(columns, rows, right=right, title=title, runs=order, marked=[0] if metrics else [], choose=True)
+
+
+def differing(records: Sequence[RunRecord], sweep: Sequence[SweepJob]) -> list[str]:
+    """The keys of the config that differ between the runs; those that a sweep names come first."""
+    named = list(dict.fromkeys(key for job in sweep for key in job.swept))
+    keys = dict.fromkeys(key for record in records for key in record.config if key not in _OF_ONE_RUN)
+    different = [key for key in keys if len({record.config.get(key) for record in records}) > 1]
+    return sorted(different, key=lambda key: named.index(key) if key in named else len(named))

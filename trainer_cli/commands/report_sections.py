@@ -1,0 +1,276 @@
+"""What a report says of runs: which facts, tables and charts, in which order. Sections without content are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trainer_cli.commands.report_blocks import (
+    Block,
+    clock_time,
+    curve,
+    differing,
+    duration,
+    number,
+    points,
+    restarts,
+    summary,
+    table,
+    timeline,
+    what_became,
+    when_saved,
+)
+from trainer_cli.runs.metrics import Series, by_last_part, describe, pace, pauses, shared_keep_best
+from trainer_cli.runs.record import RunRecord, SweepJob, as_text, unix
+from trainer_cli.runs.results import Row, best_row
+
+_BUCKETS = 2000
+"""Parts of the x axis, each with up to two points of a curve; fewer with many runs, so that the file stays small."""
+_FEWEST_BUCKETS = 150
+_PAUSES = 10
+_OPEN_ROWS = 12
+"""A longer table of checkpoints or attempts is shown only after a click."""
+_MOST_CONFIGS = 8
+"""Runs whose whole configs are shown; of more only what differs."""
+_RATES = ("samples_per_s", "tokens_per_s", "steps_per_s")
+
+
+def sections(
+    records: Sequence[RunRecord],
+    names: Sequence[str],
+    others: Mapping[str, Sequence[Row]],
+    sweep: Sequence[SweepJob] = (),
+) -> list[Block]:
+    """All sections of a report.
+
+    Args:
+        names: a short name for each run.
+        others: what `train validate` measured of other runs, by name.
+        sweep: the jobs of sweeps, also those that have no run.
+    """
+    swept = differing(records, sweep)
+    found = [
+        ("Summary", summary(records, names, swept, sweep)),
+        ("Metrics", _metrics(records, lambda name: not _is_rate(name) and not _is_setting(name))),
+        ("Checkpoints", _checkpoints(records, names)),
+        ("Validation of checkpoints", _validation(records, others)),
+        ("Learning rates and norms", _metrics(records, _is_setting)),
+        ("Throughput and pauses", _throughput(records, names)),
+        ("Config", _config(records, names)),
+        ("Attempts", _attempts(records, names)),
+        ("Environment", _environment(records, names)),
+    ]
+    return [{"title": title, "blocks": blocks} for title, content in found if (blocks := list(content))]
+
+
+def _is_rate(name: str) -> bool:
+    return name.startswith("train/") and name.rpartition("/")[2] in _RATES
+
+
+def _is_setting(name: str) -> bool:
+    last = name.partition("/")[2].lower()
+    return name.startswith("train/") and (_is_learning_rate(name) or "norm" in last)
+
+
+def _is_learning_rate(name: str) -> bool:
+    last = name.partition("/")[2].lower()
+    return last.startswith("lr") or last.endswith("/lr")
+
+
+def _buckets(records: Sequence[RunRecord]) -> int:
+    return max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(records)))
+
+
+def _metrics(records: Sequence[RunRecord], wanted: Callable[[str], bool]) -> Iterator[Block]:
+    names = list(dict.fromkeys(name for record in records for name in record.columns.metrics if wanted(name)))
+    marks = [mark for run, record in enumerate(records) for mark in restarts(run, record)]
+    for title, members in by_last_part(names):
+        curves = [
+            curve(
+                run,
+                record,
+                name,
+                record.columns.metrics[name],
+                buckets=_buckets(records),
+                role="train" if name.startswith("train/") and not _is_learning_rate(name) else "",
+            )
+            for name in members
+            for run, record in enumerate(records)
+            if name in record.columns.metrics
+        ]
+        yield {"kind": "chart", "title": title, "curves": curves, "restarts": marks}
+
+
+def _validation(records: Sequence[RunRecord], others: Mapping[str, Sequence[Row]]) -> Iterator[Block]:
+    """Charts and a table of what `train validate` measured."""
+    sources = [*(record.validation for record in records), *others.values()]
+    everything = [row for rows in sources for row in rows]
+    charts: dict[str, list[Block]] = {}
+    for run, rows in enumerate(sources):
+        for metric in dict.fromkeys(key for row in rows for key in row.metrics):
+            for loader in dict.fromkeys(row.loader for row in rows if metric in row.metrics):
+                own = [row for row in rows if row.loader == loader and metric in row.metrics]
+                name, steps, values = (
+                    f"{loader}/{metric}",
+                    [row.step for row in own],
+                    [row.metrics[metric] for row in own],
+                )
+                charts.setdefault(metric, []).append(points(run, name, steps, values, name))
+    for run, record in enumerate(records):
+        measured = when_saved(record)
+        for name in dict.fromkeys(name for values in measured.values() for name in values):
+            steps = [step for step, values in measured.items() if name in values]
+            values = [measured[step][name] for step in steps]
+            shown = f"{name} in training"
+            charts.setdefault(name.partition("/")[2], []).append(points(run, shown, steps, values, shown))
+    if len(others) > 1:
+        lines = [[name, str(len({row.checkpoint for row in rows}))] for name, rows in others.items()]
+        numbers = list(range(len(records), len(sources)))
+        yield table(["run", "checkpoints"], lines, right=["checkpoints"], title="Runs", runs=numbers, choose=True)
+    for metric, curves in charts.items():
+        # One point of each run says no more than the charts of its training.
+        if any(metric in row.metrics for row in everything) or any(len(one["step"]) > 1 for one in curves):
+            yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
+    if everything:
+        metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
+        best, rule = best_row(everything, shared_keep_best(record.keep_best for record in records))
+        cells = [
+            [row.checkpoint, f"{row.step:,}", row.loader, *(number(row.metrics.get(name)) for name in metrics)]
+            for row in everything
+        ]
+        yield table(
+            ["checkpoint", "step", "loader", *metrics],
+            cells,
+            right=["step", *metrics],
+            title="Results of train validate" + (f"; marked: the {describe(rule)}" if rule is not None else ""),
+            marked=[] if best is None else [best],
+            **_fold(cells),
+        )
+
+
+def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    if (drawn := timeline(records, names)) is not None:
+        yield drawn
+    measured = [when_saved(record) for record in records]
+    metrics = list(dict.fromkeys(name for steps in measured for values in steps.values() for name in values))[:4]
+    rows = [
+        [
+            names[run],
+            one.life.name,
+            "" if one.life.step is None else f"{one.life.step:,}",
+            one.life.kind,
+            one.life.reason,
+            clock_time(one.life.saved_at),
+            what_became(one),
+            clock_time(one.life.removed_at),
+            *(number(measured[run].get(one.life.step or 0, {}).get(name)) for name in metrics),
+        ]
+        for run, record in enumerate(records)
+        for one in record.checkpoints
+    ]
+    columns = ["run", "checkpoint", "step", "kind", "saved because", "saved (UTC)", "then", "removed (UTC)", *metrics]
+    if rows:
+        yield _of_runs(records, columns, rows, right=["step", *metrics], title="Saves and removals")
+
+
+def _throughput(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    yield from _metrics(records, _is_rate)
+    marks = [mark for run, record in enumerate(records) for mark in restarts(run, record)]
+    curves, rows = [], []
+    for run, record in enumerate(records):
+        began = [at for attempt in record.attempts if (at := unix(attempt.get("started"))) is not None]
+        per_step = pace(record.columns, began)
+        if len(per_step.rows):
+            spaced = Series(per_step.rows, per_step.values)
+            curves.append(curve(run, record, "seconds per step", spaced, buckets=_buckets(records), role="train"))
+        for pause in pauses(record.columns, per_step, most=_PAUSES):
+            step = record.columns.step
+            rows.append([
+                names[run],
+                f"{step[pause.row - 1]:,} to {step[pause.row]:,}",
+                f"{pause.seconds:.1f}",
+                f"{pause.usual_s:.1f}",
+                _meanwhile(record, pause.row),
+            ])  # fmt: skip
+    if curves:
+        title = "seconds per step, with evaluations and saves"
+        yield {"kind": "chart", "title": title, "curves": curves, "restarts": marks}
+    if rows:
+        columns = ["run", "steps", "seconds", "usual", "meanwhile"]
+        title = "The longest pauses between two records"
+        yield _of_runs(records, columns, rows, right=["seconds", "usual"], title=title)
+
+
+def _meanwhile(record: RunRecord, row: int) -> str:
+    """What is known to have happened between a record and the one before it."""
+    columns = record.columns
+    since, until = columns.time[row - 1], columns.time[row]
+    found = [f"saved {one.life.name}" for one in record.checkpoints if since < (one.life.saved_at or 0) <= until]
+    validated = [series.rows for name, series in columns.metrics.items() if not name.startswith("train/")]
+    # An evaluation ends with the record of its step, or follows it.
+    if any(np.isin((row - 1, row), rows).any() for rows in validated):
+        found.insert(0, "evaluation")
+    return ", ".join(found) or "nothing that is recorded"
+
+
+def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    several = len(records) > 1
+    if several:
+        keys = differing(records, ())
+        rows = [[key, *(record.config.get(key, "(not set)") for record in records)] for key in keys]
+        if rows:
+            yield table(["key", *names], rows, title="What differs between the runs", filter=True)
+        if len(records) > _MOST_CONFIGS:
+            return
+        if not rows:
+            records, names = records[:1], ["all runs"]
+    for record, name in zip(records, names, strict=True):
+        rows = [[key, value, record.places.get(key, "default")] for key, value in record.config.items()]
+        more: dict[str, Any] = {"title": f"Config of {name}", "fold": True} if several else {}
+        if rows:
+            yield table(["key", "value", "set by"], rows, filter=True, **more)
+
+
+def _attempts(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    rows = [
+        [
+            names[run],
+            *(as_text(attempt[key]) if attempt.get(key) is not None else "" for key in ("attempt", "status", "reason")),
+            *(as_text(attempt[key]) if attempt.get(key) is not None else "" for key in ("start_step", "step")),
+            clock_time(unix(attempt.get("started"))),
+            clock_time(unix(attempt.get("ended"))),
+            duration(attempt.get("wall_time_s")),
+            ", ".join(sorted(map(str, attempt.get("changed_environment") or ()))),
+        ]
+        for run, record in enumerate(records)
+        for attempt in record.attempts
+    ]
+    columns = [
+        "run", "attempt", "status", "reason", "from step", "to step", "began (UTC)", "ended (UTC)", "time", "changed",
+    ]  # fmt: skip
+    if rows:
+        yield _of_runs(records, columns, rows, right=["attempt", "from step", "to step", "time"])
+
+
+def _environment(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
+    keys = list(dict.fromkeys(key for record in records for key in record.environment))
+    values = {key: [record.environment.get(key, "") for record in records] for key in keys}
+    same = [[key, texts[0]] for key, texts in values.items() if len(set(texts)) == 1]
+    if same:
+        yield table(["", "value"], same, title="" if len(records) == 1 else "The same in all runs")
+    different = [[key, *texts] for key, texts in values.items() if len(set(texts)) > 1]
+    if different:
+        yield table(["", *names], different, title="What differs", **_fold(different))
+
+
+def _of_runs(records: Sequence[RunRecord], columns: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> Block:
+    """A table whose first column is the run, which one run does not need."""
+    if len(records) == 1:
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    return table(columns, rows, **more, **_fold(rows))
+
+
+def _fold(rows: Sequence[Any]) -> dict[str, Any]:
+    return {"fold": True} if len(rows) > _OPEN_ROWS else {}

@@ -1,0 +1,157 @@
+"""`train top [DIR]`: a live table of all runs below a folder, from their files alone."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.commands.table import age
+from trainer_cli.errors import UserError, one_line
+from trainer_cli.loggers.console import clock
+from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.runs.record import RunsBelow, RunView
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+EXAMPLES = """examples:
+  train top                      all runs below runs/, until Ctrl-C
+  train top runs/digits          a run, and those of its sweep
+  train top --once               the table once
+  train top --json               one JSON object for each run
+"""
+_COLUMNS = ("run", "state", "step", "steps/s", "loss", "ETA", "checkpoint", "seen", "reason")
+_RIGHT = ("step", "steps/s", "loss", "ETA", "seen")
+_GAP = 2
+_SHORTEST = 12
+"""Columns of a terminal that a name, or a reason that is shown at all, has at least."""
+_STYLES = {"running": "green", "stale": "yellow", "stopped": "yellow", "finished": "dim"}
+_UNBOUNDED = 100_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the verb."""
+    parser.add_argument("dir", nargs="?", metavar="DIR", type=Path, default=Path("runs"), help="folder of runs (runs)")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="refresh so often (2)")
+    parser.add_argument("--once", action="store_true", help="print the table once; so too if stdout is no terminal")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each run, once")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the table until Ctrl-C, or print it once."""
+    if not (math.isfinite(args.every) and args.every > 0):
+        raise UserError(f"--every is {args.every:g}, but it must be a positive number of seconds")
+    if not args.dir.is_dir():
+        raise UserError(f"there is no folder {args.dir}", cure="Name the folder that holds your runs: train top DIR.")
+    runs = RunsBelow(args.dir)
+    if args.json:
+        for view in runs.look(time.time()):
+            facts = asdict(view)
+            print(strict_json({"run": str(facts.pop("path")), **facts}))
+    elif args.once or not sys.stdout.isatty():
+        print(_printed(runs.look(time.time()), args.dir))
+    else:
+        _follow(runs, args.dir, args.every)
+    return 0
+
+
+def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
+    """Redraw the table on a screen of its own, which the terminal drops at the end."""
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console()
+    try:
+        # Drawn by this loop alone: a second thread would draw what has not changed.
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                views = runs.look(time.time())
+                rows = max(1, console.height - 3)
+                rest = f"{len(views) - rows} more" if len(views) > rows else ""
+                heading = f"{_counted(views, root)}   Ctrl-C ends this view"
+                live.update(
+                    Group(Text(heading, "bold"), _table(views[:rows], root, console.width), Text(rest, "dim")),
+                    refresh=True,
+                )
+                time.sleep(every_s)
+    except KeyboardInterrupt:
+        return
+
+
+def _printed(views: Sequence[RunView], root: Path) -> str:
+    """The table as plain text; as wide as the terminal, or as its cells if stdout is none."""
+    if not views:
+        return _counted(views, root)
+    from rich.console import Console
+
+    out = io.StringIO()
+    width = Console().width if sys.stdout.isatty() else _UNBOUNDED
+    Console(file=out, width=width, color_system=None).print(_table(views, root, width))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _counted(views: Sequence[RunView], root: Path) -> str:
+    """`runs: 2 running, 1 failed`."""
+    counts = Counter(view.state for view in views)
+    return f"{root}: {', '.join(f'{count} {state}' for state, count in counts.items()) or 'no runs'}"
+
+
+def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
+    """The rows on so many columns: on a narrow terminal the reason is cut, then left out, then the name is cut."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = [_cells(view, root) for view in views]
+    longest = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _COLUMNS if rows}
+    shown = [name for name in longest if any(row[name] for row in rows)]
+    rest = width - sum(longest[name] + _GAP for name in shown if name not in ("run", "reason"))
+    if "reason" in shown and longest["run"] + _GAP + min(longest["reason"], _SHORTEST) > rest:
+        shown.remove("reason")
+    grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for name in shown:
+        grid.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        row["run"] = _end_of(row["run"], max(rest, _SHORTEST))
+        row["reason"] = _begin_of(row["reason"], rest - longest["run"] - _GAP)
+        styles = {"state": _STYLES.get(row["state"], "red"), "reason": "dim"}
+        grid.add_row(*(Text(row[name], styles.get(name, "")) for name in shown))
+    return grid
+
+
+def _cells(view: RunView, root: Path) -> dict[str, str]:
+    """Column -> text."""
+    name = str(view.path.relative_to(root)) if view.path != root else view.path.resolve().name
+    step = "" if view.step is None else f"{view.step:,}"
+    return {
+        "run": one_line(name),
+        "state": view.state,
+        "step": f"{step}/{view.total_steps:,}" if step and view.total_steps is not None else step,
+        "steps/s": "" if view.steps_per_s is None else _number(view.steps_per_s),
+        "loss": "" if view.loss is None else f"{view.loss:.4g}",
+        "ETA": "" if view.eta_s is None else clock(view.eta_s),
+        "checkpoint": view.checkpoint or "",
+        "seen": "" if view.age_s is None else age(view.age_s),
+        "reason": one_line(" ".join(view.reason.split())),
+    }
+
+
+def _begin_of(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: max(0, length - 1)]}…"
+
+
+def _end_of(text: str, length: int) -> str:
+    """The names of a sweep's runs differ at their ends."""
+    return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

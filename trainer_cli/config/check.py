@@ -1,0 +1,449 @@
+"""Check a composed config against the schema: every mistake at once, each with its key, its source and a hint.
+
+Values are plain and may hold interpolations, which are resolved here. A key whose value is wrong gets its default, so
+that all else can still be checked.
+
+Refuse overrides that are wrong whatever the files say: unknown keys, groups and options, and misleading texts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from enum import EnumMeta
+from typing import Any
+
+from hydra.core.override_parser.types import Override, QuotedString
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, unknown_key
+from trainer_cli.config.hydra_compat import value_in_quotes
+from trainer_cli.config.hydra_errors import why_unresolved
+from trainer_cli.config.overrides import (
+    COMMAND_LINE,
+    HOW_TO_OVERRIDE,
+    CommandLine,
+    as_text,
+    line_of,
+    no_option,
+    no_such_key,
+    path_of,
+    refused,
+)
+from trainer_cli.config.provenance import Provenance, label
+from trainer_cli.config.search_path import SearchPath, groups, options
+from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
+from trainer_cli.core import schema
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.schema import TrainConfig
+from trainer_cli.core.types import IN_QUOTES, MISSING, Kind, kind_of, name_of, shown
+from trainer_cli.errors import Code, ConfigError
+
+NODE = "a node with `_target_`, or null"
+_BY_NAME = ("param_groups", "callbacks", "loggers")
+_NO_VALUE = object()
+_TRUTH = dict.fromkeys(("true", "yes", "on", "y", "1"), True) | dict.fromkeys(("false", "no", "off", "n", "0"), False)
+
+
+def contents(config: DictConfig) -> dict[str, Any]:
+    """A config as plain values, unresolved."""
+    values = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values, and the schema's default of each key that they lack."""
+    return _filled(values, defaults())
+
+
+def _filled(values: Mapping[Any, Any], more: Mapping[Any, Any]) -> dict[Any, Any]:
+    full = {**more, **values}
+    for key, value in full.items():
+        if isinstance(value, Mapping):
+            known = more.get(key)
+            full[key] = _filled(value, known if isinstance(known, Mapping) else {})
+    return full
+
+
+def validate(
+    values: Mapping[str, Any], provenance: Provenance, *, missing_ok: bool = False
+) -> tuple[TrainConfig, list[ConfigError]]:
+    """The config, interpolations resolved, and all mistakes in it. `missing_ok`: values may still be `???`."""
+    validation = _Validation(values, provenance, missing_ok)
+    config = validation.section(TrainConfig, values, OmegaConf.create(dict(values)))
+    assert isinstance(config, TrainConfig)
+    return config, validation.mistakes
+
+
+class _Validation:
+    """One pass over a config. `_wrong` has the paths of the mistakes: each path is reported once."""
+
+    def __init__(self, values: Mapping[str, Any], provenance: Provenance, missing_ok: bool) -> None:
+        self.mistakes: list[ConfigError] = []
+        self._values = values
+        self._provenance = provenance
+        self._missing_ok = missing_ok
+        self._wrong: set[KeyPath] = set()
+
+    def section(self, section: type, values: Mapping[Any, Any], node: Any, path: KeyPath = ()) -> Any:
+        """A section as its dataclass; `node` has the same values, and resolves interpolations."""
+        before = len(self.mistakes)
+        known = {one.name: one for one in dataclasses.fields(section)}
+        for name in map(str, values):
+            if name not in known:
+                here = (*path, name)
+                mistake = no_such_key(here, [*known], self._provenance.within(here))
+                self.mistakes.append(self._misplaced(here, mistake))
+        given: dict[str, Any] = {}
+        for name, one in known.items():
+            if name not in values:
+                continue
+            here, value = (*path, name), values[name]
+            if not (isinstance(one.type, type) and dataclasses.is_dataclass(one.type)):
+                if (found := self._value(one, value, node, here)) is not _NO_VALUE:
+                    given[name] = found
+            elif isinstance(value, Mapping):
+                given[name] = self.section(one.type, value, node[name], here)
+            else:
+                first = f"{'.'.join(here)}.{dataclasses.fields(one.type)[0].name}"
+                is_switch = isinstance(value, bool) and first.endswith(".enabled")
+                hint = f"Write {first}={str(value).lower()}." if is_switch else f"Set its keys, such as {first}."
+                self._refuse(here, value, "a section: a mapping of keys to values, never null", hint)
+        if path and len(self.mistakes) > before:
+            return section()  # Values that contradict each other can be checked only among right ones.
+        try:
+            return section(**given)
+        except ConfigError as error:
+            self._add(tuple((error.location or "").split(".")), error)
+            return section()
+
+    def _misplaced(self, path: KeyPath, mistake: ConfigError) -> ConfigError:
+        """The error for a key that the choice of a group makes: the place of the choice, and how it says where to."""
+        choice = self._provenance.choices.get(path)
+        if choice is None:
+            return mistake
+        line, place = choice.origin.words, choice.origin.place
+        key, _, option = line.partition("=")
+        group, at, _ = key.partition("@")
+        if group == "experiment":  # Its own header says where it goes.
+            return mistake.at(f"{choice.label}:1")
+        hint = mistake.hint
+        if not at and path == tuple(group.split("/")):
+            written = f"+{group}@KEY={option}" if place == COMMAND_LINE else f"- /{group}@KEY: {option}"
+            hint = f"Say where it belongs: write '{written}'."
+        return ConfigError(mistake.message, location=mistake.location, source=place, code=mistake.code, hint=hint)
+
+    def _value(self, one: dataclasses.Field[Any], value: Any, node: Any, path: KeyPath) -> Any:
+        """The resolved value of one key, of its type; _NO_VALUE where it is wrong or still to be given."""
+        if isinstance(value, str) and value == MISSING:
+            self._not_given(path)
+            return _NO_VALUE
+        kind = kind_of(one.type)
+        if path[0] in (*OPEN, "ckpt"):
+            self._check_shape(path[0], value)
+        resolved = self._resolved(value, node, one.name, path)
+        if kind is not None and path not in self._wrong:
+            resolved = self._converted(kind, value, resolved, path)
+            for mistake in kind.mistakes(resolved, ".".join(path)):
+                self._add_of_type(path, mistake, kind, resolved)
+        if path not in self._wrong:
+            try:
+                schema.check_field(one, ".".join(path), resolved)
+            except ConfigError as error:
+                self._add(path, error)
+        if path in self._wrong:
+            return _NO_VALUE
+        return one.type[resolved] if isinstance(one.type, EnumMeta) else resolved
+
+    def _resolved(self, value: Any, node: Any, key: Any, path: KeyPath) -> Any:
+        """A value without interpolations. What is wrong in a mapping or a list is left out of it."""
+        if isinstance(value, Mapping):
+            inner = node[key]
+            found = {k: self._resolved(item, inner, k, (*path, str(k))) for k, item in value.items()}
+            return {k: item for k, item in found.items() if (*path, str(k)) not in self._wrong}
+        if isinstance(value, list):
+            inner = node[key]
+            items = [self._resolved(item, inner, index, (*path, str(index))) for index, item in enumerate(value)]
+            return [item for index, item in enumerate(items) if (*path, str(index)) not in self._wrong]
+        if isinstance(value, str) and "${" in value:
+            try:
+                value = node[key]
+                value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            except (OmegaConfBaseException, RecursionError) as error:
+                known = [".".join(path) for path, _ in leaves(self._values, ())]
+                what, hint = why_unresolved(error, value, known)
+                self._report(path, f"{'.'.join(path)}: {what}", hint, code=Code.unresolved)
+                node[key] = None  # What refers to it is no mistake of its own.
+                return None
+            for below, leaf in leaves(value, path):
+                self._check_number(below, leaf)
+            return value
+        if isinstance(value, str) and value == MISSING:
+            self._not_given(path)
+        self._check_number(path, value)
+        return value
+
+    def _converted(self, kind: Kind, value: Any, resolved: Any, path: KeyPath) -> Any:
+        """Whole numbers as texts or fractions where these are wanted; texts of interpolations as what is wanted."""
+        if name_of(resolved) is None and path[0] not in OPEN:
+            self._refuse(path[:-1] if path[-1].isdecimal() else path, resolved, str(kind))
+            return resolved
+        if isinstance(resolved, list):
+            written = value if isinstance(value, list) and len(value) == len(resolved) else resolved
+            item = kind.item
+            if item is None:
+                return resolved
+            return [
+                self._converted(item, one, found, (*path, str(index)))
+                for index, (one, found) in enumerate(zip(written, resolved, strict=True))
+            ]
+        if type(resolved) is int and "int" not in kind.names:
+            if "float" in kind.names:
+                return float(resolved)
+            if "str" in kind.names:
+                self._check_written(path, resolved)
+                return str(resolved)
+        if isinstance(resolved, str) and resolved is not value and "str" not in kind.names:
+            for name, convert in (("int", int), ("float", float), ("bool", lambda text: _TRUTH[text.lower()])):
+                if name in kind.names:
+                    with suppress(ValueError, KeyError):
+                        return convert(resolved)
+            if not kind.admits(resolved):
+                self._report(path, f"{'.'.join(path)}: {value} comes to {resolved!r}, but it must be {kind}")
+        return resolved
+
+    def _check_written(self, path: KeyPath, number: int) -> None:
+        """Refuse a number for a text if it is not written as the number is: `1_0`."""
+        text, key, source = self._provenance.written(path, number), ".".join(path), self._provenance.source(path)
+        if text == str(number):
+            return
+        if source == COMMAND_LINE:
+            assign = "" if path[-1].isdecimal() else f"{key}="
+            what = f"{key}: {text} is read as the number {number}"
+            hint = f"Write {assign}{number}, or {assign}{as_text(text)} for the text."
+        else:
+            what = f"{key}: {text} is read by YAML as the number {number}"
+            hint = f"Write {number}, or '{text}' in quotes."
+        self._report(path[:-1] if path[-1].isdecimal() else path, what, hint, source=source)
+
+    def _check_shape(self, key: str, value: Any) -> None:
+        """Refuse what can be no component, or no mapping of them."""
+        if isinstance(value, str) and "${" in value:
+            return
+        if key == "ckpt":
+            texts = value if isinstance(value, list) else [value]
+            if value is not None and not all(isinstance(text, str) for text in texts):
+                self._refuse((key,), value, "a path, a glob or a list of them")
+            return
+        if not value and key in ("model", "data") and not self._missing_ok:
+            what = f"{key} is {'null' if value is None else 'empty'}, but nothing runs without"
+            hint = f"Choose one with {key}=NAME; `train list {key}` shows them."
+            self._report((key,), what, hint, source=self._provenance.exact((key,)).place, code=Code.not_given)
+        if key not in _BY_NAME and value is not None and not isinstance(value, Mapping):
+            hint = f"Choose one with {key}=NAME, in a file by '- override /{key}: NAME' in its defaults list."
+            self._refuse((key,), value, NODE, hint)
+        for path, name in _odd_keys(value, (key,)):
+            odd = "null" if name is None else str(name).lower()
+            what = f"{'.'.join(path)} has the key {odd}, but keys are texts"
+            typed = self._provenance.source(path) == COMMAND_LINE
+            cure = f"Say it in a YAML file: '{odd}'." if typed else f"Put it in quotes: '{odd}'."
+            self._report(path, what, cure, code=Code.wrong_type)
+        if key in (*_BY_NAME, "scheduler") and isinstance(value, Mapping) and "_target_" not in value:
+            for name, node in value.items():
+                fits = isinstance(node, Mapping) or (node is None and key != "param_groups")
+                if not fits and not (isinstance(node, str) and "${" in node):
+                    self._refuse((key, str(name)), node, "a mapping of settings" if key == "param_groups" else NODE)
+
+    def _check_number(self, path: KeyPath, value: Any) -> None:
+        key = ".".join(path)
+        if isinstance(value, float) and not math.isfinite(value):
+            self._report(path, f"{key} is {value}, but it must be finite")
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            number = str(value) if abs(value) < 10**24 else "a number of too many digits"
+            self._report(path, f"{key} is {number}, but it must fit into 64 bits")
+
+    def _not_given(self, path: KeyPath) -> None:
+        if not self._missing_ok:
+            key = ".".join(path)
+            self._report(path, f"{key} must be given", f"Add {key}=VALUE to the command line.", code=Code.not_given)
+
+    def _add_of_type(self, path: KeyPath, mistake: ConfigError, kind: Kind, value: Any) -> None:
+        """Report a wrong type; the hint on quotes depends on where the value was written."""
+        source = self._provenance.source(path)
+        hint = mistake.hint
+        if hint == IN_QUOTES and source == COMMAND_LINE:
+            hint = f"Write {'.'.join(path)}={as_text(self._provenance.written(path, value))} if a text is meant."
+        self._report(path, mistake.message, hint or "", code=mistake.code)
+
+    def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
+        self._report(path, f"{'.'.join(path)} is {shown(value)}, but it must be {kind}", hint, code=Code.wrong_type)
+
+    def _add(self, path: KeyPath, error: ConfigError) -> None:
+        self._report(path, error.message, error.hint or "", code=error.code)
+
+    def _report(
+        self, path: KeyPath, what: str, hint: str = "", *, source: str = "", code: Code = Code.wrong_value
+    ) -> None:
+        """Report a mistake, once for each key."""
+        if path not in self._wrong:
+            self._wrong.add(path)
+            source = source or self._provenance.source(path)
+            self.mistakes.append(
+                ConfigError(what, location=".".join(path), source=source, code=code, hint=hint or None)
+            )
+
+
+def _odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Keys that no text can name. A whole number may be one, for a mapping that is an argument."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                yield path, key
+            yield from _odd_keys(item, (*path, str(key)))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _odd_keys(item, (*path, str(index)))
+
+
+COMPONENTS = ("model", "data", "optimizer", "scheduler", "step", "sparsity")
+"""Sections that `~GROUP` and `GROUP=null` switch off, whatever files set in them."""
+_NO_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+_NO_FOLDERS = ("conf", "config")
+"""What other programs call the folder of configs."""
+
+
+def switches_off(choice: Override) -> bool:
+    """Whether a choice of a group switches a component off."""
+    chooses_none = choice.is_delete() or choice.value() is None
+    return chooses_none and choice.package is None and choice.key_or_group in COMPONENTS
+
+
+def wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str, ConfigError]]:
+    """Each wrong override, as written, and what is wrong with it."""
+    off = {one.key_or_group: line_of(one) for one in line.overrides if search.is_choice(one) and switches_off(one)}
+    for override in line.overrides:
+        for mistake in _mistakes(search, override):
+            yield line_of(override), mistake
+        if search.is_choice(override) and (switch := off.get((override.package or "").partition(".")[0])):
+            what = f"{line_of(override)} has no effect: {switch} switches off what it is merged into"
+            above, _, name = (override.package or "").partition(".")
+            yield line_of(override), refused(what, f"Write its node out: '{above}={{{name}: {{_target_: …}}}}'.")
+    for append in line.appends:
+        group = "/".join(append.path)
+        if search.is_group(group):
+            what = f"{append.line}: {group} is a group, and no list"
+            yield append.line, refused(what, f"Choose one with {group}=NAME.")
+        elif unknown := unknown_key(append.path):
+            yield append.line, _no_key(search, *unknown)
+        else:
+            for mistake in _misleading(append.path, append.quoted, is_open=append.path[0] in OPEN):
+                yield append.line, mistake
+
+
+def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
+    key, path, line = override.key_or_group, path_of(override), line_of(override)
+    if key == "experiment" and not search.is_group(key):
+        yield refused(f"there are no experiments: no folder experiment/ in {search.listed()}", code=Code.unknown_option)
+    elif path[:1] == ("hydra",) or key.startswith("hydra/"):
+        yield refused(f"{line} has no effect", "Hydra only composes the config here.", Code.no_effect)
+    elif search.is_choice(override):
+        yield from _wrong_options(search, override)
+    elif key == "experiment" or ("/" in key and search.is_group(key)):
+        what = f"{key} is a group, and takes the name of an option"
+        yield refused(what, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type)
+    elif not path:
+        yield refused(f"{line!r} is no override", HOW_TO_OVERRIDE)
+    elif override.package is not None or "/" in key:
+        known = groups(search.dirs)
+        hint = f"There are: {', '.join(known)}.{did_you_mean(key, known)}"
+        parts = tuple(key.split("/"))
+        if override.package is None and (parts[:1] in sections() or parts[0] in OPEN) and unknown_key(parts) is None:
+            hint = f"Parts of a key are joined by dots: '{line.replace(key, '.'.join(parts), 1)}'."
+        yield refused(f"there is no group '{key}'", hint, Code.unknown_option)
+    elif unknown := unknown_key(path):
+        yield _no_key(search, *unknown)
+    elif not override.is_delete():
+        yield from _misleading(path, value_in_quotes(override), is_open=path[0] in OPEN)
+
+
+def _no_key(search: SearchPath, wrong: KeyPath, known: list[str]) -> ConfigError:
+    names = groups(search.dirs) if len(wrong) == 1 else []
+    return no_such_key(wrong, [*known, *(name for name in names if name not in known)], COMMAND_LINE)
+
+
+def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigError]:
+    """Texts without quotes that look like null or, in an open section, like a number or true and false."""
+    key = ".".join(path)
+    if value == PYTHONS_NULL and not isinstance(value, QuotedString):
+        yield _text_not(key, PYTHONS_NULL, "not null", "null")
+    elif isinstance(value, dict):
+        if None in value:
+            yield refused(f"{key} has the key null, but keys are texts", code=Code.wrong_type)
+        for name, below in value.items():
+            yield from _misleading((*path, str(name)), below, is_open=is_open)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _misleading(path, item, is_open=is_open)
+    text, in_quotes = (value.text, True) if isinstance(value, QuotedString) else (value, False)
+    if not isinstance(text, str):
+        return
+    if why := why_no_interpolation(text):
+        yield refused(f"{key}: {text!r} is no interpolation: {why}", "Write ${key}.")
+    elif is_open and not in_quotes:
+        if instead := _NO_TRUTH.get(text.lower()):
+            yield _text_not(key, text, f"not {instead}", instead)
+        elif (number := looks_like_number(text)) is not None:
+            yield _text_not(key, text, "no number", instead_of(text, number))
+
+
+def _text_not(key: str, text: str, meant: str, instead: str) -> ConfigError:
+    hint = f"Write {instead}, or {as_text(text)} for the text."
+    return refused(f"{key}: {text} is a text here, and {meant}", hint, Code.wrong_type)
+
+
+def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigError]:
+    key, line, value = override.key_or_group, line_of(override), override.value()
+    if override.is_delete():
+        return
+    if override.is_force_add():
+        plain = line.lstrip("+")
+        hint = f"Write '{plain}', or '+{plain}' where none is chosen yet."
+        yield refused(f"{line}: {key} is a group, whose option is chosen", hint)
+        return
+    if key == "experiment" and override.package is not None:
+        hint = f"Write 'experiment={line.partition('=')[2]}'."
+        yield refused(f"{line}: an experiment is merged into the root, and takes no package", hint)
+        return
+    known = list(options(search.dirs, key))
+    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+        hint = f"For several write a mapping of names: '{key}={{first: {{_target_: …}}}}'."
+        yield refused(f"{key} is a list, but it must be a mapping of keys to values", hint, Code.wrong_type)
+        return
+    if key == "experiment" and value in (None, []):
+        hint = f"Leave it out, or choose one: {', '.join(known)}."
+        yield refused(f"{line.lstrip('+')} chooses no experiment", hint)
+    closed = (key,) in sections()
+    for option in value if isinstance(value, list) else [value]:
+        if option is None and closed:
+            yield refused(f"{key} is a section, and never null", code=Code.wrong_type)
+        elif option == PYTHONS_NULL and option not in known:
+            hint = "Leave it out." if closed or key == "experiment" else f"For none write {key}=null."
+            yield refused(f"there is no {key} called {option!r}", hint, Code.unknown_option)
+        elif option is not None and str(option).removesuffix(".yaml") not in known:
+            yield _not_read(search, key, str(option)) or no_option(key, str(option), known, COMMAND_LINE)
+
+
+def _not_read(search: SearchPath, group: str, option: str) -> ConfigError | None:
+    """The error for an option whose file exists, but is called `.yml` or is in a folder of another name."""
+    file = next((file for folder in search.dirs if (file := folder / group / f"{option}.yml").is_file()), None)
+    if file is not None:
+        return refused(f"{label(file, search.cwd)} is not read", f"Rename it to {option}.yaml.", Code.unknown_option)
+    for name in _NO_FOLDERS:
+        if (search.cwd / name / group / f"{option}.yaml").is_file():
+            hint = f"Rename {name} to configs, or add -cd {name}."
+            return refused(f"{name}/{group}/{option}.yaml is not read", hint, Code.unknown_option)
+    return None

@@ -1,0 +1,457 @@
+"""The defaults lists in YAML files: their mistakes, and which entry chose the option of each group.
+
+What an experiment overrides: a component that it writes out, and a choice on the command line.
+
+The YAML files of one composition, each read once, and the mistakes that can be seen in one file alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from hydra.core.override_parser.types import Override
+
+from trainer_cli.config.fields import OPEN, KeyPath, sections, unknown_key, whole_values
+from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
+from trainer_cli.config.overrides import COMMAND_LINE, line_of, refused
+from trainer_cli.config.provenance import Choice, Origin, Provenance, label
+from trainer_cli.config.search_path import SearchPath, every_group, find, options, search_folders
+from trainer_cli.config.yaml import Reading, read_file
+from trainer_cli.core.patterns import nearest
+from trainer_cli.errors import Code, ConfigError
+
+_TEXT = "tag:yaml.org,2002:str"
+_NULL = "tag:yaml.org,2002:null"
+_BACKSLASH = "\\"
+_HOW = "An entry is '- group: option', '- override /group: option', '- file' or '- _self_'."
+
+
+def defaults_list_mistakes(
+    document: yaml.Node | None, name: str, group: str, groups: Sequence[str]
+) -> Iterator[ConfigError]:
+    """What is wrong with the defaults list of a file that stands in the folder `group` (empty for the top)."""
+    pairs = document.value if isinstance(document, yaml.MappingNode) else []
+    listed = next((value for key, value in pairs if key.value == "defaults"), None)
+    if listed is None:
+        return
+
+    def wrong(node: yaml.Node, what: str, hint: str = _HOW) -> ConfigError:
+        source = f"{name}:{node.start_mark.line + 1}"
+        return ConfigError(what, source=source, code=Code.defaults_list, hint=hint)
+
+    if not isinstance(listed, yaml.SequenceNode):
+        hint = "Write an entry below it, or remove the line." if listed.tag == _NULL else _HOW
+        yield wrong(listed, "'defaults' must be a list", hint)
+        return
+    selves = [entry for entry in listed.value if entry.value == "_self_"]
+    for entry in selves[1:]:
+        yield wrong(entry, f"_self_ stands twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them.")
+    override: yaml.Node | None = None
+    for entry in listed.value:
+        key = entry.value[0][0] if isinstance(entry, yaml.MappingNode) and entry.value else entry
+        if "override" in str(key.value).split():
+            override = override or key
+        elif override is not None and key.value != "_self_":
+            overridden = str(override.value).split()[-1].lstrip("/").partition("@")[0]
+            what = f"an override of {overridden} stands before {str(key.value).lstrip('/')!r}"
+            yield wrong(override, what, "Move overrides to the end of the list.")
+            override = None
+        if isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
+            key, option = entry.value[0]
+            yield from _choice(key, option, group, groups, wrong)
+        elif not (isinstance(entry, yaml.ScalarNode) and entry.tag == _TEXT and entry.value.strip()):
+            yield wrong(entry, "this entry of the defaults list is no choice")
+        else:
+            yield from _config(entry, wrong)
+
+
+def _config(entry: yaml.Node, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """What is wrong with one `- file`."""
+    *words, last = str(entry.value).split()
+    name = last.partition("@")[0].lstrip("/")
+    if name == "_self_" and entry.value != "_self_":
+        yield wrong(
+            entry, f"'{entry.value}' is no entry: a file's own values go to its own package", "Write '- _self_'."
+        )
+    elif words and words != ["optional"]:
+        yield wrong(entry, f"'{entry.value}' names no option", f"Write '- {entry.value}: OPTION'.")
+    elif _BACKSLASH in last:
+        yield wrong(entry, f"{last} has a backslash", f"Write '{last.replace(_BACKSLASH, '/')}'.")
+    elif ".." in last.split("/"):
+        yield wrong(entry, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
+
+
+def _choice(
+    key: yaml.Node, option: yaml.Node, group: str, groups: Sequence[str], wrong: Callable[..., ConfigError]
+) -> Iterator[ConfigError]:
+    """What is wrong with one `- group: option`."""
+    *words, last = str(key.value).split() or [""]
+    chosen, at, package = last.partition("@")
+    resolved = chosen[1:] if chosen.startswith("/") else f"{group}/{chosen}".lstrip("/")
+    name = chosen.lstrip("./")
+    if not name or name in ("override", "optional"):
+        yield wrong(key, "this entry names no group")
+    elif name == "_self_":
+        yield wrong(key, f"'{key.value}' is no entry of a defaults list", "Write '- _self_'.")
+    elif _BACKSLASH in str(key.value):
+        yield wrong(key, f"{key.value} has a backslash", f"Write '{str(key.value).replace(_BACKSLASH, '/')}'.")
+    elif ".." in chosen.split("/"):
+        yield wrong(key, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
+    elif not set(words) <= {"override", "optional"}:
+        yield wrong(key, f"{' '.join(words)!r} before {chosen} is not known", "Known: override, optional.")
+    elif "hydra" in (resolved.split("/")[0], chosen.split("/")[0]):
+        yield wrong(key, f"{name} has no effect", "Hydra only composes the config here.")
+    elif resolved in groups:
+        yield from _option(chosen, option, wrong)
+        if at:
+            yield from _package(key, package, wrong)
+    elif name in groups:
+        where = f"looked for below {group}/" if not chosen.startswith((".", "/")) else "no group of the root"
+        written = str(option.value) if name == group else entry_for(name, str(option.value), at + package)
+        yield wrong(key, f"{chosen} is {where}", f"Write '- {written}'.")
+    elif "optional" not in words:
+        hint = f"There are: {', '.join(groups)}."
+        if (meant := nearest(name, groups)) is not None:
+            written = entry_for(meant, str(option.value), at + package, words if words or not group else None)
+            hint += f" Did you mean '- {written}'?" if isinstance(option, yaml.ScalarNode) else f" '{meant}'?"
+        yield wrong(key, f"there is no group '{resolved}'", hint)
+
+
+def entry_for(group: str, option: str, package: str = "", words: Sequence[str] | None = None) -> str:
+    """An entry that chooses an option of a group of the root; a group that the schema has is chosen already.
+
+    `package` begins with its `@`; `words` are written before the group, as they are.
+    """
+    is_known = unknown_key(tuple(group.split("/"))) is None
+    if words is None:
+        words = ["override"] if is_known and not package else []
+    at = package or ("" if is_known else "@KEY")
+    return f"{' '.join([*words, '/' + group])}{at}: {option}"
+
+
+def _option(chosen: str, option: yaml.Node, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """What is wrong with the option, or the options, after the colon."""
+    several = isinstance(option, yaml.SequenceNode)
+    texts = option.value if several else [option]
+    if not all(text.tag == _TEXT or (text is option and text.tag == _NULL) for text in texts):
+        yield wrong(option, f"the option of {chosen} must be a name, a list of names, or null", "")
+        return
+    for text in (str(text.value) for text in texts if text.tag == _TEXT):
+        if not text.strip():
+            yield wrong(option, f"the option of {chosen} is empty", f"Write '{chosen}: OPTION', or null for none.")
+        elif _BACKSLASH in text:
+            yield wrong(option, f"option {text} has a backslash", f"Write '{text.replace(_BACKSLASH, '/')}'.")
+        elif ".." in text.split("/"):
+            yield wrong(option, f"an option of {chosen} leads out of its folder", "Name an option of the group.")
+        elif several and "${" in text:
+            yield wrong(option, f"{text} is one of several options, and cannot be resolved", "Write its name.")
+        elif "${defaults." in text:
+            yield wrong(option, f"{text} counts the entries of the list", "Name a group instead: '${GROUP}'.")
+
+
+def _package(key: yaml.Node, package: str, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """What is wrong with how `@package` is written. Whether there is such a key, the merged config shows."""
+    if not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", package):
+        instead = ".".join(re.findall(r"[\w$-]+", package.rpartition(":")[2])) or "KEY"
+        yield wrong(key, f"'@{package}' names no place in the config", f"Write '@{instead}'.")
+
+
+class Entry(NamedTuple):
+    """An entry of a defaults list: `option` of `group`, or none of it; or the config `option` in the folder `group`."""
+
+    config: str
+    """The config that it stands in, such as `experiment/x`."""
+    group: str
+    option: str | None
+    place: str
+    words: str
+    """What is written before the colon, and after it."""
+    package: str = ""
+    is_override: bool = False
+    is_choice: bool = True
+    """Whether it names a group."""
+
+    @property
+    def names(self) -> str:
+        """The config that it chooses."""
+        return f"{self.group}/{self.option}".lstrip("/")
+
+    def is_of(self, key: str) -> bool:
+        """Whether it chooses for `group@package`. A package of a file that has one itself is not known here."""
+        group, _, package = key.partition("@")
+        at_root = self.config.partition("/")[0] in (self.config, "experiment")
+        here = self.package or self.group.replace("/", ".")
+        return self.group == group and (not at_root or here == (package or group.replace("/", ".")))
+
+
+def choices(
+    search: SearchPath,
+    listed: Sequence[Merged],
+    overrides: Sequence[Override],
+    read: Callable[[Path], yaml.Node | None],
+) -> dict[KeyPath, Choice]:
+    """Section -> the choice of its group. An option that is merged into the tree's root is under `(group,)`.
+
+    `read` returns the YAML document of a file that was merged.
+    """
+    files = {one.name: file for one in listed if (file := find(search.dirs, one.name))}
+    entries = [
+        entry
+        for name, file in files.items()
+        for entry in entries_of(read(file), label(file, search.cwd), name)
+        if entry.is_choice
+    ]
+    # An override comes before what it overrides; of several the first counts, as in Hydra.
+    entries.sort(key=lambda entry: not entry.is_override)
+    groups = [override for override in overrides if search.is_choice(override)]
+    # experiment=x was rewritten to +experiment=x.
+    written = {path: line_of(override).removeprefix("+") for override in groups for path in _paths(override)}
+    found: dict[KeyPath, Choice] = {}
+    for one in listed:
+        group = one.name.rpartition("/")[0]
+        file = files.get(one.name)
+        if not group or file is None:
+            continue
+        section = _path(one.package or group)
+        by = _who(one.name, written, entries)
+        if by is not None:
+            found[section] = Choice(by, label(file, search.cwd))
+    # The rest chose nothing: null, or ~group.
+    for override in groups:
+        found.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
+    for entry in entries:
+        if entry.option is None and entry.group != "experiment":  # as if the line were not there
+            found.setdefault(_path(entry.group), Choice(_origin(entry)))
+    # A run that is not named is called after its experiment.
+    experiments = [choice for section, choice in found.items() if section[0] == "experiment"]
+    return {**found, ("name",): experiments[-1]} if experiments else found
+
+
+def _path(name: str) -> KeyPath:
+    return tuple(name.replace("/", ".").split("."))
+
+
+def _paths(override: Override) -> list[str]:
+    """The files that a choice on the command line names."""
+    value = None if override.is_delete() else override.value()
+    options = value if isinstance(value, list) else [value]
+    return [f"{override.key_or_group}/{str(one).removesuffix('.yaml')}" for one in options if one is not None]
+
+
+def _who(path: str, written: dict[str, str], entries: Sequence[Entry]) -> Origin | None:
+    """Who chose a file: the command line, or the first entry that names it."""
+    if path in written:
+        return Origin(COMMAND_LINE, written[path])
+    return next((_origin(entry) for entry in entries if entry.names == path), None)
+
+
+def _origin(entry: Entry) -> Origin:
+    return Origin(entry.place, f"{entry.group}={entry.option or 'null'}")
+
+
+def entries_of(node: yaml.Node | None, file: str, config: str) -> Iterator[Entry]:
+    """The entries of the defaults list of a config, whose file messages call `file`."""
+    folder = config.rpartition("/")[0]
+
+    def resolved(name: str) -> str:
+        return name[1:] if name.startswith("/") else f"{folder}/{name}".lstrip("/")
+
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    lists = [value for key, value in pairs if key.value == "defaults" and isinstance(value, yaml.SequenceNode)]
+    for entry in (entry for one in lists for entry in one.value):
+        place = f"{file}:{entry.start_mark.line + 1}"
+        if isinstance(entry, yaml.ScalarNode) and entry.value != "_self_":
+            name, _, package = str(entry.value).partition("@")
+            group, _, option = resolved(name.removesuffix(".yaml")).rpartition("/")
+            yield Entry(config, group, option, place, str(entry.value), package, is_choice=False)
+        for key, value in entry.value if isinstance(entry, yaml.MappingNode) else ():
+            words = str(key.value).split() or [""]
+            name, _, package = words[-1].partition("@")
+            for item in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                chosen = None if item.tag == _NULL else str(item.value).removesuffix(".yaml")
+                text = f"{key.value}: {item.value}"
+                yield Entry(config, resolved(name), chosen, place, text, package, "override" in words)
+
+
+_MAKES_IT = (("_target_",), ("dtype",))
+"""Keys that identify an option: with another value of these it is another option."""
+
+
+def is_whole(section: str, node: Mapping[str, Any]) -> bool:
+    """Whether a node is a whole component: it has a target, or names several schedulers that have one."""
+    named = [part for part in node.values() if isinstance(part, Mapping) and "_target_" in part]
+    several = section == "scheduler" and bool(named) and all(part is None or part in named for part in node.values())
+    return "_target_" in node or several
+
+
+def chosen_groups(document: Mapping[str, Any]) -> list[str]:
+    """The groups of which an experiment's defaults list chooses an option for their own section."""
+    defaults = document.get("defaults")
+    entries = [entry for entry in defaults if isinstance(entry, Mapping)] if isinstance(defaults, list) else []
+    names = [str(key).split()[-1].lstrip("/") for entry in entries for key in entry]
+    return [name for name in names if "@" not in name]
+
+
+def overruled(
+    choices: Sequence[Override],
+    listed: Sequence[Merged],
+    dirs: Sequence[Path],
+    read: Callable[[Path], Reading],
+    values: Mapping[str, Any],
+    provenance: Provenance,
+) -> Iterator[ConfigError]:
+    """A mistake for each of the command line's `choices` that the composed `values` do not show.
+
+    `listed` has the package of each option. Options merged into the tree's root are left out.
+    """
+    given = {one.path for one in provenance.given}
+    for override in choices:
+        group, option = override.key_or_group, None if override.is_delete() else override.value()
+        file = find(dirs, f"{group}/{option}") if isinstance(option, str) else None
+        if file is None:
+            continue
+        section = _section(override, listed)
+        own = {key: value for key, value in (read(file).values or {}).items() if key != "defaults"}
+        means = {(*section, *path): value for path, value in whole_values(own)}
+        lost = [path for path, value in means.items() if path not in given and _at(values, path) != value]
+        made = [path for path in lost if path[len(section) :] in _MAKES_IT]
+        if section and (made or (lost and len(lost) == len(means))):
+            key = (made or lost)[0]
+            place = provenance.exact(key).place
+            line = line_of(override).removeprefix("+")
+            yield refused(
+                f"{line} has no effect: {place} sets {'.'.join(key)} to {_at(values, key)}",
+                f"Set its values ({'.'.join(key)}=…), or choose the option in the experiment "
+                f"('- override /{line.replace('=', ': ')}') instead of its values.",
+                Code.no_effect,
+            )
+
+
+def _section(choice: Override, listed: Sequence[Merged]) -> KeyPath:
+    """The keys below which the option of a choice was merged; none for the tree's root."""
+    name = f"{choice.key_or_group}/{str(choice.value()).removesuffix('.yaml')}"
+    packages = [entry.package for entry in listed if entry.name == name]
+    package = choice.package if choice.package in packages else next(iter(packages), "")
+    return tuple(package.split(".")) if package else ()
+
+
+def _at(values: Any, path: KeyPath) -> Any:
+    for key in path:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
+
+
+class ConfigFiles:
+    """Configs by name, for Hydra's defaults list (hydra_compat.Configs). One with mistakes counts as empty."""
+
+    def __init__(self, search: SearchPath) -> None:
+        self._search = search
+        self._groups = every_group(search.dirs)
+        self.read: dict[Path, Reading] = {}
+
+    def load(self, name: str) -> Loaded | None:
+        """The values of a config, and its package."""
+        file = find(self._search.dirs, name)
+        if file is None:
+            return Loaded({}, None) if name == SCHEMA else None
+        reading = self[file]
+        return Loaded(reading.values or {}, reading.package)
+
+    def is_group(self, name: str) -> bool:
+        """Whether there is such a group."""
+        return self._search.is_group(name)
+
+    def options(self, group: str) -> list[str]:
+        """The names of a group's configs."""
+        return [*options(self._search.dirs, group)]
+
+    @property
+    def mistakes(self) -> list[ConfigError]:
+        """The mistakes in the files read so far."""
+        return [mistake for reading in self.read.values() for mistake in reading.mistakes]
+
+    @property
+    def broken(self) -> bool:
+        """Whether one of them has no usable values."""
+        return any(reading.broken for reading in self.read.values())
+
+    def __getitem__(self, path: Path) -> Reading:
+        if path not in self.read:
+            self.read[path] = self._read(path)
+        return self.read[path]
+
+    def _read(self, path: Path) -> Reading:
+        name = label(path, self._search.cwd)
+        reading = read_file(path, name)
+        group = self._search.name_of(path).rpartition("/")[0]
+        if not reading.broken:
+            for mistake in defaults_list_mistakes(reading.node, name, group, self._groups):
+                reading.mistakes.append(mistake)
+                reading.broken, reading.values = True, None
+        if self._search.primary == self._search.name_of(path) and reading.package not in (None, "_global_"):
+            what = f"the primary config cannot go to '{reading.package}': all else is merged into it"
+            reading.add(what, f"{name}:1", "Remove the line '# @package'.", breaks=True)
+        if group.partition("/")[0] == "experiment" and reading.package is None:
+            if not reading.broken and not reading.mistakes and set(reading.values) - {"defaults"}:
+                section = group.replace("/", ".")
+                hint = f"Make that its first line: without it all goes to '{section}', and nothing reads that."
+                reading.add("the file does not say '# @package _global_'", f"{name}:1", hint)
+            reading.package = "_global_"
+        if not reading.broken and (reading.package == "_global_" or not group):
+            _refuse_shapes(reading, name)
+            _refuse_hydra(reading, name, self._search.cwd, primary=not group)
+        return reading
+
+
+def _refuse_shapes(reading: Reading, name: str) -> None:
+    """Refuse a list in the place of a mapping, and the reverse: the other's values would vanish in the merge."""
+    for path, node, what in _misshapen(reading.node, ()):
+        values = reading.values
+        for part in path[:-1]:
+            values = values[part]
+        values.pop(path[-1], None)
+        several = len(path) == 1 and path[0] in ("optimizer", "scheduler") and what.startswith("a list")
+        cure = f"For several write a mapping of names: {path[0]}: {{first: {{_target_: …}}}}." if several else ""
+        reading.add(f"{'.'.join(path)} is {what}", f"{name}:{node.start_mark.line + 1}", cure)
+
+
+def _misshapen(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node, str]]:
+    """Lists where the schema has a section or components, and mappings where it has a list, with their paths."""
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        here = (*path, str(key.value))
+        if isinstance(value, yaml.SequenceNode) and (here in sections() or here[0] in OPEN):
+            yield here, key, "a list, but it must be a mapping of keys to values"
+        elif isinstance(value, yaml.MappingNode) and here in sections():
+            yield from _misshapen(value, here)
+        elif isinstance(value, yaml.MappingNode) and path in sections():
+            types = {one.name: one.type for one in dataclasses.fields(sections()[path])}
+            if str(types.get(here[-1])).startswith("list"):
+                yield here, key, "a mapping, but it must be a list"
+
+
+def _refuse_hydra(reading: Reading, name: str, cwd: Path, *, primary: bool) -> None:
+    """Refuse settings of Hydra's own: only the primary config's search path has an effect here."""
+    for key, value in reading.node.value if isinstance(reading.node, yaml.MappingNode) else ():
+        if key.value != "hydra" or not isinstance(value, yaml.MappingNode):
+            continue
+        for below, listed in value.value:
+            where = f"{name}:{below.start_mark.line + 1}"
+            if not (primary and below.value == "searchpath"):
+                reading.add(f"hydra.{below.value} has no effect", where, "Hydra only composes the config here.")
+            elif not isinstance(listed, yaml.SequenceNode):
+                reading.add("hydra.searchpath must be a list", where, "Write hydra.searchpath: [FOLDER].")
+            else:
+                _refuse_folders(reading, name, cwd, listed)
+
+
+def _refuse_folders(reading: Reading, name: str, cwd: Path, listed: yaml.SequenceNode) -> None:
+    for entry in listed.value:
+        if not any(folder.is_dir() for folder in search_folders(entry.value, cwd)):
+            what = f"hydra.searchpath names {entry.value}, which is no folder"
+            hint = "A path counts from the current folder; pkg://NAME is an installed package."
+            reading.add(what, f"{name}:{entry.start_mark.line + 1}", hint)

@@ -1,0 +1,398 @@
+"""Find values that YAML reads as something else than they look like, in a file that could be parsed.
+
+`12:30:45` is a number to YAML, `014` another one than it seems, `no` is false, `0o14` and `None` are texts, and of a
+key that stands twice the last one counts. Each is refused here, with its line and what to write instead.
+
+Read a YAML file: report what is not YAML with its line, and scan the rest for values that mislead.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml.reader import Reader
+
+from trainer_cli.config.hydra_compat import get_yaml_loader
+from trainer_cli.core.patterns import nearest
+from trainer_cli.errors import Code, ConfigError
+
+LARGEST_BYTES = 1 << 20
+_INDENT = 400
+_HEADER = re.compile(r"\s*#\s*@\s*(\S*)\s*(.*)")
+_CURES = (
+    (r"'\\t'", "Use spaces, not tabs."),
+    (r"mapping values are not allowed",
+     "A key is followed by a colon and a space, a text with ': ' in it needs quotes, and keys stand in one column."),
+    (r"cannot start any token", "Put a text that begins with this character in quotes."),
+    (r"expected ':'", "A key is followed by a colon and a space."),
+    (r"expected <block end>", "Keys of one mapping, and items of one list, stand in one column."),
+    (r"expected a single document", "A file holds one config: remove the line '---'."),
+    (r"found '\?'", "Inside { } and [ ], put ??? in quotes."),
+    (r"got '\{'", "Inside { } and [ ], put ${...} in quotes."),
+    (r"found undefined alias", "An alias (*name) needs its anchor (&name) above it; a text with * needs quotes."),
+    (r"unexpected end of stream|expected ',' or|found '<stream end>'", "A quote or bracket is not closed."),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Reading:
+    """The values of a file, and the mistakes in it. One that is `broken` has no values."""
+
+    text: str = ""
+    values: Any = None
+    package: str | None = None
+    node: yaml.Node | None = None
+    """The document as YAML's node tree, which has line numbers."""
+    mistakes: list[ConfigError] = field(default_factory=list)
+    broken: bool = False
+
+    def add(self, what: str, where: str, cure: str, *, breaks: bool = False) -> None:
+        """Note a mistake."""
+        self.mistakes.append(ConfigError(what, source=where, code=Code.yaml, hint=cure or None))
+        self.broken = self.broken or breaks
+
+
+def read_file(path: Path, name: str, *, written: bool = False) -> Reading:
+    """Read a file that messages call `name`. `written`: by a program."""
+    try:
+        size = path.stat().st_size
+        data = path.read_bytes() if size <= LARGEST_BYTES else b""
+    except OSError as error:
+        return _refused(f"{name} cannot be read: {error.strerror}", None, "")
+    if size > LARGEST_BYTES:
+        what = f"{name} is longer than {LARGEST_BYTES >> 20} MiB, and no config is"
+        return _refused(what, None, "Is it a data file?")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return _refused(f"{name} is UTF-16", None, "Save it as UTF-8.")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        where = f"{name}:{_line(data[: error.start].decode())}"
+        return _refused(f"byte 0x{data[error.start]:02x} is not UTF-8", where, "Save the file as UTF-8.")
+    return read_text(text, name, written=written)
+
+
+def read_text(text: str, name: str, *, written: bool = False) -> Reading:
+    """Read the text of a file that messages call `name`."""
+    if text.startswith("\ufeff"):
+        cure = "Save it as UTF-8 without one: what stands on the first line would be overlooked."
+        return _refused("the file begins with a byte-order mark", f"{name}:1", cure)
+    if odd := Reader.NON_PRINTABLE.search(text) or re.search("\ufeff", text):
+        line = f"{name}:{_line(text[: odd.start()])}"
+        return _refused(f"character U+{ord(odd.group()):04X} has no place in YAML", line, "Remove it.")
+    if deep := _too_deep(text):
+        return _refused(f"nested more than {DEEPEST} deep", f"{name}:{deep}", "")
+    reading = Reading(text)
+    _header(reading, name)
+    try:
+        reading.node, loader = _compose(text)
+        node = reading.node
+        if node is None:
+            reading.values = {}
+            if not text.strip():
+                reading.add("the file is empty", name, "Write something, be it a comment, or remove it.", breaks=True)
+            return reading
+        if not isinstance(node, yaml.MappingNode):
+            kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            where = f"{name}:{node.start_mark.line + 1}"
+            glued = isinstance(node, yaml.ScalarNode) and re.match(r"[\w.]+[=:]\S", node.value)
+            cure = "A key is followed by a colon and a space." if glued else ""
+            reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, cure, breaks=True)
+            return reading
+        for trap in find_traps(node, written=written):
+            reading.add(trap.what, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)
+        if not reading.broken:
+            reading.values = loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark is not None else name
+        problem = error.problem or error.context or "?"
+        if problem.startswith("but ") and error.context:
+            problem = f"{error.context}, {problem}"
+        cure = next((cure for pattern, cure in _CURES if re.search(pattern, problem)), "")
+        reading.add(f"this is not valid YAML: {problem}", where, cure, breaks=True)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reading.add(f"this is not valid YAML: {str(error).splitlines()[0]}", name, "", breaks=True)
+    return reading
+
+
+def _refused(what: str, where: str | None, cure: str) -> Reading:
+    return Reading(mistakes=[ConfigError(what, source=where, code=Code.yaml, hint=cure or None)], broken=True)
+
+
+def _line(before: str) -> int:
+    return before.count("\n") + 1
+
+
+def _too_deep(text: str) -> int:
+    """The line where a text nests so deep that the parser in C could overflow its stack; else 0."""
+    depth = 0
+    for number, line in enumerate(text.split("\n"), start=1):
+        start = re.match(r"(?: |- |\? )*", line)
+        for letter in re.findall(r"[\[\]{}]", line):
+            depth = depth + 1 if letter in "[{" else max(0, depth - 1)
+            if depth > 2 * DEEPEST:
+                return number
+        if start is not None and start.end() > _INDENT and line.strip():
+            return number
+    return 0
+
+
+def _header(reading: Reading, name: str) -> None:
+    """The `# @package` above everything else; elsewhere it would be a comment without effect."""
+    above = True
+    for number, line in enumerate(reading.text.split("\n"), start=1):
+        found = _HEADER.fullmatch(line)
+        if found is None:
+            above = above and not line.strip()
+            continue
+        word, value = found.group(1), found.group(2).strip()
+        if nearest(word.rstrip(":"), ["package"]) is None:
+            above = False
+        elif not above:
+            cure = "Make it the first line of the file."
+            reading.add("'# @package' counts only at the top of a file", f"{name}:{number}", cure)
+        elif reading.package is not None:
+            reading.add("the file says '# @package' twice", f"{name}:{number}", "Remove one of them.", breaks=True)
+        elif word != "package" or not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", value) or _is_odd_package(value):
+            cure = "Write '# @package _global_' and nothing else on this line."
+            if re.search(r"_(group|name)_", value):
+                cure = "Remove the line; an experiment says '# @package _global_' instead."
+            reading.add(f"'{line.strip()}' does not say a package", f"{name}:{number}", cure, breaks=True)
+        else:
+            reading.package = value
+
+
+def _is_odd_package(value: str) -> bool:
+    """Whether a package looks like one of Hydra's words, and is none."""
+    first, *rest = value.split(".")
+    return any(re.fullmatch(r"_\w+_", word) for word in ([first, *rest] if first != "_global_" else rest))
+
+
+@cache
+def _loaders() -> tuple[type[Any], type[Any]]:
+    """OmegaConf's own loader, and one in C that resolves plain values as it does (the first again if there is none)."""
+    careful = get_yaml_loader()
+    if not yaml.__with_libyaml__:
+        return careful, careful
+    quick = type("QuickLoader", (yaml.CSafeLoader,), {"yaml_implicit_resolvers": careful.yaml_implicit_resolvers})
+    return careful, quick
+
+
+def _compose(text: str) -> tuple[yaml.Node | None, Any]:
+    """The document, and the loader to construct it: the loader in C is faster, OmegaConf's own reports mistakes.
+
+    The one in C also accepts tabs that OmegaConf's refuses.
+    """
+    careful, quick = _loaders()
+    loader = (careful if "\t" in text else quick)(text)
+    try:
+        return loader.get_single_node(), loader
+    except yaml.YAMLError:
+        if isinstance(loader, careful):
+            raise
+        loader = careful(text)
+        return loader.get_single_node(), loader
+
+
+LARGEST_COUNT = 100_000
+"""Values in one file, aliases counted as often as they stand: few lines of aliases make billions."""
+DEEPEST = 40
+PYTHONS_NULL = "None"
+_LONGEST = 400
+_TAG = "tag:yaml.org,2002:"
+_TAGS = {_TAG + kind for kind in ("map", "seq", "str", "int", "float", "bool", "null", "merge")}
+_SEXAGESIMAL = re.compile(r"[-+]?([\d_]+(?::[0-5]?\d)+)(?:\.[\d_]*)?")
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
+_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+class Trap(NamedTuple):
+    """A mistake in a line. One that `breaks` leaves no values that could be used."""
+
+    what: str
+    line: int
+    cure: str = ""
+    breaks: bool = False
+
+
+def find_traps(document: yaml.MappingNode, *, written: bool = False) -> list[Trap]:
+    """The traps in a file. `written`: by a program, which quotes nothing that looks like a number by mistake."""
+    walk = _Walk(written)
+    walk.mapping(document, (), 0)
+    return walk.found
+
+
+def why_no_interpolation(text: str) -> str | None:
+    """Why a text with `${` in it cannot be resolved whatever else there is, or None."""
+    if "${" not in text:
+        return None
+    try:
+        OmegaConf.create({"value": text})
+    except OmegaConfBaseException as error:
+        return str(error.msg or error).splitlines()[0]
+    except RecursionError:
+        return "nested too deep"
+    return None
+
+
+def looks_like_number(text: str) -> float | None:
+    """The number that a text looks like, or None."""
+    plain = text
+    if re.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
+        plain = text.replace(",", "")
+    elif re.fullmatch(r"[-+]?0,\d+", text):
+        plain = text.replace(",", ".")
+    try:
+        return int(plain, 0) if re.match(r"[-+]?0[xob]", plain, re.IGNORECASE) else float(plain)
+    except ValueError:
+        return None
+
+
+class _Walk:
+    """One walk over the nodes of a file."""
+
+    def __init__(self, written: bool) -> None:
+        self.found: list[Trap] = []
+        self._written = written
+        self._counts: dict[int, int] = {}
+        self._above: set[int] = set()
+
+    def mapping(self, node: yaml.MappingNode, path: tuple[str, ...], depth: int) -> int:
+        """Scan keys and values; the count of values in it."""
+        seen: dict[tuple[str, str], int] = {}
+        count = 0
+        for key, value in node.value:
+            count += self._any(value, (*path, self._key(key, path, seen)), depth + 1)
+        return count
+
+    def _key(self, key: yaml.Node, path: tuple[str, ...], seen: dict[tuple[str, str], int]) -> str:
+        if not isinstance(key, yaml.ScalarNode):
+            self._refuse(key, path, "a key must be a single text", "", breaks=True)
+            return "?"
+        if key.tag == _TAG + "merge":
+            return "<<"
+        text, line = str(key.value), key.start_mark.line + 1
+        if (key.tag, text) in seen:
+            first = seen[key.tag, text]
+            self._refuse(key, (*path, text), f"the key stands twice, first in line {first}", "Remove one of them.")
+        seen.setdefault((key.tag, text), line)
+        octal = key.tag == _TAG + "int" and (_SEXAGESIMAL.fullmatch(text) or _OCTAL.fullmatch(text)) is not None
+        if octal or key.tag not in (_TAG + "str", _TAG + "int"):
+            read = _shown(key)
+            self._refuse(key, path, f"the key {text or 'of nothing'} is read by YAML as {read}",
+                         f"Put it in quotes: '{text}'.", breaks=True)  # fmt: skip
+        return text
+
+    def _any(self, node: yaml.Node, path: tuple[str, ...], depth: int) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            self._scalar(node, path)
+            return 1
+        if id(node) in self._above:
+            self._refuse(node, path, "an anchor's value contains itself", "", breaks=True)
+            return 1
+        if depth > DEEPEST:
+            self._refuse(node, path, f"nested more than {DEEPEST} deep", "", breaks=True)
+            return 1
+        if id(node) not in self._counts:
+            self._above.add(id(node))
+            if node.tag not in _TAGS:
+                self._tag(node, path)
+            if isinstance(node, yaml.MappingNode):
+                count = self.mapping(node, path, depth)
+            else:
+                items = enumerate(node.value)
+                count = sum(self._any(item, (*path, str(index)), depth + 1) for index, item in items)
+            self._above.discard(id(node))
+            self._counts[id(node)] = count + 1
+            if count >= LARGEST_COUNT and not any(trap.breaks for trap in self.found):
+                what = f"this stands for more than {LARGEST_COUNT:,} values"
+                self._refuse(node, path, what, "Do aliases multiply?", breaks=True)
+        return self._counts[id(node)]
+
+    def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> None:
+        text = str(node.value)
+        if node.tag not in _TAGS or node.tag == _TAG + "merge":
+            self._tag(node, path)
+        elif node.style in ("'", '"', "|", ">"):
+            self._interpolation(node, path, text)
+        elif node.tag == _TAG + "str":
+            self._interpolation(node, path, text)
+            number = None if self._written else looks_like_number(text)
+            if number is not None:
+                self._refuse(node, path, f"{text} is read by YAML as a text, not as a number", _instead(text, number))
+            elif text == PYTHONS_NULL and not self._written:
+                # A defaults list would look for an option of that name.
+                self._refuse(node, path, f"{text} is read by YAML as a text, not as null",
+                             f"Write null, or '{text}' in quotes.", breaks=path[0] == "defaults")  # fmt: skip
+        elif node.tag == _TAG + "bool":
+            if plain := _WORDS.get(text.lower()):
+                cure = f"Write {plain}, or '{text}' in quotes."
+                self._refuse(node, path, f"{text} is read by YAML as {plain}", cure)
+        elif len(text) > _LONGEST:
+            self._refuse(node, path, f"a number of {len(text)} characters is too long", "", breaks=True)
+        elif found := _SEXAGESIMAL.fullmatch(text):
+            what = f"{text} is read by YAML as {_shown(node)}"
+            self._refuse(node, path, what, f"Write {_clock(found.group(1))}, or put it in quotes.")
+        elif node.tag == _TAG + "int" and _OCTAL.fullmatch(text):
+            plain = text.replace("_", "").lstrip("+-").lstrip("0") or "0"
+            cure = f"Write {plain}, or '{text}' in quotes."
+            self._refuse(node, path, f"{text} is read by YAML as {_shown(node)} (octal)", cure)
+
+    def _interpolation(self, node: yaml.Node, path: tuple[str, ...], text: str) -> None:
+        if (why := why_no_interpolation(text)) is not None:
+            self._refuse(node, path, f"{text!r} is no interpolation: {why}", "Write ${key}.", breaks=True)
+
+    def _tag(self, node: yaml.Node, path: tuple[str, ...]) -> None:
+        if node.tag in (_TAG + "value", _TAG + "merge"):
+            self._refuse(node, path, f"{node.value} alone means something else in YAML", f"Write '{node.value}'.",
+                         breaks=True)  # fmt: skip
+        else:
+            tag = node.tag.replace(_TAG, "!!")
+            cure = "Remove it; a text that begins with ! needs quotes."
+            self._refuse(node, path, f"the tag {tag} is not known in a config", cure, breaks=True)
+
+    def _refuse(self, node: yaml.Node, path: tuple[str, ...], what: str, cure: str, *, breaks: bool = False) -> None:
+        key = f"{'.'.join(path)}: " if path else ""
+        self.found.append(Trap(key + what, node.start_mark.line + 1, cure, breaks))
+
+
+def _shown(node: yaml.ScalarNode) -> str:
+    """What YAML reads a plain value as, in words."""
+    loader = yaml.SafeLoader("")
+    try:
+        value = loader.construct_object(node)
+    finally:
+        loader.dispose()
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    return f"the number {value}"
+
+
+def instead_of(text: str, number: float) -> str:
+    """A number as it should be written."""
+    if not math.isfinite(number):
+        return "a finite number"
+    return str(int(number) if number == int(number) and not re.search(r"[.eE]", text) else number)
+
+
+def _instead(text: str, number: float) -> str:
+    if not math.isfinite(number):
+        return f"A number must be finite; if a text is meant, write '{text}' in quotes."
+    return f"Write {instead_of(text, number)}, or '{text}' in quotes."
+
+
+def _clock(text: str) -> str:
+    """The durations that sexagesimal digits look like."""
+    parts = [str(int(part)) for part in text.replace("_", "").split(":")]
+    if len(parts) == 3:
+        return "{}h{}m{}s".format(*parts)
+    return "{0}h{1}m or {0}m{1}s".format(*parts) if len(parts) == 2 else "a duration such as 1h30m"

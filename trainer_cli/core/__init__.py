@@ -1,0 +1,1 @@
+"""What is decided without torch, clock, disk, other processes or chance."""

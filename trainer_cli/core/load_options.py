@@ -1,0 +1,222 @@
+"""What to load from a checkpoint that is not this run's own, and under which names.
+
+What was loaded of a model, what was not, and what can be done about it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainer_cli.core.patterns import did_you_mean, matches, why_no_pattern
+from trainer_cli.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+ALL = "all"
+STATES: Mapping[str, tuple[str, ...]] = {
+    "model": ("model",),
+    "optimizer": ("optimizer", "optimizers", "scaler", "step"),
+    "schedulers": ("schedulers",),
+    "progress": ("progress", "loop", "data"),
+    "callbacks": ("callbacks",),
+    "rng": ("rng",),
+}
+"""What can be chosen of a training's state -> the top-level keys of a checkpoint that hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Which states of a checkpoint to load, and how its names become those of the model.
+
+    The names of parameters in the optimizer's state follow the same rules as those of the model.
+    """
+
+    states: Sequence[str] = (ALL,)
+    """`all`, or any of `STATES`. Without `progress` a training starts at step 0."""
+    strict: bool = True
+    """Refuse parameters that only the model or only the checkpoint has."""
+    ignore_keys: Sequence[str] = ()
+    """Globs of parameter names, as the model has them, or `re:` and a regular expression: left as they are."""
+    key_mapping: Mapping[str, str] = field(default_factory=dict)
+    """Glob of names in the checkpoint -> name in the model; each `*` of the name stands for what that `*` matched."""
+    average: bool = True
+    """Of `states` [model]: load the average of EMA or SWA if evaluations of the checkpoint saw it, not the trained
+    weights."""
+    allow_pickle: bool = False
+    """Read files of other programs that can run any code when they are loaded."""
+
+    def __post_init__(self) -> None:
+        check_states("load.states", self.states)
+        check_mapping("load.key_mapping", self.key_mapping)
+        for pattern in self.ignore_keys:
+            if (fault := why_no_pattern(pattern)) is not None:
+                raise ConfigError(f"load.ignore_keys: {fault}", location="load.ignore_keys")
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is loaded."""
+        return ALL in self.states
+
+    @property
+    def weights_alone(self) -> bool:
+        """Whether nothing but the model is loaded."""
+        return list(self.states) == ["model"]
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the training continues at the checkpoint's step."""
+        return self.whole or "progress" in self.states
+
+    def takes(self, state: str) -> bool:
+        """Whether one of `STATES` is loaded."""
+        return self.whole or state in self.states
+
+    def keys(self) -> list[str] | None:
+        """The top-level keys of a checkpoint to read; None: all."""
+        if self.whole:
+            return None
+        return list(dict.fromkeys(["progress", *(key for state in self.states for key in STATES[state])]))
+
+    def renamed(self, names: Iterable[str]) -> dict[str, str]:
+        """Each name of a checkpoint -> its name in the model. The first glob that matches decides."""
+        rules = [(_pattern(glob), target) for glob, target in self.key_mapping.items()]
+
+        def new_name(name: str) -> str:
+            matches = ((pattern.fullmatch(name), target) for pattern, target in rules)
+            return next((_filled(target, match.groups()) for match, target in matches if match is not None), name)
+
+        return {name: new_name(name) for name in names}
+
+    def ignored(self, names: Iterable[str]) -> set[str]:
+        """Which of these names to leave as they are."""
+        return {name for name in names if any(matches(name, pattern) for pattern in self.ignore_keys)}
+
+    def warn_unmatched(self, saved: Iterable[str], names: Iterable[str]) -> None:
+        """Warn of each glob of `key_mapping` that matches no name of the checkpoint, and of `ignore_keys` that matches
+        none of `names`."""
+        saved, names = list(saved), list(names)
+        unmatched = [
+            ("key_mapping", glob)
+            for glob in self.key_mapping
+            if not any(_pattern(glob).fullmatch(name) for name in saved)
+        ]
+        unmatched += [
+            ("ignore_keys", pattern)
+            for pattern in self.ignore_keys
+            if not any(matches(name, pattern) for name in names)
+        ]
+        for key, pattern in unmatched:
+            logger.warning("load.%s: %r matches nothing", key, pattern)
+
+
+def check_states(key: str, states: Sequence[str]) -> None:
+    """Refuse what is no list of states, by a ConfigError."""
+    known = (ALL, *STATES)
+    if isinstance(states, str) or not states:
+        example = f"{key}=[{states or 'model'}]"
+        raise ConfigError(f"{key} is {states!r}, but it is a list of states", location=key, hint=f"Write {example}.")
+    for state in states:
+        if state not in known:
+            hint = did_you_mean(state, known).strip() or None
+            raise ConfigError(f"{key}: there is no state {state!r}, only {', '.join(known)}", location=key, hint=hint)
+    if ALL in states and len(states) > 1:
+        raise ConfigError(f"{key} is {list(states)}, but all has the others in it", location=key)
+
+
+def check_mapping(key: str, mapping: Mapping[str, str]) -> None:
+    """Refuse a new name that has more `*` than its glob."""
+    for glob, target in mapping.items():
+        if isinstance(target, str) and target.count("*") > str(glob).count("*"):
+            what = f"{key}: {target!r} has more * than {glob!r}, so there is nothing to put there"
+            raise ConfigError(what, location=key, hint=f"For example '{key}={{model.*: *}}'.")
+
+
+def _pattern(glob: str) -> re.Pattern[str]:
+    parts = ("(.*)" if part == "*" else re.escape(part) for part in re.split(r"(\*)", glob))
+    return re.compile("".join(parts), re.DOTALL)
+
+
+def _filled(target: str, matched: Sequence[str | None]) -> str:
+    parts = target.split("*")
+    return "".join(part + (matched[index] or "" if index < len(parts) - 1 else "") for index, part in enumerate(parts))
+
+
+WHOLE = LoadOptions()
+WEIGHTS = LoadOptions(states=("model",))
+
+
+OTHER_MODEL = "The model must have the layers and shapes that the checkpoint was saved with."
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What was loaded from a checkpoint, and what was not: names as the model has them."""
+
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    """In the model, but not in the checkpoint."""
+    unexpected: list[str] = field(default_factory=list)
+    """In the checkpoint, but not in the model."""
+    ignored: list[str] = field(default_factory=list)
+    reshaped: list[str] = field(default_factory=list)
+    """Of another shape in the checkpoint; refused, strict or not."""
+    cast: dict[str, str] = field(default_factory=dict)
+    """Name -> the element types in the checkpoint and in the model, where these differ."""
+
+    @property
+    def one_sided(self) -> list[str]:
+        """A line for each tensor that only the model or only the checkpoint has."""
+        rows = [f"{name}: missing in the checkpoint" for name in self.missing]
+        return rows + [f"{name}: not in this model" for name in self.unexpected]
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each tensor that was not loaded, or not as it was saved."""
+        rows = [*self.one_sided, *(f"{name}: ignored" for name in self.ignored)]
+        count = Counter(self.cast.values())
+        return rows + [f"{number} tensor{'s'[: number != 1]}: cast from {how}" for how, number in count.items()]
+
+    @property
+    def globs_of_reshaped(self) -> list[str]:
+        """The `ignore_keys` for the layers of the tensors of another shape: those tensors, and what else is directly in
+        their layers. A tensor beside whole layers is named alone, or a glob would ignore these too."""
+        names = [*self.loaded, *self.missing, *self.unexpected]
+        globs = set()
+        for name in self.reshaped:
+            layer = name.rpartition(".")[0]
+            inside = [other.removeprefix(f"{layer}.") for other in names if other.startswith(f"{layer}.")]
+            globs.add(f"{layer}.*" if layer and not any("." in other for other in inside) else name)
+        return sorted(globs)
+
+    def __str__(self) -> str:
+        """How many tensors were loaded, and what happened to the others."""
+        total = len(self.loaded) + len(self.missing) + len(self.ignored)
+        return f"{len(self.loaded)} of {total} tensors" if self.missing or self.ignored else f"{total} tensors"
+
+
+def advice(report: LoadReport) -> str:
+    """What to do about weights that do not fit."""
+    if report.reshaped:
+        globs = ",".join(report.globs_of_reshaped)
+        return f"To keep the model's own values of these layers, add 'load.ignore_keys=[{globs}]'."
+    if (mapping := prefix_mapping(report.missing, report.unexpected)) is not None:
+        ((old, new),) = mapping.items()
+        return f"The names differ by a prefix: add 'load.key_mapping={{{old}: {new}}}'."
+    if report.one_sided:
+        return f"{OTHER_MODEL} load.strict=false loads what both have; load.key_mapping={{OLD.*: NEW.*}} renames."
+    return OTHER_MODEL
+
+
+def prefix_mapping(missing: list[str], extra: list[str]) -> dict[str, str] | None:
+    """The `key_mapping` that gives the model most of what it misses, if one prefix is what differs."""
+    for longer, shorter in ((extra, missing), (missing, extra)):
+        prefixes = {name[: at + 1]: None for name in longer for at, char in enumerate(name) if char == "."}
+        for prefix in prefixes:
+            stripped = {name.removeprefix(prefix) for name in longer if name.startswith(prefix)}
+            if 2 * len(stripped.intersection(shorter)) > len(shorter):
+                return {f"{prefix}*": "*"} if longer is extra else {"*": f"{prefix}*"}
+    return None

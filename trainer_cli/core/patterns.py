@@ -1,0 +1,106 @@
+"""The nearest valid name to a misspelt one.
+
+Globs with alternatives, and regular expressions: `a{b,c}d` matches `abd` and `acd`, as `re:a(b|c)d` does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+_ELSEWHERE = {
+    "max_duration": "max_steps max_step max_epochs num_epochs epochs num_train_epochs total_steps max_iters",
+    "grad_accum_steps": "accumulate_grad_batches gradient_accumulation_steps grad_accum accumulation_steps",
+    "eval_interval": "val_check_interval check_val_every_n_epoch eval_every val_interval",
+    "eval_steps": "limit_val_batches eval_iters",
+    "log_interval": "log_every_n_steps logging_steps log_every",
+    "save_interval": "save_steps save_every every_n_train_steps every_n_epochs checkpoint_interval",
+    "max_checkpoints": "save_total_limit save_top_k keep_last max_to_keep",
+    "clip_norm": "gradient_clip_val max_grad_norm grad_clip",
+    "num_workers": "dataloader_num_workers workers",
+    "batch_size": "per_device_train_batch_size micro_batch_size train_batch_size",
+    "lr": "learning_rate",
+    "fp16": "float16 half 16_mixed 16_true",
+    "bf16": "bfloat16 bf16_mixed bf16_true",
+    "fp32": "float32 32_true",
+    "cuda": "gpu",
+    "loop": "trainer training",
+    "data": "dataset datasets datamodule dataloader",
+    "scheduler": "lr_scheduler lr_schedule",
+    "loggers": "logger",
+    "device": "accelerator",
+}
+"""What other trainers call it, as `_plain` writes it."""
+_OURS = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.split()}
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice most like `word`, or what other trainers call by this word; None if there is neither.
+
+    Case and `-` for `_` do not count.
+    """
+    plain: dict[str, str] = {}
+    for choice in choices:
+        plain.setdefault(_plain(choice), choice)
+    section, dot, name = _plain(word).rpartition(".")
+    if (ours := f"{section}{dot}{_OURS.get(name, '')}") in plain and name in _OURS:
+        return plain[ours]
+    matches = get_close_matches(_plain(word), plain, n=1, cutoff=0.6)
+    return plain[matches[0]] if matches else None
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"`, or nothing."""
+    return _question(word, nearest(word, choices))
+
+
+def of_a_section(word: str, keys: Iterable[str]) -> str:
+    """The same, of the key whose last part is the word, or what other trainers call by it: `lr` is `optimizer.lr`."""
+    keys = list(keys)
+    names = {key.rpartition(".")[2]: key for key in keys} | {key.replace(".", "_"): key for key in keys}
+    return _question(word, names.get(_plain(word)) or names.get(_OURS.get(_plain(word), "")))
+
+
+def _question(word: str, match: str | None) -> str:
+    if match is None:
+        return ""
+    epochs = " Epochs are written as 5ep." if "epoch" in word and match.endswith("max_duration") else ""
+    return f" Did you mean '{match}'?{epochs}"
+
+
+def _plain(word: str) -> str:
+    return word.lower().replace("-", "_")
+
+
+def alternatives(pattern: str) -> Iterator[str]:
+    """The patterns without braces that a pattern means, in the order written."""
+    match = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
+    if match is None:
+        yield pattern
+        return
+    for part in match[1].split(","):
+        yield from alternatives(pattern[: match.start()] + part + pattern[match.end() :])
+
+
+REGEX = "re:"
+"""What a regular expression begins with, where a glob could stand."""
+
+
+def why_no_pattern(pattern: str) -> str | None:
+    """What is wrong with a regular expression; None for one that compiles, and for a glob."""
+    if not pattern.startswith(REGEX):
+        return None
+    try:
+        re.compile(pattern.removeprefix(REGEX))
+    except re.error as error:
+        return f"{pattern!r} is no regular expression: {error}"
+    return None
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Whether a whole name matches a glob, or a regular expression after `re:`; case counts."""
+    if pattern.startswith(REGEX):
+        return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
+    return any(fnmatchcase(name, alternative) for alternative in alternatives(pattern))

@@ -1,0 +1,304 @@
+"""When to save and what to remove: pure functions that return reasons.
+
+The `checkpoint` section of a config as the rules of the policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.schema import CheckpointConfig, Mode, Removal, ephemeral_too_rare
+
+ToInterval = Callable[[str, Any], Interval | None]
+"""The interval of a setting, by its key and value; None for null. Raises where it needs an unknown epoch length."""
+
+
+def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) -> CheckpointConfig:
+    """The `checkpoint` section, overridden by the config node of a subclass of CheckpointerCallback."""
+    known = {field.name for field in fields(CheckpointConfig)}
+    return replace(checkpoint, **{key: value for key, value in (node or {}).items() if key in known})
+
+
+def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
+    """The rules of saving.
+
+    Raises:
+        ConfigError: ephemeral saves are not more frequent than permanent ones. Where the units differ, this is known
+            only with the length of an epoch.
+    """
+    cooldown = settings.ephemeral_cooldown
+    permanent = interval("save_interval", settings.save_interval)
+    ephemeral = interval("ephemeral_save_interval", settings.ephemeral_save_interval)
+    if permanent is not None and ephemeral is not None:
+        seldom, often = permanent.steps, ephemeral.steps
+        if seldom is not None and often is not None and often >= seldom:
+            raise ephemeral_too_rare(ephemeral.duration, permanent.duration)
+    return SaveRules(
+        save_interval=permanent,
+        ephemeral_save_interval=ephemeral,
+        ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
+        fixed_steps=frozenset(settings.fixed_steps),
+        pre_train=settings.pre_train_checkpoint,
+        save_final=settings.save_final,
+        save_on_stop=settings.save_on_stop,
+        keep_best=_best(settings),
+    )
+
+
+def retention_rules(settings: CheckpointConfig, interval: ToInterval) -> RetentionRules:
+    """The rules of removal."""
+    return RetentionRules(
+        remove=settings.remove,
+        max_checkpoints=settings.max_checkpoints,
+        keep_every=interval("keep_every", settings.keep_every),
+        keep_best=_best(settings),
+        fixed_steps=frozenset(settings.fixed_steps),
+        save_interval=interval("save_interval", settings.save_interval),
+    )
+
+
+def _best(settings: CheckpointConfig) -> BestRule | None:
+    best = settings.keep_best
+    return None if best.metric is None else BestRule(best.metric, best.mode, best.count)
+
+
+class Kind(StrEnum):
+    """Permanent, or ephemeral: only until the next save."""
+
+    permanent = "permanent"
+    ephemeral = "ephemeral"
+
+
+class Occasion(StrEnum):
+    """What happens when the policy is applied. It is applied once a step, with the strongest occasion that fits."""
+
+    pre_train = "pre_train"
+    step = "step"
+    final = "final"
+    stop = "stop"
+    last_stop = "last_stop"
+    """A stop when all steps are made and only the last evaluation is pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The facts about one valid checkpoint on disk."""
+
+    name: str
+    step: int
+    kind: Kind
+    finished: bool = False
+    pinned: bool = False
+    finite: bool = True
+    """False: a resume would not choose it, so it replaces no other."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Measured at exactly this step."""
+    progress: Progress | None = None
+    """All that was counted at this step; None if it did not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestRule:
+    """The `count` best by a metric that an evaluation measured at that very step."""
+
+    metric: str
+    mode: Mode = Mode.min
+    count: int = 1
+
+    def ranked(self, saved: Sequence[Saved]) -> list[Saved]:
+        """Those that have the metric, the best first; NaN and infinity are never among them, ties go to the newer."""
+        measured = [one for one in saved if one.finite and self.value(one.metrics) is not None]
+        return sorted(measured, key=lambda one: (self.loss(one.metrics), -one.step))[: self.count]
+
+    def why_enter(self, metrics: Mapping[str, float], saved: Sequence[Saved]) -> str | None:
+        """The reason why a new measurement is among the best, or None."""
+        value = self.value(metrics)
+        if value is None:
+            return None
+        best = self.ranked(saved)
+        if len(best) == self.count and self.loss(metrics) > self.loss(best[-1].metrics):
+            return None
+        return f"{self.metric} {value:g} is {self.among}"
+
+    @property
+    def among(self) -> str:
+        """The reason of a member of the best."""
+        return "the best" if self.count == 1 else f"among the {self.count} best"
+
+    def value(self, metrics: Mapping[str, float]) -> float | None:
+        """The metric's value; None if there is none that is finite."""
+        value = metrics.get(self.metric)
+        return value if value is not None and math.isfinite(value) else None
+
+    def loss(self, metrics: Mapping[str, float]) -> float:
+        """What the best has the least of."""
+        return metrics[self.metric] if self.mode is Mode.min else -metrics[self.metric]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRules:
+    """The config's rules of saving, with intervals that know the length of an epoch."""
+
+    save_interval: Interval | None = None
+    ephemeral_save_interval: Interval | None = None
+    ephemeral_cooldown: Duration | None = None
+    fixed_steps: frozenset[int] = frozenset()
+    pre_train: bool | None = None
+    save_final: bool = True
+    save_on_stop: bool = True
+    keep_best: BestRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The facts that a decision to save depends on."""
+
+    now: Progress
+    occasion: Occasion = Occasion.step
+    last_saved_step: int | None = None
+    loaded: bool = False
+    """This run began from a checkpoint, weights alone included."""
+    save_requested: bool = False
+    """A save was requested for this step."""
+    held: bool = False
+    """A callback holds ephemeral saves."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Measured at exactly this step."""
+    saved: Sequence[Saved] = ()
+    """The checkpoints on disk; needed if a metric decides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Save with this kind, for this reason."""
+
+    kind: Kind
+    reason: str
+
+
+def why_save(rules: SaveRules, at: Moment) -> Decision | None:
+    """The first rule's decision, or None. A step already saved is never saved twice."""
+    now, occasion = at.now, at.occasion
+    if at.last_saved_step == now.step:
+        return None
+    if now.step in rules.fixed_steps:
+        return Decision(Kind.permanent, f"fixed step {now.step}")
+    if occasion is Occasion.pre_train:
+        wanted = not at.loaded if rules.pre_train is None else rules.pre_train
+        return Decision(Kind.permanent, "before the first step") if wanted else None
+    if rules.save_interval is not None and rules.save_interval.due(now):
+        return Decision(Kind.permanent, str(rules.save_interval))
+    if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:
+        return Decision(Kind.permanent, "end of training")
+    if at.save_requested:
+        return Decision(Kind.permanent, "requested")
+    if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):
+        return Decision(Kind.ephemeral, merit)
+    if occasion in (Occasion.stop, Occasion.last_stop) and rules.save_on_stop:
+        return Decision(Kind.ephemeral, "training was stopped")
+    often = rules.ephemeral_save_interval
+    if often is not None and often.due(now) and not at.held and not _cooling_down(rules, at):
+        return Decision(Kind.ephemeral, f"{often}, ephemeral")
+    return None
+
+
+def next_save_step(rules: SaveRules, now: Progress) -> int | None:
+    """The earliest step after `now` at which a rule may ask for a save; None if none ever will."""
+    steps = [step for step in rules.fixed_steps if step > now.step]
+    intervals = (rules.save_interval, rules.ephemeral_save_interval)
+    steps += [interval.next_step(now) for interval in intervals if interval is not None]
+    return min(steps, default=None)
+
+
+def _cooling_down(rules: SaveRules, at: Moment) -> bool:
+    cooldown = rules.ephemeral_cooldown.steps(None) if rules.ephemeral_cooldown is not None else None
+    return cooldown is not None and at.last_saved_step is not None and at.now.step - at.last_saved_step < cooldown
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRules:
+    """The config's rules of removal."""
+
+    remove: Removal = Removal.ephemeral_only
+    max_checkpoints: int | None = None
+    keep_every: Interval | None = None
+    keep_best: BestRule | None = None
+    fixed_steps: frozenset[int] = frozenset()
+    save_interval: Interval | None = None
+
+
+def why_keep(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
+    """The reason why each checkpoint stays; those not named may go. Newest first."""
+    return {one.name: reason for one, reason in _reasons(saved, rules) if reason is not None}
+
+
+def why_remove(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
+    """The reason why each checkpoint goes, oldest first: all that `why_keep` does not name."""
+    reasons = list(_reasons(saved, rules))
+    return {one.name: _why_goes(one, rules, reasons[0][0]) for one, reason in reversed(reasons) if reason is None}
+
+
+def _reasons(saved: Sequence[Saved], rules: RetentionRules) -> Iterator[tuple[Saved, str | None]]:
+    ordered = sorted(saved, key=lambda one: (one.step, one.name), reverse=True)
+    good = [one for one in ordered if one.finite]
+    permanents = [one.name for one in good if one.kind is Kind.permanent]
+    counted = frozenset(permanents[: rules.max_checkpoints])
+    best = [] if rules.keep_best is None else [one.name for one in rules.keep_best.ranked(ordered)]
+    for one in ordered:
+        # The newest, and where that is not finite, the one that a resume would choose.
+        newest = one in (*ordered[:1], *good[:1])
+        yield one, _why_stays(one, rules, newest=newest, counted=one.name in counted, best=one.name in best)
+
+
+def _why_stays(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool, best: bool) -> str | None:
+    """Why this one stays, or None. `counted`: it is among the `max_checkpoints` newest permanents."""
+    if rules.remove is Removal.never:
+        return "nothing is removed"
+    if one.pinned:
+        return "pinned"
+    if one.step in rules.fixed_steps:
+        return "fixed step"
+    if newest:
+        return "final" if one.finished else "newest"
+    if best and rules.keep_best is not None:
+        return f"{rules.keep_best.metric} {one.metrics[rules.keep_best.metric]:g} is {rules.keep_best.among}"
+    if one.kind is Kind.ephemeral or not one.finite:
+        return None
+    if rules.keep_every is not None and (named := _names(rules.keep_every, one)):
+        return f"kept {named}"
+    if rules.remove is Removal.ephemeral_only:
+        if rules.max_checkpoints is None:
+            return "permanent"
+        return _among(rules.max_checkpoints) if counted else None
+    if one.step == 0:
+        return "step 0"
+    if rules.save_interval is not None and (named := _names(rules.save_interval, one)):
+        return named
+    return _among(rules.max_checkpoints) if rules.max_checkpoints is not None and counted else None
+
+
+def _names(interval: Interval, one: Saved) -> str | None:
+    """Whether an interval is due at the step of a checkpoint. Where that is unknown, it is kept."""
+    if one.progress is None and interval.steps is None:
+        return f"perhaps {interval}"
+    return str(interval) if interval.due(one.progress or Progress(step=one.step)) else None
+
+
+def _among(count: int) -> str:
+    return "newest permanent" if count == 1 else f"among the {count} newest permanent"
+
+
+def _why_goes(one: Saved, rules: RetentionRules, newest: Saved) -> str:
+    if not one.finite:
+        return f"its weights are not finite, and {newest.name} is newer"
+    if one.kind is Kind.ephemeral:
+        return f"ephemeral, and {newest.name} is newer"
+    if rules.remove is Removal.all_non_permanent:
+        return "no permanent rule names it"
+    return f"beyond the {rules.max_checkpoints} newest permanent"

@@ -1,0 +1,318 @@
+"""Simulate a training before it begins: apply the policy at every step that can matter.
+
+Nothing here trains or reads: counts are arithmetic over `StepCounts`, and between two events no time is spent. A metric
+is not known beforehand, so an evaluation that may save for one is only noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from trainer_cli.core.intervals import Interval, StepCounts, first_step
+from trainer_cli.core.policy import (
+    Decision,
+    Kind,
+    Moment,
+    Occasion,
+    RetentionRules,
+    Saved,
+    SaveRules,
+    why_keep,
+    why_remove,
+    why_save,
+)
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.schema import Removal
+from trainer_cli.core.stopping import Limits, Stop, why_stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """The settings of a simulation, besides the step counts."""
+
+    limits: Limits
+    save: SaveRules = field(default_factory=SaveRules)
+    retention: RetentionRules = field(default_factory=RetentionRules)
+    eval_intervals: Sequence[Interval] = ()
+    log_interval: Interval | None = None
+    """At which a training metric that `keep_best` names is measured; None: evaluations measure it."""
+    eval_at_start: bool = False
+    evaluates: bool = True
+    """Whether there is something to evaluate."""
+    pending_evaluation: bool = False
+    """Whether the last attempt stopped before an evaluation that was due."""
+    enabled: bool = True
+    """Whether checkpoints are saved."""
+    loaded: bool = False
+    saved: Sequence[Saved] = ()
+    """Valid checkpoints on the disk at the start."""
+    last_saved_step: int | None = None
+    stop_request: Stop | None = None
+    """An end that was requested before the first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One checkpoint that will be saved."""
+
+    name: str
+    step: int
+    kind: Kind
+    reason: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedCheckpoint:
+    """One checkpoint that will be removed, and at which step."""
+
+    name: str
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most that is on the disk at a time: while a checkpoint is saved, and what it replaces is still there."""
+
+    step: int
+    count: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """The simulated events up to the end; `end` is None if that is unknown."""
+
+    end: Progress | None = None
+    stop: Stop | None = None
+    evaluations: list[int] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    removals: list[RemovedCheckpoint] = field(default_factory=list)
+    may_save: list[int] = field(default_factory=list)
+    """Evaluations, or logs of a training metric, that save only if they are among the best."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """The checkpoints on the disk at the end, and why. Newest first."""
+    completed: dict[str, Save] = field(default_factory=dict)
+    """Earlier checkpoints whose manifest is completed, by name, as they are then."""
+    peak: Peak | None = None
+    cut: bool = False
+    """Whether there are more saves than `most_saves`: nothing is computed after them."""
+
+
+def known(setting: Simulation, step_counts: StepCounts) -> Simulation:
+    """The setting without rules whose steps are unknown beforehand. An end that is unknown stays."""
+
+    def if_known(interval: Interval | None) -> Interval | None:
+        return interval if interval is not None and step_counts.knows(interval) else None
+
+    return replace(
+        setting,
+        limits=replace(
+            setting.limits,
+            hard_stop=if_known(setting.limits.hard_stop),
+            max_time_s=setting.limits.max_time_s if step_counts.step_time_s is not None else None,
+        ),
+        eval_intervals=[one for one in setting.eval_intervals if step_counts.knows(one)],
+        log_interval=if_known(setting.log_interval),
+        save=replace(
+            setting.save,
+            save_interval=if_known(setting.save.save_interval),
+            ephemeral_save_interval=if_known(setting.save.ephemeral_save_interval),
+        ),
+    )
+
+
+def simulate(
+    setting: Simulation,
+    step_counts: StepCounts,
+    *,
+    name: Callable[[Progress], str] = lambda at: f"step{at.step}",
+    size: Callable[[int], int] = lambda step: 0,
+    sizes: Mapping[str, int] | None = None,
+    most_saves: int | None = None,
+) -> Timeline:
+    """Go from event to event up to the end, as the training will, or until there are more than `most_saves`.
+
+    Args:
+        name: the name of a checkpoint.
+        size: bytes of a checkpoint of this step; `sizes` has those of what is there already, by name.
+    """
+    return _Run(known(setting, step_counts), step_counts, name, size, dict(sizes or {}), most_saves).timeline()
+
+
+class _Run:
+    """The training loop without the training."""
+
+    def __init__(
+        self,
+        setting: Simulation,
+        step_counts: StepCounts,
+        name: Callable[[Progress], str],
+        size: Callable[[int], int],
+        sizes: dict[str, int],
+        most_saves: int | None,
+    ) -> None:
+        self.most_saves = most_saves
+        self.setting, self.step_counts, self.name, self.size = setting, step_counts, name, size
+        self.there = {one.name: sizes.get(one.name, 0) for one in setting.saved}
+        self.there_bytes = sum(self.there.values())
+        self.live = sorted(setting.saved, key=lambda one: (one.step, one.name))
+        self.decided: list[Saved] = []
+        self.last_saved = setting.last_saved_step
+        self.line = Timeline()
+
+    def timeline(self) -> Timeline:
+        start, line, setting = self.step_counts.start, self.line, self.setting
+        if setting.enabled:
+            self._note_peak(start.step, 0, 0)
+            self._retire(start.step)
+        owed = setting.pending_evaluation and setting.evaluates
+        at_start = setting.eval_at_start and start.step == 0 and start.evaluated_step != 0 and setting.evaluates
+        evaluated = owed or at_start
+        if evaluated:
+            line.evaluations.append(start.step)
+        self._moment(start, Occasion.pre_train, None, evaluated)
+        end = self._end()
+        if end is None:
+            return self._closed()
+        line.end, line.stop = self.step_counts.at(end), self._stop(end)
+        assert line.stop is not None
+        if end == start.step:
+            self._moment(start, Occasion.final if line.stop.finished else Occasion.stop, line.stop, False)
+            return self._closed()
+        for step, due, logs in self._events(end):
+            self._step(step, due, logs, line.stop if step == end else None)
+            if self.most_saves is not None and len(line.saves) > self.most_saves:
+                line.cut = True
+                return line
+        return self._closed()
+
+    def _step(self, step: int, due: bool, logs: bool, stop: Stop | None) -> None:
+        done = stop is not None and stop.finished
+        # A process that is out of time leaves the evaluation to the next attempt.
+        evaluated = self.setting.evaluates and (done or (due and stop is None))
+        if evaluated:
+            self.line.evaluations.append(step)
+        occasion = Occasion.step if stop is None else Occasion.final if done else Occasion.stop
+        measured = evaluated if self.setting.log_interval is None else logs or done
+        self._moment(self.step_counts.at(step), occasion, stop, evaluated, measured)
+
+    def _events(self, end: int) -> Iterator[tuple[int, bool, bool]]:
+        """Every step up to the end at which anything but training may happen, and whether an evaluation, and the log of
+        a metric that saves, is due."""
+        start = self.step_counts.start.step
+        save = self.setting.save
+        fixed = sorted(step for step in save.fixed_steps if step > start) if self.setting.enabled else []
+        intervals: list[Interval | None] = [*self.setting.eval_intervals]
+        evaluating, logging = range(len(intervals)), len(intervals)
+        intervals.append(self.setting.log_interval if self.setting.enabled else None)
+        if self.setting.enabled:
+            intervals += [save.save_interval, save.ephemeral_save_interval]
+        coming = [None if one is None else self.step_counts.next_due(one, start) for one in intervals]
+        while True:
+            steps = [step for step in (*coming, *fixed[:1]) if step is not None]
+            step = min(steps, default=end)
+            if step >= end:
+                yield end, any(coming[index] == end for index in evaluating), coming[logging] == end
+                return
+            yield step, any(coming[index] == step for index in evaluating), coming[logging] == step
+            if fixed and fixed[0] == step:
+                fixed.pop(0)
+            for index, interval in enumerate(intervals):
+                if interval is not None and coming[index] == step:
+                    coming[index] = self.step_counts.next_due(interval, step)
+
+    def _end(self) -> int | None:
+        limits = self.setting.limits
+        ends = limits.hard_stop, limits.max_time_s, self.setting.stop_request
+        if not self.step_counts.knows(limits.max_duration) and all(end is None for end in ends):
+            return None
+        return first_step(lambda step: self._stop(step) is not None, self.step_counts.start.step)
+
+    def _stop(self, step: int) -> Stop | None:
+        return why_stop(
+            self.setting.limits,
+            self.step_counts.at(step),
+            process_s=self.step_counts.process_s(step),
+            stop_request=self.setting.stop_request,
+        )
+
+    def _moment(
+        self, now: Progress, occasion: Occasion, stop: Stop | None, evaluated: bool, measured: bool | None = None
+    ) -> None:
+        """The moment for saving: what `CheckpointerCallback.on_save_opportunity` does."""
+        if not self.setting.enabled:
+            return
+        finished = stop.reason if stop is not None and occasion is Occasion.final else None
+        moment = Moment(now, occasion, self.last_saved, loaded=self.setting.loaded)
+        if self.last_saved == now.step:
+            self._complete(moment, finished, evaluated)
+            return
+        decision = why_save(self.setting.save, moment)
+        if decision is not None:
+            self._save(now, decision, finished)
+        measured = evaluated and self.setting.log_interval is None if measured is None else measured
+        if measured and self.setting.save.keep_best is not None and decision is None:
+            self.line.may_save.append(now.step)
+
+    def _save(self, now: Progress, decision: Decision, finished: str | None) -> None:
+        made = Save(self.name(now), now.step, decision.kind, decision.reason, self.size(now.step))
+        self.line.saves.append(made)
+        self._note_peak(now.step, 1, made.size_bytes)
+        self.there[made.name] = made.size_bytes
+        self.there_bytes += made.size_bytes
+        self.live.append(Saved(made.name, now.step, made.kind, finished=finished is not None, progress=now))
+        self.last_saved = now.step
+        self._retire(now.step)
+
+    def _complete(self, moment: Moment, finished: str | None, evaluated: bool) -> None:
+        """A step that was saved before its evaluation, or before it was known to be the last."""
+        step = moment.now.step
+        index = next((i for i, one in enumerate(self.live) if one.step == step), None)
+        if index is None or not (evaluated or (finished is not None and not self.live[index].finished)):
+            return
+        one = self.live[index]
+        occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
+        decision = why_save(self.setting.save, replace(moment, last_saved_step=None, occasion=occasion))
+        if decision is not None and one.kind is Kind.ephemeral:
+            one = replace(one, kind=decision.kind)
+            self.line.completed[one.name] = Save(one.name, step, decision.kind, decision.reason, self.there[one.name])
+        self.live[index] = replace(one, finished=one.finished or finished is not None)
+        self._retire(step)
+
+    def _retire(self, step: int) -> None:
+        for name, reason in why_remove(self.live, self.setting.retention).items():
+            self.line.removals.append(RemovedCheckpoint(name, step, reason))
+            self.there_bytes -= self.there.pop(name)
+        self.live = [one for one in self.live if one.name in self.there]
+        self._move_decided()
+
+    def _move_decided(self) -> None:
+        """Move checkpoints whose fate no later save can change out of `live`, so that each step examines few."""
+        rules, newest, finite, permanents = self.setting.retention, True, True, 0
+        live: list[Saved] = []
+        for one in reversed(self.live):
+            counted = one.finite and one.kind is Kind.permanent
+            permanents += counted
+            among = counted and permanents <= (rules.max_checkpoints or 0)
+            measured = rules.keep_best is not None and bool(one.metrics)
+            passing = one.kind is Kind.ephemeral and rules.remove is not Removal.never
+            if newest or (one.finite and finite) or among or measured or passing:
+                live.append(one)
+            else:
+                self.decided.append(one)
+            newest, finite = False, finite and not one.finite
+        self.live = live[::-1]
+
+    def _note_peak(self, step: int, count: int, size_bytes: int) -> None:
+        count, size_bytes = len(self.there) + count, self.there_bytes + size_bytes
+        peak = self.line.peak
+        if count and (peak is None or (size_bytes, count) > (peak.size_bytes, peak.count)):
+            self.line.peak = Peak(step, count, size_bytes)
+
+    def _closed(self) -> Timeline:
+        if self.setting.enabled:
+            self.line.kept = why_keep([*self.decided, *self.live], self.setting.retention)
+        return self.line

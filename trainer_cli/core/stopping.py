@@ -1,0 +1,117 @@
+"""When and why a training stops: pure functions of progress and stop requests.
+
+Whether a run that ended is started again, and after which pause; pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.schema import LoopConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The end of a fit and its reason. Not `finished`: the run can be resumed."""
+
+    reason: str
+    finished: bool
+    by: str | None = None
+    """The name of the callback that requested it, if it said so."""
+    rule: tuple[str | float, ...] = ()
+    """The settings of that callback's decision, from `Callback.end_rule`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long the run may last. `max_time_s` bounds this process, in seconds."""
+
+    max_duration: Interval
+    hard_stop: Interval | None = None
+    min_duration: Interval | None = None
+    """Before it a request to finish the run is held."""
+    max_time_s: float | None = None
+
+
+def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: Stop | None) -> Stop | None:
+    """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
+    if limits.max_duration.reached(now):
+        return Stop(f"max_duration of {limits.max_duration.duration} reached", finished=True)
+    if limits.hard_stop is not None and limits.hard_stop.reached(now):
+        return Stop(f"hard_stop at {limits.hard_stop.duration}", finished=True)
+    if stop_request is not None:
+        return stop_request
+    if limits.max_time_s is not None and process_s >= limits.max_time_s:
+        return Stop(f"max_time of {limits.max_time_s:g}s used up", finished=False)
+    return None
+
+
+def reopens(old: LoopConfig, new: LoopConfig) -> bool:
+    """Whether a finished run trains further: a longer `max_duration`, or another `hard_stop`."""
+    if old.hard_stop != new.hard_stop:
+        return True
+    before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
+    return now.unit is not before.unit or now.value > before.value
+
+
+def next_stop_step(limits: Limits, now: Progress, *, holds: bool = False) -> int:
+    """The earliest step after `now` at which `why_stop` may return a reason, requests aside, or a request that is held
+    must be looked at.
+    """
+    if limits.max_time_s is not None:
+        return now.step + 1
+    min_duration = limits.min_duration if holds else None
+    ends = [end for end in (limits.max_duration, limits.hard_stop, min_duration) if end is not None]
+    return min(now.step + 1 if end.end is None else end.end for end in ends)
+
+
+_LONGEST_S = 600.0
+_OUTCOMES = {
+    0: "the run is finished",
+    2: "the config or the command is wrong",
+    3: "no checkpoint is valid",
+    4: "the run directory is in use, or another run's",
+    75: "a stop was requested",
+    130: "a stop was requested",
+}
+"""Exit code -> why a restart cannot help."""
+_HOPELESS = ("AssertionError",)
+"""Exceptions that come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an attempt ended. `exit_code` is negative for a signal; `reason` is that of summary.json."""
+
+    exit_code: int
+    reason: str
+    progressed: bool
+    """Whether the newest checkpoint is of a later step than before the attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do: `pause_s` null means to end, `why` says why. `failures` are those in a row without progress."""
+
+    pause_s: float | None
+    why: str
+    failures: int
+
+
+def verdict(ended: Ended, *, failures: int, most: int, backoff_s: float) -> Verdict:
+    """Restart after a failure that a restart may mend, while there are at most `most` in a row without progress.
+
+    The pause is `backoff_s` after the first failure, and doubles with each without progress, up to ten minutes.
+    """
+    if (why := _OUTCOMES.get(ended.exit_code)) is not None:
+        return Verdict(None, why, failures)
+    if hopeless := next((name for name in _HOPELESS if ended.reason.startswith(name)), None):
+        return Verdict(None, f"a restart does not mend an {hopeless}", failures)
+    failures = 1 if ended.progressed else failures + 1
+    if failures > most:
+        return Verdict(None, f"{failures} failures in a row without progress", failures)
+    what = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
+    pause_s = min(_LONGEST_S, backoff_s * 2 ** (failures - 1))
+    return Verdict(pause_s, f"{what}; failure {failures} of at most {most} without progress", failures)

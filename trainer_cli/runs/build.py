@@ -1,0 +1,426 @@
+"""From config to live objects: the only file that instantiates a `_target_`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.config.arguments import (
+    FROM_DATA,
+    SAVER,
+    SCHEDULER_KEYS,
+    SECTIONS,
+    SPECIAL,
+    check_keys,
+    is_node,
+    no_node,
+    optimizers,
+)
+from trainer_cli.config.fields import DATA_KEYS, GLOBAL_BATCH_SIZE
+from trainer_cli.config.processes import batches_of_step, check_strategy
+from trainer_cli.config.targets import Trust, component
+from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.core.types import call_parameters, misfits
+from trainer_cli.core.url_path import as_path
+from trainer_cli.data.adapt import as_loader
+from trainer_cli.errors import ConfigError, TrainError, raise_all
+from trainer_cli.parallel.fsdp import blocks_of, recompute
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel.strategy import DDP, Single, Strategy
+from trainer_cli.trainer.messages import Logging
+from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
+from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.scheduler_intervals import Scheduled, natural_interval
+from trainer_cli.trainer.schedulers import schedule_settings
+from trainer_cli.trainer.setup import pick_device, seed_everything
+from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.training_loop import TrainingLoop
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> Strategy:
+    """How these processes train one model.
+
+    Raises:
+        ConfigError: there are several, but the config says single; or it says what cannot be.
+    """
+    check_strategy(config, dtype, group.world_size)
+    if config.strategy is ParallelStrategy.fsdp:
+        from trainer_cli.parallel.fsdp import FSDP
+
+        return FSDP(
+            group,
+            shard_size=config.shard_size,
+            wrap=config.wrap,
+            wrap_min_parameters=config.wrap_min_parameters,
+            dtype=torch.bfloat16 if config.mixed_precision and dtype is Dtype.bf16 else None,
+            cpu_offload=config.cpu_offload,
+        )
+    if config.strategy is ParallelStrategy.ddp and group.world_size > 1:
+        return DDP(group, find_unused_parameters=config.find_unused_parameters)
+    return Single()
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The object that `data` makes, and its loaders."""
+
+    source: Any
+    train: Any
+    val: dict[str, Any]
+
+    @property
+    def loaders(self) -> dict[str, Any]:
+        """All loaders, by name."""
+        return {**self.val, "train": self.train}
+
+
+class Builder:
+    """Makes every part of one config, errors reported with the key path of their node."""
+
+    def __init__(self, config: TrainConfig, trust: Trust, group: ProcessGroup = ALONE) -> None:
+        self.config = config
+        self.trust = trust
+        self.group = group
+
+    def data(self) -> Data:
+        """The data object, and loaders for its `train` and `val`.
+
+        What it draws when it is made, such as a random split, is drawn from the seed: a resume draws the same.
+
+        Raises:
+            ConfigError: the node is wrong, or its object has no `train`.
+        """
+        seed_everything(self.config.seed)
+        node = _node(self.config.data, "data")
+        settings = {key: node[key] for key in DATA_KEYS if key in node and key != GLOBAL_BATCH_SIZE}
+        if isinstance(settings.get("collate_fn"), str):
+            settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
+        elif settings.get("collate_fn") is not None:
+            settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
+        settings["batch_size"], _ = batches_of_step(self.config, self.group.data_size)
+        settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
+        settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
+        val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
+        source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")
+        if getattr(source, "train", None) is None:
+            raise ConfigError(
+                f"the object that data makes ({type(source).__name__}) has no 'train'",
+                location="data",
+                hint="Give it a Dataset or DataLoader named train, and one or a mapping of them named val; "
+                "_target_: trainer_cli.Datasets does so with `train` and `val` of the config.",
+            )
+        seed = self.config.seed
+        val = getattr(source, "val", None)
+        named = {} if val is None else val if isinstance(val, Mapping) else {"val": val}
+        chosen = source.train
+        if overfit is not None:
+            chosen = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
+            named, val_batch_size = dict.fromkeys(named or {"val": None}, chosen), None
+        train = as_loader(chosen, shuffle=overfit is None, seed=seed, **settings)
+        if val_batch_size is not None:
+            settings["batch_size"] = val_batch_size
+        loaders = {str(name): as_loader(own, shuffle=False, seed=seed, **settings) for name, own in named.items()}
+        return Data(source, train, loaders)
+
+    def model(self, source: Any) -> nn.Module:
+        """The model; an argument whose value is `from_data` is the data object's attribute of that name."""
+        node = dict(_node(self.config.model, "model"))
+        for key, value in node.items():
+            if value == FROM_DATA:
+                if not hasattr(source, key):
+                    raise ConfigError(
+                        f"model.{key} is to come from the data, but {type(source).__name__} has no '{key}'",
+                        location=f"model.{key}",
+                    )
+                node[key] = getattr(source, key)
+        model: nn.Module = self.make(node, "model")
+        return model
+
+    def _trained_model(self, source: Any) -> nn.Module:
+        model, parallel = self.model(source), self.config.parallel
+        if parallel.activation_checkpointing:
+            recompute(blocks_of(model, parallel.wrap, parallel.wrap_min_parameters))
+        return model
+
+    def optimizer(self, model: nn.Module) -> Optimizer | dict[str, Optimizer]:
+        """The optimizer over the model's parameters, in groups as `param_groups` says; or several, by name."""
+        several = optimizers(self.config.optimizer)
+        if list(several) == ["optimizer"]:
+            return self._optimizer(model, "optimizer", several["optimizer"])
+        names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in several.items()})
+        return {
+            name: self._optimizer(model, where, {key: value for key, value in node.items() if key != "params"}, own)
+            for (where, node), (name, own) in zip(several.items(), names.items(), strict=True)
+        }
+
+    def _optimizer(self, model: nn.Module, where: str, node: Any, names: list[str] | None = None) -> Optimizer:
+        node = _node(node, where)
+        target = component(str(node.get("_target_")), f"{where}._target_", self.trust)
+
+        def call(groups: Sequence[Any], settings: Mapping[str, Any], pattern: str | None) -> Any:
+            return self.make(settings, where if pattern is None else f"param_groups.{pattern}", first=(groups,))
+
+        made: Optimizer = make_optimizer(
+            model, target, node, param_groups=self.config.param_groups, names=names, call=call
+        )
+        return made
+
+    def loop(self) -> TrainingLoop:
+        """The training loop. If `data.global_batch_size` and `data.batch_size` are given, they decide how many batches
+        make a step.
+
+        Raises:
+            ConfigError: this many ranks cannot make batches of that size.
+        """
+        settings = asdict(self.config.loop)
+        _, settings["grad_accum_steps"] = batches_of_step(self.config, self.group.data_size)
+        return TrainingLoop(**settings)
+
+    def schedulers(self, loop: TrainingLoop) -> Any:
+        """What makes each schedule, by name, as the trainer takes them."""
+        return self._schedulers(self.config.scheduler, "scheduler", loop)
+
+    def _schedulers(self, node: Any, where: str, loop: TrainingLoop) -> Any:
+        if node is None:
+            return None
+        nested = isinstance(node, Mapping) and (where == "scheduler" or any(map(is_node, node.values())))
+        if nested and not is_node(node):
+            return {
+                str(name): self._schedulers(own, f"{where}.{name}", loop)
+                for name, own in node.items()
+                if own is not None
+            }
+        node = _node(node, where)
+        target = component(node["_target_"], f"{where}._target_", self.trust)
+        interval = node.get("interval") or natural_interval(target)
+        made = partial(self._schedule, node, where, loop, interval)
+        return Scheduled(made, interval, node.get("metric"), node.get("groups")).settled(target, where)
+
+    def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
+        """A schedule; `total_steps` is given to one that takes it and has none in the config."""
+        target = component(str(node["_target_"]), f"{where}._target_", self.trust)
+        special = {key: value for key, value in node.items() if key in SPECIAL}
+        own = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
+        return self.make(
+            {**special, **schedule_settings(target, own, loop, interval, where)}, where, first=(optimizer,)
+        )
+
+    def step(self) -> Any:
+        """The training step; None for the one of this package."""
+        return None if self.config.step is None else self.make(_node(self.config.step, "step"), "step")
+
+    def _sparsity(self) -> Any:
+        """What holds weights at zero; None if nothing does."""
+        node = self.config.sparsity
+        return None if node is None else self.make(_node(node, "sparsity"), "sparsity")
+
+    def _compile(self) -> dict[str, Any] | None:
+        """The arguments of torch.compile; None if the model is not compiled."""
+        settings = asdict(self.config.compile)
+        return settings if settings.pop("enabled") else None
+
+    def trainer(
+        self,
+        data: Data,
+        *,
+        identity: RunIdentity,
+        run_dir: Path,
+        hparams: Mapping[str, bool | int | float | str] | None = None,
+    ) -> Trainer:
+        """The trainer that fits: over data that exists already; model and optimizer are made here. `hparams` are for
+        loggers."""
+        config = self.config
+        folder = config.checkpoint.folder
+        loop = self.loop()
+        schedulers = self.schedulers(loop)
+        return Trainer(
+            model=lambda: self._trained_model(data.source),
+            optimizer=self.optimizer if config.optimizer is not None else None,
+            schedulers=schedulers,
+            model_call=config.model_call,
+            freeze=config.freeze,
+            compile=self._compile(),
+            step=self.step(),
+            precision=Precision(**asdict(config.precision)),
+            sparsity=self._sparsity(),
+            loop=loop,
+            checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity),
+            callbacks=self._callbacks(),
+            loggers=self._components("loggers", config.loggers if self.group.is_main else {}),
+            seed=config.seed,
+            deterministic=config.deterministic,
+            device=config.device,
+            strategy=strategy_of(config.parallel, config.precision.dtype, self.group),
+            run_dir=run_dir,
+            name=config.name or "default",
+            logging=Logging(console=config.logging.console),
+            config=identity.extra_files.get(CONFIG_FILE, b"").decode(),
+            hparams=hparams,
+        )
+
+    def evaluator(self, data: Data) -> Trainer:
+        """A trainer that only validates: a model as new as at a run's beginning, no optimizer, no loggers."""
+        config = self.config
+        return Trainer(
+            model=lambda: self.model(data.source),
+            model_call=config.model_call,
+            freeze=config.freeze,
+            compile=self._compile(),
+            step=self.step(),
+            precision=Precision(**asdict(config.precision)),
+            loop=TrainingLoop(**asdict(config.loop)),
+            callbacks=self._callbacks(),
+            seed=config.seed,
+            device=config.device,
+        )
+
+    def shapes(self, data: Data, *, values: bool = False) -> Trainer:
+        """A trainer that has shapes, but no values: what would be saved of it is as large as of the real one.
+
+        No logger is in it, and no callback but this package's own. It has `values` after all where these are asked
+        for, and where the model cannot be made without.
+        """
+        config = self.config
+        own = {name: node for name, node in config.callbacks.items() if name != SAVER and _is_ours(node)}
+
+        def made(device: str) -> Trainer:
+            with torch.device(device):
+                model = self.model(data.source)
+            return Trainer(
+                model=model,
+                optimizer=self.optimizer if config.optimizer is not None else None,
+                freeze=config.freeze,
+                step=self.step(),
+                sparsity=self._sparsity(),
+                loop=TrainingLoop(**asdict(config.loop)),
+                callbacks=self._components("callbacks", own),
+                seed=config.seed,
+                device=device,
+            )
+
+        if not values:
+            # Whatever goes wrong: with values it does not happen, or is reported as what it is.
+            with suppress(Exception):
+                return made("meta")
+        return made("cpu")
+
+    def make(self, node: Any, where: str, first: tuple[Any, ...] = ()) -> Any:
+        """The object that a node with `_target_` describes; nested nodes are made first.
+
+        Raises:
+            ConfigError: the target cannot be had or is not allowed, or its constructor refuses the arguments.
+        """
+        if isinstance(node, list):
+            return [self.make(item, f"{where}.{index}") for index, item in enumerate(node)]
+        if not isinstance(node, Mapping):
+            return node
+        if "_target_" not in node:
+            return {key: self.make(value, f"{where}.{key}") for key, value in node.items()}
+        target: Any = component(node["_target_"], f"{where}._target_", self.trust)
+        raise_all(list(check_keys(node, where)))
+        positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
+        named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in SPECIAL}
+        is_partial = bool(node.get("_partial_"))
+        takes = call_parameters(target)
+        if takes is not None:
+            name = getattr(target, "__name__", str(node["_target_"]))
+            raise_all(list(misfits(where, name, takes, positional, named, first=len(first), partial=is_partial)))
+        if is_partial:
+            return partial(target, *positional, **named)
+        try:
+            return target(*positional, **named)
+        except TrainError as error:
+            if error.where is None or error.where in named:  # the name of an argument
+                error.where = where if error.where is None else f"{where}.{error.where}"
+            raise
+        except (ValueError, TypeError, FileNotFoundError) as error:
+            raise ConfigError(f"{node['_target_']} refused its arguments: {error}", location=where) from error
+
+    def _callbacks(self) -> dict[str, Any]:
+        """All but the one that saves."""
+        return self._components(
+            "callbacks", {name: node for name, node in self.config.callbacks.items() if name != SAVER}
+        )
+
+    def _checkpointer(self, folder: Path, identity: RunIdentity) -> Any:
+        """The CheckpointerCallback, or the subclass that `callbacks.checkpoint` names, with its settings on top."""
+        given: dict[str, Any] = {**asdict(self.config.checkpoint), "folder": folder, "identity": identity}
+        node = self.config.callbacks.get(SAVER)
+        if node is None:
+            return CheckpointerCallback(**given)
+        where = f"callbacks.{SAVER}"
+        made = self.make({**given, **_node(node, where)}, where)
+        if not isinstance(made, CheckpointerCallback):
+            raise ConfigError(
+                f"{where} is a {type(made).__name__}, but under this name belongs a subclass of CheckpointerCallback",
+                location=where,
+                hint="Give your callback another name.",
+            )
+        return made
+
+    def _components(self, section: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: self.make(_node(node, f"{section}.{name}"), f"{section}.{name}")
+            for name, node in nodes.items()
+            if node is not None
+        }
+
+
+def _few(dataset: Any, count: int, seed: int) -> Any:
+    """The same few samples of a dataset for every epoch, chosen by the seed.
+
+    Raises:
+        ConfigError: it makes its own batches, or has no length.
+    """
+    if isinstance(dataset, DataLoader) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise ConfigError(
+            f"data.overfit_batches needs a dataset with __len__ and __getitem__, and train is a "
+            f"{type(dataset).__name__}",
+            location="data.overfit_batches",
+        )
+    chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count]
+    return Subset(dataset, chosen.tolist())
+
+
+def target_packages(config: TrainConfig) -> tuple[str, ...]:
+    """The top-level packages that the config's `_target_`s name, sorted."""
+    found: set[str] = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Mapping):
+            if isinstance(target := value.get("_target_"), str):
+                found.add(target.split(".", 1)[0])
+            for item in value.values():
+                walk(item)
+        elif isinstance(value, list):
+            for item in value:
+                walk(item)
+
+    for section in SECTIONS:
+        walk(getattr(config, section))
+    return tuple(sorted(found))
+
+
+def _node(value: Any, where: str) -> Mapping[str, Any]:
+    if not is_node(value):
+        raise no_node(value, where)
+    assert isinstance(value, Mapping)
+    return value
+
+
+def _is_ours(node: Any) -> bool:
+    return isinstance(node, Mapping) and str(node.get("_target_")).startswith("trainer_cli.")

@@ -1,0 +1,214 @@
+"""`train ckpt export`, `average` and `strip`: from the names of checkpoints to files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export, merged_lora, renamed
+from trainer_cli.checkpoint.find import write_archive
+from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.model_state import weights_of
+from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.naming import CONFIG_FILE, MODEL_CONFIG_FILE
+from trainer_cli.core.url_path import is_url
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.parallel.process_group import ALONE
+from trainer_cli.runs.select import run_holding
+from trainer_cli.runs.start import config_of, manifest_of, small_file
+
+log = logging.getLogger(__name__)
+
+TRAINED = "none"
+"""Of --ema: the weights that are trained, whatever was evaluated."""
+_SUFFIXES = {ExportFormat.huggingface: "", ExportFormat.safetensors: ".safetensors", ExportFormat.torch: ".pt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written."""
+
+    path: Path
+    tensors: int
+    size_bytes: int
+    average: str | None = None
+    """Name of the callback whose average it is; None: the trained weights."""
+
+
+def export_one(
+    path: Path,
+    format: ExportFormat,
+    output: Path | None = None,
+    *,
+    dtype: str | None = None,
+    shard_bytes: int = 5_000_000_000,
+    ema: str | None = None,
+    merge_lora: bool = False,
+    key_mapping: Mapping[str, str] | None = None,
+    hf_config: Path | None = None,
+    overwrite: bool = False,
+) -> Written:
+    """Export the weights of one checkpoint, of this program or another; further arguments are those of `export`.
+
+    Args:
+        ema: name of a callback whose average is exported; `none`: the trained weights; None: what evaluations saw.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged, or has no such weights.
+        UserError: the output exists, or an argument does not fit.
+    """
+    if hf_config is not None and format is not ExportFormat.huggingface:
+        raise UserError("--hf-config is for --format huggingface")
+    extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
+    weights: Weights
+    weights, callback = evaluated_weights(path, ema)
+    weights = renamed(merged_lora(weights, str(path)) if merge_lora else weights, key_mapping or {})
+    output = output or _beside(path, _SUFFIXES[format])
+    size_bytes = export(
+        weights,
+        output,
+        format,
+        dtype=None if dtype is None else getattr(torch, dtype),
+        shard_bytes=shard_bytes,
+        extra=extra,
+        overwrite=overwrite,
+    )
+    if format is ExportFormat.huggingface and not extra:
+        log.warning("no config.json is written: --hf-config FILE adds that of the model")
+    return Written(output, len(weights), size_bytes, callback)
+
+
+def archive_one(path: Path, output: Path | None = None, *, overwrite: bool = False) -> Written:
+    """Write one whole checkpoint as an archive.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+        UserError: it is of another program, or the output exists or has another ending.
+    """
+    if (kind := kind_of(path)) is not None:
+        raise UserError(f"{path} is a {kind}, and an archive is of a checkpoint of this program")
+    output = output or _beside(path, ".tar")
+    size_bytes = write_archive(path, output, overwrite=overwrite)
+    return Written(output, len(catalog_of(path.parent).storage.sizes(path.name)), size_bytes)
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    folder = Path() if is_url(path) else run_holding(path.parent) or path.parent
+    return folder / "export" / f"{path.name}{suffix}"
+
+
+def average(
+    paths: Sequence[Path], output: Path, shares: Sequence[float] | None = None, *, ema: str | None = None
+) -> Written:
+    """Save the mean of the weights of several checkpoints as a checkpoint, with the config of the newest.
+
+    Args:
+        paths: by step.
+        ema: as of `export_one`.
+        shares: the weight of each in the mean; None: equal ones.
+
+    Raises:
+        CheckpointError: one is damaged, or their weights differ in names, shapes or types.
+        UserError: the output exists.
+    """
+    if len(paths) < 2:
+        raise UserError(f"{paths[0]} is one checkpoint, and an average is of several")
+    shares = list(shares or [1.0] * len(paths))
+    if len(shares) != len(paths) or min(shares) < 0 or sum(shares) <= 0:
+        raise UserError(f"--weights has {len(shares)} numbers for {len(paths)} checkpoints, or none above 0")
+    mean, callbacks = Average(), set()
+    for path, share in zip(paths, shares, strict=True):
+        weights, callback = evaluated_weights(path, ema)
+        mean.add(weights, str(path), share)
+        callbacks.add(callback)
+    if len(callbacks) > 1:
+        raise UserError(
+            f"some of the checkpoints were evaluated as the average of a callback, and some as trained: {paths[-1]}",
+            cure="Say which weights to take: --ema CALLBACK, or --ema none for the trained ones.",
+        )
+    if mean.differing:
+        log.warning("whole numbers are those of %s: %s", paths[-1], ", ".join(sorted(mean.differing)[:5]))
+    names = ", ".join(path.name for path in paths)
+    return _save(mean.result(), paths[-1], output, f"average of {names}"[:500], callbacks.pop())
+
+
+def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
+    """Save the weights of a checkpoint alone as another checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, or has no such weights.
+        UserError: the output exists.
+    """
+    weights, callback = evaluated_weights(path, ema)
+    return _save(weights, path, output, f"weights of {path}"[:500], callback)
+
+
+def evaluated_weights(path: Path, ema: str | None = None) -> tuple[dict[str, torch.Tensor], str | None]:
+    """Weights of a checkpoint, and the name of the callback whose average they are.
+
+    Args:
+        ema: that name; `none` for the trained weights; None: what evaluations of the checkpoint saw.
+    """
+    if kind_of(path) is not None:
+        if ema not in (None, TRAINED):
+            raise UserError(f"{path} is of another program, which has no averages of --ema")
+        return read_foreign(path).model, None
+    checkpointer = make_sync_checkpointer()
+    callback = checkpointer.manifest(path).average if ema is None else ema
+    callback = None if callback == TRAINED else callback
+    state = checkpointer.read(path, ["model"] if callback is None else ["model", "callbacks"])
+    return weights_of(state, str(path), callback), callback
+
+
+def _model_files(path: Path, given: Path | None = None) -> dict[str, bytes]:
+    """The `config.json` of a model of transformers: the one that is given, else that of the checkpoint; or none."""
+    if given is None and kind_of(path) is None:
+        content = small_file(path, MODEL_CONFIG_FILE)
+        return {} if content is None else {MODEL_CONFIG_FILE: content}
+    file = given or path / MODEL_CONFIG_FILE
+    if given is None and not file.is_file():
+        return {}
+    try:
+        return {MODEL_CONFIG_FILE: file.read_bytes()}
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _save(weights: Weights, source: Path, output: Path, reason: str, callback: str | None) -> Written:
+    if output.exists():
+        raise UserError(f"{output} exists", cure="Choose another --output.")
+    manifest = manifest_of(source)
+    state: dict[str, Any] = {"model": dict(weights)}
+    if manifest is not None and manifest.progress:
+        state["progress"] = dict(manifest.progress)
+    metadata = _metadata(source, manifest, reason)
+    make_sync_checkpointer(group=ALONE).save(state, output, metadata=metadata, overwrite=False)
+    size_bytes = sum(file.stat().st_size for file in output.iterdir())
+    return Written(output, len(weights), size_bytes, callback)
+
+
+def _metadata(source: Path, manifest: Manifest | None, reason: str) -> CheckpointMetadata:
+    if manifest is None:
+        return CheckpointMetadata(reason=reason)
+    try:
+        _, text = config_of(source)
+    except CheckpointError:
+        text = ""
+    return CheckpointMetadata(
+        step=manifest.step,
+        epoch=manifest.epoch,
+        reason=reason,
+        config_digest=manifest.config_digest,
+        target_packages=manifest.target_packages,
+        samples=manifest.samples,
+        source=manifest.source,
+        files={**_model_files(source), **({CONFIG_FILE: text.encode()} if text else {})},
+    )

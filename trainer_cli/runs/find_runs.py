@@ -1,0 +1,117 @@
+"""Find the runs below a folder, again and again; a directory is listed again only after it has changed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from trainer_cli.errors import UserError
+from trainer_cli.runs.run_dir import RunDir
+
+_SETTLED_NS = 2_000_000_000
+"""A directory that changed less than this before it was listed may have changed again within the same clock tick."""
+_SWEEP = "sweep"
+
+
+class FoundRun(NamedTuple):
+    """A run directory; `unreadable` says why a directory that may be one cannot be listed."""
+
+    path: Path
+    unreadable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The entries of a directory that do not begin with a dot."""
+
+    folders: tuple[str, ...]
+    files: frozenset[str]
+    changed_ns: int
+    listed_ns: int
+
+
+class Listings:
+    """Listings of directories, kept until the directory's time of modification changes."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Path, Listing] = {}
+
+    def of(self, folder: Path) -> Listing:
+        """The listing of a directory.
+
+        Raises:
+            OSError: it cannot be listed.
+        """
+        changed_ns = os.stat(folder).st_mtime_ns
+        kept = self._kept.get(folder)
+        if kept is not None and kept.changed_ns == changed_ns and kept.listed_ns - changed_ns > _SETTLED_NS:
+            return kept
+        listed_ns = time.time_ns()
+        folders: list[str] = []
+        files: list[str] = []
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith("."):
+                    (folders if entry.is_dir() else files).append(entry.name)
+        listing = Listing(tuple(sorted(folders)), frozenset(files), changed_ns, listed_ns)
+        self._kept[folder] = listing
+        return listing
+
+
+class RunFinder:
+    """The runs below a folder, and the folder itself if it is one. Links to directories are followed."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.listings = Listings()
+
+    def find(self) -> list[FoundRun]:
+        """All that are there now."""
+        return list(self._below(self.root, set()))
+
+    def _below(self, folder: Path, seen: set[tuple[int, int]]) -> Iterator[FoundRun]:
+        try:
+            identity = os.stat(folder)
+            if (identity.st_dev, identity.st_ino) in seen:
+                return
+            seen.add((identity.st_dev, identity.st_ino))
+            listing = self.listings.of(folder)
+        except OSError as error:
+            if isinstance(error, PermissionError):
+                yield FoundRun(folder, error.strerror)
+            return
+        run = RunDir(folder)
+        is_run = {run.config_file.name, run.environment_file.name} <= listing.files
+        if is_run:
+            yield FoundRun(folder)
+        for name in listing.folders:
+            # Of a run's own folders only that of a sweep holds runs.
+            if not is_run or name == _SWEEP:
+                yield from self._below(folder / name, seen)
+
+
+def refuse_nested(path: Path) -> None:
+    """Refuse a new run inside another one, or around others: `train top` and reports would not show the inner ones.
+
+    Raises:
+        UserError: naming the run that is in the way.
+    """
+    for above in path.parents:
+        if RunDir(above).exists_as_run() and path.relative_to(above).parts[0] != _SWEEP:
+            raise UserError(
+                f"{path} is inside the run {above}, where it would not be shown as a run",
+                where="run_dir",
+                cure="Choose a name= or run_dir= that is not below it.",
+            )
+    for name in os.listdir(path) if path.is_dir() else ():
+        inner = [] if name == _SWEEP else [run for run in RunFinder(path / name).find() if run.unreadable is None]
+        if inner:
+            raise UserError(
+                f"{path} holds other runs, such as {inner[0].path}, which would not be shown as runs any more",
+                where="run_dir",
+                cure="Choose another name= or run_dir=.",
+            )

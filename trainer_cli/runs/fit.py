@@ -1,0 +1,421 @@
+"""`train fit`, from the composed config to the exit code.
+
+    compose and check the config
+    an existing run: lock it, compare the configs, choose the checkpoint; return if the run is finished
+    (torch is imported while that checkpoint is verified, which also reads it into memory)
+    import the targets and check their arguments
+    build data, then model and optimizer
+    a new run: make and lock its directory only now
+    train; write into summary.json how it ended, also after an error
+
+A run that has checkpoints never starts from step 0 by itself.
+
+The config of a fit: composed, or that of the run which `resume=` names. Mistakes are raised at once.
+
+Nothing is imported here but what that needs, since a mistake is answered before all else.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.group_verify import verify_share
+from trainer_cli.config import search_path
+from trainer_cli.config.check import contents
+from trainer_cli.config.compose import Composed, compose, from_yaml
+from trainer_cli.config.diff import hparams
+from trainer_cli.config.overrides import unquoted
+from trainer_cli.config.provenance import DEFAULT, label
+from trainer_cli.config.sweep import text_of
+from trainer_cli.config.targets import import_from
+from trainer_cli.core.gc_pause import uncollected
+from trainer_cli.core.load_options import LoadOptions
+from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.simulation import simulate
+from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.parallel.agreement import check_same, check_same_file
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel.rendezvous import is_of_peer, noting, waited
+from trainer_cli.runs import closing as report
+from trainer_cli.runs.environment import environment, versions
+from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
+from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
+from trainer_cli.runs.plan_view import schedule_lines
+from trainer_cli.runs.resume import frozen
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.runs.signals import StopSignals, TriggerFiles
+from trainer_cli.runs.start import (
+    Done,
+    Start,
+    fork_of,
+    load_options,
+    of_existing,
+    of_new,
+    options_of,
+    refuse_no_optimizer,
+)
+from trainer_cli.trainer.messages import SILENT, to_console, to_file
+
+if TYPE_CHECKING:
+    from trainer_cli.runs.build import Data
+    from trainer_cli.trainer.trainer import FitResult, Trainer
+
+_LISTED = 8
+
+
+def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
+    """The config of a fit; with `resume=RUN_DIR` the run's own, overrides on top."""
+    named = [unquoted(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
+    if named and named[-1] not in ("auto", "never", "must"):
+        from trainer_cli.runs.run_dir import RunDir
+
+        directory = RunDir(named[-1])
+        if directory.exists_as_run():
+            rest = [override for override in overrides if not override.startswith("resume=")]
+            rest += [f"run_dir={text_of(str(directory.path))}", "resume=must"]
+            return from_yaml(directory.config_file, rest, config_dir=config_dir, config_name=config_name)
+    composed = compose(overrides, config_dir=config_dir, config_name=config_name)
+    refuse_shipped_default(composed)
+    return composed
+
+
+def refuse_shipped_default(composed: Composed) -> None:
+    """Refuse model and data that the shipped config alone chose, in a project with experiments of its own.
+
+    Raises:
+        UserError: no experiment is chosen; it lists the project's.
+    """
+    shipped = search_path.shipped_configs(search_path.PACKAGE)
+    choices = composed.provenance.choices.items()
+    if shipped is None or any(path[0] == "experiment" and one.label for path, one in choices):
+        return
+    here, shipped = Path.cwd().resolve(), shipped.resolve()
+    own_dirs = [folder for folder in composed.config_dirs if folder != shipped]
+    experiments = list(search_path.options(own_dirs, "experiment"))
+    if not experiments or any(_is_own(composed, section, label(shipped, here)) for section in ("model", "data")):
+        return
+    listed = ", ".join(f"experiment={name}" for name in experiments[:_LISTED])
+    more = ", … (see train list experiment)" if len(experiments) > _LISTED else ""
+    raise UserError(
+        "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
+        where=f"{label(own_dirs[0], here)}/experiment",
+        cure=f"Choose one: {listed}{more}; or a model or data: model=NAME, data=NAME.",
+    )
+
+
+def _is_own(composed: Composed, section: str, shipped: str) -> bool:
+    """Whether the command line or a file of the user's chose, holds or sets the component of a section."""
+    choice = composed.provenance.choices.get((section,))
+    places = [composed.provenance.exact((section, "_target_")).place]
+    places += [] if choice is None else [choice.origin.place, choice.label]
+    return any(place and place != DEFAULT and not place.startswith(f"{shipped}/") for place in places)
+
+
+log = logging.getLogger(__name__)
+
+_SPINS = "10000"
+"""Rounds that an OpenMP thread spins before it sleeps. With the default, some milliseconds, small steps took eight
+times as long on a busy machine."""
+_MOST_FORESEEN = 500
+"""Saves that are simulated before the first step, at 0.1 ms each."""
+
+
+def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup = ALONE) -> int:
+    """Train or resume, and return the exit code, the same on every rank.
+
+    Rank 0 locks the run, chooses the checkpoint, logs and writes the run's files; the others hear what it decided.
+
+    Args:
+        allow_pickle: a checkpoint of another program that `ckpt=` names may run any code when it is loaded.
+        group: the processes that train together, all of which call this with rank 0's config.
+    """
+    refuse_no_optimizer(composed)
+    config = composed.config
+    run = RunDir(config.run_dir)
+    import_from(composed.project_root)
+    with StopSignals(quiet=not group.is_main) as signals, composed.placing(), ExitStack() as stack:
+        to_console(config.logging.level if group.is_main else SILENT)
+        with noting("while the checkpoint was chosen"):
+            start = group.on_main(lambda: _begin(run, composed, stack, group), partial(verify_share, group))
+        if isinstance(start, Done):
+            if group.is_main:
+                report.already_done(run, start.step, start.reason)
+            return ExitCode.DONE
+        trainer, data, origin = group.checked(lambda: _build(composed, start, group), "while data and model were made")
+        _warn_of_world_size(start.entry, group)
+        with noting("while the run directory was opened"):
+            if group.world_size > 1:
+                check_same_origin(group, data.loaders, origin)
+            fork = group.on_main(lambda: fork_of(composed, start))
+            group.on_main(lambda: _compare_origin(composed, start, fork, data, origin))
+            group.on_main(lambda: _open_run(composed, start, trainer, stack))
+            if group.world_size > 1:
+                _check_ranks(composed, start, group)
+        if config.logging.rank_files and not group.is_main:
+            stack.enter_context(to_file(run.path / f"train.rank{group.rank}.log"))
+        if start.finished is not None:
+            trainer.stop(start.finished)
+        signals.listen(lambda reason: trainer.stop(reason, finished=False))
+        if group.is_main:
+            asking: dict[str, Callable[[], None]] = {
+                "save": trainer.ask_for_save,
+                "evaluate": trainer.ask_for_evaluation,
+                "stop": partial(trainer.stop, "requested by a file", finished=False),
+            }
+            stack.enter_context(TriggerFiles(run.path, asking))
+        path = start.path or fork
+        load = (
+            options_of(start.entry, start.place.folder, config.load)
+            if start.entry is not None
+            else load_options(config.load, allow_pickle=allow_pickle)
+        )
+        if group.is_main:
+            return _train(composed, start, trainer, data, path, load)
+        try:
+            result = _fit(trainer, data, path, load, start)
+        except BaseException:
+            log.debug("the training failed", exc_info=True)
+            raise
+        return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
+
+
+def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
+    """Check that all ranks see the run directory, and have the same versions and config."""
+    check_same_file(group, start.run.summary_file)
+    check_same(group, versions(("trainer-cli", "torch")))
+    # Legitimate for a folder of each machine.
+    configs = group.gather(frozen(composed, start.run_id))
+    if others := [rank for rank, own in enumerate(configs) if own != configs[0]]:
+        log.warning("environment variables in the config have other values than on rank 0 on ranks %s", others)
+
+
+def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGroup) -> Start | Done:
+    """Lock a run that exists, and choose the checkpoint to resume."""
+    if not run.exists_as_run():
+        return of_new(run, composed, meanwhile=_import_torch, group=group)
+    lock = stack.enter_context(run.lock())
+    stack.enter_context(to_file(run.log_file))
+    start = of_existing(run, composed, meanwhile=_import_torch, group=group)
+    if not isinstance(start, Done):
+        _log_start(start)
+        lock.name_holder()
+    return start
+
+
+def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitStack) -> None:
+    """Make the directory of a new run; write the config and the begun attempt into it."""
+    config, run = composed.config, start.run
+    places = composed.provenance.places(contents(composed.raw))
+    facts = _environment(composed, trainer)
+    if start.is_new:
+        stack.enter_context(
+            run.create(
+                frozen(composed, start.run_id),
+                composed.overrides,
+                {"run_id": start.run_id, **facts},
+                places=places,
+                with_checkpoints=start.entry is not None,
+            )
+        )
+        stack.enter_context(to_file(run.log_file))
+        if start.entry is not None:
+            _log_start(start)
+    run.begin_attempt(
+        name=config.name or "default",
+        start_step=start.entry.step if start.entry is not None else 0,
+        now=time.time(),
+        environment=facts,
+        resume=config.resume if config.resume not in ("auto", "must", "never") else None,
+    )
+    if not start.is_new:
+        stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
+        # After the summary says `running`: with a longer config the run must not be read as finished.
+        run.write_config(frozen(composed, start.run_id), composed.overrides, places)
+
+
+@contextmanager
+def _restore_config_if_nothing_loaded(start: Start, trainer: Trainer) -> Iterator[None]:
+    """Restore the run's config if the checkpoint could not be loaded under the changed one."""
+    before = start.run.config_files()
+    try:
+        yield
+    except BaseException:
+        if start.entry is not None and not trainer.resumed:
+            start.run.restore_config(before)
+        raise
+
+
+def _import_torch() -> None:
+    """Import torch and what training needs, without garbage collection: these objects live as long as the process."""
+    if "torch" not in sys.modules:
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+        with uncollected():
+            import trainer_cli.runs.build  # noqa: F401
+
+            gc.freeze()
+
+
+def _log_start(start: Start) -> None:
+    """Log the changes of the config, and the checkpoint that is resumed."""
+    for change in start.changes:
+        log.info("config changed: %s", change)
+    if start.entry is None:
+        log.info("starting %s at step 0 (%s)", start.run.path, start.reason)
+        return
+    log.info("resuming at step %d from %s (%s)", start.entry.step, start.entry.name, start.reason)
+
+
+def _warn_of_world_size(entry: Entry | None, group: ProcessGroup) -> None:
+    """Warn that a resume with another number of processes, or another `tensor_size`, is not bit-identical."""
+    if entry is None or entry.manifest is None:
+        return
+    before, now = ((one.world_size, one.tensor_size) for one in (entry.manifest, group))
+    if before != now:
+        texts = [f"{size}{f' with tensor_size={tensor}' if tensor > 1 else ''}" for size, tensor in (before, now)]
+        log.warning(
+            "%s was made by %s processes, and this is %s: samples come in the same order, but sums of floating-point "
+            "numbers and the random numbers of each process differ, so the results will not be the same bit for bit",
+            entry.name,
+            *texts,
+        )
+
+
+def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: Data, origin: Origin) -> None:
+    """Compare samples and source with those by which the checkpoint was made that is resumed, or begun with."""
+    entry = start.entry
+    if entry is not None and entry.manifest is not None:
+        compare_resumed(composed, entry.name, entry.manifest, start.changes, data.loaders, origin)
+    elif fork is not None:
+        compare_forked(composed, fork, origin)
+
+
+def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data, Origin]:
+    _import_torch()
+    composed.check_targets()
+    from trainer_cli.callbacks.state_saver import RunIdentity
+    from trainer_cli.runs.build import Builder, target_packages
+
+    group.divide_layers(composed.config.parallel.tensor_size)
+    builder = Builder(composed.config, composed.trust, group)
+    data = builder.data()
+    origin = origin_of(data.loaders, composed.project_root)
+    text = frozen(composed, start.run_id).encode()
+    identity = RunIdentity(
+        run_id=start.run_id,
+        attempt=start.attempt,
+        config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
+        target_packages=target_packages(composed.config),
+        extra_files={CONFIG_FILE: text},
+        samples=origin.samples,
+        source=origin.source,
+        local_folder=start.run.checkpoints_folder,
+        history_file=start.run.history_file,
+    )
+    trainer = builder.trainer(data, identity=identity, run_dir=start.run.path, hparams=hparams(composed.raw))
+    return trainer, data, origin
+
+
+def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
+    import torch
+
+    facts = environment(composed.project_root, [os.path.basename(sys.argv[0]), *sys.argv[1:]], now=time.time())
+    facts["device"] = str(trainer.device)
+    facts["threads"] = torch.get_num_threads()
+    facts["processes"] = trainer.strategy.world_size
+    if trainer.device.type == "cuda":
+        facts["device_name"] = torch.cuda.get_device_name(trainer.device)
+    return facts
+
+
+def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
+    """Log the steps, evaluations and checkpoints to come, and record the last step."""
+    from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+
+    checkpoint, loop = trainer.checkpoint, trainer.loop
+    assert isinstance(checkpoint, CheckpointerCallback)
+    start_point = start_point_of(start, fork, checkpoint.folder, composed)
+    loop.learn_lengths(data.train, start_point.progress)
+    loop.start_at(data.train, start_point.progress)
+    callbacks = bool(trainer.hooks["run_validation"])
+    setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
+    timeline = simulate(setting, step_counts_of(loop, data.train, start_point.progress), most_saves=_MOST_FORESEEN)
+    for line in schedule_lines(timeline, start_point.progress.step, loop.steps_per_epoch):
+        log.info("%s", line)
+    start.run.record_total_steps(loop.total_steps if timeline.end is None else timeline.end.step)
+
+
+def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path: Path | None, load: LoadOptions) -> int:
+    """Fit, and write into summary.json how it ended, also after an error."""
+    run = start.run
+    began = time.monotonic()
+    result: FitResult | None = None
+    status, reason = RunStatus.failed, ""
+    try:
+        _log_schedule(start, trainer, data, composed, path)
+        result = _fit(trainer, data, path, load, start)
+        status = RunStatus.finished if result.finished else RunStatus.stopped
+        reason = result.reason
+    except KeyboardInterrupt:
+        status, reason = RunStatus.interrupted, "second Ctrl-C"
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {error}"
+        # For train.log; the terminal gets its own message.
+        log.debug("the training failed", exc_info=True)
+        raise
+    finally:
+        wall_s = time.monotonic() - began
+        outcome = None
+        try:
+            best, last = _metrics(composed, run)
+            outcome = Outcome(
+                status=status,
+                reason=reason,
+                step=trainer.progress.step,
+                wall_time_s=round(wall_s, 3),
+                best_metrics=best,
+                last_metrics=last,
+                throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
+                checkpoints=report.kept(trainer),
+            )
+            run.end_attempt(outcome, now=time.time())
+        except OSError as error:
+            # A failed disk has ended the training too, and that error says what to do.
+            level = logging.DEBUG if status is RunStatus.failed else logging.ERROR
+            log.log(level, "%s could not be written: %s", run.summary_file, error)
+    if outcome is not None:
+        report.closing(run, outcome, result.metrics)
+    return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
+
+
+def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, start: Start) -> FitResult:
+    """Fit; if another rank is gone, say which, and what this one was at."""
+    try:
+        return trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
+    except RuntimeError as error:
+        if not is_of_peer(error):
+            raise
+        otherwise = "while the training was started" if trainer.stop_reason is None else "while the training ended"
+        raise trainer.strategy.group.lost(waited(error, otherwise)) from error
+
+
+def _metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """The best and the last values of the run's metrics; empty, with an error logged, if they cannot be read."""
+    try:
+        best = report.best_metrics(run.metrics_file, composed.config.checkpoint.keep_best)
+        return best, report.last_metrics(run.metrics_file)
+    except OSError as error:
+        log.error("%s could not be read: %s", run.metrics_file, error.strerror)
+        return {}, {}

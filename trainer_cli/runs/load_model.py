@@ -1,0 +1,85 @@
+"""`load_model`: the model of a checkpoint by its config, with its weights, for programs that only use it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint import model_state
+from trainer_cli.config.arguments import FROM_DATA
+from trainer_cli.config.compose import from_yaml
+from trainer_cli.core.load_options import OTHER_MODEL, WEIGHTS
+from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.runs.build import Builder
+from trainer_cli.runs.export import evaluated_weights
+from trainer_cli.runs.origin import EvaluatedOrigin
+from trainer_cli.runs.select import select_one
+from trainer_cli.runs.start import config_of
+from trainer_cli.trainer.setup import pick_device
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def load_model(
+    path: str | PathLike[str],
+    *,
+    device: str = "cpu",
+    average: str | None = None,
+    overrides: Sequence[str] = (),
+    trust: Sequence[str] = (),
+    config_dir: str | PathLike[str] | None = None,
+) -> nn.Module:
+    """The model of a checkpoint: made as its config says, with its weights, in evaluation mode.
+
+    As for `train validate`, its class must be of this package, of the project in the current directory (or that of
+    `config_dir`), or of a package in `trust`, and a class of the project whose file differs from that of the run is
+    refused. The project is put on `sys.path`. The random generators are as before.
+
+    Args:
+        path: a checkpoint, a run (its newest checkpoint), or `RUN@best`, `RUN@latest`, `RUN@step500`.
+        device: where the model is put: `auto`, or a torch device's name.
+        average: name of a callback, such as `ema`, whose average is loaded; `none`: the trained weights; None: what
+            evaluations of the run saw.
+        overrides: changes of the config, as on the command line: `model.dropout=0.0`.
+        trust: further packages whose classes the config may name.
+        config_dir: the `configs/` of the project; None: that of the current directory.
+
+    Raises:
+        CheckpointError: there is no valid checkpoint, or it carries no config.
+        ConfigError: the config names what is not trusted, or cannot be made.
+        UserError: the weights do not fit the model.
+    """
+    place = pick_device(device)
+    checkpoint = select_one(str(path))
+    source, _ = config_of(checkpoint)
+    if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
+        cure = "Name its experiment: overrides=['experiment=NAME']."
+        raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}", cure=cure)
+    composed = from_yaml(
+        source,
+        [*overrides, *([f"trust={json.dumps(list(trust))}"] if trust else [])],
+        config_dir=None if config_dir is None else Path(config_dir),
+        sections=("model",),
+    )
+    generators = model_state.capture_rng()
+    try:
+        with composed.placing():
+            needs_data = FROM_DATA in composed.config.model.values()
+            composed.check_targets(("model", "data") if needs_data else ("model",))
+            EvaluatedOrigin(composed, {}).compare(checkpoint)
+            builder = Builder(composed.config, composed.trust)
+            model = builder.model(builder.data().source if needs_data else None)
+    finally:
+        model_state.restore_rng(generators)
+    weights, _ = evaluated_weights(checkpoint, average)
+    fitting, _ = model_state.fit_model(model, weights, WEIGHTS, cast=True)
+    if fitting.faults:
+        table = model_state.table(f"{checkpoint} does not fit", {"model": fitting.faults})
+        raise UserError(f"{table}\n", cure=OTHER_MODEL)
+    fitting.load()
+    return model.to(place).eval()

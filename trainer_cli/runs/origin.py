@@ -1,0 +1,289 @@
+"""By which samples and which source a checkpoint was made, compared with those of this process.
+
+Samples that differ are refused like a changed `data`. Source that differs is reported by the names of its files; it is
+refused only where `train validate` takes the model from another project than the run's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.config.compose import Composed, diff, from_yaml
+from trainer_cli.config.diff import Change
+from trainer_cli.config.fields import DATA_KEYS, SOURCE, matches_any
+from trainer_cli.config.search_path import PACKAGE
+from trainer_cli.errors import ConfigError
+from trainer_cli.parallel.agreement import check_same
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.start import config_of, manifest_of
+
+if TYPE_CHECKING:
+    from trainer_cli.core.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+TRAIN = "train"
+"""The name of the training data."""
+_DRAWS = 64
+"""How often a sample that differs is read again before it is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Digests of a few samples of each dataset, and of the files that were imported from the project."""
+
+    samples: Mapping[str, Mapping[str, str]]
+    source: Mapping[str, str]
+
+
+def origin_of(loaders: Mapping[str, Any], root: Path) -> Origin:
+    """The origin of what this process trains."""
+    return Origin(_samples_of(loaders), dict(_source_digests(root)))
+
+
+def _samples_of(loaders: Mapping[str, Any], draws: int = 2) -> dict[str, dict[str, str]]:
+    """Digests of samples, or the fingerprint, of each dataset; that of the training data is in its position."""
+    from trainer_cli.data.digest import FINGERPRINT, sample_digests
+
+    fingerprints = {name: getattr(loader, "fingerprint", None) for name, loader in loaders.items() if name != TRAIN}
+    known = {name: {FINGERPRINT: text} for name, text in fingerprints.items() if isinstance(text, str)}
+    return sample_digests(loaders, draws=draws) | known
+
+
+def _source_digests(root: Path) -> Iterator[tuple[str, str]]:
+    """Path and digest of each imported file below the project's root that is neither installed nor this package's."""
+    for file in sorted(_imported_files(root)):
+        if (digest := _digest(root / file)) is not None:
+            yield file, digest
+
+
+def _imported_files(root: Path) -> set[str]:
+    elsewhere = [Path(path).resolve() for path in (sys.prefix, sysconfig.get_path("stdlib"))]
+    elsewhere = [path for path in (*elsewhere, PACKAGE) if not root.is_relative_to(path)]
+    files = set()
+    # A module may be imported by another thread meanwhile.
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if not isinstance(name, str) or not name.endswith(".py") or not name.startswith(f"{root}{os.sep}"):
+            continue
+        path = Path(name)
+        if not _INSTALLED.intersection(path.parts) and not any(path.is_relative_to(folder) for folder in elsewhere):
+            files.add(path.relative_to(root).as_posix())
+    return files
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    # A checkout on another system may have other line ends.
+    return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
+
+
+def other_source(source: Mapping[str, str], root: Path) -> dict[str, str]:
+    """The files of a checkpoint's source that differ in this project -> `changed` or `not there`."""
+    digests = {file: _digest(root / file) for file in source}
+    return {
+        file: "not there" if digest is None else "changed" for file, digest in digests.items() if digest != source[file]
+    }
+
+
+def compare_resumed(
+    composed: Composed,
+    name: str,
+    manifest: Manifest,
+    changes: Iterable[Change],
+    loaders: Mapping[str, Any],
+    now: Origin,
+) -> None:
+    """Compare the origin of the checkpoint that a run resumes.
+
+    Raises:
+        ConfigError: samples differ, though `data` and `seed` did not change, and `resume_allow` does not allow it.
+    """
+    _report_source(name, other_source(manifest.source, composed.project_root))
+    if not _changes_samples(changes):
+        _compare_samples(composed, name, manifest, loaders, now)
+
+
+def compare_forked(composed: Composed, fork: Path, now: Origin) -> None:
+    """Compare the origin of the checkpoint with whose weights a new run begins. Other samples are only reported."""
+    manifest = manifest_of(fork)
+    if manifest is None:
+        return
+    _report_source(str(fork), other_source(manifest.source, composed.project_root))
+    if manifest.samples and not _changes_samples(_changes_since(fork, composed)):
+        _report_samples(str(fork), _differing(now, manifest))
+
+
+class EvaluatedOrigin:
+    """Compares the origin of each checkpoint that is evaluated under one config with that of this process."""
+
+    def __init__(self, composed: Composed, loaders: Mapping[str, Any]) -> None:
+        self._composed, self._loaders = composed, loaders
+        self._now = origin_of(loaders, composed.project_root)
+        self._changes_samples: bool | None = None
+        self._reported: dict[str, str] = {}
+
+    def compare(self, checkpoint: Path) -> None:
+        """Compare one checkpoint; report what differs, unless it was reported of the checkpoint before.
+
+        Raises:
+            ConfigError: samples differ, or the model comes from another project, in which its file differs, and
+                `resume_allow` does not allow it.
+        """
+        manifest = manifest_of(checkpoint)
+        if manifest is None:
+            return
+        root = self._composed.project_root
+        differing = other_source(manifest.source, root)
+        # Any of the attempts may have made this checkpoint.
+        if manifest.source and root not in (trained_in := RunDir(checkpoint.parent.parent).project_roots):
+            _refuse_other_model(self._composed, checkpoint, manifest, differing, trained_in)
+        if differing != self._reported:
+            _report_source(str(checkpoint), differing)
+        self._reported = differing
+        if self._changes_samples is None:
+            self._changes_samples = _changes_samples(_changes_since(checkpoint, self._composed))
+        if not self._changes_samples:
+            _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self._now)
+
+
+def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Origin) -> None:
+    """Check that every rank has rank 0's data and source. Collective.
+
+    Raises:
+        UserError: on every rank, with what differs, and the ranks where it does.
+    """
+    from trainer_cli.data.digest import length_of, other_samples
+
+    facts: dict[str, object] = {}
+    for name, loader in loaders.items():
+        if not getattr(loader, "per_rank", False):
+            facts[f"number of samples in {name}"] = length_of(loader)
+            facts[f"fingerprint of {name}"] = getattr(loader, "fingerprint", None)
+    check_same(group, facts, where="data", cure="Give all machines the same data.")
+    first, *others = group.gather(now)
+    samples, source = {}, {}
+    for rank, other in enumerate(others, 1):
+        samples[rank] = other_samples(other.samples, first.samples)
+        shared = sorted(first.source.keys() & other.source.keys())
+        source[rank] = [file for file in shared if first.source[file] != other.source[file]]
+    _refuse_ranks(samples, "data", "data", "Give all machines the same data, in the same order.")
+    _refuse_ranks(source, "source", None, "Give all machines the same files of the project.")
+
+
+def _refuse_ranks(differing: Mapping[int, list[str]], what: str, where: str | None, cure: str) -> None:
+    """Refuse ranks that differ from rank 0; without a rank that does, return."""
+    listed = [f"rank {rank} ({_listed(names)})" for rank, names in differing.items() if names]
+    if listed:
+        raise ConfigError(f"the {what} of rank 0 is not that of {_listed(listed)}", location=where, hint=cure)
+
+
+def _refuse_other_model(
+    composed: Composed, checkpoint: Path, manifest: Manifest, differing: Mapping[str, str], trained_in: list[Path]
+) -> None:
+    """Refuse a model of another project than those in which the run was trained, if its file differs."""
+    root, target = composed.project_root, str(composed.config.model["_target_"])
+    file = _file_of(target, root)
+    if file is None or (file in manifest.source and file not in differing):
+        log.info("%s was trained in %s; the model is the same here", checkpoint, _listed(trained_in) or "another place")
+        return
+    if SOURCE in composed.config.resume_allow:
+        return
+    there = [project for project in trained_in if project.is_dir() and not other_source(manifest.source, project)]
+    run_there = f"Run the command in {there[-1]}, which has the source of the run. " if there else ""
+    raise ConfigError(
+        f"{target} of {root} is not the class that {checkpoint} was trained with"
+        f"{f' in {_listed(trained_in)}' if trained_in else ''}: {file} differs",
+        location="model._target_",
+        hint=f"{run_there}To evaluate with this class all the same, add 'resume_allow=[{SOURCE}]'.",
+    )
+
+
+def _file_of(target: str, root: Path) -> str | None:
+    """The file of the project that defines an imported class or function; None if it is not the project's."""
+    name, attribute = target, ""
+    while name not in sys.modules and "." in name:
+        name, _, attribute = name.rpartition(".")
+    module = sys.modules.get(name)
+    # A package may hand on what a module of it defines.
+    module = sys.modules.get(getattr(getattr(module, attribute, None), "__module__", name))
+    file = getattr(module, "__file__", None)
+    path = None if file is None else Path(file)
+    return path.relative_to(root).as_posix() if path is not None and path.is_relative_to(root) else None
+
+
+def _changes_since(checkpoint: Path, composed: Composed) -> list[Change]:
+    """The changes from the config of a checkpoint."""
+    source, _ = config_of(checkpoint)
+    return diff(from_yaml(source, trusted=True, missing_ok=True).raw, composed.raw) if source else []
+
+
+def _changes_samples(changes: Iterable[Change]) -> bool:
+    """Whether other samples are to be expected: `seed` changed, or an argument of the data itself."""
+    of_loaders = set(DATA_KEYS) - {"overfit_batches"}
+    return any(
+        change.path[0] == "seed" or (change.path[0] == "data" and of_loaders.isdisjoint(change.path[1:2]))
+        for change in changes
+    )
+
+
+def _differing(now: Origin, manifest: Manifest) -> list[str]:
+    from trainer_cli.data.digest import other_samples
+
+    return other_samples(now.samples, manifest.samples)
+
+
+def _compare_samples(
+    composed: Composed, name: str, manifest: Manifest, loaders: Mapping[str, Any], now: Origin
+) -> None:
+    from trainer_cli.checkpoint.save import library_versions
+    from trainer_cli.data.digest import other_samples
+
+    if not _differing(now, manifest):
+        return
+    # A dataset that draws numbers by itself may by chance have given the same ones twice.
+    differing = other_samples(_samples_of(loaders, _DRAWS), manifest.samples)
+    versions = library_versions()
+    other_versions = any(manifest.versions.get(library, version) != version for library, version in versions.items())
+    if not differing or other_versions or matches_any("data", composed.config.resume_allow):
+        _report_samples(name, differing)
+        return
+    raise ConfigError(
+        _other_data(name, differing),
+        location="data",
+        hint="Use the data of the run; the order of a set or of os.listdir, and a split without a seed, differ from "
+        "process to process. To go on all the same, add 'resume_allow=[data]'.",
+    )
+
+
+def _report_samples(name: str, differing: list[str]) -> None:
+    if differing:
+        log.warning("%s", _other_data(name, differing))
+
+
+def _other_data(name: str, differing: Sequence[str]) -> str:
+    differ = "differs" if len(differing) == 1 else "differ"
+    return f"the data is not what {name} was trained with: {_listed(differing)} {differ}"
+
+
+def _report_source(name: str, differing: Mapping[str, str]) -> None:
+    if differing:
+        files = [f"{file} ({how})" for file, how in differing.items()]
+        log.warning("the source is not what %s was trained with: %s", name, _listed(files))
+
+
+def _listed(names: Sequence[str | Path], most: int = 8) -> str:
+    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,451 @@
+"""`train plan`: what a `fit` would do now, without training or writing anything.
+
+compose and check the config; examine the run directory as `fit` does, but change nothing in it
+build the data, for its length; the loop computes intervals and limits from it
+simulate the policy from the step at which the run would start
+make model and optimizer without values, for the size of a checkpoint
+
+The size of a checkpoint, from its state made without values and the file layout of the format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
+from trainer_cli.checkpoint.format.base import Format
+from trainer_cli.checkpoint.format.tensor_file import state_file
+from trainer_cli.checkpoint.format.verified_file import read_verified
+from trainer_cli.checkpoint.model_state import model_files
+from trainer_cli.config.arguments import SAVER
+from trainer_cli.config.compose import Composed, to_yaml
+from trainer_cli.config.targets import component, import_from
+from trainer_cli.core.intervals import StepCounts
+from trainer_cli.core.left_out import left_out, without
+from trainer_cli.core.naming import Naming
+from trainer_cli.core.policy import Saved, retention_rules, save_rules, settings_of
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.schema import (
+    OF_TRAINING,
+    CheckpointConfig,
+    CheckpointFormat,
+    Compression,
+    Newer,
+    ParallelConfig,
+    Removal,
+)
+from trainer_cli.core.simulation import Simulation, Timeline, simulate
+from trainer_cli.core.stopping import Stop
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
+from trainer_cli.trainer.messages import to_console
+from trainer_cli.trainer.schedulers import Schedulers
+from trainer_cli.trainer.state import capture
+
+if TYPE_CHECKING:
+    from trainer_cli.runs.build import Builder, Data
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
+
+_AFFORDABLE_BYTES = 2**30
+"""A state up to this size is made with values if the optimizer needs them."""
+_SMALL_BYTES = 2**26
+"""A state up to this size is made with values at once: a step without values imports torch's compiler, some seconds."""
+_HOW = ("fused", "foreach", "capturable")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSize:
+    """Bytes of the files of one checkpoint; None if unknown."""
+
+    before_training: int | None = None
+    """Of one saved before the first optimizer step."""
+    trained: int | None = None
+    doubt: str | None = None
+    """What is not counted, or why the size is unknown."""
+
+    def at(self, step: int) -> int:
+        """Bytes of the checkpoint of a step; 0 if unknown."""
+        return (self.trained if step else self.before_training) or 0
+
+
+def checkpoint_size(
+    builder: Builder, data: Data, end: Progress, form: Format, *, beside: int = 0, leave_out: Sequence[str] = ()
+) -> CheckpointSize:
+    """Bytes of a checkpoint of a format at step 0, and of one at `end`.
+
+    Args:
+        beside: bytes of the small files in it.
+        leave_out: `checkpoint.leave_out`.
+
+    Raises:
+        TrainError: `fit` would refuse the model, the optimizer or their state.
+    """
+    try:
+        trainer = _made(builder, data)
+        before = _size(trainer, data, form, leave_out)
+        if before <= _SMALL_BYTES:
+            trainer = _made(builder, data, values=True)
+        doubt = _step(trainer)
+        if doubt is not None and before <= _AFFORDABLE_BYTES:
+            trainer = _made(builder, data, values=True)
+            doubt = _step(trainer)
+        trainer.progress.load_state_dict(end.state_dict())
+        return CheckpointSize(before + beside, _size(trainer, data, form, leave_out) + beside, doubt)
+    except RuntimeError as error:
+        return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
+
+
+def _made(builder: Builder, data: Data, *, values: bool = False) -> Trainer:
+    """A trainer as before its first step."""
+    trainer = builder.shapes(data, values=values)
+    trainer.loop.prepare(trainer, data.train)
+    trainer.schedulers = Schedulers(builder.schedulers(trainer.loop), trainer.optimizers)
+    return trainer
+
+
+def _size(trainer: Trainer, data: Data, form: Format, leave_out: Sequence[str]) -> int:
+    trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
+    files = sum(map(len, model_files(trainer.model).values()))
+    state = without(capture(trainer, data.train), leave_out)
+    return files + form.plan(state, shapes_only=True).total_bytes
+
+
+def _step(trainer: Trainer) -> str | None:
+    """Make each optimizer create its state; why it cannot, or None."""
+    for optimizer in trainer.optimizers.values():
+        for group in optimizer.param_groups:
+            # The implementation of a step does not change the state, and not every one works without values.
+            group.update({key: False for key in _HOW if group.get(key)})
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    parameter.grad = parameter.detach().clone()
+        try:
+            optimizer.step()
+        except Exception as error:  # A user's optimizer may need what a plan does not have.
+            return f"the state of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}"[:300]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint:
+    """Where the training begins, and the run's checkpoints on the disk then."""
+
+    progress: Progress
+    path: Path | None = None
+    """The checkpoint whose state, or whose weights alone, are loaded."""
+    saved: tuple[Saved, ...] = ()
+    sizes: dict[str, int] | None = None
+    last_saved_step: int | None = None
+    pending_evaluation: bool = False
+    left: tuple[str, ...] = ()
+    """Checkpoints newer than the one named by `resume`, which are removed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a `fit` would do."""
+
+    run_dir: Path
+    start: Start | Done
+    start_point: StartPoint
+    step_counts: StepCounts
+    timeline: Timeline
+    size: CheckpointSize
+    copies: str | None = None
+    """Into which folder checkpoints are copied, and which."""
+    at_most: tuple[int, int] | None = None
+    """The most checkpoints and bytes on the disk at a time if a metric decides on some; None if it decides on none."""
+    estimates: tuple[str, ...] = ()
+    """What was estimated from the given times and counts."""
+    left_out: tuple[str, ...] = ()
+    """States that the checkpoints will lack."""
+    unknown: tuple[str, ...] = ()
+    """What is not known before the training."""
+
+
+def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: float | None = None) -> Plan:
+    """What a `fit` with this config would do now; nothing is written, locked or trained.
+
+    Args:
+        step_time_s, step_tokens: what one optimizer step is expected to take and to consume, for rules in these units.
+
+    Raises:
+        TrainError: whatever `fit` would refuse before its first step.
+    """
+    refuse_no_optimizer(composed)
+    import_from(composed.project_root)
+    to_console(composed.config.logging.level)
+    with composed.placing():
+        run = RunDir(composed.config.run_dir)
+        start = (
+            of_existing(run, composed, read_only=True) if run.exists_as_run() else of_new(run, composed, read_only=True)
+        )
+        return _nothing(run, start) if isinstance(start, Done) else _ahead(composed, start, step_time_s, step_tokens)
+
+
+def _nothing(run: RunDir, done: Done) -> Plan:
+
+    here = Progress(step=done.step)
+    return Plan(
+        run_dir=run.path,
+        start=done,
+        start_point=StartPoint(here),
+        step_counts=StepCounts(start=here),
+        timeline=Timeline(),
+        size=CheckpointSize(),
+    )
+
+
+def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
+    from trainer_cli.checkpoint.format.open import format_of
+    from trainer_cli.runs.build import Builder
+
+    config = composed.config
+    folder = start.run.folder_for(config.checkpoint.folder)
+    composed.check_targets()
+    start_point = start_point_of(start, fork_of(composed, start), folder, composed)
+    group = _group_of(config.parallel)
+    builder = Builder(config, composed.trust, group)
+    data = builder.data()
+    loop = builder.loop()
+    loop.learn_lengths(data.train, start_point.progress)
+    loop.start_at(data.train, start_point.progress)
+    kinds = {
+        name: component(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
+        for name, node in config.callbacks.items()
+        if node is not None
+    }
+    checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))
+    step_counts = step_counts_of(
+        loop, data.train, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens
+    )
+    callbacks = any(_overrides(kind, "run_validation") for kind in kinds.values())
+    setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
+    end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
+    form = format_of(checkpoint.format, checkpoint.compression)
+    size = checkpoint_size(
+        builder, data, end, form, beside=len(to_yaml(composed).encode()), leave_out=checkpoint.leave_out
+    )
+    name = _name(composed, checkpoint, group.world_size)
+    timeline = simulate(setting, step_counts, name=name, size=size.at, sizes=start_point.sizes)
+    return Plan(
+        run_dir=start.run.path,
+        start=start,
+        start_point=start_point,
+        step_counts=step_counts,
+        timeline=timeline,
+        size=size,
+        copies=_copies(checkpoint),
+        at_most=_at_most(setting, timeline, size),
+        estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
+        left_out=left_out(checkpoint.leave_out, kinds),
+        unknown=tuple(_unknown(setting, step_counts, kinds, size, start.run)),
+    )
+
+
+def simulation_of(
+    loop: TrainingLoop,
+    checkpoint: CheckpointConfig,
+    start: Start,
+    start_point: StartPoint,
+    *,
+    evaluated: Iterable[str],
+    callbacks: bool,
+) -> Simulation:
+    """The settings of the simulation, for a loop that knows its lengths.
+
+    Args:
+        evaluated: the names of the validation loaders.
+        callbacks: whether a callback makes evaluations of its own.
+    """
+    names = list(evaluated)
+    loop.evaluations.check(names)
+    return Simulation(
+        limits=loop.limits,
+        save=save_rules(checkpoint, loop.checkpoint_interval),
+        retention=retention_rules(checkpoint, loop.checkpoint_interval),
+        eval_intervals=loop.evaluations.intervals(names, callbacks=callbacks),
+        log_interval=loop.log_interval if str(checkpoint.keep_best.metric).startswith(OF_TRAINING) else None,
+        eval_at_start=loop.settings.eval_at_start,
+        evaluates=bool(names) or callbacks,
+        pending_evaluation=start_point.pending_evaluation,
+        enabled=checkpoint.enabled,
+        loaded=start_point.path is not None,
+        saved=start_point.saved,
+        last_saved_step=start_point.last_saved_step,
+        stop_request=None if start.finished is None else Stop(start.finished, finished=True),
+    )
+
+
+def step_counts_of(
+    loop: TrainingLoop,
+    train_loader: Any,
+    progress: Progress,
+    *,
+    step_time_s: float | None = None,
+    step_tokens: float | None = None,
+) -> StepCounts:
+    """The counts of each step, from the length and batch size of the loader."""
+    length = getattr(train_loader, "length", None)
+    size = getattr(train_loader, "batch_size", None)
+    if size is not None and length is not None and getattr(train_loader, "drop_last", False):
+        length -= length % size
+    return StepCounts(
+        start=progress,
+        grad_accum_steps=loop.settings.grad_accum_steps,
+        epoch_batches=loop.epoch_batches,
+        steps_per_epoch=loop.steps_per_epoch,
+        batch_size=size,
+        epoch_samples=length,
+        step_tokens=step_tokens,
+        step_time_s=step_time_s,
+    )
+
+
+def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Composed) -> StartPoint:
+    """The start point of a training that saves in `folder`."""
+    path = start.path or fork
+    whole = start.entry is not None or (fork is not None and load_options(composed.config.load).resumes)
+    entry, source = start.entry, start.place.catalog
+    if entry is None and fork is not None:
+        source = catalog_of(fork.parent)
+        entry = source.entry(fork.name)
+    progress = _progress(entry) if whole and entry is not None else Progress()
+    catalog = start.run.catalog(folder)
+    own = [] if start.is_new and start.entry is None else catalog.valid(start.run_id)
+    before = [one for one in own if one.step <= progress.step]
+    left = [one for one in own if one.step > progress.step and is_intact(catalog.storage, one)]
+    return StartPoint(
+        progress,
+        path,
+        tuple(saved for one in before if (saved := one.saved()) is not None),
+        {one.name: one.size_bytes for one in before},
+        max((one.step for one in before), default=None),
+        path is not None and whole and entry is not None and _has_pending_evaluation(source, entry),
+        tuple(one.name for one in left) if composed.config.checkpoint.newer is Newer.trash else (),
+    )
+
+
+def _progress(entry: Entry) -> Progress:
+    assert entry.manifest is not None
+    return Progress.of(entry.manifest.progress) or Progress(step=entry.step, epoch=entry.manifest.epoch)
+
+
+def _has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
+    """Whether the attempt that saved a checkpoint was stopped before an evaluation that was due."""
+    file, manifest = state_file(0), entry.manifest
+    if manifest is None or file not in manifest.files:
+        return False
+    with catalog.storage.reading(entry.name) as folder:
+        found = json.loads(read_verified(folder, manifest, file))
+    loop = found.get("state", {}).get("loop")
+    return isinstance(loop, dict) and loop.get("owed_record") is not None
+
+
+def _overrides(kind: Any, hook: str) -> bool:
+    from trainer_cli.trainer.hooks import Callback
+
+    return getattr(kind, hook, None) is not getattr(Callback, hook)
+
+
+def _group_of(parallel: ParallelConfig) -> ProcessGroup:
+    """Rank 0 of the processes that the config says, without the others."""
+    group = ProcessGroup()
+    group.world_size = parallel.processes_per_node or 1
+    group.divide_layers(parallel.tensor_size)
+    return group
+
+
+def _name(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> Callable[[Progress], str]:
+    naming, own = Naming(checkpoint.name, checkpoint.suffix), composed.config.name or "default"
+
+    def name(at: Progress) -> str:
+        return naming.name({**at.state_dict(), "run_name": own, "world_size": world_size})
+
+    return name
+
+
+def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> tuple[int, int] | None:
+    """Where a metric decides: the most at a time, if every evaluation were among the best."""
+    best = setting.save.keep_best
+    if best is None or not timeline.may_save or not setting.enabled:
+        return None
+    count, size_bytes = (timeline.peak.count, timeline.peak.size_bytes) if timeline.peak is not None else (0, 0)
+    many = len(timeline.may_save)
+    # The best, and beside them one that is being saved.
+    more = many if setting.retention.remove is Removal.never else min(many, best.count) + 1
+    return count + more, size_bytes + more * size.at(1)
+
+
+def _copies(checkpoint: CheckpointConfig) -> str | None:
+    folder, every = checkpoint.copy_to.folder, checkpoint.copy_to.every
+    if folder is None or not checkpoint.enabled:
+        return None
+    return f"{folder}: {'each checkpoint' if every == 1 else f'one checkpoint of {every}, and the last'}"
+
+
+def _rules(setting: Simulation) -> Iterator[tuple[str, Any]]:
+    yield "loop.max_duration", setting.limits.max_duration
+    yield "loop.hard_stop", setting.limits.hard_stop
+    for interval in setting.eval_intervals:
+        yield "loop.eval_interval", interval
+    yield "loop.log_interval", setting.log_interval
+    if setting.enabled:
+        yield "checkpoint.save_interval", setting.save.save_interval
+        yield "checkpoint.ephemeral_save_interval", setting.save.ephemeral_save_interval
+        yield "checkpoint.keep_every", setting.retention.keep_every
+
+
+def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
+    flags = {
+        "s": ("step_time_s", "--step-time", "s a step"),
+        "tok": ("step_tokens", "--step-tokens", " tokens a step; the steps differ where samples do"),
+    }
+    for key, interval in _rules(setting):
+        if interval is not None and interval.duration.unit in flags:
+            field, flag, unit = flags[interval.duration.unit]
+            if (value := getattr(step_counts, field)) is not None:
+                yield f"{key} ({interval.duration}): estimated from {flag}, {value:g}{unit}"
+    if setting.limits.max_time_s is not None and step_counts.step_time_s is not None:
+        limit = setting.limits.max_time_s
+        yield f"loop.max_time ({limit:g}s): estimated from --step-time, {step_counts.step_time_s:g}s a step"
+
+
+def _of_format(checkpoint: CheckpointConfig) -> Iterator[str]:
+    if checkpoint.compression is not Compression.none:
+        yield f"checkpoint.compression ({checkpoint.compression}): sizes are those before compression"
+    if checkpoint.format is CheckpointFormat.torch_file:
+        yield "checkpoint.format (torch_file): sizes are those of the format tensors; torch.save adds a little"
+
+
+def _unknown(
+    setting: Simulation, step_counts: StepCounts, kinds: dict[str, Any], size: CheckpointSize, run: RunDir
+) -> Iterator[str]:
+    cures = {"s": "give --step-time SECONDS", "tok": "give --step-tokens N"}
+    for key, interval in _rules(setting):
+        if interval is not None and not step_counts.knows(interval):
+            cure = cures.get(interval.duration.unit, "the train loader has no length")
+            yield f"{key} ({interval.duration}): when it is reached is unknown, so it is left out; {cure}"
+    if setting.limits.max_time_s is not None and step_counts.step_time_s is None:
+        yield f"loop.max_time ({setting.limits.max_time_s:g}s): left out; {cures['s']}"
+    if setting.save.keep_best is not None and setting.enabled:
+        metric = setting.save.keep_best.metric
+        yield f"checkpoint.keep_best: {metric} is measured during the training; an evaluation may save"
+    for name, kind in kinds.items():
+        package = str(getattr(kind, "__module__", "")).partition(".")[0]
+        if name == SAVER:
+            yield f"callbacks.{name}: a {kind.__name__} may decide differently"
+        elif kind.__name__ == "EarlyStopping" and package == "trainer_cli":
+            yield f"callbacks.{name}: may end the run earlier"
+        elif package != "trainer_cli":
+            yield f"callbacks.{name}: what it saves, asks for or stops is not counted"
+    if size.doubt is not None:
+        yield size.doubt
+    if run.read_summary().get("status") == RunStatus.running:
+        yield f"{run.path} is being trained, or was killed: this is the plan as of now"

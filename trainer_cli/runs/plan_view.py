@@ -1,0 +1,223 @@
+"""A plan as text (a summary, a chart of the steps, a table of the checkpoints) and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from trainer_cli.core.left_out import described
+from trainer_cli.core.simulation import Timeline
+from trainer_cli.runs.plan import Plan
+from trainer_cli.runs.start import Done
+from trainer_cli.terminal import table
+
+_WIDTH = 64
+_ROWS = 40
+
+
+def as_dict(plan: Plan) -> dict[str, Any]:
+    """The plan as plain values, for JSON. Every list is complete and in order of time."""
+    line, start, start_point = plan.timeline, plan.start, plan.start_point
+    done = isinstance(start, Done)
+    return {
+        "run_dir": str(plan.run_dir),
+        "does": "nothing" if done else "start" if start_point.progress.step == 0 else "go on",
+        "reason": start.reason,
+        "from": {
+            "step": start_point.progress.step,
+            "checkpoint": None if start_point.path is None else str(start_point.path),
+            "changes": [] if isinstance(start, Done) else [str(change) for change in start.changes],
+            "on_disk": [
+                {
+                    "name": one.name,
+                    "step": one.step,
+                    "kind": one.kind.value,
+                    "size_bytes": (start_point.sizes or {})[one.name],
+                }
+                for one in start_point.saved
+            ],
+            "left": list(start_point.left),
+        },
+        "end": None if line.end is None else {"step": line.end.step, "epoch": line.end.epoch},
+        "stop": None if line.stop is None else {"reason": line.stop.reason, "finished": line.stop.finished},
+        "steps_per_epoch": plan.step_counts.steps_per_epoch,
+        "evaluations": line.evaluations,
+        "saves": [{**asdict(one), "size_bytes": one.size_bytes or None} for one in line.saves],
+        "completed": [asdict(one) for one in line.completed.values()],
+        "may_save": line.may_save,
+        "removals": [asdict(one) for one in line.removals],
+        "kept": [{"name": name, "why": why} for name, why in line.kept.items()],
+        "peak": None if line.peak is None else asdict(line.peak),
+        "at_most": None if plan.at_most is None else {"count": plan.at_most[0], "size_bytes": plan.at_most[1]},
+        "left_out": list(plan.left_out),
+        "checkpoint_bytes": plan.size.trained,
+        "copies": plan.copies,
+        "estimates": list(plan.estimates),
+        "unknown": list(plan.unknown),
+    }
+
+
+def shown(plan: Plan) -> str:
+    """The plan as text."""
+    if isinstance(plan.start, Done):
+        return (
+            f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing.\n"
+            "To train further, give a larger loop.max_duration."
+        )
+    parts = ["\n".join(_summary(plan))]
+    if plan.timeline.end is not None:
+        parts += ["\n".join(_chart(plan)), _table(plan)]
+    for title, lines in (("estimated", plan.estimates), ("not known before the training", plan.unknown)):
+        if lines:
+            parts.append("\n".join([f"{title}:", *(f"  {one}" for one in lines)]))
+    return "\n\n".join(part for part in parts if part)
+
+
+def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[str]:
+    """Two log lines for the start of a training; none if its end is not known."""
+    if line.end is None or line.stop is None:
+        return
+    whole = f"will train steps {start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
+    if line.cut:
+        yield whole
+        yield f"checkpoints at {_spread([one.step for one in line.saves[:4]])}, … (`train plan` lists all of them)"
+        return
+    yield f"{whole}; {_counted(line.evaluations, 'evaluation')}"
+    may = f"; {_counted(line.may_save, 'measurement')} may save for a metric" if line.may_save else ""
+    stay = f"; {len(line.kept)} on the disk at the end" if line.kept else ""
+    yield f"{_counted([one.step for one in line.saves], 'checkpoint')}{stay}{may}"
+
+
+def _length(reason: str, steps_per_epoch: int | None) -> str:
+    """How long that is, and how long an epoch is, where the steps do not say it: `15 epochs of 45 steps`."""
+    length = reason.removesuffix(" reached").removeprefix("max_duration of ")
+    if steps_per_epoch is None or length == "1 epoch":
+        return length
+    return (
+        f"{length} of {steps_per_epoch:,} steps"
+        if length.endswith("epochs")
+        else f"{length}, {steps_per_epoch:,} an epoch"
+    )
+
+
+def sweep_table(plans: Mapping[str, Plan]) -> str:
+    """A row for each job of a sweep, and what all of them take."""
+    rows = []
+    for key, plan in plans.items():
+        line, first = plan.timeline, plan.start_point.progress.step
+        peak = "" if line.peak is None else _many(line.peak.count, line.peak.size_bytes)
+        if isinstance(plan.start, Done):
+            rows.append((key, f"finished at {first:,}", "", "", ""))
+        else:
+            end = "?" if line.end is None else f"{line.end.step:,}"
+            rows.append((key, f"{first:,} to {end}", f"{len(line.evaluations):,}", f"{len(line.saves):,}", peak))
+    steps = sum(one.timeline.end.step - one.start_point.progress.step for one in plans.values() if one.timeline.end)
+    most = sum(one.timeline.peak.size_bytes for one in plans.values() if one.timeline.peak)
+    header = ("job", "steps", "evaluations", "checkpoints", "on the disk at most")
+    total = f"{len(plans):,} jobs, {steps:,} steps{f', {_bytes(most)} on the disk at most' if most else ''}"
+    return f"{table(header, rows, right=header[2:4])}\n\n{total}"
+
+
+def _summary(plan: Plan) -> Iterator[str]:
+    line, start_point, start = plan.timeline, plan.start_point, plan.start
+    first = start_point.progress.step
+    yield f"{plan.run_dir}: {start.reason}"
+    assert not isinstance(start, Done)
+    if start_point.path is not None:
+        yield (
+            f"  resumes        {start_point.path} (step {first:,})" if first else f"  weights from   {start_point.path}"
+        )
+    for change in start.changes:
+        yield f"  changed        {change} (may change)"
+    if start_point.left:
+        yield f"  goes back      {', '.join(start_point.left)} would be removed"
+    if line.end is None or line.stop is None:
+        yield f"  steps          from {first:,}; its end is not known"
+        return
+    per_epoch = plan.step_counts.steps_per_epoch
+    epochs = "" if per_epoch is None else f", epochs of {per_epoch:,}"
+    yield f"  steps          {first:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
+    yield f"  evaluations    {_listed(line.evaluations)}"
+    yield f"  checkpoints    {_listed([one.step for one in line.saves])}"
+    if line.may_save:
+        yield f"  may save too   {_listed(line.may_save)}: where the metric is among the best"
+    if line.peak is not None:
+        most = _many(line.peak.count, line.peak.size_bytes)
+        yield f"  on the disk    {len(line.kept)} at the end; at most {most}, at step {line.peak.step:,}"
+    if plan.at_most is not None:
+        yield f"                 with those that a metric may add, no more than {_many(*plan.at_most)}"
+    if plan.copies is not None:
+        yield f"  copied to      {plan.copies}"
+    if plan.size.trained is not None:
+        yield f"  each takes     {_bytes(plan.size.trained)}"
+    if plan.left_out:
+        yield f"  left out       {described(plan.left_out)}"
+
+
+def _chart(plan: Plan) -> Iterator[str]:
+    """A row for each kind of event, the steps from left to right."""
+    line = plan.timeline
+    assert line.end is not None
+    first, last = plan.start_point.progress.step, line.end.step
+    fixed = [one.step for one in line.saves if one.reason.startswith("fixed step")]
+    final = [one.step for one in line.saves if one.reason == "end of training"]
+    others = [one for one in line.saves if one.step not in (*fixed, *final)]
+    rows = {
+        "evaluations": ("|", line.evaluations),
+        "permanent": ("P", [one.step for one in others if one.kind == "permanent"]),
+        "fixed": ("F", fixed),
+        "final": ("E", final),
+        "ephemeral": ("e", [one.step for one in others if one.kind == "ephemeral"]),
+        "perhaps": ("?", line.may_save),
+        "removals": ("x", [one.step for one in line.removals]),
+    }
+    ends = f"{first:,}", f"{last:,}"
+    yield f"  {'step':<13}{ends[0]}{' ' * max(1, _WIDTH - len(ends[0]) - len(ends[1]))}{ends[1]}"
+    for title, (mark, steps) in rows.items():
+        if steps:
+            marked = {_column(step, first, last) for step in steps}
+            yield f"  {title:<13}{''.join(mark if one in marked else '.' for one in range(_WIDTH))}"
+
+
+def _table(plan: Plan) -> str:
+    line = plan.timeline
+    gone = {one.name: f"removed at {one.step:,}: {one.reason}" for one in line.removals}
+    became = {**gone, **{name: f"stays: {why}" for name, why in line.kept.items()}}
+    rows = [(one.name, one.kind.value, "on the disk now", became.get(one.name, "")) for one in plan.start_point.saved]
+    rows += [(one.name, one.kind.value, one.reason, became.get(one.name, "")) for one in line.saves]
+    hidden = len(rows) - _ROWS
+    if hidden > 0:
+        half = _ROWS // 2
+        rows = [*rows[:half], (f"… {hidden} more", "", "", "(--json lists all)"), *rows[-half:]]
+    return table(("checkpoint", "kind", "why", "what becomes of it"), rows, indent="  ") if rows else ""
+
+
+def _column(step: int, first: int, last: int) -> int:
+    return 0 if last == first else (step - first) * (_WIDTH - 1) // (last - first)
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return f"{len(steps):,}: {_spread(steps)}" if steps else "none"
+
+
+def _counted(steps: Sequence[int], noun: str) -> str:
+    many = f"{len(steps):,} {noun}{'' if len(steps) == 1 else 's'}" if steps else f"no {noun}"
+    return f"{many} ({_spread(steps)})" if steps else many
+
+
+def _spread(steps: Sequence[int]) -> str:
+    """The first few steps and the last."""
+    texts = [f"{step:,}" for step in steps]
+    return ", ".join(texts if len(texts) <= 6 else [*texts[:3], "…", texts[-1]])
+
+
+def _many(count: int, size_bytes: int) -> str:
+    return f"{count:,}{f', {_bytes(size_bytes)}' if size_bytes else ''}"
+
+
+def _bytes(size_bytes: int) -> str:
+    units: Iterable[tuple[int, str]] = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+    return next(
+        (f"{size_bytes / unit:.3g} {name}" for unit, name in units if size_bytes >= unit), f"{size_bytes} bytes"
+    )

@@ -1,0 +1,177 @@
+"""The results of `train validate`: JSON lines and a CSV file at once; at the end events and a printed table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.core.files import AppendedFile, replace
+from trainer_cli.core.policy import BestRule
+from trainer_cli.loggers.base import Record, RunFacts
+from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.runs.metrics import best_rule, describe
+from trainer_cli.terminal import table
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checkpoint on one loader."""
+
+    checkpoint: str
+    step: int
+    loader: str
+    metrics: dict[str, float]
+
+
+class Results:
+    """Collect rows, in a folder that is made for the first of them. Where it cannot be written, with a warning before
+    any work, they are only shown."""
+
+    def __init__(
+        self,
+        folder: Path,
+        show: Callable[[Results], None] | None = None,
+        keep_best: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder, self.show, self.keep_best = folder, show or show_table, keep_best
+        self.rows: list[Row] = []
+        self.is_written = True
+        if why := _why_unwritable(folder):
+            self._give_up(why)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Append to validation.jsonl and replace validation.csv, so that a later failure does not lose them."""
+        self.rows += rows
+        with self._giving_up():
+            self._append(rows)
+            self._write_csv()
+
+    def finish(self) -> None:
+        """Write events at each checkpoint's own step into a new folder, and show the results."""
+        if not self.rows:
+            return
+        with self._giving_up():
+            self._write_events()
+        self.show(self)
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """Write no more after a write has failed: the rows are shown all the same."""
+        try:
+            yield
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+
+    def _give_up(self, why: str) -> None:
+        if self.is_written:
+            self.is_written = False
+            log.warning(
+                "results are printed and not written to %s: %s. validate.folder=FOLDER writes them elsewhere",
+                self.folder, why,
+            )  # fmt: skip
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        if not self.is_written:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        now = round(time.time(), 3)
+        with closing(AppendedFile(self.folder / "validation.jsonl")) as file:
+            for row in rows:
+                facts = {"checkpoint": row.checkpoint, "step": row.step, "loader": row.loader, "time": now}
+                file.append(strict_json({**facts, **_prefixed(row)}).encode() + b"\n")
+
+    def _write_csv(self) -> None:
+        if not self.is_written:
+            return
+        names = _names(self.rows)
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["checkpoint", "step", "loader", *names])
+        for row in self.rows:
+            writer.writerow([row.checkpoint, row.step, row.loader, *(row.metrics.get(name, "") for name in names)])
+        replace(self.folder / "validation.csv", [text.getvalue().encode()])
+
+    def _write_events(self) -> None:
+        if not self.is_written:
+            return
+        from trainer_cli.loggers.tensorboard import TensorBoardLogger
+
+        with ExitStack() as stack:
+            events = TensorBoardLogger(str(_next_number(self.folder / "tensorboard").relative_to(self.folder)))
+            stack.callback(events.close)
+            events.start(RunFacts(run_dir=self.folder))
+            for row in sorted(self.rows, key=lambda row: row.step):
+                events.log(Record(step=row.step, epoch=0, time=time.time(), metrics=_prefixed(row)))
+
+
+def _why_unwritable(folder: Path) -> str | None:
+    """Why nothing can be written in a folder that may not exist yet; None if that is not known before it is tried."""
+    existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    if not existing.is_dir():
+        return f"{existing} is no folder"
+    for path in (existing, folder / "validation.jsonl", folder / "validation.csv"):
+        if path.exists() and not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+            return f"{path} is read-only"
+    return None
+
+
+def _next_number(folder: Path) -> Path:
+    """Make a new folder, named 1, 2 and so on.
+
+    TensorBoard shows one folder as one run, and the first event of a later file there hides the steps of earlier ones.
+    """
+    number = 1 + max((int(one.name) for one in folder.glob("[0-9]*") if one.name.isdecimal()), default=0)
+    while True:
+        try:
+            (folder / str(number)).mkdir(parents=True)
+            return folder / str(number)
+        except FileExistsError:
+            number += 1
+
+
+def _names(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row.metrics))
+
+
+def _prefixed(row: Row) -> dict[str, float]:
+    return {f"{row.loader}/{key}": value for key, value in row.metrics.items()}
+
+
+def show_table(results: Results) -> None:
+    """Print a row for each checkpoint and loader; the best is marked."""
+    rows = results.rows
+    names = _names(rows)
+    best, rule = best_row(rows, results.keep_best)
+    cells = []
+    for index, row in enumerate(rows):
+        numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
+        cells.append(["*" if index == best else "", row.checkpoint, str(row.step), row.loader, *numbers])
+    print(table(["", "checkpoint", "step", "loader", *names], cells, right=["step", *names]))
+    if rule is not None:
+        print(f"* {describe(rule)}")
+    if results.is_written:
+        print(f"results: {results.folder}/validation.jsonl, {results.folder}/validation.csv")
+
+
+def best_row(rows: Sequence[Row], keep_best: Mapping[str, Any] | None) -> tuple[int | None, BestRule | None]:
+    """Index of the best row, and the rule that chose it; both None where no row has a finite value of its metric."""
+    measured = [_prefixed(row) for row in rows]
+    rule = best_rule(keep_best, (name for metrics in measured for name in metrics))
+    if rule is None:
+        return None, None
+    ranked = [
+        (rule.loss(metrics), -row.step, index)
+        for index, (row, metrics) in enumerate(zip(rows, measured, strict=True))
+        if rule.value(metrics) is not None
+    ]
+    return (min(ranked)[2], rule) if ranked else (None, None)

@@ -1,0 +1,402 @@
+"""The run directory: its files, its lock, its origin, and how each attempt ended.
+
+    runs/NAME/
+      config.yaml  overrides.yaml     as trained
+      provenance.json                 where the values of config.yaml were set
+      environment.json                written once: the run's id, versions, git, argv, host
+      train.log  metrics.jsonl  tensorboard/  validation/  checkpoints/
+      summary.json                    how it ended, and the list of attempts
+      checkpoints.jsonl               each save and removal, and why
+      .lock                           held while a process trains here
+
+`config.yaml` is written last when a directory is made, so one without it was never a run.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.checkpoint.catalog import Catalog, catalog_of
+from trainer_cli.core.files import replace, sync_folder
+from trainer_cli.core.naming import COPIES_CACHE
+from trainer_cli.core.url_path import as_path
+from trainer_cli.errors import RunDirectoryError, UserError
+from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.runs.environment import timestamp
+
+_READERS_S = 0.1
+"""For so long a lock that is held may be a reader's, which asks whether it is and lets go at once."""
+_CREATED_FIRST = frozenset({".lock", "overrides.yaml", "environment.json", "provenance.json"})
+
+
+class RunStatus(StrEnum):
+    """How an attempt stands, or ended."""
+
+    running = "running"
+    finished = "finished"
+    stopped = "stopped"
+    """Ended early with a checkpoint: a signal, or `loop.max_time`."""
+    failed = "failed"
+    interrupted = "interrupted"
+    killed = "killed"
+    """Still `running` when the next attempt began: its process ended without a summary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an attempt ended. `wall_time_s` is this attempt's own; the summary adds them up."""
+
+    status: RunStatus
+    reason: str
+    step: int
+    wall_time_s: float
+    best_metrics: Mapping[str, Any] = field(default_factory=dict)
+    """Metric -> its best value and step."""
+    last_metrics: Mapping[str, float] = field(default_factory=dict)
+    """Metric -> its newest value."""
+    throughput: Mapping[str, float] = field(default_factory=dict)
+    checkpoints: Sequence[Mapping[str, Any]] = ()
+    """What is on the disk at the end, each with why it was kept."""
+
+
+class RunLock:
+    """The held lock of a run directory; released by `release`, `with`, or the end of the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+        # A forked data worker that outlives a killed process must not keep the directory locked.
+        os.register_at_fork(after_in_child=self.release)
+
+    def name_holder(self) -> None:
+        """Write who holds it, for the message that a second process shows."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Release it; a second call does nothing. In a forked child this closes the child's copy only."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class RunDir:
+    """Layout and records of one run directory. Making the object touches nothing."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config_file = self.path / "config.yaml"
+        self.overrides_file = self.path / "overrides.yaml"
+        self.provenance_file = self.path / "provenance.json"
+        self.environment_file = self.path / "environment.json"
+        self.log_file = self.path / "train.log"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.summary_file = self.path / "summary.json"
+        self.tensorboard_folder = self.path / "tensorboard"
+        self.validation_folder = self.path / "validation"
+        self.checkpoints_folder = self.path / "checkpoints"
+        self.copies_cache = self.checkpoints_folder / COPIES_CACHE
+        self.history_file = self.path / "checkpoints.jsonl"
+        self.lock_file = self.path / ".lock"
+
+    def folder_for(self, configured: str | None) -> Path:
+        """The folder of checkpoints under a config's `checkpoint.folder`."""
+        return self.checkpoints_folder if configured is None else as_path(configured)
+
+    def catalog(self, folder: Path) -> Catalog:
+        """The checkpoints in a folder of this run, to be read. Copies of those in an object store are below the run."""
+        return catalog_of(folder, self.checkpoints_folder)
+
+    def exists_as_run(self) -> bool:
+        """Whether the directory holds a run (its creation was completed)."""
+        return self.config_file.is_file() and self.environment_file.is_file()
+
+    def lock(self) -> RunLock:
+        """Lock the directory against other processes, without waiting.
+
+        Raises:
+            RunDirectoryError: another process trains here (named), or the filesystem has no locks.
+        """
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self.path} cannot be locked: {error.strerror}",
+                cure="The run directory must be writable; choose another with run_dir=.",
+            ) from error
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise RunDirectoryError(
+                    f"{self.path} is in use by {holder or 'another process'}",
+                    cure="Wait for it, or start a run of another name with name=.",
+                ) from None
+            raise RunDirectoryError(
+                f"{self.path} cannot be locked: {error.strerror}",
+                cure="Its filesystem has no file locks; choose a run_dir= on another.",
+            ) from error
+        return RunLock(descriptor)
+
+    def is_locked(self) -> bool:
+        """Whether a process trains here now. Nothing is written; if not, the lock is shared for an instant, for which
+        `lock` waits."""
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return False
+
+    def create(
+        self,
+        config_yaml: str,
+        overrides: Sequence[str],
+        environment: Mapping[str, Any],
+        *,
+        places: Mapping[str, str] | None = None,
+        with_checkpoints: bool = False,
+    ) -> RunLock:
+        """Create a new run here and return its lock, held. `environment` may hold its `run_id`.
+
+        Args:
+            places: where the values of the config were set, by dotted key.
+            with_checkpoints: its folder of checkpoints may exist, as that of a run whose directory was lost.
+
+        Files of an earlier `create` that crashed are overwritten. Files of any other run are never touched.
+
+        Raises:
+            RunDirectoryError: the directory holds a run, or parts of one, or another process holds it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be made: {error.strerror}",
+                cure="Choose another directory with run_dir=.",
+            ) from error
+        allowed = frozenset([self.checkpoints_folder.name]) if with_checkpoints else frozenset()
+        if not self.lock_file.exists():
+            self._refuse_foreign_directory(allowed)
+        lock = self.lock()
+        try:
+            self._refuse_foreign_directory(allowed | _CREATED_FIRST)
+            lock.name_holder()
+            replace(self.overrides_file, [_yaml_list(overrides).encode()])
+            write_json(self.provenance_file, places or {})
+            write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})
+            replace(self.config_file, [config_yaml.encode()])
+            sync_folder(self.path.parent)
+        except BaseException:
+            lock.release()
+            raise
+        return lock
+
+    def read_config(self) -> str:
+        """The text of `config.yaml`."""
+        try:
+            return self.config_file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunDirectoryError(f"{self.config_file} cannot be read: {error}") from error
+
+    def write_config(self, config_yaml: str, overrides: Sequence[str], places: Mapping[str, str] | None = None) -> None:
+        """Replace the config of a resumed run. Values that come from its own config keep the place they had."""
+        before, own, now = self.read_provenance(), os.path.realpath(self.config_file), {}
+        for key, place in (places or {}).items():
+            if not before or os.path.realpath(place.rpartition(":")[0]) != own:
+                now[key] = place
+            elif key in before:
+                now[key] = before[key]
+        replace(self.overrides_file, [_yaml_list(overrides).encode()])
+        write_json(self.provenance_file, now)
+        replace(self.config_file, [config_yaml.encode()])
+
+    def config_files(self) -> dict[Path, bytes]:
+        """The files that `write_config` replaces."""
+        files = (self.overrides_file, self.provenance_file, self.config_file)
+        return {file: file.read_bytes() for file in files if file.exists()}
+
+    def read_provenance(self) -> dict[str, str]:
+        """Where the values of the config were set, by dotted key: `file:line` or `command line`. Defaults are not
+        named; it is empty if the file is missing or damaged."""
+        found = _read_json(self.provenance_file) or {}
+        return {key: place for key, place in found.items() if isinstance(place, str)}
+
+    @staticmethod
+    def restore_config(files: Mapping[Path, bytes]) -> None:
+        """Undo a `write_config`."""
+        for file, content in files.items():
+            replace(file, [content])
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run, which its checkpoints carry."""
+        run_id = self.read_environment().get("run_id")
+        if not isinstance(run_id, str) or not run_id:
+            raise RunDirectoryError(
+                f"{self.environment_file} names no run_id, so {self.path} is not a run's directory",
+                cure="Choose another with name= or run_dir=.",
+            )
+        return run_id
+
+    def read_environment(self) -> dict[str, Any]:
+        """The contents of `environment.json`."""
+        found = _read_json(self.environment_file)
+        if found is None:
+            raise RunDirectoryError(
+                f"{self.environment_file} is missing or damaged, so it is unknown which run {self.path} holds",
+                cure="Restore the file, or choose another directory with name= or run_dir=.",
+            )
+        return found
+
+    def read_summary(self) -> dict[str, Any]:
+        """The contents of `summary.json`; empty if there is none, or it is damaged (it is only a report)."""
+        return _read_json(self.summary_file) or {}
+
+    @property
+    def project_roots(self) -> list[Path]:
+        """The project roots from which the attempts were started, each once, as far as they are known."""
+        environments = [_read_json(self.environment_file) or {}]
+        environments += [attempt.get("changed_environment") or {} for attempt in self.attempts]
+        roots = [environment.get("project_root") for environment in environments]
+        return list(dict.fromkeys(Path(root) for root in roots if isinstance(root, str)))
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        """Every attempt so far, the first one first."""
+        found = self.read_summary().get("attempts")
+        return [attempt for attempt in found if isinstance(attempt, dict)] if isinstance(found, list) else []
+
+    def begin_attempt(
+        self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any], resume: str | None = None
+    ) -> int:
+        """Add an attempt to the summary and return its number, from 1. Call it with the lock held.
+
+        An earlier attempt that is still `running` was killed, and is marked so. Of `environment` (this
+        process's, from `run.environment`) the attempt keeps what differs from the first one's. `resume` is the
+        checkpoint that the user named, if any.
+        """
+        first = self.read_environment()
+        attempts = self.attempts
+        for attempt in attempts:
+            if attempt.get("status") == RunStatus.running:
+                attempt.update(status=RunStatus.killed, reason="the process ended without a summary")
+        number = 1 + max((int(attempt.get("attempt", 0)) for attempt in attempts), default=0)
+        attempts.append(
+            {
+                "attempt": number,
+                "status": RunStatus.running,
+                "reason": None,
+                "started": timestamp(now),
+                "start_step": start_step,
+                **({} if resume is None else {"resume": resume}),
+                "pid": os.getpid(),
+                "changed_environment": {
+                    key: value for key, value in environment.items() if key != "time" and first.get(key) != value
+                },
+            }
+        )
+        summary = {
+            **self.read_summary(),
+            "run_id": self.run_id,
+            "name": name,
+            "status": RunStatus.running,
+            "reason": None,
+            "step": start_step,
+            "attempts": attempts,
+        }
+        write_json(self.summary_file, summary)
+        return number
+
+    def record_total_steps(self, total_steps: int | None) -> None:
+        """Write the step at which the training is to end into the summary; None if it is not known."""
+        summary = {**self.read_summary(), "total_steps": total_steps}
+        # The list of attempts comes last: it is the long part.
+        summary["attempts"] = summary.pop("attempts", [])
+        write_json(self.summary_file, summary)
+
+    def end_attempt(self, outcome: Outcome, *, now: float) -> None:
+        """Write how the newest attempt, and with it the run so far, ended."""
+        summary, attempts = self.read_summary(), self.attempts
+        facts = asdict(outcome)
+        own = {key: facts[key] for key in ("status", "reason", "step", "wall_time_s", "throughput")}
+        if attempts:
+            attempts[-1].update(own, ended=timestamp(now))
+        summary.update(facts, attempts=attempts)
+        summary["wall_time_s"] = sum(float(attempt.get("wall_time_s") or 0.0) for attempt in attempts)
+        # The list of attempts comes last: it is the long part.
+        summary["attempts"] = summary.pop("attempts")
+        write_json(self.summary_file, summary)
+
+    def _refuse_foreign_directory(self, allowed: frozenset[str]) -> None:
+        ours = (
+            self.config_file, self.overrides_file, self.environment_file, self.log_file, self.metrics_file,
+            self.summary_file, self.tensorboard_folder, self.validation_folder, self.checkpoints_folder,
+            self.history_file,
+        )  # fmt: skip
+        found = [entry.name for entry in ours if entry.exists() and entry.name not in allowed]
+        if self.exists_as_run():
+            raise RunDirectoryError(
+                f"{self.path} already holds a run", cure="Choose another directory with name= or run_dir=."
+            )
+        if found:
+            raise RunDirectoryError(
+                f"{self.path} is not a complete run directory, yet it holds {', '.join(found)}",
+                cure="Move these away, or choose another directory with name= or run_dir=.",
+            )
+
+
+def _lock(descriptor: int) -> None:
+    """Lock exclusively. A lock that is held is tried again for a moment: a reader may ask whether it is."""
+    until = time.monotonic() + _READERS_S
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(_READERS_S / 10)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically and durably."""
+    replace(path, [strict_json(value, indent=2).encode() + b"\n"])
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _yaml_list(values: Sequence[str]) -> str:
+    # A JSON string is a YAML string too.
+    return "".join(f"- {json.dumps(value, ensure_ascii=False)}\n" for value in values) or "[]\n"

@@ -1,0 +1,397 @@
+"""`restarts.max`: start `train fit` in a process, and start it again from its checkpoint after a failure.
+
+    this process:  start a child -> wait -> ask `verdict` -> pause -> start the next child …
+    the child:     an ordinary `train fit`, which resumes; it ends when this process is gone
+
+A signal is handed on to the child, which saves and exits with 75; during a pause it ends this process with 75.
+
+In which process a config is trained: this one, one that is started again after a failure, or one of several.
+
+Child processes: their output, their exit codes, signals for them, and their end with the parent.
+
+Each child's stdin is a pipe whose other end only the parent holds. When the parent ends, by whatever cause, the pipe
+closes, and a child that called `stop_with_parent` stops as by SIGTERM: it saves and exits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import trainer_cli
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.config.processes import check_processes
+from trainer_cli.config.resolvers import one_moment
+from trainer_cli.core.intervals import Unit
+from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_without_srun
+from trainer_cli.core.schema import TrainConfig, check_duration
+from trainer_cli.core.stopping import Ended, verdict
+from trainer_cli.core.url_path import as_path
+from trainer_cli.errors import ExitCode
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
+from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noting, waited
+from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.signals import stopping
+from trainer_cli.trainer.messages import to_console
+
+if TYPE_CHECKING:
+    from trainer_cli.config.compose import Composed
+
+log = logging.getLogger(__name__)
+
+
+def fit_in_processes(
+    compose: Callable[[], Composed], again: Sequence[str], *, supervised: bool, allow_pickle: bool = False
+) -> int:
+    """Fit, and return the exit code.
+
+    Args:
+        compose: makes the config; called once, by rank 0 if there are several processes.
+        again: arguments of `train` that start this again, as a process that ends when this one does.
+        supervised: this process was started by them.
+    """
+    with one_moment():
+        return _fit_in_processes(compose, again, supervised=supervised, allow_pickle=allow_pickle)
+
+
+def _fit_in_processes(
+    compose: Callable[[], Composed], again: Sequence[str], *, supervised: bool, allow_pickle: bool
+) -> int:
+    ranks = ranks_in(os.environ)
+    if ranks.world_size > 1:
+
+        def composed_by_main() -> Composed:
+            composed = compose()
+            refuse_other_processes(ranks, composed.config.parallel.processes_per_node)
+            with composed.placing():
+                check_processes(composed.config, ranks.world_size)
+            return composed
+
+        return _fit_as_rank(composed_by_main, allow_pickle=allow_pickle)
+    composed = compose()
+    config = composed.config
+    processes = config.parallel.processes_per_node or 1
+    if not supervised and (config.restarts.max > 0 or processes > 1):
+        _refuse_early(composed, processes)
+    if config.restarts.max > 0 and not supervised:
+        return supervise(config, again)
+    if processes > 1:
+        from trainer_cli.parallel.launch import launch
+
+        return launch(again, processes)
+    if config.parallel.strategy != "single" and (tasks := tasks_without_srun(os.environ)) is not None:
+        print(
+            f"train: warning: the Slurm job has {tasks} tasks, but srun did not start this process: it trains alone",
+            file=sys.stderr,
+        )
+    elif config.parallel.strategy == "ddp" and config.parallel.processes_per_node is None:
+        print(
+            "train: warning: parallel=ddp trains in this process alone: set parallel.processes_per_node, or start the "
+            "processes by torchrun or srun",
+            file=sys.stderr,
+        )
+    if config.parallel.strategy == "fsdp":
+        # One process needs a group, too.
+        return _fit_as_rank(lambda: composed, allow_pickle=allow_pickle)
+    # Only now: a mistake in the config is answered without what training needs.
+    from trainer_cli.runs.fit import fit
+
+    return fit(composed, allow_pickle=allow_pickle)
+
+
+def _refuse_early(composed: Composed, processes: int) -> None:
+    """Refuse what the config and the run directory show before processes are started, each of which would find it.
+
+    Raises:
+        TrainError: as `fit` would.
+    """
+    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
+
+    with composed.placing():
+        refuse_no_optimizer(composed)
+        check_processes(composed.config, processes)
+        run = RunDir(composed.config.run_dir)
+        if run.exists_as_run():
+            accepted_changes(run, composed)
+
+
+def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
+    """Fit as one of the processes that torchrun or srun has started, with the config that rank 0 composes.
+
+    Only the rank that fails says why; the others end with the same exit code as an error of the training.
+    """
+    # Where rank 0 serves the store and ends, torch writes a warning of thirty lines on each other rank.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        group = from_environment(os.environ, alone_too=True)
+    except PeerError as error:
+        return _after_a_peer(error, ALONE)
+    try:
+        with noting("while rank 0 composed the config"):
+            composed = group.on_main(compose)
+        group.limit(composed.config.parallel.timeout_s)
+        from trainer_cli.runs.fit import fit
+
+        code = fit(composed, allow_pickle=allow_pickle, group=group)
+        # The launcher ends all when the first ends early, and rank 0 has the summary to write.
+        with noting("while the ranks ended"):
+            group.barrier()
+        return code
+    except Exception as error:
+        if is_of_peer(error):
+            return _after_a_peer(error, group)
+        if not group.fails_first(error):
+            return int(getattr(error, "exit_code", ExitCode.FAILED))
+        if not group.is_main:
+            print(f"train: on rank {group.rank} of {group.world_size}:", file=sys.stderr)
+        raise
+    finally:
+        group.close()
+
+
+def _after_a_peer(error: Exception, group: ProcessGroup) -> int:
+    """The exit code after another rank failed. The first rank that finds one gone says so."""
+    if not isinstance(error, PeerError):
+        error = group.lost(waited(error, "while the run was started"))
+    if isinstance(error, LostRankError) and group.fails_first():
+        print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+_LOOK_AFTER_S = 0.05
+_CHUNK_BYTES = 1 << 16
+_DIES_IN_S = 10.0
+
+
+class Children:
+    """The running processes by name. With `prefixed`, each line of their output begins with the name."""
+
+    promise = "the running jobs stop after this step, and no other begins"
+    """What happens at a signal, to be said to the user."""
+
+    def __init__(self, *, prefixed: bool) -> None:
+        self._prefixed = prefixed
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._selector = selectors.DefaultSelector()
+
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def state(self, name: str) -> str | None:
+        """`running`, if it does."""
+        return RunStatus.running if name in self._processes else None
+
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start a process in this process group, so that the terminal's Ctrl-C and Ctrl-Z reach it too."""
+        output = subprocess.PIPE if self._prefixed else None
+        process = subprocess.Popen(command, env=dict(env), stdin=subprocess.PIPE, stdout=output, stderr=output)
+        self._processes[name] = process
+        for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+                self._selector.register(pipe, selectors.EVENT_READ, _Lines(name, pipe, sink))
+
+    def wait(self) -> Iterator[tuple[str, int]]:
+        """Forward output for a moment; then yield each process that has ended, with its exit code."""
+        if self._selector.get_map():
+            for key, _ in self._selector.select(_LOOK_AFTER_S):
+                if not key.data.forward():
+                    self._selector.unregister(key.fileobj)
+        else:
+            time.sleep(_LOOK_AFTER_S)
+        for name, process in list(self._processes.items()):
+            code = process.poll()
+            if code is not None:
+                self._forget(name, process)
+                yield name, code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send every process a signal."""
+        for process in self._processes.values():
+            process.send_signal(number)
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for name, process in list(self._processes.items()):
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_DIES_IN_S)
+            self._forget(name, process)
+
+    def _forget(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        del self._processes[name]
+        for pipe in (process.stdout, process.stderr):
+            if pipe is None:
+                continue
+            if pipe in self._selector.get_map():
+                key = self._selector.unregister(pipe)
+                key.data.finish()
+            pipe.close()
+        if process.stdin is not None:
+            process.stdin.close()
+
+
+class _Lines:
+    """Whole lines from a pipe to a stream, each with its name in front."""
+
+    def __init__(self, name: str, pipe: IO[bytes], sink: IO[str]) -> None:
+        self._prefix = f"[{name}] "
+        self._pipe = pipe
+        self._sink = sink
+        self._rest = b""
+
+    def forward(self) -> bool:
+        """Forward what is there; False at the end."""
+        chunk = self._read()
+        if chunk is not None:
+            self._take(chunk)
+        return chunk != b""
+
+    def finish(self) -> None:
+        """Forward what was written, without waiting: a grandchild may hold the pipe open forever."""
+        while chunk := self._read():
+            self._take(chunk)
+        self._take(b"")
+
+    def _read(self) -> bytes | None:
+        """Available bytes; None: nothing yet; empty: end of the pipe."""
+        try:
+            return os.read(self._pipe.fileno(), _CHUNK_BYTES)
+        except BlockingIOError:
+            return None
+
+    def _take(self, chunk: bytes) -> None:
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        if rest and (not chunk or len(rest) > _CHUNK_BYTES):
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        if lines:
+            text = "".join(f"{self._prefix}{line.decode(errors='replace')}".rstrip() + "\n" for line in lines)
+            # If the reader of our output is gone, the jobs continue.
+            with contextlib.suppress(OSError):
+                self._sink.write(text)
+                self._sink.flush()
+
+
+class Child:
+    """One process after another, in a session of its own; while entered, signals are handed on to it."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wake = threading.Event()
+        self._before: dict[int, object] = {}
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has asked for a stop."""
+        return bool(self.received)
+
+    def run(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
+        """Start it, wait for its end, and return its exit code; negative for a signal."""
+        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True) as process:
+            self._process = process
+            if self.stopped:
+                process.send_signal(signal.SIGTERM)
+            try:
+                return process.wait()
+            finally:
+                self._process = None
+
+    def pause(self, seconds: float) -> bool:
+        """Wait; True, at once, if a stop was requested."""
+        return self._wake.wait(seconds) or self.stopped
+
+    def _hand_on(self, number: int, frame: object) -> None:
+        self.received.append(number)
+        self._wake.set()
+        if self._process is not None:
+            self._process.send_signal(number)
+
+    def __enter__(self) -> Child:
+        for number in stopping():
+            self._before[number] = signal.signal(number, self._hand_on)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def own_command(arguments: Sequence[str]) -> list[str]:
+    """The command that starts this program with these arguments."""
+    # As with the installed script, the current folder is on the path only if this package is in it.
+    root = Path(trainer_cli.__file__).parents[1]
+    alone = [] if root == Path.cwd() else ["-P"]
+    return [sys.executable, *alone, "-m", "trainer_cli", *arguments]
+
+
+def stop_with_parent() -> None:
+    """Stop this process, as by SIGTERM, when its stdin ends. Nothing else reads stdin from now on."""
+    watched = os.dup(0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(watched, 1):
+                pass
+        # To the main thread, so that a blocking call there is interrupted.
+        signal.pthread_kill(main, signal.SIGTERM)
+
+    threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()
+
+
+def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
+    """Fit in processes of their own until one is done or cannot be mended; the last exit code.
+
+    Args:
+        arguments: of each process, after `train`.
+    """
+    to_console(config.logging.level)
+    backoff = check_duration("restarts.backoff", config.restarts.backoff, units=(Unit.SECOND,))
+    backoff_s = 0.0 if backoff is None else float(backoff.value)
+    command = own_command(arguments)
+    run, failures = RunDir(config.run_dir), 0
+    folder = run.checkpoints_folder if config.checkpoint.folder is None else as_path(config.checkpoint.folder)
+    with Child() as child:
+        while True:
+            before = _newest_step(folder)
+            code = child.run(command)
+            if child.stopped:
+                return code if code >= 0 else int(ExitCode.STOPPED_EARLY)
+            reason = str(run.attempts[-1].get("reason") or "") if run.attempts else ""
+            found = verdict(
+                Ended(code, reason, progressed=_newest_step(folder) > before),
+                failures=failures,
+                most=config.restarts.max,
+                backoff_s=backoff_s,
+            )
+            failures = found.failures
+            if found.pause_s is None:
+                if code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY):
+                    log.error("not restarted: %s", found.why)
+                return code if code >= 0 else int(ExitCode.FAILED)
+            log.warning("the attempt failed (%s); restarting in %g s", found.why, found.pause_s)
+            if child.pause(found.pause_s):
+                return int(ExitCode.STOPPED_EARLY)
+
+
+def _newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint that a resume may take; -1 without any."""
+    return max((entry.step for entry in catalog_of(folder).entries() if entry.resumable), default=-1)

@@ -1,1 +1,0 @@
-"""Training with some weights held at zero: which, and when that changes."""
