@@ -211,6 +211,11 @@ def test_a_fast_verb_loads_no_torch(arguments: list[str], tmp_path: Path) -> Non
     assert "torch" not in _loaded_after(_verb(*arguments), tmp_path)
 
 
+def test_composing_the_config_of_a_fit_loads_no_torch(tmp_path: Path) -> None:
+    code = f"from {ROOT}.runs import compose_fit, supervise\ncompose_fit.compose_fit(['+experiment=digits_mlp'])"
+    assert not _loaded_after(code, tmp_path) & {"torch", "numpy"}
+
+
 def test_a_report_loads_neither_torch_nor_plotly_nor_hydra(tmp_path: Path) -> None:
     made = f"from {ROOT}.runs.run_dir import RunDir\nRunDir('x').create('name: x', [], {{}}).release()\n"
     assert not _loaded_after(made + _verb("report", "x"), tmp_path) & {"torch", "plotly", "hydra", "omegaconf"}

@@ -55,7 +55,7 @@ def serve() -> None:
 @cache
 def _composed(overrides: tuple[str, ...]) -> Any:
     """The config of many equal commands, composed once: it would take most of their time."""
-    from trainer_cli.runs.fit import compose_fit
+    from trainer_cli.runs.compose_fit import compose_fit
 
     return compose_fit(overrides)
 

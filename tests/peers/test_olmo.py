@@ -26,7 +26,7 @@ from trainer_cli import (
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.runs.build import Builder
-from trainer_cli.runs.fit import compose_fit
+from trainer_cli.runs.compose_fit import compose_fit
 from trainer_cli.testing.faults import FaultyDisk
 
 

@@ -12,8 +12,16 @@ import pytest
 from trainer_cli.commands.sweep_table import JobStatus, as_table
 from trainer_cli.core.policy import BestRule
 from trainer_cli.core.schema import KeepBestConfig, Mode
-from trainer_cli.runs.closing import best_metrics
-from trainer_cli.runs.metrics import Columns, Series, best_rule, best_values, describe, mode_of, shared_keep_best
+from trainer_cli.runs.metrics import (
+    Columns,
+    Series,
+    best_rule,
+    best_values,
+    describe,
+    mode_of,
+    shared_keep_best,
+    summarize_metrics,
+)
 
 NAMES = ["train/loss", "val/loss", "other/loss", "val/f1", "val/accuracy"]
 
@@ -67,8 +75,10 @@ def test_a_rule_is_described_with_what_ties_do() -> None:
 def test_of_equal_values_of_a_metric_the_newest_is_best(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     values = [0.5, 0.25, 0.25, 0.75]
-    file.write_text("".join(f"{json.dumps({'step': n, 'val/loss': v})}\n" for n, v in enumerate(values, 1)))
-    assert best_metrics(file, KeepBestConfig())["val/loss"]["step"] == 3
+    records = [{"step": step, "epoch": 0, "time": 0, "val/loss": value} for step, value in enumerate(values, 1)]
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    best, _ = summarize_metrics(file, KeepBestConfig())
+    assert best["val/loss"]["step"] == 3
     rows = np.arange(4)
     columns = Columns(rows + 1, rows.astype(float), rows.astype(float), {"val/loss": Series(rows, np.array(values))})
     assert best_values(columns, {"val/loss": "min"}) == {"val/loss": (0.25, 3)}

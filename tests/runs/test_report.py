@@ -12,8 +12,8 @@ import pytest
 from trainer_cli.core.schema import KeepBestConfig, Mode
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.text_files import JsonlLogger
-from trainer_cli.runs.closing import best_metrics, closing, last_metrics
-from trainer_cli.runs.metrics import MODES
+from trainer_cli.runs.fit import print_outcome
+from trainer_cli.runs.metrics import MODES, summarize_metrics
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 
 NO_RULE = KeepBestConfig()
@@ -32,20 +32,20 @@ def metrics_of(folder: Path, *records: Mapping[str, float]) -> Path:
 @pytest.mark.parametrize("name", ["loss", "nll", "wer", "bpb", "perplexity", "error_rate", "rmse", "PPL"])
 def test_the_best_of_what_is_worse_when_larger_is_the_smallest(tmp_path: Path, name: str) -> None:
     file = metrics_of(tmp_path, {f"val/{name}": 2.0}, {f"val/{name}": 1.0}, {f"val/{name}": 3.0})
-    assert best_metrics(file, NO_RULE) == {f"val/{name}": {"value": 1.0, "step": 2, "mode": "min"}}
+    assert summarize_metrics(file, NO_RULE)[0] == {f"val/{name}": {"value": 1.0, "step": 2, "mode": "min"}}
 
 
 @pytest.mark.parametrize("name", ["accuracy", "f1", "auroc", "bleu"])
 def test_the_best_of_what_is_better_when_larger_is_the_largest(tmp_path: Path, name: str) -> None:
     file = metrics_of(tmp_path, {f"val/{name}": 2.0}, {f"val/{name}": 3.0}, {f"val/{name}": 1.0})
-    assert best_metrics(file, NO_RULE) == {f"val/{name}": {"value": 3.0, "step": 2, "mode": "max"}}
+    assert summarize_metrics(file, NO_RULE)[0] == {f"val/{name}": {"value": 3.0, "step": 2, "mode": "max"}}
 
 
 @pytest.mark.parametrize("name", ["score", "neg_loss", "gain_per_token"])
 def test_a_metric_of_unknown_direction_has_no_best_but_a_last_value(tmp_path: Path, name: str) -> None:
     file = metrics_of(tmp_path, {f"val/{name}": 2.0}, {f"val/{name}": 1.0})
-    assert best_metrics(file, NO_RULE) == {}
-    assert last_metrics(file) == {f"val/{name}": 1.0}
+    assert summarize_metrics(file, NO_RULE)[0] == {}
+    assert summarize_metrics(file, NO_RULE)[1] == {f"val/{name}": 1.0}
 
 
 @pytest.mark.parametrize(("mode", "step"), [(Mode.min, 2), (Mode.max, 1)])
@@ -53,7 +53,7 @@ def test_keep_best_reports_the_direction_of_a_metric_that_the_table_lacks(
     tmp_path: Path, mode: Mode, step: int
 ) -> None:
     file = metrics_of(tmp_path, {"val/score": 2.0, "val/other": 1.0}, {"val/score": 1.0, "val/other": 2.0})
-    best = best_metrics(file, KeepBestConfig(metric="val/score", mode=mode))
+    best = summarize_metrics(file, KeepBestConfig(metric="val/score", mode=mode))[0]
     assert list(best) == ["val/score"]
     assert (best["val/score"]["step"], best["val/score"]["mode"]) == (step, mode)
 
@@ -65,14 +65,14 @@ def test_names_in_the_table_are_as_they_are_looked_up() -> None:
 def test_a_value_that_is_not_finite_is_never_best_and_is_reported_as_last(tmp_path: Path) -> None:
     nan, infinity = float("nan"), float("inf")
     file = metrics_of(tmp_path, {"val/accuracy": nan}, {"val/accuracy": 0.5}, {"val/accuracy": infinity})
-    assert best_metrics(file, NO_RULE)["val/accuracy"]["step"] == 2
-    assert last_metrics(file) == {"val/accuracy": infinity}
+    assert summarize_metrics(file, NO_RULE)[0]["val/accuracy"]["step"] == 2
+    assert summarize_metrics(file, NO_RULE)[1] == {"val/accuracy": infinity}
 
 
 def test_a_torn_line_hides_no_other(tmp_path: Path) -> None:
     file = metrics_of(tmp_path, {"val/loss": 2.0})
     file.write_text(f'{{"val/loss": 1.0}}\n[1]\n{file.read_text()}{{"step": 2, "val/lo', "utf-8")
-    assert last_metrics(file) == {"val/loss": 2.0}
+    assert summarize_metrics(file, NO_RULE)[1] == {"val/loss": 2.0}
 
 
 def test_the_summary_of_a_run_with_nan_is_read_by_a_strict_parser(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_the_summary_of_a_run_with_nan_is_read_by_a_strict_parser(tmp_path: Path
             reason="enough",
             step=1,
             wall_time_s=1.0,
-            best_metrics=best_metrics(file, NO_RULE),
-            last_metrics=last_metrics(file),
+            best_metrics=summarize_metrics(file, NO_RULE)[0],
+            last_metrics=summarize_metrics(file, NO_RULE)[1],
             throughput={"samples_per_s": float("inf")},
         )
         run.end_attempt(outcome, now=1.0)
@@ -109,7 +109,7 @@ def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
     kept = [{"name": f"step{step}", "why": "permanent"} for step in range(900, 0, -100)]
     kept[0]["why"], kept[5]["why"], kept[7]["why"] = "final", "val/loss 0.1 is the best", "pinned"
     outcome = Outcome(status=RunStatus.finished, reason="enough", step=900, wall_time_s=1.0, checkpoints=kept)
-    closing(RunDir(tmp_path), outcome, {})
+    print_outcome(RunDir(tmp_path), outcome, {})
     line = next(line for line in capsys.readouterr().out.splitlines() if "checkpoints  " in line)
     message = "step900 (final), step400 (val/loss 0.1 is the best), step200 (pinned), step800 (permanent) and 5 more"
     assert line.split(maxsplit=1)[1] == message
@@ -117,8 +117,8 @@ def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
 
 def test_tensorboard_is_named_where_it_has_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0)
-    closing(RunDir(tmp_path), outcome, {})
+    print_outcome(RunDir(tmp_path), outcome, {})
     assert "next:" not in capsys.readouterr().out
     (tmp_path / "tensorboard").mkdir()
-    closing(RunDir(tmp_path), outcome, {})
+    print_outcome(RunDir(tmp_path), outcome, {})
     assert capsys.readouterr().out.endswith(f"next:\n  tensorboard --logdir {tmp_path.parent}\n")

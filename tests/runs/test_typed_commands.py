@@ -12,7 +12,7 @@ import pytest
 from trainer_cli.commands.choices import no_verb
 from trainer_cli.config.overrides import read
 from trainer_cli.errors import ConfigError
-from trainer_cli.runs.closing import closing
+from trainer_cli.runs.fit import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument
 
@@ -44,7 +44,7 @@ def closing_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[s
     (run.checkpoints_folder / "step9").mkdir(parents=True)
     kept = [{"name": "step9", "why": "final"}]
     outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0, checkpoints=kept)
-    closing(run, outcome, {})
+    print_outcome(run, outcome, {})
     printed = capsys.readouterr().out
     return [line[2:] for line in printed[printed.index("next:\n") :].splitlines()[1:]]
 

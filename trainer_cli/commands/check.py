@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compose and check the config, then stop and resume it in every way."""
     from trainer_cli.config.compose import compose
-    from trainer_cli.runs.fit import refuse_shipped_default
+    from trainer_cli.runs.compose_fit import refuse_shipped_default
     from trainer_cli.testing.resume import STEPS, check_resume
 
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         from trainer_cli.runs.supervise import stop_with_parent
 
         stop_with_parent()
-    from trainer_cli.runs.fit import compose_fit
+    from trainer_cli.runs.compose_fit import compose_fit
     from trainer_cli.runs.supervise import fit_in_processes
 
     compose = partial(compose_fit, args.overrides, config_dir=args.config_dir, config_name=args.config_name)

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} is {value:g}, but it is a number above 0")
     if args.multirun:
         return _plan_sweep(args)
-    from trainer_cli.runs.fit import compose_fit
+    from trainer_cli.runs.compose_fit import compose_fit
     from trainer_cli.runs.plan import plan
     from trainer_cli.runs.plan_view import as_dict, shown
 

@@ -22,8 +22,8 @@ from trainer_cli.core.files import replace
 from trainer_cli.errors import UserError
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.find_runs import RunFinder
-from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, read_validation, short_keys
-from trainer_cli.runs.results import Row
+from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, short_keys
+from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir
 
 EXAMPLES = """examples:

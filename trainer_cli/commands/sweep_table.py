@@ -27,8 +27,8 @@ from trainer_cli.core.files import replace
 from trainer_cli.core.schema import CheckpointConfig, ParallelConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all
+from trainer_cli.runs.compose_fit import refuse_shipped_default
 from trainer_cli.runs.find_runs import refuse_nested
-from trainer_cli.runs.fit import refuse_shipped_default
 from trainer_cli.runs.metrics import best_rule, keep_best_of, shared_keep_best
 from trainer_cli.runs.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes
 from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json

@@ -9,10 +9,6 @@
     train; write into summary.json how it ended, also after an error
 
 A run that has checkpoints never starts from step 0 by itself.
-
-The config of a fit: composed, or that of the run which `resume=` names. Mistakes are raised at once.
-
-Nothing is imported here but what that needs, since a mistake is answered before all else.
 """
 
 from __future__ import annotations
@@ -21,9 +17,11 @@ import gc
 import hashlib
 import logging
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -31,29 +29,26 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import verify_share
-from trainer_cli.config import search_path
 from trainer_cli.config.check import contents
-from trainer_cli.config.compose import Composed, compose, from_yaml
+from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
-from trainer_cli.config.overrides import unquoted
-from trainer_cli.config.provenance import DEFAULT, label
-from trainer_cli.config.sweep import text_of
 from trainer_cli.config.targets import import_from
 from trainer_cli.core.gc_pause import uncollected
 from trainer_cli.core.load_options import LoadOptions
-from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.naming import CONFIG_FILE, parse_step
 from trainer_cli.core.simulation import simulate
-from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.agreement import check_same, check_same_file
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noting, waited
-from trainer_cli.runs import closing as report
 from trainer_cli.runs.environment import environment, versions
+from trainer_cli.runs.metrics import summarize_metrics
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
 from trainer_cli.runs.plan_view import schedule_lines
 from trainer_cli.runs.resume import frozen
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.runs.signals import StopSignals, TriggerFiles
 from trainer_cli.runs.start import (
     Done,
@@ -65,62 +60,12 @@ from trainer_cli.runs.start import (
     options_of,
     refuse_no_optimizer,
 )
+from trainer_cli.terminal import columns, is_terminal, wrapped
 from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
 if TYPE_CHECKING:
     from trainer_cli.runs.build import Data
     from trainer_cli.trainer.trainer import FitResult, Trainer
-
-_LISTED = 8
-
-
-def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
-    """The config of a fit; with `resume=RUN_DIR` the run's own, overrides on top."""
-    named = [unquoted(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
-    if named and named[-1] not in ("auto", "never", "must"):
-        from trainer_cli.runs.run_dir import RunDir
-
-        directory = RunDir(named[-1])
-        if directory.exists_as_run():
-            rest = [override for override in overrides if not override.startswith("resume=")]
-            rest += [f"run_dir={text_of(str(directory.path))}", "resume=must"]
-            return from_yaml(directory.config_file, rest, config_dir=config_dir, config_name=config_name)
-    composed = compose(overrides, config_dir=config_dir, config_name=config_name)
-    refuse_shipped_default(composed)
-    return composed
-
-
-def refuse_shipped_default(composed: Composed) -> None:
-    """Refuse model and data that the shipped config alone chose, in a project with experiments of its own.
-
-    Raises:
-        UserError: no experiment is chosen; it lists the project's.
-    """
-    shipped = search_path.shipped_configs(search_path.PACKAGE)
-    choices = composed.provenance.choices.items()
-    if shipped is None or any(path[0] == "experiment" and one.label for path, one in choices):
-        return
-    here, shipped = Path.cwd().resolve(), shipped.resolve()
-    own_dirs = [folder for folder in composed.config_dirs if folder != shipped]
-    experiments = list(search_path.options(own_dirs, "experiment"))
-    if not experiments or any(_is_own(composed, section, label(shipped, here)) for section in ("model", "data")):
-        return
-    listed = ", ".join(f"experiment={name}" for name in experiments[:_LISTED])
-    more = ", … (see train list experiment)" if len(experiments) > _LISTED else ""
-    raise UserError(
-        "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
-        where=f"{label(own_dirs[0], here)}/experiment",
-        cure=f"Choose one: {listed}{more}; or a model or data: model=NAME, data=NAME.",
-    )
-
-
-def _is_own(composed: Composed, section: str, shipped: str) -> bool:
-    """Whether the command line or a file of the user's chose, holds or sets the component of a section."""
-    choice = composed.provenance.choices.get((section,))
-    places = [composed.provenance.exact((section, "_target_")).place]
-    places += [] if choice is None else [choice.origin.place, choice.label]
-    return any(place and place != DEFAULT and not place.startswith(f"{shipped}/") for place in places)
-
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +95,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
             start = group.on_main(lambda: _begin(run, composed, stack, group), partial(verify_share, group))
         if isinstance(start, Done):
             if group.is_main:
-                report.already_done(run, start.step, start.reason)
+                _print_already_finished(run, start)
             return ExitCode.DONE
         trainer, data, origin = group.checked(lambda: _build(composed, start, group), "while data and model were made")
         _warn_of_world_size(start.entry, group)
@@ -379,16 +324,16 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
         wall_s = time.monotonic() - began
         outcome = None
         try:
-            best, last = _metrics(composed, run)
+            best, newest = _read_metrics(composed, run)
             outcome = Outcome(
                 status=status,
                 reason=reason,
                 step=trainer.progress.step,
                 wall_time_s=round(wall_s, 3),
                 best_metrics=best,
-                last_metrics=last,
+                last_metrics=newest,
                 throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
-                checkpoints=report.kept(trainer),
+                checkpoints=_kept_checkpoints(trainer),
             )
             run.end_attempt(outcome, now=time.time())
         except OSError as error:
@@ -396,7 +341,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
             level = logging.DEBUG if status is RunStatus.failed else logging.ERROR
             log.log(level, "%s could not be written: %s", run.summary_file, error)
     if outcome is not None:
-        report.closing(run, outcome, result.metrics)
+        print_outcome(run, outcome, result.metrics)
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 
 
@@ -411,11 +356,73 @@ def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, sta
         raise trainer.strategy.group.lost(waited(error, otherwise)) from error
 
 
-def _metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """The best and the last values of the run's metrics; empty, with an error logged, if they cannot be read."""
+def _read_metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """The best and the newest values of the run's metrics; empty, with an error logged, if they cannot be read."""
     try:
-        best = report.best_metrics(run.metrics_file, composed.config.checkpoint.keep_best)
-        return best, report.last_metrics(run.metrics_file)
+        return summarize_metrics(run.metrics_file, composed.config.checkpoint.keep_best)
     except OSError as error:
         log.error("%s could not be read: %s", run.metrics_file, error.strerror)
         return {}, {}
+
+
+def _kept_checkpoints(trainer: Trainer) -> list[dict[str, str]]:
+    """The checkpoints on the disk, and why each is kept."""
+    try:
+        reasons: Mapping[str, str] = getattr(trainer.checkpoint, "kept", dict)()
+    except OSError as error:
+        log.warning("cannot list the checkpoints: %s", error)
+        return []
+    return [{"name": name, "why": why} for name, why in reasons.items()]
+
+
+def _print_already_finished(run: RunDir, done: Done) -> None:
+    """Print that a finished run was started again."""
+    print(f"{run.path} is finished at step {done.step} ({done.reason}); nothing to do.")
+    kept = run.read_summary().get("checkpoints")
+    more = f"; to evaluate:\n  {_validate_command(run, kept)}" if kept else "."
+    print(f"To train further, give a larger loop.max_duration{more}")
+
+
+def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None:
+    """Print how the run ended, where its files are, and what to type next."""
+    rate = outcome.throughput.get("samples_per_s", 0.0)
+    duration = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
+    _print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({duration})")
+    for key, value in metrics.items():
+        if key.startswith("train/"):
+            continue
+        best = outcome.best_metrics.get(key)
+        note = f"   (best {best['value']:.4g} at step {best['step']})" if best else ""
+        _print(f"  {key:<16} {value:.4f}{note}")
+    _print(f"  {'run directory':<16} {run.path}")
+    if outcome.checkpoints:
+        # Those with a rare reason first: the final one, the best, the pinned.
+        reasons = Counter(checkpoint["why"] for checkpoint in outcome.checkpoints)
+        rarest = sorted(outcome.checkpoints, key=lambda checkpoint: reasons[checkpoint["why"]])
+        names = ", ".join(f"{checkpoint['name']} ({checkpoint['why']})" for checkpoint in rarest[:4])
+        more = len(outcome.checkpoints) - 4
+        _print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
+    if outcome.status == "finished":
+        commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
+        if (run.path / "tensorboard").is_dir():
+            commands.append(f"tensorboard --logdir {shlex.quote(str(run.path.parent))}")
+        if commands:
+            # Not wrapped: a command is copied as a whole.
+            print("\n  ".join(["next:", *commands]))
+    else:
+        _print("next: the same command again resumes from here.")
+    sys.stdout.flush()
+
+
+def _print(text: str) -> None:
+    """Print to stdout; on a terminal wrapped between words."""
+    print(wrapped(text, columns(sys.stdout) - 1) if is_terminal(sys.stdout) else text)
+
+
+def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
+    """The command that evaluates the run: by a glob, unless its checkpoints have another folder or name."""
+    names = [checkpoint["name"] for checkpoint in kept]
+    has_default_names = any(parse_step(name) is not None for name in names)
+    if has_default_names and all((run.checkpoints_folder / name).is_dir() for name in names):
+        return f"train validate {ckpt_argument(run.checkpoints_folder / 'step*')}"
+    return f"train validate {ckpt_argument(f'{run.path}@latest')}"

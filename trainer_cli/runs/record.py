@@ -11,7 +11,6 @@ import math
 import os
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,13 +23,12 @@ from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, s
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.runs.find_runs import Listings, RunFinder
-from trainer_cli.runs.metrics import Columns, GrowingFile, best_values, json_lines, mode_of, read_columns
-from trainer_cli.runs.results import Row
+from trainer_cli.runs.metrics import Columns, GrowingFile, best_values, modes_of, read_columns
+from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import checkpoints_of, run_config
 
 SWEEP_FILE = "sweep.csv"
-_ROW_FACTS = ("checkpoint", "step", "loader", "time")
 
 
 @dataclass(slots=True)
@@ -89,7 +87,9 @@ def read_run(path: Path, now: float) -> RunRecord | None:
     run = RunDir(path)
     columns = read_columns(run.metrics_file)
     config = {".".join(keys): as_text(value) for keys, value in whole_values(run_config(path))}
-    modes = _modes(columns.metrics, config)
+    modes = modes_of(
+        columns.metrics, config.get("checkpoint.keep_best.metric"), config.get("checkpoint.keep_best.mode")
+    )
     try:
         environment = run.read_environment()
     except RunDirectoryError:
@@ -109,26 +109,6 @@ def read_run(path: Path, now: float) -> RunRecord | None:
         best_values(columns, modes),
         modes,
     )
-
-
-def read_validation(folder: Path) -> list[Row]:
-    """The rows of a `validation.jsonl`, of each checkpoint and loader the newest, by step.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
-    try:
-        lines = json_lines((folder / "validation.jsonl").read_bytes())
-    except FileNotFoundError:
-        return []
-    rows: dict[tuple[str, str], Row] = {}
-    for line in lines:
-        with suppress(ValueError, TypeError, KeyError):
-            loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
-            values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}
-            metrics = {key: float(value) for key, value in values.items()}
-            rows[checkpoint, loader] = Row(checkpoint, int(line["step"]), loader, metrics)
-    return sorted(rows.values(), key=lambda row: row.step)
 
 
 class SweepJob(NamedTuple):
@@ -186,13 +166,6 @@ def short_keys(keys: Collection[str]) -> dict[str, str]:
     """The last part of each dotted key, or the whole key where two have the same last part."""
     last = Counter(key.rpartition(".")[2] for key in set(keys))
     return {key: end if last[end := key.rpartition(".")[2]] == 1 else key for key in keys}
-
-
-def _modes(metrics: Mapping[str, Any], config: Mapping[str, str]) -> dict[str, str]:
-    """Whether the best of each validation metric is the smallest or the largest, where that is known."""
-    best = config.get("checkpoint.keep_best.metric"), config.get("checkpoint.keep_best.mode")
-    measured = [name for name in metrics if "/" in name and not name.startswith("train/")]
-    return {name: mode.value for name in measured if (mode := mode_of(name, *best)) is not None}
 
 
 def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from trainer_cli.core.files import AppendedFile, replace
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.text_files import strict_json
-from trainer_cli.runs.metrics import best_rule, describe
+from trainer_cli.runs.metrics import best_rule, describe, parse_json_lines
 from trainer_cli.terminal import table
 
 log = logging.getLogger(__name__)
+
+_ROW_FACTS = ("checkpoint", "step", "loader", "time")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,26 @@ class Row:
     step: int
     loader: str
     metrics: dict[str, float]
+
+
+def read_validation(folder: Path) -> list[Row]:
+    """Read a `validation.jsonl`: the newest row of each checkpoint and loader, by step.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    try:
+        lines = parse_json_lines((folder / "validation.jsonl").read_bytes())
+    except FileNotFoundError:
+        return []
+    rows: dict[tuple[str, str], Row] = {}
+    for line in lines:
+        with suppress(ValueError, TypeError, KeyError):
+            loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
+            values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}
+            metrics = {key: float(value) for key, value in values.items()}
+            rows[checkpoint, loader] = Row(checkpoint, int(line["step"]), loader, metrics)
+    return sorted(rows.values(), key=lambda row: row.step)
 
 
 class Results:
