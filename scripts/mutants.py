@@ -315,7 +315,9 @@ OF_TRAINER = {
         LOOP, 'self._saved_means = state["meter"]', "self._saved_means = None", OF_MEANS
     ),
     "a mean keeps what was logged": Mutant(LOOP, "        self._means_since_log.reset()\n", "", OF_MEANS),
-    "accumulated batches weigh the same": Mutant(STEP, "part = weight / self._unit", "part = 1.0", OF_ACCUMULATION),
+    "accumulated batches weigh the same": Mutant(
+        STEP, "relative_weight = weight / self._unit", "relative_weight = 1.0", OF_ACCUMULATION
+    ),
     "an accumulated gradient is not divided": Mutant(
         STEP, "            foreach_div_(gradients, divisor)\n", "            pass\n", OF_ACCUMULATION
     ),

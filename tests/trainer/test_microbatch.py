@@ -14,7 +14,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.core.schema import LoopConfig
 from trainer_cli.errors import ConfigError, TrainError, UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.microbatch import parts_of
+from trainer_cli.trainer.microbatch import split_batch
 from trainer_cli.trainer.train_step import TrainStep
 
 
@@ -120,9 +120,9 @@ def test_what_cannot_be_split_is_refused() -> None:
     with pytest.raises(UserError, match="Own has a train_batch of its own"):
         _fit(Line(), 2, step=Own())
     with pytest.raises(UserError, match=r"has a tensor of shape \(3,\), which cannot be split"):
-        list(parts_of({"x": torch.zeros(4, 2), "y": torch.zeros(3)}, 4, 2))
+        list(split_batch({"x": torch.zeros(4, 2), "y": torch.zeros(3)}, 4, 2))
     batch = {"x": torch.arange(4), "names": ["a", "b", "c", "d"], "pair": (torch.arange(4), 7), "one": torch.tensor(1)}
-    parts = [part for part, _ in parts_of(batch, 4, 3)]
+    parts = [part for part, _ in split_batch(batch, 4, 3)]
     assert [part["names"] for part in parts] == [["a", "b", "c"], ["d"]]
     assert [part["pair"][1] for part in parts] == [7, 7]
 

@@ -13,7 +13,7 @@ from trainer_cli import Trainer, TrainingLoop
 from trainer_cli.core.schema import ModelCall
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.messages import Logging
-from trainer_cli.trainer.model_call import arguments, described, explained
+from trainer_cli.trainer.model_call import describe_batch, explain_error, make_arguments
 
 PAIR = [torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)]
 NAMED = {"x": PAIR[0], "y": PAIR[1]}
@@ -54,7 +54,7 @@ class Whole(nn.Module):
     ],
 )
 def test_the_arguments_of_a_call(how: str, batch: Any, args: list[Any], kwargs: dict[str, Any]) -> None:
-    found = arguments(ModelCall(how), batch)
+    found = make_arguments(ModelCall(how), batch)
     assert [id(one) for one in found[0]] == [id(one) for one in args]
     assert {name: id(one) for name, one in found[1].items()} == {name: id(one) for name, one in kwargs.items()}
 
@@ -69,7 +69,7 @@ def test_the_arguments_of_a_call(how: str, batch: Any, args: list[Any], kwargs: 
 )
 def test_a_batch_without_such_parts_is_refused(how: str, batch: Any, message: str) -> None:
     with pytest.raises(UserError) as refused:
-        arguments(ModelCall(how), batch)
+        make_arguments(ModelCall(how), batch)
     assert message in str(refused.value)
 
 
@@ -85,7 +85,7 @@ def test_a_batch_without_such_parts_is_refused(how: str, batch: Any, message: st
     ],
 )
 def test_the_structure_of_a_batch(batch: Any, text: str) -> None:
-    assert described(batch) == text
+    assert describe_batch(batch) == text
 
 
 @pytest.mark.parametrize(
@@ -107,10 +107,10 @@ def test_the_structure_of_a_batch(batch: Any, text: str) -> None:
 )
 def test_a_call_that_cannot_be_bound_names_batch_signature_and_cure(how: str, batch: Any, message: str) -> None:
     model = Parts()
-    args, kwargs = arguments(ModelCall(how), batch)
+    args, kwargs = make_arguments(ModelCall(how), batch)
     with pytest.raises(TypeError) as raised:
         model(*args, **kwargs)
-    told = explained(raised.value, model, batch, args, kwargs)
+    told = explain_error(raised.value, model, batch, args, kwargs)
     assert isinstance(told, UserError)
     assert message in str(told)
 
@@ -119,7 +119,7 @@ def test_an_error_inside_a_model_that_got_the_whole_batch_carries_a_note() -> No
     model = Whole()
     with pytest.raises(TypeError) as raised:
         model(PAIR)
-    assert explained(raised.value, model, PAIR, [PAIR], {}) is raised.value
+    assert explain_error(raised.value, model, PAIR, [PAIR], {}) is raised.value
     assert raised.value.__notes__ == [
         "The model was called with the whole batch:\n"
         "  batch:   [float32[4, 3], int64[4]]\n"
@@ -132,7 +132,7 @@ def test_an_error_over_lists_of_samples_that_were_put_together_by_element_carrie
     batch = {"x": [torch.zeros(4), torch.zeros(4)], "y": PAIR[1]}
     with pytest.raises(TypeError) as raised:
         Parts()(**batch)
-    assert explained(raised.value, Parts(), batch, [], batch) is raised.value
+    assert explain_error(raised.value, Parts(), batch, [], batch) is raised.value
     assert raised.value.__notes__ == [
         "The lists of the samples were put together element by element:\n"
         "  batch:   {x: [float32[4], float32[4]], y: int64[4]}\n"
@@ -148,7 +148,7 @@ def test_an_error_of_the_models_own_stays_as_it_is() -> None:
 
     with pytest.raises(TypeError, match=r"^mine$") as raised:
         Wrong()(*PAIR)
-    assert explained(raised.value, Wrong(), PAIR, PAIR, {}) is raised.value
+    assert explain_error(raised.value, Wrong(), PAIR, PAIR, {}) is raised.value
     assert not hasattr(raised.value, "__notes__")
 
 

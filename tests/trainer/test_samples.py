@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Itera
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import sample_count
-from trainer_cli.trainer.microbatch import parts_of
+from trainer_cli.trainer.microbatch import split_batch
 
 COUNT = 10
 
@@ -142,8 +142,8 @@ def test_parts_of_a_batch_hold_whole_samples(form: str) -> None:
     assert made.progress.samples == 20
     assert metrics["train/loss"] == pytest.approx(4.5)
     batch = collate([make(index) for index in range(5)])
-    assert [count for _, count in parts_of(batch, 5, 2)] == [2, 2, 1]
-    assert [float(value) for part, _ in parts_of(batch, 5, 2) for value in values(part)] == [0, 1, 2, 3, 4]
+    assert [count for _, count in split_batch(batch, 5, 2)] == [2, 2, 1]
+    assert [float(value) for part, _ in split_batch(batch, 5, 2) for value in values(part)] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -156,12 +156,12 @@ def test_parts_of_a_batch_hold_whole_samples(form: str) -> None:
 )
 def test_a_batch_that_may_be_cut_in_two_ways_is_refused(batch: Any) -> None:
     with pytest.raises(UserError, match="samples, or fields of all samples"):
-        list(parts_of(batch, 3, 2))
+        list(split_batch(batch, 3, 2))
 
 
 def test_fields_of_as_many_rows_as_fields_are_cut_by_rows() -> None:
     batch = [torch.arange(6).reshape(2, 3), torch.arange(2)]
-    assert [part[1].tolist() for part, _ in parts_of(batch, 2, 1)] == [[0], [1]]
+    assert [part[1].tolist() for part, _ in split_batch(batch, 2, 1)] == [[0], [1]]
 
 
 class Batches:

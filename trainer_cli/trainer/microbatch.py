@@ -1,4 +1,4 @@
-"""Split a batch whose forward and backward do not fit into memory, with the gradient of the whole batch."""
+"""Train a batch that does not fit into memory in smaller microbatches, with the same gradient."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ AUTO = "auto"
 
 
 class Microbatches:
-    """The size of the parts that a batch is trained in: fixed, or halved each time that memory runs out.
+    """Split batches into microbatches of a fixed size, or of a size that is halved when memory runs out.
 
     Args:
-        setting: samples of a part, or `auto`, which begins with whole batches.
+        setting: samples in a microbatch, or `auto`, which begins with whole batches.
     """
 
     def __init__(self, setting: int | str) -> None:
@@ -41,63 +41,75 @@ class Microbatches:
         trainer: Trainer,
         batch: Any,
         size: int,
-        train_part: Callable[[Any, int], Any],
-        begin: Callable[[], None],
+        train_one: Callable[[Any, int], Any],
+        reset_weights: Callable[[], None],
     ) -> list[Any]:
-        """Train each part of a batch of `size` samples, and return what was returned for each. `begin` is called before
-        the batch is trained anew.
+        """Train a batch of `size` samples in microbatches.
 
         If memory runs out, the gradients of the batch are dropped, buffers (such as the statistics of norms) and
-        random generators are as before it, and it is trained anew in parts of half the size. That size is kept.
+        random generators are restored, and the batch is trained again in microbatches of half the size. That size is
+        kept.
+
+        Args:
+            train_one: runs forward and backward of a microbatch, given its number of samples.
+            reset_weights: restores the weights of the accumulated gradients before the batch is trained again.
+
+        Returns:
+            The result of `train_one` for each microbatch.
 
         Raises:
-            TrainError: there is no memory even for one sample.
+            TrainError: there is not enough memory for one sample.
         """
         if not self.is_auto:
-            return [train_part(part, count) for part, count in parts_of(batch, size, self.size or size)]
+            return [train_one(microbatch, count) for microbatch, count in split_batch(batch, size, self.size or size)]
         before, rng = ForwardState(trainer.model), model_state.capture_rng()
         while True:
             try:
-                return [train_part(part, count) for part, count in parts_of(batch, size, self.size or size)]
+                return [
+                    train_one(microbatch, count) for microbatch, count in split_batch(batch, size, self.size or size)
+                ]
             except torch.OutOfMemoryError as error:
                 failure = str(error)
-            # Outside of the handler, so that no traceback holds the tensors of the failed part.
+            # Outside of the handler, because a traceback would keep the tensors of the failed microbatch alive.
             self._halve(min(self.size or size, size), failure)
             for optimizer in trainer.optimizers.values():
                 optimizer.zero_grad()
             before.restore()
             model_state.restore_rng(rng)
-            begin()
+            reset_weights()
 
     def _halve(self, failed: int, failure: str) -> None:
+        """Halve the size, after microbatches of `failed` samples ran out of memory."""
         if failed == 1:
             raise TrainError(
                 f"there is no memory for one sample: {failure}",
                 cure="Use a smaller model, precision=bf16, or a larger device.",
             )
+        # Rounded up: 3 samples are split into 2 and 1, not into three.
         self.size = -(-failed // 2)
         log.warning("out of memory with %d samples at once: the batch is trained in parts of %d", failed, self.size)
+        # Cycles may hold tensors, and cached blocks of the old sizes would leave no room for new ones.
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
-def parts_of(batch: Any, size: int, most: int) -> Iterator[tuple[Any, int]]:
-    """A batch of `size` samples in parts of at most `most`, each with its number of samples.
+def split_batch(batch: Any, size: int, max_size: int) -> Iterator[tuple[Any, int]]:
+    """Split a batch of `size` samples into microbatches of at most `max_size`, each with its number of samples.
 
     Raises:
-        UserError: a part of the batch does not have that leading size.
+        UserError: a tensor of the batch does not have that leading size.
     """
-    if size <= most:
+    if size <= max_size:
         yield batch, size
         return
-    for start in range(0, size, most):
-        stop = min(start + most, size)
-        yield _sliced(batch, size, slice(start, stop)), stop - start
+    for start in range(0, size, max_size):
+        stop = min(start + max_size, size)
+        yield _slice_batch(batch, size, slice(start, stop)), stop - start
 
 
-def _sliced(batch: Any, size: int, part: slice) -> Any:
-    """The part of every tensor and list of samples; containers keep their type."""
+def _slice_batch(batch: Any, size: int, samples: slice) -> Any:
+    """Slice every tensor and list of samples in a batch; containers keep their type."""
     if isinstance(batch, Tensor):
         if batch.ndim == 0:
             return batch
@@ -106,17 +118,19 @@ def _sliced(batch: Any, size: int, part: slice) -> Any:
                 f"a batch of {size} samples has a tensor of shape {tuple(batch.shape)}, which cannot be split",
                 where="loop.microbatch",
             )
-        return batch[part]
+        return batch[samples]
     if isinstance(batch, Mapping):
-        return type(batch)({key: _sliced(value, size, part) for key, value in batch.items()})  # type: ignore[call-arg]
+        return type(batch)({key: _slice_batch(value, size, samples) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_sliced(value, size, part) for value in batch))
+        return type(batch)(*(_slice_batch(value, size, samples) for value in batch))
     if isinstance(batch, list | tuple):
         if len(batch) == size and _are_samples(batch, size):
-            return batch[part]
-        return type(batch)(_sliced(value, size, part) for value in batch)
+            return batch[samples]
+        return type(batch)(_slice_batch(value, size, samples) for value in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {one.name: _sliced(getattr(batch, one.name), size, part) for one in dataclasses.fields(batch)}
+        fields = {
+            field.name: _slice_batch(getattr(batch, field.name), size, samples) for field in dataclasses.fields(batch)
+        }
         return dataclasses.replace(batch, **fields)
     if batch is None or isinstance(batch, str | int | float | bool):
         return batch
@@ -126,16 +140,17 @@ def _sliced(batch: Any, size: int, part: slice) -> Any:
 
 
 def _are_samples(batch: list[Any] | tuple[Any, ...], size: int) -> bool:
-    """Whether each of the `size` items of a sequence is a sample; else each is a field of all samples.
+    """Whether each of the `size` items of a sequence is a sample, rather than a field of all samples.
 
     Raises:
-        UserError: it may be either.
+        UserError: it could be either.
     """
     tensors = list(tensors_of(batch))
     fit_fields = bool(tensors) and all(tensor.ndim and tensor.shape[0] == size for tensor in tensors)
     dims = {tensor.ndim for tensor in tensors}
-    square = all(isinstance(item, list | tuple) and len(item) == size for item in batch)
-    if (len(dims) == 1 and dims != {1}) if fit_fields else square:
+    is_square = all(isinstance(item, list | tuple) and len(item) == size for item in batch)
+    # Tensors that differ in rank are fields, and so are vectors: a sample of a vector would be as long as the batch.
+    if (len(dims) == 1 and dims != {1}) if fit_fields else is_square:
         raise UserError(
             f"a batch of {size} samples is a {type(batch).__name__} of {size} items, each of length {size}: it may "
             "hold samples, or fields of all samples",
@@ -145,9 +160,9 @@ def _are_samples(batch: list[Any] | tuple[Any, ...], size: int) -> bool:
     return not fit_fields
 
 
-def joined(outputs: list[tuple[Tensor, Mapping[str, Any], Any]]) -> dict[str, Any]:
-    """The outputs of a whole batch, of (loss, outputs, weight) of its parts: means by weight, and sums of tokens."""
-    weights = [weight for _, _, weight in outputs]
+def join_outputs(results: list[tuple[Tensor, Mapping[str, Any], Any]]) -> dict[str, Any]:
+    """Join the (loss, outputs, weight) of microbatches: weighted means, and sums of `tokens` and `weight`."""
+    weights = [weight for _, _, weight in results]
     total = sum(weights)
 
     def mean(values: Iterable[Any]) -> Any:
@@ -155,14 +170,14 @@ def joined(outputs: list[tuple[Tensor, Mapping[str, Any], Any]]) -> dict[str, An
             return torch.tensor(math.nan)
         return sum(map(weighted, values, weights)) / total
 
-    found: dict[str, Any] = {"loss": mean(loss.detach() for loss, _, _ in outputs)}
-    for name in outputs[0][1]:
-        values = [own[name] for _, own, _ in outputs if name in own]
+    joined: dict[str, Any] = {"loss": mean(loss.detach() for loss, _, _ in results)}
+    for name in results[0][1]:
+        values = [outputs[name] for _, outputs, _ in results if name in outputs]
         if name in ("tokens", "weight"):
-            found[name] = sum(values)
+            joined[name] = sum(values)
         elif name != "loss" and all(_is_scalar(value) for value in values):
-            found[name] = mean(values)
-    return found
+            joined[name] = mean(values)
+    return joined
 
 
 def _is_scalar(value: Any) -> bool:

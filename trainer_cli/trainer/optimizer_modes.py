@@ -1,4 +1,4 @@
-"""Optimizers that train other weights than they evaluate, and those whose step evaluates the loss again."""
+"""Optimizers that evaluate other weights than they train, and optimizers whose step needs a closure."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ from torch.optim import Optimizer
 
 
 class OptimizerModes:
-    """Calls `train()` and `eval()` of the optimizers that have both, as schedule-free ones do.
+    """Call `train()` and `eval()` of the optimizers that have both, as schedule-free ones do.
 
-    Between the two modes such an optimizer computes the weights of one from those of the other, with rounding. So an
-    evaluation and a save take copies, and training goes on with exactly the weights that it had.
+    A change of mode computes the weights of one mode from those of the other, with rounding. So the training weights
+    are copied before an evaluation or a save, and restored exactly after it.
     """
 
     def __init__(self, optimizers: Iterable[Optimizer] = ()) -> None:
-        self._switched = [one for one in optimizers if all(callable(getattr(one, m, None)) for m in ("train", "eval"))]
+        self._switched = [
+            optimizer
+            for optimizer in optimizers
+            if all(callable(getattr(optimizer, method, None)) for method in ("train", "eval"))
+        ]
         self._training: dict[int, bool] = {}
-        """By optimizer: the mode that it was put into here."""
+        """id of an optimizer -> whether `_put` has set it to training."""
 
     def train(self) -> None:
-        """Before the first step."""
+        """Switch to the training weights, before the first step."""
         for optimizer in self._switched:
             if not self._trains(optimizer):
                 self._put(optimizer, training=True)
 
     def eval(self) -> None:
-        """After the last step."""
+        """Switch to the evaluation weights, after the last step."""
         for optimizer in self._switched:
             if self._trains(optimizer):
                 self._put(optimizer, training=False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """The weights to evaluate; afterwards those of the training again."""
+        """Switch to the evaluation weights inside the block, and back to the same training weights after it."""
         switched = [optimizer for optimizer in self._switched if self._trains(optimizer)]
-        before = {one: one.detach().clone() for optimizer in switched for one in _parameters(optimizer)}
+        before = _copy_weights(switched)
         for optimizer in switched:
             self._put(optimizer, training=False)
         try:
@@ -47,35 +51,41 @@ class OptimizerModes:
         finally:
             for optimizer in switched:
                 self._put(optimizer, training=True)
+            # The optimizer has computed them with rounding.
             with torch.no_grad():
                 for parameter, weights in before.items():
                     parameter.copy_(weights)
 
     def evaluation_weights(self) -> dict[nn.Parameter, Tensor]:
-        """Copies of the weights to evaluate while others are trained; empty if they are the same."""
+        """Copies of the evaluation weights; empty if they are the trained ones."""
         switched = [optimizer for optimizer in self._switched if self._trains(optimizer)]
         if not switched:
             return {}
         with self.evaluating():
-            return {one: one.detach().clone() for optimizer in switched for one in _parameters(optimizer)}
+            return _copy_weights(switched)
 
     def _put(self, optimizer: Optimizer, *, training: bool) -> None:
         self._training[id(optimizer)] = training
         (optimizer.train if training else optimizer.eval)()  # type: ignore[attr-defined]
 
     def _trains(self, optimizer: Optimizer) -> bool:
-        """Whether the optimizer is in the mode of training. A callback of the user may have called its methods."""
-        known = self._training.get(id(optimizer), False)
-        return bool(optimizer.param_groups[0].get("train_mode", getattr(optimizer, "train_mode", known)))
+        """Whether the optimizer is in training mode."""
+        last_set = self._training.get(id(optimizer), False)
+        # The optimizer's own flag first: a user's callback may have called its methods.
+        return bool(optimizer.param_groups[0].get("train_mode", getattr(optimizer, "train_mode", last_set)))
 
 
-def _parameters(optimizer: Optimizer) -> Iterator[nn.Parameter]:
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def _copy_weights(optimizers: Iterable[Optimizer]) -> dict[nn.Parameter, Tensor]:
+    return {
+        parameter: parameter.detach().clone()
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether a step demands a function that evaluates the loss, as that of LBFGS does."""
+    """Whether the step of an optimizer requires a closure that evaluates the loss, as that of LBFGS does."""
     try:
         closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     except (ValueError, TypeError):
