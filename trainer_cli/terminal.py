@@ -1,17 +1,16 @@
-"""What a stream can show: colours, and lines that are wrapped between words.
-
-Text tables by rich, as wide as the terminal, or as the longest cells if stdout is no terminal.
-"""
+"""How text is shown: colours, wrapped lines, tables, and how bytes, times, rates and JSON are written."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
 import os
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 _CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36"}
@@ -66,13 +65,58 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
+def format_bytes(count: int) -> str:
+    """Bytes with three significant digits, such as `1.23 GB`."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB" if value < 999.5 else f"{value:,.0f} TB"
+
+
+def format_age(seconds: float) -> str:
+    """Seconds in the largest unit that fits, such as `3 h`."""
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def format_clock(seconds: float) -> str:
+    """Minutes and seconds as `2:05`, or hours, minutes and seconds as `1:02:05`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def format_rate(per_s: float) -> str:
+    """A number per second with three digits or more."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
+
+
+def print_json(value: object) -> None:
+    """Print JSON that every program can read: NaN and infinity, which JSON lacks, become texts."""
+    print(json.dumps(_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _jsonable(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
 _UNBOUNDED = 100_000
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[str] = (), indent: str = "") -> str:
-    """Plain text, a line for each row; columns named in `right` are flush right, empty ones are left out.
+    """Format rows as plain text, as wide as the terminal, or as the longest cells if stdout is not a terminal.
 
-    No header is shown where all its names are empty.
+    Columns named in `right` are flush right, empty ones are left out. A header whose names are all empty is not shown.
     """
     from rich.console import Console
     from rich.table import Table

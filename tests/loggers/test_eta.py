@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer_cli.loggers.base import Now, Pauses
-from trainer_cli.loggers.console import Pace, clock
+from trainer_cli.loggers.console import Pace
 
 EVALUATIONS = Pauses(count=2, seconds=20.0, last_step=200)
 """Ten seconds, every hundred steps."""
@@ -40,8 +40,3 @@ def test_a_run_that_goes_on_counts_from_where_it_does() -> None:
     for time, now in {0.0: Now(901), 14.9: Now(950, pauses=pauses)}.items():
         pace.read(now, time)
     assert pace.left_s(now, 1000, time) == pytest.approx(5 + 10, abs=0.5)
-
-
-@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (125, "2:05"), (3725.2, "1:02:05"), (90000, "25:00:00")])
-def test_a_time_is_shown_as_on_a_clock(seconds: float, shown: str) -> None:
-    assert clock(seconds) == shown

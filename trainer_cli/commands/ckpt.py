@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.commands import ckpt_export
 from trainer_cli.commands.main import Parser
-from trainer_cli.commands.table import HEADER, age, print_json, size, tensor_rows
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
-from trainer_cli.terminal import table
+from trainer_cli.terminal import format_age, format_bytes, print_json, table
 
 if TYPE_CHECKING:
     from trainer_cli.commands.ckpt_inspect import Content
@@ -119,8 +118,8 @@ def _listing(items: Sequence[Item], now: float) -> str:
                 item.path.name,
                 "" if plain else str(item.entry.step),
                 "" if manifest is None else manifest.kind.value,
-                "" if manifest is None else size(item.entry.size_bytes),
-                "" if saved_at is None else age(now - saved_at),
+                "" if manifest is None else format_bytes(item.entry.size_bytes),
+                "" if saved_at is None else format_age(now - saved_at),
                 *(f"{values[key]:.4g}" if key in values else "" for key in metrics),
                 item.state,
                 " ".join(mark for mark, given in marks.items() if given),
@@ -132,7 +131,7 @@ def _listing(items: Sequence[Item], now: float) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_inspect import opened
+    from trainer_cli.commands.ckpt_inspect import TENSOR_COLUMNS, opened, tensor_rows
 
     with opened(_one(args.what[0])) as content:
         tensors = content.tensors
@@ -157,7 +156,7 @@ def _show(args: argparse.Namespace) -> int:
         print_json({**_facts(content), "tensors": listed, "aliases": content.aliases, "views": views, **more})
         return ExitCode.DONE
     print("\n".join(f"{key:<9} {value}" for key, value in _fact_lines(content)))
-    print("\n" + table(HEADER, tensor_rows(tensors, norms), right=["elements", "size", "norm"]))
+    print("\n" + table(TENSOR_COLUMNS, tensor_rows(tensors, norms), right=["elements", "size", "norm"]))
     notes = [f"{name} is tied to {target}" for name, target in content.aliases.items()]
     notes += [f"{name} is a view of {base}" for name, base in views.items()]
     if notes:
@@ -204,7 +203,7 @@ def _fact_lines(content: Content) -> list[tuple[str, str]]:
         ("finished", manifest.finished or ""),
         ("weights", "" if manifest.finite else "NOT FINITE: a resume passes it over"),
         ("left out", ", ".join(manifest.left_out)),
-        ("size", f"{size(content.entry.size_bytes)} in {len(manifest.files)} files"),
+        ("size", f"{format_bytes(content.entry.size_bytes)} in {len(manifest.files)} files"),
         ("run", f"{manifest.run_id} (attempt {manifest.attempt}, {processes})"),
         ("versions", ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))),
         ("packages", ", ".join(manifest.target_packages)),
@@ -243,7 +242,7 @@ def _verify(args: argparse.Namespace) -> int:
         rows = [
             [
                 str(item.path),
-                "" if item.entry.manifest is None else size(item.entry.size_bytes),
+                "" if item.entry.manifest is None else format_bytes(item.entry.size_bytes),
                 found[item.path] or "valid",
             ]
             for item in items

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.commands.table import print_json, size
 from trainer_cli.core.url_path import local_path
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
+from trainer_cli.terminal import format_bytes, print_json
 
 if TYPE_CHECKING:
     from trainer_cli.runs.export import Written
@@ -154,7 +154,7 @@ def _report(args: argparse.Namespace, what: str, written: Written) -> int:
         facts = {"tensors": written.tensors, "size_bytes": written.size_bytes, "average": written.average}
         print_json({what: str(written.path), **facts})
     else:
-        print(f"{what}: {written.path} ({written.tensors} tensors, {size(written.size_bytes)})")
+        print(f"{what}: {written.path} ({written.tensors} tensors, {format_bytes(written.size_bytes)})")
         if written.average is not None and args.ema is None:
             print(
                 f"weights: the average of callback '{written.average}', which evaluations saw; "

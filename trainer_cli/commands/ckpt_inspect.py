@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +28,7 @@ from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.shards import Shard, why_incomplete
 from trainer_cli.errors import CheckpointError, TrainError
+from trainer_cli.terminal import format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -393,3 +395,60 @@ def _viewed(base: Tensor, view: View) -> Tensor:
         return np.ascontiguousarray(elements).reshape(-1).view("u1")
 
     return Tensor(entry, [StoredPart(Shard.all_of(view.shape), content)])
+
+
+TENSOR_COLUMNS = ("tensor", "type", "shape", "elements", "size", "norm")
+"""The columns of `tensor_rows`."""
+
+
+@dataclass(slots=True)
+class _Branch:
+    """A node of the tree of names, with the sums over all tensors below it."""
+
+    children: dict[str, _Branch] = field(default_factory=dict)
+    tensor: Tensor | None = None
+    elements: int = 0
+    size_bytes: int = 0
+    squares: float = 0.0
+
+    def row(self, label: str, *, norms: bool) -> list[str]:
+        """The cells under `TENSOR_COLUMNS`."""
+        entry = None if self.tensor is None else self.tensor.entry
+        return [
+            label.rstrip("/.") if entry is None else label,
+            "" if entry is None else entry.code,
+            "" if entry is None else str(list(entry.shape)),
+            f"{self.elements:,}",
+            format_bytes(self.size_bytes),
+            f"{math.sqrt(self.squares):.6g}" if norms else "",
+        ]
+
+    def rows(self, label: str, depth: int, *, norms: bool) -> Iterator[list[str]]:
+        """A row for this node and each below it; nodes with a single child are joined into one label."""
+        branch = self
+        while branch.tensor is None and len(branch.children) == 1:
+            ((segment, branch),) = branch.children.items()
+            label += segment
+        yield branch.row("  " * depth + label, norms=norms)
+        for segment, child in branch.children.items():
+            yield from child.rows(segment, depth + 1, norms=norms)
+
+
+def tensor_rows(tensors: Mapping[str, Tensor], norms: Mapping[str, float]) -> list[list[str]]:
+    """A row for each tensor, and one with the sums for each prefix that two or more names share.
+
+    The norm of a prefix is that of all its tensors as one vector; without `norms` the column is empty.
+    """
+    root = _Branch()
+    for name, tensor in tensors.items():
+        branch = root
+        # Split after each separator: `model/fc.weight` has the segments `model/`, `fc.`, `weight`.
+        for segment in (None, *re.split(r"(?<=[/.])(?=.)", name)):
+            if segment is not None:
+                branch = branch.children.setdefault(segment, _Branch())
+            branch.elements += math.prod(tensor.entry.shape)
+            branch.size_bytes += tensor.entry.size_bytes
+            branch.squares += norms.get(name, 0.0) ** 2
+        branch.tensor = tensor
+    rows = [row for label, child in root.children.items() for row in child.rows(label, 0, norms=bool(norms))]
+    return [*rows, root.row("total", norms=bool(norms))] if len(root.children) > 1 else rows

@@ -210,7 +210,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             import yaml
 
-            from trainer_cli.commands.table import print_json
+            from trainer_cli.terminal import print_json
 
             print_json(yaml.safe_load(text))
         else:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from trainer_cli.commands.choices import Choices, keys
 from trainer_cli.commands.main import add_config_dir
-from trainer_cli.commands.table import print_json
 from trainer_cli.config import search_path
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import print_json
 
 EXAMPLES = """examples:
   train list              every group with its options

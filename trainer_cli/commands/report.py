@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from trainer_cli.commands.report_blocks import Block, clock_time
 from trainer_cli.commands.report_sections import sections
-from trainer_cli.commands.table import size
 from trainer_cli.commands.tail import no_run
 from trainer_cli.core.files import replace
 from trainer_cli.errors import UserError
@@ -25,6 +24,7 @@ from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, short_keys
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.terminal import format_bytes
 
 EXAMPLES = """examples:
   train report runs/digits                     into report.html
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     except PermissionError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
     runs = f"{made.runs} run{'' if made.runs == 1 else 's'}, " if made.runs else ""
-    print(f"{args.output}: {runs}{made.charts} charts, {size(made.size_bytes)}; open it in a browser")
+    print(f"{args.output}: {runs}{made.charts} charts, {format_bytes(made.size_bytes)}; open it in a browser")
     return 0
 
 

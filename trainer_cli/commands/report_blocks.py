@@ -16,6 +16,7 @@ import numpy as np
 
 from trainer_cli.runs.metrics import Array, Columns, Series, best_rule, reduce, shared_keep_best
 from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, short_keys, unix
+from trainer_cli.terminal import format_clock
 
 Block = dict[str, Any]
 _DIGITS = 6
@@ -188,11 +189,9 @@ def duration(seconds: object) -> str:
     """Seconds as people read them; nothing for what is no number."""
     if not isinstance(seconds, int | float):
         return ""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    if not minutes:
+    if round(seconds) < 60:
         return f"{seconds:.1f} s"
-    return f"{hours}:{minute:02}:{second:02} h" if hours else f"{minute}:{second:02} min"
+    return f"{format_clock(seconds)} {'h' if round(seconds) >= 3600 else 'min'}"
 
 
 _SWEPT = 6

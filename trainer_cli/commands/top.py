@@ -13,11 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.commands.table import age
 from trainer_cli.errors import UserError, one_line
-from trainer_cli.loggers.console import clock
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.record import RunsBelow, RunView
+from trainer_cli.terminal import format_age, format_clock, format_rate
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -135,11 +134,11 @@ def _cells(view: RunView, root: Path) -> dict[str, str]:
         "run": one_line(name),
         "state": view.state,
         "step": f"{step}/{view.total_steps:,}" if step and view.total_steps is not None else step,
-        "steps/s": "" if view.steps_per_s is None else _number(view.steps_per_s),
+        "steps/s": "" if view.steps_per_s is None else format_rate(view.steps_per_s),
         "loss": "" if view.loss is None else f"{view.loss:.4g}",
-        "ETA": "" if view.eta_s is None else clock(view.eta_s),
+        "ETA": "" if view.eta_s is None else format_clock(view.eta_s),
         "checkpoint": view.checkpoint or "",
-        "seen": "" if view.age_s is None else age(view.age_s),
+        "seen": "" if view.age_s is None else format_age(view.age_s),
         "reason": one_line(" ".join(view.reason.split())),
     }
 
@@ -151,7 +150,3 @@ def _begin_of(text: str, length: int) -> str:
 def _end_of(text: str, length: int) -> str:
     """The names of a sweep's runs differ at their ends."""
     return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -31,7 +31,6 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.storage.download import is_cached
 from trainer_cli.commands.main import add_allow_pickle, add_config_arguments
-from trainer_cli.commands.table import print_json
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.core.load_options import LoadOptions
@@ -47,6 +46,7 @@ from trainer_cli.runs.select import Selection, select
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import config_of, load_options
 from trainer_cli.runs.watch import watched
+from trainer_cli.terminal import print_json
 from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:

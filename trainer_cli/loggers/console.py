@@ -28,7 +28,16 @@ from typing import Protocol, TextIO
 
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import SAVES, Logger, Now, Pauses, Record, RunFacts
-from trainer_cli.terminal import columns, has_colours, is_terminal, stamp, wrapped
+from trainer_cli.terminal import (
+    columns,
+    format_bytes,
+    format_clock,
+    format_rate,
+    has_colours,
+    is_terminal,
+    stamp,
+    wrapped,
+)
 
 _WINDOW_S = 60.0
 """The rate is that of the last minute, or of the last two steps if they took longer."""
@@ -81,8 +90,8 @@ class Pace:
         """Samples, or steps if samples are not counted, per second of training; empty before the second reading."""
         samples = self._per_s(self._marks[-1].samples - self._marks[0].samples) if self._marks else None
         if samples:
-            return f"{rate(samples)} samples/s"
-        return f"{rate(self.steps_per_s)} steps/s" if self.steps_per_s else ""
+            return f"{format_rate(samples)} samples/s"
+        return f"{format_rate(self.steps_per_s)} steps/s" if self.steps_per_s else ""
 
     def left_s(self, now: Now, total_steps: int, time: float) -> float | None:
         """Seconds until the last step, with the evaluations and saves to come; None if that is not known yet."""
@@ -105,18 +114,6 @@ def _pauses_left(pause: Pauses, start_step: int, total_steps: int) -> float:
     if not pause.count or made <= 0:
         return 0.0
     return (total_steps - pause.last_step) * pause.count // made * pause.seconds / pause.count
-
-
-def rate(value: float) -> str:
-    """A number per second, with two digits or more."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds as `2:05`, or hours, minutes and seconds as `1:02:05`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 _SAVE, _RESTORE, _TO_END = "\x1b7", "\x1b8", "\x1b[J"
@@ -291,7 +288,7 @@ class ProgressBar:
         yield 0, position(now.step, facts)
         doing = now.activity or ("" if pace.begun else "waiting for the first step")
         if idle >= _SLOW_S:
-            doing = f"{doing} {clock(idle)}" if doing else f"({clock(idle)})"
+            doing = f"{doing} {format_clock(idle)}" if doing else f"({format_clock(idle)})"
         if doing:
             yield 1, doing
         if self._loss:
@@ -300,12 +297,12 @@ class ProgressBar:
             yield 4, pace.shown
         left = None if facts.total_steps is None else pace.left_s(now, facts.total_steps, seconds)
         if left is not None:
-            yield 3, f"ETA {clock(left)}"
+            yield 3, f"ETA {format_clock(left)}"
         if self._saves.last:
             yield 5, self._saves.last
-        yield 7, f"RAM {memory(_host_bytes())}"
+        yield 7, f"RAM {format_bytes(_host_bytes())}"
         if gpu := _gpu_bytes():
-            yield 6, f"GPU {memory(gpu)}"
+            yield 6, f"GPU {format_bytes(gpu)}"
 
 
 class _Saves(logging.Handler):
@@ -325,11 +322,6 @@ class _Saves(logging.Handler):
 def position(step: int, facts: RunFacts) -> str:
     """`step 1,234/10,000`."""
     return f"step {step:,}" if facts.total_steps is None else f"step {step:,}/{facts.total_steps:,}"
-
-
-def memory(count: int) -> str:
-    """Bytes in GB, or in MB below one."""
-    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _host_bytes() -> int:
@@ -436,10 +428,10 @@ class _Lines:
         now = Now(record.step, record.samples or 0, pauses=self._facts.now().pauses if self._facts.now else ())
         self._pace.read(now, record.time)
         if _RATE_KEY in record.metrics:
-            yield f"{rate(record.metrics[_RATE_KEY])} samples/s"
+            yield f"{format_rate(record.metrics[_RATE_KEY])} samples/s"
         elif speed := self._pace.shown:
             yield speed
         total = self._facts.total_steps
         left = None if total is None else self._pace.left_s(now, total, record.time)
         if left is not None:
-            yield f"ETA {clock(left)}"
+            yield f"ETA {format_clock(left)}"

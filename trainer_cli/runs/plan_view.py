@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +10,7 @@ from trainer_cli.core.left_out import described
 from trainer_cli.core.simulation import Timeline
 from trainer_cli.runs.plan import Plan
 from trainer_cli.runs.start import Done
-from trainer_cli.terminal import table
+from trainer_cli.terminal import format_bytes, table
 
 _WIDTH = 64
 _ROWS = 40
@@ -115,7 +115,7 @@ def sweep_table(plans: Mapping[str, Plan]) -> str:
     steps = sum(one.timeline.end.step - one.start_point.progress.step for one in plans.values() if one.timeline.end)
     most = sum(one.timeline.peak.size_bytes for one in plans.values() if one.timeline.peak)
     header = ("job", "steps", "evaluations", "checkpoints", "on the disk at most")
-    total = f"{len(plans):,} jobs, {steps:,} steps{f', {_bytes(most)} on the disk at most' if most else ''}"
+    total = f"{len(plans):,} jobs, {steps:,} steps{f', {format_bytes(most)} on the disk at most' if most else ''}"
     return f"{table(header, rows, right=header[2:4])}\n\n{total}"
 
 
@@ -150,7 +150,7 @@ def _summary(plan: Plan) -> Iterator[str]:
     if plan.copies is not None:
         yield f"  copied to      {plan.copies}"
     if plan.size.trained is not None:
-        yield f"  each takes     {_bytes(plan.size.trained)}"
+        yield f"  each takes     {format_bytes(plan.size.trained)}"
     if plan.left_out:
         yield f"  left out       {described(plan.left_out)}"
 
@@ -213,11 +213,4 @@ def _spread(steps: Sequence[int]) -> str:
 
 
 def _many(count: int, size_bytes: int) -> str:
-    return f"{count:,}{f', {_bytes(size_bytes)}' if size_bytes else ''}"
-
-
-def _bytes(size_bytes: int) -> str:
-    units: Iterable[tuple[int, str]] = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-    return next(
-        (f"{size_bytes / unit:.3g} {name}" for unit, name in units if size_bytes >= unit), f"{size_bytes} bytes"
-    )
+    return f"{count:,}{f', {format_bytes(size_bytes)}' if size_bytes else ''}"

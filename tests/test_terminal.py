@@ -1,0 +1,56 @@
+"""Tables are as wide as the terminal, whole lines in a pipe; numbers have one form each."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from trainer_cli.terminal import format_age, format_bytes, format_clock, format_rate, table
+
+LONG = "x" * 300
+
+
+def test_a_pipe_gets_a_whole_line_for_each_row() -> None:
+    text = table(["name", "none", "step"], [[f"[b]{LONG}", "", "5"], ["b", "", "10"]], right=["step"], indent="  ")
+    assert [line.split() for line in text.splitlines()] == [["name", "step"], [f"[b]{LONG}", "5"], ["b", "10"]]
+    assert text.splitlines()[2].endswith("    10")
+    assert not any(line.endswith(" ") for line in text.splitlines())
+
+
+def test_on_a_terminal_no_line_is_wider_and_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    lines = table(["name", "step"], [[LONG, "5"]], indent="  ").splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "".join(lines).count("x") == 300
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1234, "1.23 kB"), (512_300_000, "512 MB"), (999_600_000, "1 GB"),
+        (12_345_678_901, "12.3 GB"), (2_500_000_000_000, "2.5 TB"), (1_234_000_000_000_000, "1,234 TB"),
+    ],
+)  # fmt: skip
+def test_bytes_have_three_digits(count: int, text: str) -> None:
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-1, "0 s"), (59.9, "60 s"), (60, "1 min"), (7199, "1 h"), (200_000, "2 d")]
+)
+def test_an_age_is_in_the_largest_unit_that_fits(seconds: float, text: str) -> None:
+    assert format_age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("per_s", "text"), [(0.5, "0.5"), (1.234, "1.23"), (45.678, "45.7"), (160.2, "160"), (18213.4, "18,213")]
+)
+def test_a_rate_has_three_digits_or_more(per_s: float, text: str) -> None:
+    assert format_rate(per_s) == text
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (125, "2:05"), (3725.2, "1:02:05"), (90000, "25:00:00")])
+def test_a_time_is_shown_as_on_a_clock(seconds: float, shown: str) -> None:
+    assert format_clock(seconds) == shown
