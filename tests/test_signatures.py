@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.schema import CheckpointConfig, CopyToConfig, KeepBestConfig, LoopConfig, PrecisionConfig
+from trainer_cli.core.checkpoint_config import CheckpointConfig, CopyToConfig, KeepBestConfig
+from trainer_cli.core.schema import LoopConfig, PrecisionConfig
 from trainer_cli.trainer.hooks import CheckpointSaver
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.training_loop import TrainingLoop

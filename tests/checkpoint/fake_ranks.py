@@ -19,8 +19,8 @@ from trainer_cli.checkpoint.format.sharded import ShardedFormat
 from trainer_cli.checkpoint.save import CheckpointMetadata, RankFiles, commit, write
 from trainer_cli.checkpoint.snapshot import Snapshot
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.schema import Compression
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import pytest
 from states import same, small_state
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint
-from trainer_cli.core.schema import DigestAlgorithm
 
 FILES = ["manifest.json", "rank0.safetensors", "rank0.json", "config.yaml"]
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from trainer_cli.checkpoint.storage import disk as file_writer
 from trainer_cli.checkpoint.storage.disk import PAGE, Disk
 from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import FileEntry, new_digest
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.testing.faults import FaultyDisk
 
 BLOCK = 4 * PAGE

@@ -26,8 +26,8 @@ from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
 from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
 from trainer_cli.commands.ckpt_inspect import opened
+from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
-from trainer_cli.core.schema import Compression
 from trainer_cli.errors import CheckpointError, UserError
 
 FORMATS: dict[str, Format] = {

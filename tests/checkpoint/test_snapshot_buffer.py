@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.snapshot import Snapshot, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
-from trainer_cli.core.schema import DigestAlgorithm
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 
 Written = tuple[dict[str, bytes], dict[str, Mapping[str, str]]]
 

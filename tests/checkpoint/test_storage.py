@@ -16,8 +16,8 @@ import pytest
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import new_digest
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.testing.faults import FaultyDisk
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from trainer_cli.config.fields import fields
-from trainer_cli.core.schema import Removal
+from trainer_cli.core.checkpoint_config import Removal
 from trainer_cli.core.types import call_parameters, kind_of, misfits
 
 VALUES: dict[str, Any] = {

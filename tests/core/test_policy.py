@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from trainer_cli.core.checkpoint_config import Mode, Removal
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.policy import (
     BestRule,
@@ -22,7 +23,6 @@ from trainer_cli.core.policy import (
     why_save,
 )
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import Mode, Removal
 
 P, E = Kind.permanent, Kind.ephemeral
 STEP, FINAL, STOP, PRE, LAST = Occasion.step, Occasion.final, Occasion.stop, Occasion.pre_train, Occasion.last_stop

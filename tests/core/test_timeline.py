@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.core.checkpoint_config import Removal
 from trainer_cli.core.intervals import Duration, Interval, StepCounts, epoch_steps, first_step
 from trainer_cli.core.policy import (
     BestRule,
@@ -23,7 +24,6 @@ from trainer_cli.core.policy import (
     why_save,
 )
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import Removal
 from trainer_cli.core.simulation import Simulation, Timeline, simulate
 from trainer_cli.core.stopping import Limits, Stop, why_stop
 

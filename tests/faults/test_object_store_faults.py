@@ -23,7 +23,7 @@ from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
-from trainer_cli.core.schema import Newer
+from trainer_cli.core.checkpoint_config import Newer
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import SaveError
 

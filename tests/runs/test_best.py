@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from trainer_cli.commands.sweep_table import JobStatus, as_table
+from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
 from trainer_cli.core.policy import BestRule
-from trainer_cli.core.schema import KeepBestConfig, Mode
 from trainer_cli.runs.metrics import (
     Columns,
     Series,

@@ -14,8 +14,9 @@ from torch import nn
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.format.open import format_of
 from trainer_cli.config.targets import Trust
+from trainer_cli.core.checkpoint_config import CheckpointConfig, CheckpointFormat
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import CheckpointConfig, CheckpointFormat, LoopConfig, TrainConfig
+from trainer_cli.core.schema import LoopConfig, TrainConfig
 from trainer_cli.errors import ConfigError
 from trainer_cli.runs.build import Builder, Data
 from trainer_cli.runs.plan import CheckpointSize, checkpoint_size

@@ -20,7 +20,7 @@ from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpo
 from trainer_cli.commands.main import main
 from trainer_cli.commands.sweep_table import plan
 from trainer_cli.config.compose import compose
-from trainer_cli.core.schema import CheckpointConfig
+from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.url_path import as_path, local_path
 from trainer_cli.errors import ConfigError, RunDirectoryError, UserError
 from trainer_cli.loggers.tensorboard import TensorBoardLogger

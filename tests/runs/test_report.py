@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from trainer_cli.core.schema import KeepBestConfig, Mode
+from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.runs.fit import print_outcome

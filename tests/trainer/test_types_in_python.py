@@ -32,13 +32,14 @@ from trainer_cli import (
 from trainer_cli.config.check import validate
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.core import schema
+from trainer_cli.core.checkpoint_config import CheckpointConfig, KeepBestConfig, Mode, Removal
 
 WRONG: tuple[Any, ...] = ("no", "3", 1.5, True, -1, 0, float("nan"), [1.5], ["3"], {"zzz": 1})
 CONSTRUCTORS: dict[str, tuple[type, Callable[..., Any]]] = {
     "loop": (schema.LoopConfig, TrainingLoop),
     "precision": (schema.PrecisionConfig, Precision),
-    "checkpoint": (schema.CheckpointConfig, CheckpointerCallback),
-    "checkpoint.keep_best": (schema.KeepBestConfig, lambda **best: CheckpointerCallback(keep_best=best)),
+    "checkpoint": (CheckpointConfig, CheckpointerCallback),
+    "checkpoint.keep_best": (KeepBestConfig, lambda **best: CheckpointerCallback(keep_best=best)),
     "logging": (schema.LoggingConfig, Logging),
     "": (schema.TrainConfig, lambda **own: Trainer(model=Line, device="cpu", **own)),
 }
@@ -112,9 +113,9 @@ def test_an_object_is_no_value(kind: type, tmp_path: Path) -> None:
         ({"fixed_steps": np.array([2, 4])}, [2, 4]),
         ({"fixed_steps": (2,)}, [2]),
         ({"save_interval": np.int32(3)}, 3),
-        ({"remove": "never"}, schema.Removal.never),
-        ({"keep_best": {"metric": "f1", "mode": "max"}}, schema.KeepBestConfig(metric="f1", mode=schema.Mode.max)),
-        ({"keep_best": None}, schema.KeepBestConfig()),
+        ({"remove": "never"}, Removal.never),
+        ({"keep_best": {"metric": "f1", "mode": "max"}}, KeepBestConfig(metric="f1", mode=Mode.max)),
+        ({"keep_best": None}, KeepBestConfig()),
     ],
 )  # fmt: skip
 def test_what_python_and_numpy_call_a_value_is_one(settings: dict[str, Any], expected: Any, tmp_path: Path) -> None:
@@ -169,6 +170,6 @@ def test_a_users_own_constructor_takes_what_it_takes() -> None:
 
 
 def test_choices_of_the_schema_are_enumerations() -> None:
-    assert {one.name for one in dataclasses.fields(schema.CheckpointConfig) if isinstance(one.type, EnumMeta)} >= {
+    assert {one.name for one in dataclasses.fields(CheckpointConfig) if isinstance(one.type, EnumMeta)} >= {
         "remove", "newer", "format", "compression", "digest", "on_save_error",
     }  # fmt: skip

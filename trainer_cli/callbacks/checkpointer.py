@@ -20,6 +20,18 @@ from trainer_cli.checkpoint.group_verify import verify_by_all, verify_share
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, disk_error
 from trainer_cli.checkpoint.storage.folder import point_link
+from trainer_cli.core.checkpoint_config import (
+    CheckpointConfig,
+    CheckpointFormat,
+    Compression,
+    CopyToConfig,
+    DigestAlgorithm,
+    KeepBestConfig,
+    Newer,
+    OnSaveError,
+    Removal,
+)
+from trainer_cli.core.field_rules import build_section
 from trainer_cli.core.naming import LATEST_LINK
 from trainer_cli.core.policy import (
     Decision,
@@ -31,18 +43,6 @@ from trainer_cli.core.policy import (
     retention_rules,
     save_rules,
     why_save,
-)
-from trainer_cli.core.schema import (
-    CheckpointConfig,
-    CheckpointFormat,
-    Compression,
-    CopyToConfig,
-    DigestAlgorithm,
-    KeepBestConfig,
-    Newer,
-    OnSaveError,
-    Removal,
-    build_section,
 )
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure

@@ -13,9 +13,9 @@ from trainer_cli.checkpoint.copies import Place
 from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, nothing
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.download import read_blocks, write_copy
+from trainer_cli.core.checkpoint_config import Newer
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import MANIFEST_FILE
-from trainer_cli.core.schema import Newer
 from trainer_cli.errors import SaveError, TrainError, disk_cure
 from trainer_cli.loggers.base import SAVES
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from trainer_cli.core.field_rules import parse_duration
 from trainer_cli.core.intervals import Unit
-from trainer_cli.core.schema import OF_TRAINING, needed_duration
+from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
 
@@ -105,7 +106,7 @@ class EarlyStopping(Callback):
         if not isinstance(check_finite, bool):
             raise ConfigError(f"check_finite is {check_finite!r}, but it is true or false", location="check_finite")
         self.metric, self.mode, self.min_delta, self.check_finite = metric, mode, float(min_delta), check_finite
-        self.patience = self._patience = needed_duration("patience", patience)
+        self.patience = self._patience = parse_duration("patience", patience)
         self.best: float | None = None
         self.since: dict[str, int | float] | None = None
         """The position of the best evaluation; of the first, as long as none had a number."""
@@ -120,11 +121,11 @@ class EarlyStopping(Callback):
         self._steps_per_epoch, self._patience = loop.steps_per_epoch, loop.resolved(self.patience)
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        if self.metric.startswith(OF_TRAINING):
+        if self.metric.startswith(TRAIN_PREFIX):
             self._look(trainer, metrics)
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        if not self.metric.startswith(OF_TRAINING):
+        if not self.metric.startswith(TRAIN_PREFIX):
             self._look(trainer, metrics)
 
     def _look(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
-from trainer_cli.core.schema import needed_duration
+from trainer_cli.core.field_rules import parse_duration
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.torch_compat import foreach_copy_, foreach_lerp_, local
 from trainer_cli.trainer.hooks import Callback
@@ -49,7 +49,7 @@ class EMA(Callback):
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ConfigError(f"every is {every!r}, but it is a whole number of steps, at least 1", location="every")
         self.decay, self.every = float(decay), every
-        self.start = None if start == 0 else needed_duration("start", start)
+        self.start = None if start == 0 else parse_duration("start", start)
         self._start_step = 0
         self._model: nn.Module | None = None
         self._average: dict[str, Tensor] = {}
@@ -180,7 +180,7 @@ class SWA(EMA):
 
     def __init__(self, start: int | str, every: int | str = "1ep") -> None:
         super().__init__(0.0, 1, start)
-        self._interval = needed_duration("every", every)
+        self._interval = parse_duration("every", every)
         self._count = 1
         """Weights in the average."""
 

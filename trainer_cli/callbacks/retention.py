@@ -8,8 +8,8 @@ from pathlib import Path
 from trainer_cli.checkpoint.catalog import Catalog, Entry, is_intact
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.storage.base import Storage
+from trainer_cli.core.checkpoint_config import Newer, Removal
 from trainer_cli.core.policy import RetentionRules, Saved, why_keep, why_remove
-from trainer_cli.core.schema import Newer, Removal
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import SAVES
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.checkpoint.model_state import unwrapped
-from trainer_cli.core.schema import check_at_least
+from trainer_cli.core.field_rules import check_at_least
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import imported
 

@@ -26,8 +26,8 @@ from trainer_cli.callbacks.sparsity import (
     random_scores,
     replaced,
 )
+from trainer_cli.core.field_rules import check_duration, parse_duration
 from trainer_cli.core.order import sample_seed
-from trainer_cli.core.schema import check_duration, needed_duration
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.torch_compat import whole
 
@@ -52,9 +52,9 @@ class Schedule:
 
     def __init__(self, start: int | str, stop: int | str | None, every: int | str, *, at_stop: bool = False) -> None:
         self._given = {
-            "start": None if start == 0 else needed_duration("start", start),
+            "start": None if start == 0 else parse_duration("start", start),
             "stop": check_duration("stop", stop),
-            "every": needed_duration("every", every),
+            "every": parse_duration("every", every),
         }
         self.start, self.stop, self.every = 0, 0, 1
         self._at_stop = at_stop

@@ -23,10 +23,10 @@ from trainer_cli.checkpoint.model_state import evaluated_average, model_files
 from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, errors_of_save, nothing
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
 from trainer_cli.core.left_out import KEY, check_leave_out, described, left_out, without
 from trainer_cli.core.naming import COPIES_CACHE, Naming
 from trainer_cli.core.policy import Decision, Kind
-from trainer_cli.core.schema import CheckpointConfig, OnSaveError
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError
 from trainer_cli.loggers.base import SAVES

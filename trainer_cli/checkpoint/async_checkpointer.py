@@ -33,7 +33,7 @@ from trainer_cli.checkpoint.save import (
 )
 from trainer_cli.checkpoint.snapshot import CopyStager, Snapshot, Stager
 from trainer_cli.checkpoint.storage.base import Storage
-from trainer_cli.core.schema import DigestAlgorithm
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import SaveError
 from trainer_cli.parallel.process_group import ProcessGroup

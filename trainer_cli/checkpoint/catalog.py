@@ -16,11 +16,11 @@ from threading import Thread
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
 from trainer_cli.core.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.core.policy import Saved
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import CheckpointFormat
 from trainer_cli.errors import CheckpointError, one_line
 
 logger = logging.getLogger(__name__)

@@ -48,9 +48,9 @@ from trainer_cli.checkpoint.save import (
 from trainer_cli.checkpoint.snapshot import LiveStager, Snapshot, Stager
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.naming import is_plain
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, MissingStateError, NoCheckpointError, TrainError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks

@@ -23,10 +23,10 @@ from trainer_cli.checkpoint.storage.download import cache_of, write_copy
 from trainer_cli.checkpoint.storage.folder import replacing
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.open import fetch, open_storage
+from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.core.manifest import Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, Naming, is_plain, numbers_within, parse_step, with_ranks
 from trainer_cli.core.patterns import alternatives
-from trainer_cli.core.schema import Compression
 from trainer_cli.core.url_path import as_path, is_url, is_web
 from trainer_cli.errors import CheckpointError, UserError
 

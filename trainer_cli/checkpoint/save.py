@@ -33,10 +33,10 @@ from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.snapshot import Snapshot
 from trainer_cli.checkpoint.storage.base import UnsyncedError
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE, step_within
 from trainer_cli.core.policy import Kind
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.core.shards import Shard
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, disk_cure

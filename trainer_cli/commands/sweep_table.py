@@ -23,8 +23,9 @@ from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, freeze, from_yaml
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.sweep import Job, jobs
+from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.files import replace
-from trainer_cli.core.schema import CheckpointConfig, ParallelConfig
+from trainer_cli.core.schema import ParallelConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, TrainError, UserError, raise_all
 from trainer_cli.runs.compose_fit import refuse_shipped_default

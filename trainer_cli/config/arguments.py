@@ -17,9 +17,10 @@ from trainer_cli.config.modules import missing
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.targets import Trust, absent, check_name, check_path, component
+from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration
 from trainer_cli.core.patterns import nearest
-from trainer_cli.core.schema import OF_TRAINING, CheckpointConfig, SchedulerInterval, TrainConfig
+from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval, TrainConfig
 from trainer_cli.core.types import MISSING, Parameter, call_parameters, misfits
 from trainer_cli.errors import Code, ConfigError
 
@@ -165,7 +166,7 @@ def steps_by_log(scheduler: Any) -> bool:
 def _intervals_of_metrics(scheduler: Any) -> Iterator[SchedulerInterval]:
     for _, node in schedules(scheduler):
         if isinstance(node, Mapping):
-            if str(node.get("metric")).startswith(OF_TRAINING):
+            if str(node.get("metric")).startswith(TRAIN_PREFIX):
                 yield SchedulerInterval.log
             elif node.get("interval") == SchedulerInterval.evaluation or str(node.get("_target_")).endswith(
                 ".ReduceLROnPlateau"

@@ -36,7 +36,7 @@ from trainer_cli.config.overrides import (
 from trainer_cli.config.provenance import Provenance, label
 from trainer_cli.config.search_path import SearchPath, groups, options
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
-from trainer_cli.core import schema
+from trainer_cli.core.field_rules import check_field
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.types import IN_QUOTES, MISSING, Kind, kind_of, name_of, shown
@@ -152,7 +152,7 @@ class _Validation:
                 self._add_of_type(path, mistake, kind, resolved)
         if path not in self._wrong:
             try:
-                schema.check_field(one, ".".join(path), resolved)
+                check_field(one, ".".join(path), resolved)
             except ConfigError as error:
                 self._add(path, error)
         if path in self._wrong:

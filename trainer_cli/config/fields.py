@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -232,7 +233,8 @@ def _fields(section: type, path: KeyPath) -> Iterator[Described]:
 def _meanings() -> dict[str, dict[str, str]]:
     """Class -> field -> the docstring under it; the class's own under the empty name."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(Path(schema.__file__).read_text("utf-8")).body:
+    files = {inspect.getfile(section) for section in sections().values()}
+    for node in (node for file in files for node in ast.parse(Path(file).read_text("utf-8")).body):
         if isinstance(node, ast.ClassDef):
             found[node.name] = {"": ast.get_docstring(node) or ""}
             for statement, below in zip(node.body, node.body[1:], strict=False):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.fields import GLOBAL_BATCH_SIZE
+from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.ranks import check_shards, check_tensor_size
-from trainer_cli.core.schema import CheckpointFormat, Dtype, ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.errors import ConfigError
 
 _FORMATS_OF_ONE_PROCESS = (CheckpointFormat.torch_file, CheckpointFormat.huggingface)

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import xxhash
 
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.naming import MANIFEST_FILE, PINNED_FILE, is_plain
 from trainer_cli.core.policy import Kind
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.core.shards import Shard
 from trainer_cli.errors import CheckpointError, one_line
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from trainer_cli.core.checkpoint_config import CheckpointConfig, Mode, Removal, ephemeral_too_rare
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import CheckpointConfig, Mode, Removal, ephemeral_too_rare
 
 ToInterval = Callable[[str, Any], Interval | None]
 """The interval of a setting, by its key and value; None for null. Raises where it needs an unknown epoch length."""

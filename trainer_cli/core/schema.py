@@ -1,30 +1,35 @@
 """Every closed section of the config, in the order of the YAML, with what each key means.
 
 The docstring under a field is its documentation everywhere (config/fields.py). Sections are never null as a whole: a
-part is off when its key field is null. A rule for one value is declared with its field, by `at_least`, `duration` or
-`checked`, that it has an effect only with another by `needs`; other rules for several values are in a section's
-`__post_init__`. They raise `ConfigError` with the key path.
+part is off when its key field is null. A rule for one value is declared with its field (core/field_rules.py); rules for
+several values are in a section's `__post_init__`, and raise `ConfigError` with the key path. The `checkpoint` section
+is in core/checkpoint_config.py.
 """
 
-# No `from __future__ import annotations` here: the annotations are read as types.
+# No `from __future__ import annotations` here: it would turn the type of each field into a text, and core/types.py,
+# config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and choices (enumerations).
 import math
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from types import MappingProxyType
-from typing import Any, Optional, TypeVar
+from typing import Any
 
+from trainer_cli.core.checkpoint_config import CheckpointConfig, filled_folder
+from trainer_cli.core.field_rules import (
+    at_least,
+    check_duration,
+    check_fields,
+    check_folder,
+    check_patterns,
+    checked,
+    duration,
+    needs,
+)
 from trainer_cli.core.intervals import Duration, Unit
-from trainer_cli.core.left_out import check_leave_out
 from trainer_cli.core.load_options import check_mapping, check_states
 from trainer_cli.core.naming import why_unfit
-from trainer_cli.core.patterns import why_no_pattern
-from trainer_cli.core.types import converted, in_yaml
-from trainer_cli.errors import Code, ConfigError
-
-S = TypeVar("S")
+from trainer_cli.errors import ConfigError
 
 
 class Device(StrEnum):
@@ -54,7 +59,7 @@ class SchedulerInterval(StrEnum):
     """Each time that training metrics are logged; for a schedule that takes one of them."""
 
 
-OF_TRAINING = "train/"
+TRAIN_PREFIX = "train/"
 """Beginning of the names of training metrics, which are means over the steps since the log before."""
 
 
@@ -76,46 +81,6 @@ class ParallelStrategy(StrEnum):
     fsdp = "fsdp"
 
 
-class Removal(StrEnum):
-    ephemeral_only = "ephemeral_only"
-    all_non_permanent = "all_non_permanent"
-    never = "never"
-
-
-class Mode(StrEnum):
-    min = "min"
-    max = "max"
-
-
-class Newer(StrEnum):
-    refuse = "refuse"
-    trash = "trash"
-
-
-# `raise` cannot be written as an attribute.
-OnSaveError = StrEnum("OnSaveError", {"raise": "raise", "warn": "warn"})
-
-
-class DigestAlgorithm(StrEnum):
-    xxh3_128 = "xxh3_128"
-    sha256 = "sha256"
-
-
-class CheckpointFormat(StrEnum):
-    tensors = "tensors"
-    torch_file = "torch_file"
-    archive = "archive"
-    huggingface = "huggingface"
-
-
-class Compression(StrEnum):
-    none = "none"
-    gz = "gz"
-    bz2 = "bz2"
-    xz = "xz"
-    lzma = "lzma"
-
-
 class ConsoleStyle(StrEnum):
     auto = "auto"
     rich = "rich"
@@ -130,107 +95,39 @@ class LogLevel(StrEnum):
     error = "error"
 
 
-def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit)) -> Duration | None:
-    """The duration that a key holds, or None if it is null."""
-    if value is None:
-        return None
-    duration = needed_duration(key, value)
-    if duration.unit not in units:
-        known = ", ".join(unit.name.lower() + "s" for unit in units)
-        hint = f"Write {key}={value}s." if isinstance(value, int) and units == (Unit.SECOND,) else None
-        raise ConfigError(f"{key} is {value!r}, but it is counted in {known}", location=key, hint=hint)
-    return duration
-
-
-def needed_duration(key: str, value: Any) -> Duration:
-    """The duration that a key holds, which may not be null."""
-    try:
-        return Duration.parse(value)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}", location=key) from None
-
-
-def check_at_least(key: str, value: float | None, least: float) -> None:
-    """Refuse a number below `least`, NaN or infinity; null passes."""
-    if value is not None and not (math.isfinite(value) and value >= least):
-        raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", location=key)
-
-
-def _check_folder(key: str, value: str | None, *, instead: str, urls: bool = False) -> None:
-    """Refuse a folder that is empty (it would be the current one), left to a shell, or not local where that is wanted;
-    null passes."""
-    if value is None:
-        return
-    if not value.strip():
-        raise ConfigError(f"{key} is empty", location=key, hint=instead)
-    if value.startswith("~"):
-        hint = "Write the whole path, or ${oc.env:HOME}."
-        raise ConfigError(f"{key} is {value!r}, and no shell is here to read ~", location=key, hint=hint)
-    if "://" in value and not urls:
-        raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
-
-
-def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | None:
-    """A folder of checkpoints with `{run_name}` replaced by the name of the run; null stays.
-
-    Raises:
-        ConfigError: it has another variable, as names of checkpoints have.
-    """
-    if folder is None:
-        return None
-    for variable in re.findall(r"\{(\w+)[^}]*\}", folder):
-        if variable != "run_name":
-            raise ConfigError(
-                f"{key} is {folder!r}, but of variables it may have {{run_name}} alone",
-                location=key,
-                hint=f"Put {{{variable}}} into checkpoint.name.",
-            )
-    return folder.replace("{run_name}", run_name or "default")
-
-
 def _check_microbatch(key: str, value: Any) -> None:
-    whole = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
-    if value not in (None, "auto") and not whole:
+    is_count = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
+    if value not in (None, "auto") and not is_count:
         raise ConfigError(f"{key} is {value!r}, but it is auto, a number of samples, or null", location=key)
 
 
 def _check_limit(key: str, value: Any) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    part = isinstance(value, float) and 0 < value <= 1
-    if value is not None and not whole and not part:
-        known = "a number of batches (at least 1) or a fraction (above 0, at most 1.0)"
-        raise ConfigError(f"{key} is {value!r}, but it is {known}", location=key)
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    is_fraction = isinstance(value, float) and 0 < value <= 1
+    if value is not None and not is_count and not is_fraction:
+        allowed = "a number of batches (at least 1) or a fraction (above 0, at most 1.0)"
+        raise ConfigError(f"{key} is {value!r}, but it is {allowed}", location=key)
 
 
 def _check_loss_scale(key: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    if value != "dynamic" and not number:
+    # An infinite scale would make every gradient infinite.
+    is_scale = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    if value != "dynamic" and not is_scale:
         raise ConfigError(f"{key} is {value!r}, but it is dynamic or a number above 0", location=key)
 
 
-def _check_steps(key: str, value: list[int]) -> None:
-    for step in value:
-        check_at_least(key, step, 0)
-
-
-def _check_eval_loaders(key: str, value: dict[str, Any]) -> None:
-    known = "interval (a duration, or null), steps (a number, or null) and hook (a name)"
-    for name, own in value.items():
+def _check_eval_loaders(key: str, loaders: dict[str, Any]) -> None:
+    allowed = "interval (a duration, or null), steps (a number, or null) and hook (a name)"
+    for name, settings in loaders.items():
         where = f"{key}.{name}"
-        if not isinstance(own, Mapping) or not set(own) <= {"interval", "steps", "hook"}:
-            raise ConfigError(f"{where} is {own!r}, but it may have {known}", location=where)
-        check_duration(f"{where}.interval", own.get("interval"))
-        steps, hook = own.get("steps"), own.get("hook", "validate")
+        if not isinstance(settings, Mapping) or not set(settings) <= {"interval", "steps", "hook"}:
+            raise ConfigError(f"{where} is {settings!r}, but it may have {allowed}", location=where)
+        check_duration(f"{where}.interval", settings.get("interval"))
+        steps, hook = settings.get("steps"), settings.get("hook", "validate")
         if steps is not None and (type(steps) is not int or steps < 1):
             raise ConfigError(f"{where}.steps is {steps!r}, but it is a number of batches", location=f"{where}.steps")
         if not (isinstance(hook, str) and hook.isidentifier()):
             raise ConfigError(f"{where}.hook is {hook!r}, but it is a name", location=f"{where}.hook")
-
-
-def _check_names(key: str, value: list[str]) -> None:
-    for pattern in value:
-        if (fault := why_no_pattern(pattern)) is not None:
-            raise ConfigError(f"{key}: {fault}", location=key)
 
 
 def _check_name(key: str, value: str | None) -> None:
@@ -239,130 +136,22 @@ def _check_name(key: str, value: str | None) -> None:
         return
     if not value.strip():
         raise ConfigError(f"{key} is empty", location=key, hint=f"Write {key}=NAME, or leave it out.")
-    parts = value.split("/")
-    if ".." in parts:
+    folders = value.split("/")
+    if ".." in folders:
         fault = "it names what is below runs/"
-    elif "" in parts:
+    elif "" in folders:
         fault = "it may not begin or end with a slash, or have two in a row"
-    elif any(part.startswith(".") for part in parts):
+    elif any(folder.startswith(".") for folder in folders):
         fault = "a folder that begins with a dot is not shown as a run"
     elif value.startswith("-"):
         fault = "what begins with a hyphen is read as a flag by other programs"
-    elif any(part != part.strip() for part in parts):
+    elif any(folder != folder.strip() for folder in folders):
         fault = "it may not begin or end with a space"
     elif not value.isprintable():
         fault = "it has a character that cannot be printed"
     else:
         return
     raise ConfigError(f"{key} is {value!r}, but {fault}", location=key, hint="Write NAME or GROUP/NAME.")
-
-
-def _check_pattern(key: str, value: str) -> None:
-    if (fault := why_unfit(value, None)) is not None:
-        raise ConfigError(fault, location=key)
-
-
-def _check_suffix(key: str, value: str | None) -> None:
-    if (fault := why_unfit("step{step}", value)) is not None:
-        raise ConfigError(fault, location=key)
-
-
-def at_least(least: float, default: Any = None) -> Any:
-    """A field whose number is finite and not below `least`; null passes."""
-    return field(default=default, metadata={"at_least": least})
-
-
-def duration(default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null: bool = True) -> Any:
-    """A field that holds a duration in one of `units`, or null if that is allowed."""
-    return field(default=default, metadata={"units": units, "null": null})
-
-
-def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
-    """A field whose value `check` refuses by a ConfigError; it is given the key and the value."""
-    if isinstance(default, list | dict):
-        return field(default_factory=default.copy, metadata={"check": check})
-    return field(default=default, metadata={"check": check})
-
-
-def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
-    """A field that has an effect only if one of the conditions holds: a key of its section has this value; for true,
-    any value but null, false and 0. Where none holds, the field may only have its default."""
-    declared.metadata = MappingProxyType({**declared.metadata, "needs": conditions})
-    return declared
-
-
-def default_of(one: "Field[Any]") -> Any:
-    """The default of a field, made anew."""
-    return one.default if one.default_factory is MISSING else one.default_factory()
-
-
-def _shown(value: Any) -> str:
-    return str(value) if isinstance(value, StrEnum) else in_yaml(value)
-
-
-def _check_effect(section: Any, one: "Field[Any]", path: str) -> None:
-    conditions = one.metadata.get("needs", ())
-    value = getattr(section, one.name)
-    if not conditions or value == default_of(one):
-        return
-    known = {name: getattr(section, name) for name, _ in conditions}
-    if any(bool(known[name]) if wanted is True else known[name] == wanted for name, wanted in conditions):
-        return
-    name = conditions[0][0]
-    settings = []
-    for key, other in conditions:
-        is_any = other is True and not isinstance(known[key], bool)
-        settings.append(f"{path}.{key}" if is_any else f"{path}.{key}={str(other).lower()}")
-    raise ConfigError(
-        f"{path}.{one.name} is {_shown(value)}, but {path}.{name} is {_shown(known[name])}",
-        location=f"{path}.{one.name}",
-        code=Code.no_effect,
-        hint=f"Set {' or '.join(settings)}, or leave {one.name} out.",
-    )
-
-
-def check_field(one: "Field[Any]", key: str, value: Any) -> None:
-    """Raise the ConfigError of the rule that a field was declared with."""
-    rules = one.metadata
-    if "at_least" in rules:
-        check_at_least(key, value, rules["at_least"])
-    if "units" in rules and check_duration(key, value, units=rules["units"]) is None and not rules["null"]:
-        raise ConfigError(f"{key} is null, but it must be a duration", location=key)
-    if "check" in rules:
-        rules["check"](key, value)
-
-
-def check_fields(section: Any, path: str = "") -> None:
-    """Check the values of a section by the types of its fields and the rules that these were declared with."""
-    values = {one.name: getattr(section, one.name) for one in fields(section)}
-    for name, value in checked_values(type(section), values, path).items():
-        setattr(section, name, value)
-    for one in fields(section):
-        _check_effect(section, one, path)
-
-
-def build_section(section: type[S], **values: Any) -> S:
-    """A section of values that Python code gives: choices may be texts, and sections mappings.
-
-    Raises:
-        ConfigError: a value is of another type, or not allowed.
-    """
-    return section(**values)
-
-
-def checked_values(section: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Values for fields of a section, converted to the types of these and checked by their rules.
-
-    Raises:
-        ConfigError: a value is of another type, or not allowed.
-    """
-    checked = {}
-    for one in fields(section):
-        if one.name in values:
-            key = f"{path}.{one.name}".lstrip(".")
-            checked[one.name] = converted(one.type, values[one.name], key)
-            check_field(one, key, checked[one.name])
-    return checked
 
 
 @dataclass(kw_only=True, slots=True)
@@ -377,7 +166,7 @@ class LoopConfig:
     """Ends the run earlier without changing what schedules see."""
     max_time: Any = duration(units=(Unit.SECOND,))
     """Stops this process after so much time, with a checkpoint and exit code 75."""
-    steps_per_epoch: Optional[int] = at_least(1)
+    steps_per_epoch: int | None = at_least(1)
     """Optimizer steps of an epoch, for train loaders without a length."""
     grad_accum_steps: int = at_least(1, 1)
     """Batches whose gradients are accumulated into one optimizer step."""
@@ -386,11 +175,11 @@ class LoopConfig:
     where memory runs out."""
     eval_interval: Any = duration("1ep")
     """How often to evaluate on the validation data; null: only at the end."""
-    eval_steps: Optional[int] = at_least(1)
+    eval_steps: int | None = at_least(1)
     """Batches of each validation loader to use; null: all."""
     eval_at_start: bool = False
     """Evaluate once before the first step."""
-    eval_sanity_steps: Optional[int] = at_least(1)
+    eval_sanity_steps: int | None = at_least(1)
     """Evaluate so many batches of each loader (at most eval_steps) before the first step, as a check whose results are
     dropped; null: one, where a metric is needed."""
     eval_loaders: dict[str, Any] = checked(_check_eval_loaders, {})
@@ -419,17 +208,17 @@ class PrecisionConfig:
     """fp32, or bf16 or fp16 autocast."""
     loss_scale: Any = checked(_check_loss_scale, "dynamic")
     """What the loss is multiplied by before backward under fp16: dynamic (as large as fits), or a number."""
-    min_loss_scale: Optional[float] = at_least(1e-30)
+    min_loss_scale: float | None = at_least(1e-30)
     """A dynamic scale does not fall below this."""
-    max_loss_scale: Optional[float] = at_least(1e-30)
+    max_loss_scale: float | None = at_least(1e-30)
     """A dynamic scale does not rise above this."""
-    init_scale: Optional[float] = at_least(1e-30)
+    init_scale: float | None = at_least(1e-30)
     """What a dynamic scale begins with; null: 65536, or the bound that is nearest to it."""
-    growth_interval: Optional[int] = at_least(1)
+    growth_interval: int | None = at_least(1)
     """A dynamic scale doubles after so many steps without an overflow; null: 2000."""
-    clip_norm: Optional[float] = at_least(1e-12)
+    clip_norm: float | None = at_least(1e-12)
     """Scale gradients down to this total norm."""
-    clip_value: Optional[float] = at_least(1e-12)
+    clip_value: float | None = at_least(1e-12)
     """Cut each gradient element to plus or minus this value."""
 
     def __post_init__(self) -> None:
@@ -473,7 +262,7 @@ class CompileConfig:
     """true: compile at the first batch."""
     mode: CompileMode = needs(field(default=CompileMode["default"]), ("enabled", True))
     """default, reduce-overhead (CUDA graphs), max-autotune or max-autotune-no-cudagraphs."""
-    dynamic: Optional[bool] = needs(field(default=None), ("enabled", True))
+    dynamic: bool | None = needs(field(default=None), ("enabled", True))
     """true: code for any shape; false: for each shape its own; null: any shape once a second one was seen."""
     fullgraph: bool = needs(field(default=False), ("enabled", True))
     """true: what cannot be compiled is an error; false: it runs as plain Python."""
@@ -485,120 +274,6 @@ class CompileConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class KeepBestConfig:
-    """Checkpoints that stay for a metric."""
-
-    metric: Optional[str] = None
-    """A metric of an evaluation, such as val/loss, or of the training, such as train/loss: the mean over the steps
-    since the log before; null: none is kept for a metric."""
-    mode: Mode = needs(field(default=Mode.min), ("metric", True))
-    """Whether small values are best (min) or large ones (max)."""
-    count: int = needs(at_least(1, 1), ("metric", True))
-    """How many of the best to keep; an evaluation, or a log of the training, that enters them saves."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "checkpoint.keep_best")
-
-
-@dataclass(kw_only=True, slots=True)
-class CopyToConfig:
-    """A second folder, into which some checkpoints are copied."""
-
-    folder: Optional[str] = checked(partial(_check_folder, instead="Write null for no copies.", urls=True))
-    """A folder or a URL, {run_name} filled in, in which no other run has saved; null: nothing is copied."""
-    every: int = needs(at_least(1, 1), ("folder", True))
-    """Copy each checkpoint whose number is a multiple of this, and the last one of each fit."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "checkpoint.copy_to")
-
-
-@dataclass(kw_only=True, slots=True)
-class CheckpointConfig:
-    """When to save, and what may go."""
-
-    enabled: bool = True
-    """false saves nothing, but still loads."""
-    save_interval: Any = duration("1ep")
-    """How often to save for good; null: never by interval."""
-    ephemeral_save_interval: Any = duration()
-    """How often to save for safety only; each is removed once a newer save is committed."""
-    ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
-    """No ephemeral save within so many steps of any save."""
-    fixed_steps: list[int] = checked(_check_steps, [])
-    """Steps to save for good, and to keep whatever happens."""
-    pre_train_checkpoint: Optional[bool] = None
-    """Save before the first step; null: only when nothing was loaded."""
-    save_final: bool = True
-    """Save when the run ends."""
-    save_on_stop: bool = True
-    """Save when a signal or loop.max_time stops the run."""
-    save_async: Optional[bool] = None
-    """Write checkpoints behind the training (not those at its end); null: where more than one CPU is usable."""
-    remove: Removal = Removal.ephemeral_only
-    """What may be removed: ephemeral_only, all_non_permanent or never."""
-    max_checkpoints: Optional[int] = at_least(1)
-    """How many of the newest permanent checkpoints to keep; null: all."""
-    keep_every: Any = duration()
-    """Permanent checkpoints at multiples of this stay, whatever max_checkpoints says."""
-    keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
-    newer: Newer = Newer.refuse
-    """What happens to newer checkpoints when resume= names an older one: refuse (to resume) or trash (them)."""
-    folder: Optional[str] = checked(
-        partial(_check_folder, instead="Write null for `checkpoints/` in the run directory.", urls=True)
-    )
-    """Where checkpoints are kept, {run_name} filled in: a folder in which no other run has saved, or a URL such as
-    s3://bucket/run; null: `checkpoints/` in the run directory."""
-    copy_to: CopyToConfig = field(default_factory=CopyToConfig)
-    latest_link: bool = False
-    """Keep a symbolic link `latest` to the newest checkpoint in a local folder, for other programs."""
-    leave_out: list[str] = checked(check_leave_out, [])
-    """States that checkpoints lack: optimizer, schedulers, callbacks, callbacks.NAME, rng, and globs of these. The run
-    cannot be resumed exactly."""
-    name: str = checked(_check_pattern, "step{step}")
-    """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
-    suffix: Optional[str] = checked(_check_suffix)
-    """Appended to each name, after a hyphen."""
-    format: CheckpointFormat = CheckpointFormat.tensors
-    """The files of a checkpoint: tensors (safetensors), torch_file, archive (tar), or huggingface (its model for
-    from_pretrained)."""
-    compression: Compression = needs(field(default=Compression.none), ("format", CheckpointFormat.archive))
-    """Of an archive: none, gz, bz2, xz or lzma. Compressing takes many times as long as writing."""
-    digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
-    """Digest of every file: xxh3_128 (at memory speed) or sha256."""
-    on_save_error: OnSaveError = OnSaveError["raise"]
-    """What a failed save does: raise (training ends), or warn (it goes on, up to max_save_errors; not at its end).
-    The same for metrics that cannot be written."""
-    max_save_errors: int = needs(at_least(0, 3), ("on_save_error", OnSaveError.warn))
-    """Failures in a row that are passed over with a warning before one ends the training."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, "checkpoint")
-        save = check_duration("checkpoint.save_interval", self.save_interval)
-        often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
-        if self.latest_link and "://" in (self.folder or ""):
-            raise ConfigError(
-                f"checkpoint.latest_link is true, and {self.folder} can hold no link",
-                location="checkpoint.latest_link",
-                hint="Set it to false.",
-            )
-        if (fault := why_unfit(self.name, self.suffix)) is not None:
-            raise ConfigError(fault, location="checkpoint.name")
-        if save and often and save.unit is often.unit and often.value >= save.value:
-            raise ephemeral_too_rare(often, save)
-
-
-def ephemeral_too_rare(ephemeral: Duration, permanent: Duration) -> ConfigError:
-    """The error for ephemeral saves that are not more frequent than the permanent ones."""
-    key = "checkpoint.ephemeral_save_interval"
-    return ConfigError(
-        f"{key} ({ephemeral}) must be shorter than checkpoint.save_interval ({permanent})",
-        location=key,
-        hint="Make it shorter, or set checkpoint.save_interval=null.",
-    )
-
-
-@dataclass(kw_only=True, slots=True)
 class LoadConfig:
     """What to take from a checkpoint given by `ckpt`, and under which names."""
 
@@ -607,7 +282,7 @@ class LoadConfig:
     progress, callbacks and rng."""
     strict: bool = True
     """false: load what both model and checkpoint have, and list the rest."""
-    ignore_keys: list[str] = checked(_check_names, [])
+    ignore_keys: list[str] = checked(check_patterns, [])
     """Parameter-name globs, or `re:` and a regular expression: these keep the values of the new model, such as a head
     of another size."""
     key_mapping: dict[str, str] = checked(check_mapping, {})
@@ -624,9 +299,7 @@ class LoadConfig:
 class ValidateConfig:
     """What `train validate` does with its results."""
 
-    folder: Optional[str] = checked(
-        partial(_check_folder, instead="Write null for `validation/` in the run directory.")
-    )
+    folder: str | None = checked(partial(check_folder, instead="Write null for `validation/` in the run directory."))
     """Where results are written; null: `validation/` in the run directory."""
     watch: bool = False
     """true: evaluate each checkpoint as it is committed, until the run ends."""
@@ -642,14 +315,14 @@ class ParallelConfig:
     strategy: ParallelStrategy = ParallelStrategy.single
     """single: one process on one device; ddp: every process holds the model, and gradients are averaged; fsdp: every
     process holds a part of each parameter, gradient and optimizer state."""
-    processes_per_node: Optional[int] = at_least(1)
+    processes_per_node: int | None = at_least(1)
     """Processes that `train fit` starts on this machine; null: this one, or those that torchrun or srun has started."""
     timeout: Any = duration("30m", units=(Unit.SECOND,), null=False)
     """How long the processes wait for one that does not come: it is named then, and all end. More than any of them
     takes alone for a step, an evaluation, or reading a checkpoint."""
     find_unused_parameters: bool = needs(field(default=False), ("strategy", ParallelStrategy.ddp))
     """ddp: parameters that get no gradient in some steps are allowed; that costs time."""
-    shard_size: Optional[int] = needs(at_least(1), ("strategy", ParallelStrategy.fsdp))
+    shard_size: int | None = needs(at_least(1), ("strategy", ParallelStrategy.fsdp))
     """fsdp: processes that share one copy of the parameters (hybrid sharding); null: all."""
     tensor_size: int = at_least(1, 1)
     """fsdp: processes in a row that train on the same samples, and divide layers between them as the model's
@@ -659,7 +332,7 @@ class ParallelConfig:
     )
     """Names of the classes of modules that are sharded, or computed again, as one; empty: those in a ModuleList,
     unless wrap_min_parameters is given."""
-    wrap_min_parameters: Optional[int] = needs(
+    wrap_min_parameters: int | None = needs(
         at_least(1), ("strategy", ParallelStrategy.fsdp), ("activation_checkpointing", True)
     )
     """Modules with this many parameters, beside those of such modules inside them, are sharded as one, too."""
@@ -718,9 +391,9 @@ class LoggingConfig:
 class TrainConfig:
     """The whole config of a run."""
 
-    name: Optional[str] = checked(_check_name)
+    name: str | None = checked(_check_name)
     """Name of the run; default: the last part of the experiment's path, else `default`."""
-    run_dir: str = checked(partial(_check_folder, instead="Write run_dir=NAME, or leave it out."), "runs/${name}")
+    run_dir: str = checked(partial(check_folder, instead="Write run_dir=NAME, or leave it out."), "runs/${name}")
     """Where everything of the run is kept."""
     seed: int = at_least(0, 0)
     """Seed of python, numpy, torch and the sample order."""
@@ -751,7 +424,7 @@ class TrainConfig:
     """Forward, backward and optimizer steps of a batch: null, or a node with `_target_`, a subclass of TrainStep."""
     param_groups: dict[str, Any] = field(default_factory=dict)
     """Parameter-name globs, or `re:` and a regular expression -> optimizer settings for these parameters."""
-    freeze: list[str] = checked(_check_names, [])
+    freeze: list[str] = checked(check_patterns, [])
     """Parameter-name globs, or `re:` and a regular expression: these are not trained. Matching running statistics of
     norms stay, too."""
     compile: CompileConfig = field(default_factory=CompileConfig)

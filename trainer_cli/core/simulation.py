@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from trainer_cli.core.checkpoint_config import Removal
 from trainer_cli.core.intervals import Interval, StepCounts, first_step
 from trainer_cli.core.policy import (
     Decision,
@@ -23,7 +24,6 @@ from trainer_cli.core.policy import (
     why_save,
 )
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import Removal
 from trainer_cli.core.stopping import Limits, Stop, why_stop
 
 

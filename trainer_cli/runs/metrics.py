@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
 from trainer_cli.core.policy import BestRule
-from trainer_cli.core.schema import KeepBestConfig, Mode
 
 _BLOCK_BYTES = 1 << 16
 _MARK_BYTES = 256

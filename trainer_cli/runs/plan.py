@@ -24,20 +24,13 @@ from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.targets import component, import_from
+from trainer_cli.core.checkpoint_config import CheckpointConfig, CheckpointFormat, Compression, Newer, Removal
 from trainer_cli.core.intervals import StepCounts
 from trainer_cli.core.left_out import left_out, without
 from trainer_cli.core.naming import Naming
 from trainer_cli.core.policy import Saved, retention_rules, save_rules, settings_of
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import (
-    OF_TRAINING,
-    CheckpointConfig,
-    CheckpointFormat,
-    Compression,
-    Newer,
-    ParallelConfig,
-    Removal,
-)
+from trainer_cli.core.schema import TRAIN_PREFIX, ParallelConfig
 from trainer_cli.core.simulation import Simulation, Timeline, simulate
 from trainer_cli.core.stopping import Stop
 from trainer_cli.parallel.process_group import ProcessGroup
@@ -271,7 +264,7 @@ def simulation_of(
         save=save_rules(checkpoint, loop.checkpoint_interval),
         retention=retention_rules(checkpoint, loop.checkpoint_interval),
         eval_intervals=loop.evaluations.intervals(names, callbacks=callbacks),
-        log_interval=loop.log_interval if str(checkpoint.keep_best.metric).startswith(OF_TRAINING) else None,
+        log_interval=loop.log_interval if str(checkpoint.keep_best.metric).startswith(TRAIN_PREFIX) else None,
         eval_at_start=loop.settings.eval_at_start,
         evaluates=bool(names) or callbacks,
         pending_evaluation=start_point.pending_evaluation,

@@ -19,11 +19,12 @@ from trainer_cli.checkpoint.group_verify import verify_by_all
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
+from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE
-from trainer_cli.core.schema import CheckpointConfig, LoadConfig
+from trainer_cli.core.schema import LoadConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, TrainError, UserError

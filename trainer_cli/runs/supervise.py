@@ -32,9 +32,10 @@ import trainer_cli
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.processes import check_processes
 from trainer_cli.config.resolvers import one_moment
+from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Unit
 from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_without_srun
-from trainer_cli.core.schema import TrainConfig, check_duration
+from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.stopping import Ended, verdict
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ExitCode

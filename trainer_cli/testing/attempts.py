@@ -34,8 +34,8 @@ from typing import Any, Protocol
 from omegaconf import OmegaConf
 
 from trainer_cli.config.compose import Composed
+from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration, Unit
-from trainer_cli.core.schema import CheckpointConfig
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.testing import digests as calls
 from trainer_cli.testing import trace

@@ -18,7 +18,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import OF_TRAINING, SchedulerInterval
+from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.lengths import length_of
@@ -156,7 +156,7 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         if length_of(loader) == 0:
             raise UserError(f"the validation loader '{name}' has no batches", cure="Check data and data.batch_size.")
     wanted = _wanted(trainer)
-    of_training = {setting: metric for setting, metric in wanted.items() if metric.startswith(OF_TRAINING)}
+    of_training = {setting: metric for setting, metric in wanted.items() if metric.startswith(TRAIN_PREFIX)}
     trainer.loop.expect_metrics(of_training)
     wanted = {setting: metric for setting, metric in wanted.items() if setting not in of_training}
     if not wanted and trainer.loop.settings.eval_sanity_steps is None:

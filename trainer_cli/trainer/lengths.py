@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Duration, Interval, Unit, epoch_steps, limited_batches, total_steps
-from trainer_cli.core.schema import LoopConfig, check_duration
+from trainer_cli.core.schema import LoopConfig
 from trainer_cli.core.stopping import Limits, Stop
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.parallel.agreement import Agreement

@@ -10,8 +10,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer_cli.core.field_rules import checked_values
 from trainer_cli.core.files import AppendedFile
-from trainer_cli.core.schema import LoggingConfig, checked_values
+from trainer_cli.core.schema import LoggingConfig
 from trainer_cli.terminal import columns, is_terminal, painted, stamp, wrapped
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.core.schema import Dtype, PrecisionConfig, build_section
+from trainer_cli.core.field_rules import build_section
+from trainer_cli.core.schema import Dtype, PrecisionConfig
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.parallel.torch_compat import dense_stand_in, overflow_flags
 

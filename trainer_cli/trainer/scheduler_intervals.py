@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.optim import lr_scheduler
 
-from trainer_cli.core.schema import OF_TRAINING, SchedulerInterval
+from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.optimizers import TaggedGroups
 
@@ -59,7 +59,7 @@ class Scheduled:
         """
         takes = takes_metric(schedule)
         metric = (self.metric or _METRIC) if takes else None
-        of_metric = SchedulerInterval.log if str(metric).startswith(OF_TRAINING) else SchedulerInterval.evaluation
+        of_metric = SchedulerInterval.log if str(metric).startswith(TRAIN_PREFIX) else SchedulerInterval.evaluation
         natural = of_metric if takes else natural_interval(schedule, made=is_function(self.schedule))
         interval = self.interval or natural
         name = (schedule if isinstance(schedule, type) else type(schedule)).__name__

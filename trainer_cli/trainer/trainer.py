@@ -21,10 +21,11 @@ from trainer_cli.checkpoint.find import expanded
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.group_verify import verify_share
 from trainer_cli.checkpoint.model_state import evaluated_average
+from trainer_cli.core.field_rules import checked_values
 from trainer_cli.core.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.core.policy import Occasion
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import ModelCall, SchedulerInterval, TrainConfig, checked_values
+from trainer_cli.core.schema import ModelCall, SchedulerInterval, TrainConfig
 from trainer_cli.core.stopping import Stop
 from trainer_cli.core.url_path import as_path, local_path
 from trainer_cli.data.adapt import as_loader, is_loader

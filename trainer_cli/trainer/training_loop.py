@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from trainer_cli.core.field_rules import build_section
 from trainer_cli.core.intervals import Interval
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.policy import Occasion
-from trainer_cli.core.schema import OF_TRAINING, LoopConfig, SchedulerInterval, build_section
+from trainer_cli.core.schema import TRAIN_PREFIX, LoopConfig, SchedulerInterval
 from trainer_cli.core.stopping import Stop, next_stop_step, reopens, why_stop
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.rendezvous import is_of_peer
@@ -452,7 +453,7 @@ class TrainingLoop(Lengths):
         """
         assert self._means_since_log is not None
         names = trainer.strategy.group.gather(self._means_since_log.names)
-        reported = {f"{OF_TRAINING}{name}" for of_rank in names for name in of_rank} | self._own_metrics(trainer)
+        reported = {f"{TRAIN_PREFIX}{name}" for of_rank in names for name in of_rank} | self._own_metrics(trainer)
         for setting, metric in self._expected.items():
             if metric not in reported:
                 known = f"Reported are {', '.join(sorted(reported))}."
@@ -470,7 +471,7 @@ class TrainingLoop(Lengths):
         for name in trainer.optimizers:
             suffix = "" if name == ONLY else f"/{name}"
             names |= {f"lr{suffix}"} | ({f"grad_norm{suffix}"} if norm else set())
-        return {f"{OF_TRAINING}{name}" for name in names}
+        return {f"{TRAIN_PREFIX}{name}" for name in names}
 
     def validation_of(self, name: str) -> ValidationLoop:
         """The loop that evaluates the loader with this name."""

@@ -13,8 +13,8 @@ from trainer_cli.checkpoint.format.memory import available_bytes
 from trainer_cli.checkpoint.format.sharded import ShardedFormat, TensorsFormat
 from trainer_cli.checkpoint.format.tensor_file import FileLayout, own_file, state_file, tensor_file
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
+from trainer_cli.core.checkpoint_config import Compression, DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
-from trainer_cli.core.schema import Compression, DigestAlgorithm
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.dtensor import Targets

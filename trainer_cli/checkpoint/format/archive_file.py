@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.core.manifest import FileEntry
-from trainer_cli.core.schema import Compression
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.base import Bytes, FileWriter

@@ -9,7 +9,7 @@ from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
 from trainer_cli.checkpoint.format.sharded import ShardedFormat, TensorsFormat
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
-from trainer_cli.core.schema import CheckpointFormat, Compression
+from trainer_cli.core.checkpoint_config import CheckpointFormat, Compression
 from trainer_cli.errors import CheckpointError
 
 FORMATS: Mapping[str, Callable[[], Format]] = {

@@ -42,8 +42,8 @@ from trainer_cli.checkpoint.format.tensor_file import (
     tensor_file,
 )
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, new_digest
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.core.shards import PER_RANK, Shard, runs, spread, why_incomplete
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import FileEntry
-from trainer_cli.core.schema import DigestAlgorithm
 
 Bytes = bytes | bytearray | memoryview
 

@@ -17,8 +17,8 @@ from os import stat_result
 from pathlib import Path
 
 from trainer_cli.checkpoint.storage.base import Bytes
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import FileEntry, new_digest
-from trainer_cli.core.schema import DigestAlgorithm
 
 _FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)
 """On macOS a plain fsync stops at the drive's own cache."""

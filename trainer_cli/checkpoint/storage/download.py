@@ -20,9 +20,9 @@ from trainer_cli.checkpoint.storage.base import Bytes, ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.folder import delete
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient, ObjectInfo
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.errors import StoreAwayError, UserError
 
 _BLOCK_BYTES = 4 * 1024 * 1024

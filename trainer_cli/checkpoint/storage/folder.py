@@ -17,9 +17,9 @@ from itertools import islice
 from pathlib import Path
 
 from trainer_cli.checkpoint.storage.disk import Disk, LocalFileWriter, StrPath
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import FileEntry
 from trainer_cli.core.naming import is_plain
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.errors import UserError
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from trainer_cli.checkpoint.storage.base import UnsyncedError
 from trainer_cli.checkpoint.storage.disk import REFUSED, Disk, StrPath
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.naming import (
     LATEST_LINK,
     MANIFEST_FILE,
@@ -30,7 +31,6 @@ from trainer_cli.core.naming import (
     parse_hidden,
     removed_marker,
 )
-from trainer_cli.core.schema import DigestAlgorithm
 
 logger = logging.getLogger(__name__)
 

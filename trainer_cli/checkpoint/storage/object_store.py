@@ -27,9 +27,9 @@ from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWrit
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.uploader import Uploader, in_parallel
+from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, PINNED_FILE, Hidden, HiddenName, is_plain, removed_marker
-from trainer_cli.core.schema import DigestAlgorithm
 from trainer_cli.errors import StoreAwayError, UserError
 
 logger = logging.getLogger(__name__)

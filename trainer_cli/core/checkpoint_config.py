@@ -1,0 +1,211 @@
+"""The `checkpoint` section of the config: when to save, what may be removed, and how files are written."""
+
+# No `from __future__ import annotations` here: it would turn the type of each field into a text, and core/types.py,
+# config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and choices (enumerations).
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from trainer_cli.core.field_rules import (
+    at_least,
+    check_at_least,
+    check_duration,
+    check_fields,
+    check_folder,
+    checked,
+    duration,
+    needs,
+)
+from trainer_cli.core.intervals import Duration, Unit
+from trainer_cli.core.left_out import check_leave_out
+from trainer_cli.core.naming import why_unfit
+from trainer_cli.errors import ConfigError
+
+
+class Removal(StrEnum):
+    ephemeral_only = "ephemeral_only"
+    all_non_permanent = "all_non_permanent"
+    never = "never"
+
+
+class Mode(StrEnum):
+    min = "min"
+    max = "max"
+
+
+class Newer(StrEnum):
+    refuse = "refuse"
+    trash = "trash"
+
+
+# `raise` cannot be written as an attribute.
+OnSaveError = StrEnum("OnSaveError", {"raise": "raise", "warn": "warn"})
+
+
+class DigestAlgorithm(StrEnum):
+    xxh3_128 = "xxh3_128"
+    sha256 = "sha256"
+
+
+class CheckpointFormat(StrEnum):
+    tensors = "tensors"
+    torch_file = "torch_file"
+    archive = "archive"
+    huggingface = "huggingface"
+
+
+class Compression(StrEnum):
+    none = "none"
+    gz = "gz"
+    bz2 = "bz2"
+    xz = "xz"
+    lzma = "lzma"
+
+
+def _check_steps(key: str, steps: list[int]) -> None:
+    for step in steps:
+        check_at_least(key, step, 0)
+
+
+def _check_pattern(key: str, pattern: str) -> None:
+    if (fault := why_unfit(pattern, None)) is not None:
+        raise ConfigError(fault, location=key)
+
+
+def _check_suffix(key: str, suffix: str | None) -> None:
+    if (fault := why_unfit("step{step}", suffix)) is not None:
+        raise ConfigError(fault, location=key)
+
+
+@dataclass(kw_only=True, slots=True)
+class KeepBestConfig:
+    """Checkpoints that stay for a metric."""
+
+    metric: str | None = None
+    """A metric of an evaluation, such as val/loss, or of the training, such as train/loss: the mean over the steps
+    since the log before; null: none is kept for a metric."""
+    mode: Mode = needs(field(default=Mode.min), ("metric", True))
+    """Whether small values are best (min) or large ones (max)."""
+    count: int = needs(at_least(1, 1), ("metric", True))
+    """How many of the best to keep; an evaluation, or a log of the training, that enters them saves."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "checkpoint.keep_best")
+
+
+@dataclass(kw_only=True, slots=True)
+class CopyToConfig:
+    """A second folder, into which some checkpoints are copied."""
+
+    folder: str | None = checked(partial(check_folder, instead="Write null for no copies.", urls=True))
+    """A folder or a URL, {run_name} filled in, in which no other run has saved; null: nothing is copied."""
+    every: int = needs(at_least(1, 1), ("folder", True))
+    """Copy each checkpoint whose number is a multiple of this, and the last one of each fit."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "checkpoint.copy_to")
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointConfig:
+    """When to save, and what may go."""
+
+    enabled: bool = True
+    """false saves nothing, but still loads."""
+    save_interval: Any = duration("1ep")
+    """How often to save for good; null: never by interval."""
+    ephemeral_save_interval: Any = duration()
+    """How often to save for safety only; each is removed once a newer save is committed."""
+    ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
+    """No ephemeral save within so many steps of any save."""
+    fixed_steps: list[int] = checked(_check_steps, [])
+    """Steps to save for good, and to keep whatever happens."""
+    pre_train_checkpoint: bool | None = None
+    """Save before the first step; null: only when nothing was loaded."""
+    save_final: bool = True
+    """Save when the run ends."""
+    save_on_stop: bool = True
+    """Save when a signal or loop.max_time stops the run."""
+    save_async: bool | None = None
+    """Write checkpoints behind the training (not those at its end); null: where more than one CPU is usable."""
+    remove: Removal = Removal.ephemeral_only
+    """What may be removed: ephemeral_only, all_non_permanent or never."""
+    max_checkpoints: int | None = at_least(1)
+    """How many of the newest permanent checkpoints to keep; null: all."""
+    keep_every: Any = duration()
+    """Permanent checkpoints at multiples of this stay, whatever max_checkpoints says."""
+    keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
+    newer: Newer = Newer.refuse
+    """What happens to newer checkpoints when resume= names an older one: refuse (to resume) or trash (them)."""
+    folder: str | None = checked(
+        partial(check_folder, instead="Write null for `checkpoints/` in the run directory.", urls=True)
+    )
+    """Where checkpoints are kept, {run_name} filled in: a folder in which no other run has saved, or a URL such as
+    s3://bucket/run; null: `checkpoints/` in the run directory."""
+    copy_to: CopyToConfig = field(default_factory=CopyToConfig)
+    latest_link: bool = False
+    """Keep a symbolic link `latest` to the newest checkpoint in a local folder, for other programs."""
+    leave_out: list[str] = checked(check_leave_out, [])
+    """States that checkpoints lack: optimizer, schedulers, callbacks, callbacks.NAME, rng, and globs of these. The run
+    cannot be resumed exactly."""
+    name: str = checked(_check_pattern, "step{step}")
+    """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
+    suffix: str | None = checked(_check_suffix)
+    """Appended to each name, after a hyphen."""
+    format: CheckpointFormat = CheckpointFormat.tensors
+    """The files of a checkpoint: tensors (safetensors), torch_file, archive (tar), or huggingface (its model for
+    from_pretrained)."""
+    compression: Compression = needs(field(default=Compression.none), ("format", CheckpointFormat.archive))
+    """Of an archive: none, gz, bz2, xz or lzma. Compressing takes many times as long as writing."""
+    digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
+    """Digest of every file: xxh3_128 (at memory speed) or sha256."""
+    on_save_error: OnSaveError = OnSaveError["raise"]
+    """What a failed save does: raise (training ends), or warn (it goes on, up to max_save_errors; not at its end).
+    The same for metrics that cannot be written."""
+    max_save_errors: int = needs(at_least(0, 3), ("on_save_error", OnSaveError.warn))
+    """Failures in a row that are passed over with a warning before one ends the training."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "checkpoint")
+        save = check_duration("checkpoint.save_interval", self.save_interval)
+        often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
+        if self.latest_link and "://" in (self.folder or ""):
+            raise ConfigError(
+                f"checkpoint.latest_link is true, and {self.folder} can hold no link",
+                location="checkpoint.latest_link",
+                hint="Set it to false.",
+            )
+        if (fault := why_unfit(self.name, self.suffix)) is not None:
+            raise ConfigError(fault, location="checkpoint.name")
+        if save and often and save.unit is often.unit and often.value >= save.value:
+            raise ephemeral_too_rare(often, save)
+
+
+def ephemeral_too_rare(ephemeral: Duration, permanent: Duration) -> ConfigError:
+    """The error for ephemeral saves that are not more frequent than the permanent ones."""
+    key = "checkpoint.ephemeral_save_interval"
+    return ConfigError(
+        f"{key} ({ephemeral}) must be shorter than checkpoint.save_interval ({permanent})",
+        location=key,
+        hint="Make it shorter, or set checkpoint.save_interval=null.",
+    )
+
+
+def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | None:
+    """A folder of checkpoints with `{run_name}` replaced by the name of the run; null stays.
+
+    Raises:
+        ConfigError: it has another variable, as names of checkpoints have.
+    """
+    if folder is None:
+        return None
+    for variable in re.findall(r"\{(\w+)[^}]*\}", folder):
+        if variable != "run_name":
+            raise ConfigError(
+                f"{key} is {folder!r}, but of variables it may have {{run_name}} alone",
+                location=key,
+                hint=f"Put {{{variable}}} into checkpoint.name.",
+            )
+    return folder.replace("{run_name}", run_name or "default")

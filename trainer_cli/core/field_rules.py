@@ -1,0 +1,174 @@
+"""What a field of a config section is declared with, and how its value is checked.
+
+A rule for one value is declared with its field by `at_least`, `duration` or `checked`. `needs` declares that a field
+has an effect only with another. `check_fields` applies them all. They raise `ConfigError` with the key path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from trainer_cli.core.intervals import Duration, Unit
+from trainer_cli.core.patterns import why_no_pattern
+from trainer_cli.core.types import converted, in_yaml
+from trainer_cli.errors import Code, ConfigError
+
+S = TypeVar("S")
+
+
+def at_least(least: float, default: Any = None) -> Any:
+    """A field whose number is finite and not below `least`; null passes."""
+    return dataclasses.field(default=default, metadata={"at_least": least})
+
+
+def duration(default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null: bool = True) -> Any:
+    """A field that holds a duration in one of `units`, or null if that is allowed."""
+    return dataclasses.field(default=default, metadata={"units": units, "null": null})
+
+
+def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
+    """A field whose value is checked by `check(key, value)`, which raises ConfigError."""
+    if isinstance(default, list | dict):
+        # Each section gets a copy: it may change its list or mapping.
+        return dataclasses.field(default_factory=default.copy, metadata={"check": check})
+    return dataclasses.field(default=default, metadata={"check": check})
+
+
+def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
+    """A field that has an effect only if one of the conditions holds: a key of its section has this value; for true,
+    any value but null, false and 0. Where none holds, the field may only have its default."""
+    declared.metadata = MappingProxyType({**declared.metadata, "needs": conditions})
+    return declared
+
+
+def build_section(section: type[S], **values: Any) -> S:
+    """Make a section from values of Python code: choices may be texts, and sections mappings.
+
+    Raises:
+        ConfigError: a value is of another type, or not allowed.
+    """
+    # The same as `section(**values)` for a caller whose arguments have wider types than the fields.
+    return section(**values)
+
+
+def check_fields(section: Any, path: str = "") -> None:
+    """Convert the values of a section to the types of its fields, and check them by the rules of these."""
+    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    for name, value in checked_values(type(section), values, path).items():
+        setattr(section, name, value)
+    # After the conversion: a condition is compared with the member of a choice, not with its name.
+    for field in dataclasses.fields(section):
+        _check_effect(section, field, path)
+
+
+def checked_values(section: type, values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Values for fields of a section, converted to the types of these and checked by their rules.
+
+    Raises:
+        ConfigError: a value is of another type, or not allowed.
+    """
+    checked = {}
+    for field in dataclasses.fields(section):
+        if field.name in values:
+            key = f"{path}.{field.name}".lstrip(".")
+            checked[field.name] = converted(field.type, values[field.name], key)
+            check_field(field, key, checked[field.name])
+    return checked
+
+
+def check_field(field: dataclasses.Field[Any], key: str, value: Any) -> None:
+    """Raise the ConfigError of the rule that a field was declared with."""
+    rules = field.metadata
+    if "at_least" in rules:
+        check_at_least(key, value, rules["at_least"])
+    if "units" in rules and check_duration(key, value, units=rules["units"]) is None and not rules["null"]:
+        raise ConfigError(f"{key} is null, but it must be a duration", location=key)
+    if "check" in rules:
+        rules["check"](key, value)
+
+
+def _check_effect(section: Any, field: dataclasses.Field[Any], path: str) -> None:
+    """Refuse a value that has no effect, by the conditions of `needs`."""
+    conditions = field.metadata.get("needs", ())
+    value = getattr(section, field.name)
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    if not conditions or value == default:
+        return
+    settings = {name: getattr(section, name) for name, _ in conditions}
+    if any(bool(settings[name]) if needed is True else settings[name] == needed for name, needed in conditions):
+        return
+    name = conditions[0][0]
+    cures = []
+    for key, needed in conditions:
+        is_any = needed is True and not isinstance(settings[key], bool)
+        cures.append(f"{path}.{key}" if is_any else f"{path}.{key}={str(needed).lower()}")
+    raise ConfigError(
+        f"{path}.{field.name} is {_shown(value)}, but {path}.{name} is {_shown(settings[name])}",
+        location=f"{path}.{field.name}",
+        code=Code.no_effect,
+        hint=f"Set {' or '.join(cures)}, or leave {field.name} out.",
+    )
+
+
+def _shown(value: Any) -> str:
+    return str(value) if isinstance(value, StrEnum) else in_yaml(value)
+
+
+def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit)) -> Duration | None:
+    """The duration that a key holds, or None if it is null.
+
+    Raises:
+        ConfigError: it is no duration, or not in one of `units`.
+    """
+    if value is None:
+        return None
+    duration = parse_duration(key, value)
+    if duration.unit not in units:
+        names = ", ".join(unit.name.lower() + "s" for unit in units)
+        hint = f"Write {key}={value}s." if isinstance(value, int) and units == (Unit.SECOND,) else None
+        raise ConfigError(f"{key} is {value!r}, but it is counted in {names}", location=key, hint=hint)
+    return duration
+
+
+def parse_duration(key: str, value: Any) -> Duration:
+    """The duration that a key holds, which may not be null.
+
+    Raises:
+        ConfigError: it is no duration.
+    """
+    try:
+        return Duration.parse(value)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}", location=key) from None
+
+
+def check_at_least(key: str, value: float | None, least: float) -> None:
+    """Refuse a number below `least`, NaN or infinity; null passes."""
+    if value is not None and not (math.isfinite(value) and value >= least):
+        raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", location=key)
+
+
+def check_folder(key: str, value: str | None, *, instead: str, urls: bool = False) -> None:
+    """Refuse an empty folder (it would be the current one), one that only a shell expands, and a URL unless `urls`;
+    null passes."""
+    if value is None:
+        return
+    if not value.strip():
+        raise ConfigError(f"{key} is empty", location=key, hint=instead)
+    if value.startswith("~"):
+        hint = "Write the whole path, or ${oc.env:HOME}."
+        raise ConfigError(f"{key} is {value!r}, and no shell is here to read ~", location=key, hint=hint)
+    if "://" in value and not urls:
+        raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
+
+
+def check_patterns(key: str, patterns: list[str]) -> None:
+    """Refuse a regular expression that does not compile."""
+    for pattern in patterns:
+        if (fault := why_no_pattern(pattern)) is not None:
+            raise ConfigError(f"{key}: {fault}", location=key)
