@@ -39,7 +39,7 @@ from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number,
 from trainer_cli.core.field_rules import check_field
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.core.types import IN_QUOTES, MISSING, Kind, kind_of, name_of, shown
+from trainer_cli.core.types import IN_QUOTES, MISSING, SECTION, Kind, kind_of, name_of, shown
 from trainer_cli.errors import Code, ConfigError
 
 NODE = "a node with `_target_`, or null"
@@ -112,7 +112,7 @@ class _Validation:
                 first = f"{'.'.join(here)}.{dataclasses.fields(one.type)[0].name}"
                 is_switch = isinstance(value, bool) and first.endswith(".enabled")
                 hint = f"Write {first}={str(value).lower()}." if is_switch else f"Set its keys, such as {first}."
-                self._refuse(here, value, "a section: a mapping of keys to values, never null", hint)
+                self._refuse(here, value, SECTION, hint)
         if path and len(self.mistakes) > before:
             return section()  # Values that contradict each other can be checked only among right ones.
         try:

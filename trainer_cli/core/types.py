@@ -33,6 +33,7 @@ WORDS = {
     "mapping": ("a mapping", "mappings"),
 }
 """Name of a kind -> its words for one value and for several."""
+SECTION = "a section: a mapping of keys to values, never null"
 _NAMES = {
     "bool": "bool", "int": "int", "float": "float", "str": "str", "None": "null", "NoneType": "null",
     "list": "list", "List": "list", "tuple": "list", "Tuple": "list", "set": "list", "Set": "list",
@@ -157,7 +158,7 @@ def converted(annotation: Any, value: Any, key: str) -> Any:
 
 def _section(section: type, value: Any, key: str) -> Any:
     if not isinstance(value, Mapping):
-        what = f"{key} is {shown(value)}, but it must be a mapping"
+        what = f"{key} is {shown(value)}, but it must be {SECTION}"
         raise ConfigError(what, location=key, code=Code.wrong_type)
     known = [field.name for field in dataclasses.fields(section)]
     for name in value:
