@@ -366,9 +366,9 @@ ACTIONS: Mapping[str, _Action] = {
 
 
 def _one(what: str) -> Path:
-    from trainer_cli.runs.select import all_of
+    from trainer_cli.runs.select import select_all
 
-    found = all_of([what])
+    found = select_all([what])
     if len(found) > 1:
         path, named = list(found.items())[-1]
         such = path if named.run is None else f"{named.run}@latest, {named.run}@best or {path}"

@@ -25,7 +25,7 @@ from trainer_cli.core.naming import MANIFEST_FILE, is_run_id
 from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import Named, all_of, best_of, id_of
+from trainer_cli.runs.select import Named, best_of, id_of, select_all
 
 _READERS = 4
 _TRIES = 5
@@ -97,7 +97,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
         CheckpointError: a pattern names nothing, or one that is removed meanwhile.
     """
     named: dict[Path, dict[str, Named]] = {}
-    for path, how in all_of(patterns).items():
+    for path, how in select_all(patterns).items():
         named.setdefault(path.parent, {})[path.name] = how
     items: list[Item] = []
     for folder, names in named.items():
