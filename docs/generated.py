@@ -88,7 +88,8 @@ def classes() -> Iterator[str]:
 def peers() -> Iterator[str]:
     """A table for each file of tests/peers: what the suite of another trainer claims, and what differs here."""
     tests = PACKAGE.parent / "tests"
-    sys.path.append(str(tests / "support"))
+    # Helpers of the rows, as tests/conftest.py and tests/peers/conftest.py find them.
+    sys.path += [str(tests / folder) for folder in ("support", "peers", "checkpoint", "trainer")]
     for path in sorted((tests / "peers").glob("test_*.py")):
         if rows := runpy.run_path(str(path)).get("CLAIMS"):
             yield f"## {path.stem.removeprefix('test_').capitalize()}\n\n| its test | claim | here |\n|---|---|---|"

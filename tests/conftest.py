@@ -61,9 +61,11 @@ sys.path.append(str(Path(__file__).parent / "support"))
 # Before torch is imported anywhere, in this process and in those that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell's background jobs ignore Ctrl-C and hand that down; whatever tests start must hear it.
+# A shell's background jobs ignore Ctrl-C, and `nohup` hangups, and hand that down; whatever tests start must hear them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")

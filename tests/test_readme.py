@@ -69,7 +69,7 @@ PAGES = {
         trained=True,
         shows=(
             r"command line: optimizer\.lr=0\.01",
-            r"model\._target_: trainer_cli\.models\.mlp\.MLP -> trainer_cli\.models\.cnn\.CNN",
+            r"model\._target_: trainer_cli\.MLP -> trainer_cli\.CNN",
             r"max_duration",
             r"fixed_steps:\s+(\[7\]|- 7)",
             r"device",

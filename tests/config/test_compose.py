@@ -62,7 +62,7 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
     values = {"int": "3", "float": "0.5", "bool": "true"}
     groups = {"model", "data", "optimizer", "scheduler", "callbacks", "loggers"}
     # Values that count as true for `needs(…, (name, True))`.
-    true = {"enabled": "true", "metric": "val/loss", "ephemeral_save_interval": "1st", "max": "1"}
+    true = {"enabled": "true", "metric": "val/loss", "ephemeral_save_interval": "1st", "max": "1", "folder": "x"}
     for field in (field for field in fields() if not field.is_section):
         key, plain = field.key, field.default
         if key in groups:

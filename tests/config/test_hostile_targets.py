@@ -35,7 +35,7 @@ trainer_cli.runs.fit.os.system trainer_cli.commands.main.os.system trainer_cli.r
 trainer_cli.config.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
 trainer_cli.data.datasets.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
 trainer_cli.data.text.sysconfig.os.system trainer_cli.loggers.console.sys.modules trainer_cli.commands.main.main
-trainer_cli.runs.fit.fit trainer_cli.commands.validate.validate trainer_cli.__main__.main webbrowser.open
+trainer_cli.runs.fit.fit trainer_cli.runs.validate.validate trainer_cli.__main__.main webbrowser.open
 mine_hole.go mine_hole.os.system mine_hole.bound mine_hole.late mine_hole.Inside.go mine_hole.Liar
 mine_hole.lying mine_hole.made mine_hole.Net.__subclasses__ mine_hole.Net.__class__ mine_hole.Net.mro
 mine_hole.INSTANCE mine_hole.WORDS.format mine_hole.WORDS mine_hole.np.f2py.run_main mine_hole.plain.__globals__.get

@@ -26,7 +26,7 @@ _MODULES = (
     "trainer_cli.commands.validate", "trainer_cli.config.sweep", "trainer_cli.data.datasets",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
     "trainer_cli.models.mlp", "trainer_cli.parallel.strategy", "trainer_cli.runs.build", "trainer_cli.runs.export",
-    "trainer_cli.runs.fit", "trainer_cli.runs.plan", "trainer_cli.trainer.trainer",
+    "trainer_cli.runs.fit", "trainer_cli.runs.plan", "trainer_cli.runs.validate", "trainer_cli.trainer.trainer",
 )  # fmt: skip
 """What the commands import."""
 

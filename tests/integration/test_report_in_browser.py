@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
 from reported import BEGAN, HOSTILE, make_run, make_sweep, validate
 

@@ -43,10 +43,10 @@ def serve(folder: Path) -> None:
 
     import trainer_cli.callbacks.checkpointer
     import trainer_cli.commands.fit
-    import trainer_cli.commands.validate
     import trainer_cli.loggers.tensorboard
     import trainer_cli.runs.fit
     import trainer_cli.runs.plan
+    import trainer_cli.runs.validate
     import trainer_cli.trainer.trainer  # noqa: F401
 
     torch.set_num_threads(1)

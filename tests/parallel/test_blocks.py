@@ -8,7 +8,8 @@ from torch import nn
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.models.gpt import GPT
-from trainer_cli.parallel.fsdp import FSDP, apart, blocks_of, recompute
+from trainer_cli.parallel.blocks import apart, blocks_of, recompute
+from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import ALONE
 
 LARGE = ("attention", "mlp.hidden", "mlp.out")

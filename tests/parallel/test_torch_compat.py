@@ -203,5 +203,5 @@ def test_overflow_flags_say_whether_a_step_is_skipped(gradient: float, overflowe
 def test_private_names_of_torch_are_used_in_this_module_alone() -> None:
     package = Path(__file__).parents[2] / "trainer_cli"
     private = re.compile(r"torch\._\w+|\._(opt_called|found_inf_per_device|dynamo|foreach_\w+|profiler_enabled)\b")
-    files = [*(package / "trainer").glob("*.py"), *(package / "callbacks").glob("*.py")]
+    files = [path for folder in ("parallel", "trainer", "callbacks") for path in (package / folder).glob("*.py")]
     assert {file.name for file in files if private.search(file.read_text(encoding="utf-8"))} == {"torch_compat.py"}

@@ -11,8 +11,8 @@ import pytest
 
 from trainer_cli import make_sync_checkpointer
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.commands.validate import Holds, select_held
 from trainer_cli.errors import CheckpointError
+from trainer_cli.runs.validate import Holds, select_held
 
 
 def save(folder: Path, step: int) -> None:

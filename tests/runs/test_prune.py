@@ -13,7 +13,8 @@ from tiny import StopAt, loader, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.commands.ckpt_remove import apply_pruning, look, prunings, steps_per_epoch
+from trainer_cli.commands.ckpt_prune import apply_pruning, prunings, steps_per_epoch
+from trainer_cli.commands.ckpt_remove import look
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir
 

@@ -302,7 +302,8 @@ def _rm(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_remove import apply_pruning, look, prunings
+    from trainer_cli.commands.ckpt_prune import apply_pruning, prunings
+    from trainer_cli.commands.ckpt_remove import look
 
     items = look(args.what)
     plans = list(prunings(items))
@@ -366,9 +367,9 @@ ACTIONS: Mapping[str, _Action] = {
 
 
 def _one(what: str) -> Path:
-    from trainer_cli.runs.select import select_all
+    from trainer_cli.runs.select import all_of
 
-    found = select_all([what])
+    found = all_of([what])
     if len(found) > 1:
         path, named = list(found.items())[-1]
         such = path if named.run is None else f"{named.run}@latest, {named.run}@best or {path}"

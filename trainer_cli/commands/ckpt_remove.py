@@ -1,31 +1,23 @@
-"""List, verify, pin and remove checkpoints.
-
-Apply a run's retention rules to its checkpoints now, as its next save would.
-"""
+"""List, verify, pin and remove checkpoints."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Entry, catalog_of, is_intact, why_damaged
+from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
 from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.open import open_storage
-from trainer_cli.config.arguments import SAVER
-from trainer_cli.config.compose import from_yaml
-from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.naming import MANIFEST_FILE, is_run_id
-from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
-from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.errors import CheckpointError
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import Named, best_of, id_of, select_all
+from trainer_cli.runs.select import Named, all_of, best_of, id_of
 
 _READERS = 4
 _TRIES = 5
@@ -97,7 +89,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
         CheckpointError: a pattern names nothing, or one that is removed meanwhile.
     """
     named: dict[Path, dict[str, Named]] = {}
-    for path, how in select_all(patterns).items():
+    for path, how in all_of(patterns).items():
         named.setdefault(path.parent, {})[path.name] = how
     items: list[Item] = []
     for folder, names in named.items():
@@ -217,87 +209,3 @@ def _verified(item: Item) -> tuple[bool, str | None]:
         # A removal locks a checkpoint shortly before it shows that it has begun.
         time.sleep(_PAUSE_S)
     return problem is None or not catalog.entry(item.path.name).removed, problem
-
-
-@dataclass(frozen=True, slots=True)
-class Pruning:
-    """The result of the rules for one folder of checkpoints."""
-
-    run: RunDir
-    keep: dict[Path, str]
-    go: dict[Path, str]
-
-
-def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
-    """What the rules of each run that the items belong to would remove.
-
-    Checkpoints of other runs, damaged or partial ones, and those newer than the newest valid one are in neither list.
-
-    Raises:
-        CheckpointError: a folder belongs to no run whose config can be read.
-    """
-    for folder in dict.fromkeys(item.path.parent for item in items):
-        here = [item for item in items if item.path.parent == folder]
-        run = RunDir(next((item.run for item in here if item.run is not None), folder))
-        if not run.exists_as_run():
-            raise CheckpointError(
-                f"{folder} is in no run's directory, so its rules are unknown",
-                cure="Name the run: train ckpt prune RUN_DIRECTORY.",
-            )
-        entries = _usable(folder, run.run_id)
-        saved = [one for entry in entries if (one := entry.saved()) is not None]
-        rules = _rules(run, entries)
-        chosen = {item.path for item in here}
-        go = {folder / name: why for name, why in why_remove(saved, rules).items() if folder / name in chosen}
-        yield Pruning(run, {folder / name: why for name, why in why_keep(saved, rules).items()}, go)
-
-
-def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], dict[Path, str]]:
-    """Remove, with the run's lock held, what the rules still remove; what was removed, and what was not and why.
-
-    Raises:
-        RunDirectoryError: the run is training, and applies the rules itself.
-    """
-    with pruning.run.lock():
-        own = [item for item in items if item.path in pruning.keep or item.path in pruning.go]
-        still = {path: f"train ckpt prune: {why}" for now in prunings(own) for path, why in now.go.items()}
-        return remove([item for item in own if item.path in pruning.go and item.path in still], still)
-
-
-def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
-    """The length of an epoch, computed from a checkpoint at an epoch's end; None if there is none."""
-    for entry in entries:
-        progress: Mapping[str, Any] = entry.manifest.progress if entry.manifest is not None else {}
-        epoch, step = progress.get("epoch", 0), progress.get("step", 0)
-        if epoch and not progress.get("batch", 1) and (length := Fraction(step) / Fraction(epoch)).denominator == 1:
-            return int(length)
-    return None
-
-
-def _usable(folder: Path, run_id: str) -> list[Entry]:
-    """The run's valid checkpoints up to the one that a resume would load."""
-    catalog = catalog_of(folder)
-    entries = catalog.valid(run_id)
-    while entries and (not entries[-1].resumable or not is_intact(catalog.storage, entries[-1])):
-        entries.pop()
-    return entries
-
-
-def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
-    config = from_yaml(run.config_file, trusted=True, missing_ok=True).config
-    settings = settings_of(config.checkpoint, config.callbacks.get(SAVER))
-    epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
-
-    def interval(key: str, duration: Any) -> Interval | None:
-        if duration is None:
-            return None
-        try:
-            return Interval(Duration.parse(duration).within(Duration.parse(config.loop.max_duration)), epoch)
-        except ValueError:
-            raise UserError(
-                f"checkpoint.{key}={duration} needs the number of steps of an epoch, and no "
-                "checkpoint was saved at an epoch's end",
-                where=os.fspath(run.config_file),
-            ) from None
-
-    return retention_rules(settings, interval)

@@ -38,15 +38,15 @@ from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE, parse_step
 from trainer_cli.core.simulation import simulate
 from trainer_cli.errors import ExitCode
-from trainer_cli.parallel.agreement import check_same, check_same_file
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noting, waited
+from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.metrics import summarize_metrics
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
 from trainer_cli.runs.plan_view import schedule_lines
-from trainer_cli.runs.resume import stored_config
+from trainer_cli.runs.resume import frozen
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.runs.signals import StopSignals, TriggerFiles
@@ -55,10 +55,10 @@ from trainer_cli.runs.start import (
     Start,
     fork_of,
     load_options,
+    of_existing,
+    of_new,
     options_of,
     refuse_no_optimizer,
-    start_existing,
-    start_new,
 )
 from trainer_cli.terminal import columns, is_terminal, wrapped
 from trainer_cli.trainer.messages import SILENT, to_console, to_file
@@ -121,7 +121,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
             stack.enter_context(TriggerFiles(run.path, asking))
         path = start.path or fork
         load = (
-            options_of(start.entry, start.place.folder, config.load)
+            options_of(start.entry, start.folder, config.load)
             if start.entry is not None
             else load_options(config.load, allow_pickle=allow_pickle)
         )
@@ -140,7 +140,7 @@ def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
     check_same_file(group, start.run.summary_file)
     check_same(group, versions(("trainer-cli", "torch")))
     # Legitimate for a folder of each machine.
-    configs = group.gather(stored_config(composed, start.run_id))
+    configs = group.gather(frozen(composed, start.run_id))
     if others := [rank for rank, own in enumerate(configs) if own != configs[0]]:
         log.warning("environment variables in the config have other values than on rank 0 on ranks %s", others)
 
@@ -148,10 +148,10 @@ def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
 def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGroup) -> Start | Done:
     """Lock a run that exists, and choose the checkpoint to resume."""
     if not run.exists_as_run():
-        return start_new(run, composed, meanwhile=_import_torch, group=group)
+        return of_new(run, composed, meanwhile=_import_torch, group=group)
     lock = stack.enter_context(run.lock())
     stack.enter_context(to_file(run.log_file))
-    start = start_existing(run, composed, meanwhile=_import_torch, group=group)
+    start = of_existing(run, composed, meanwhile=_import_torch, group=group)
     if not isinstance(start, Done):
         _log_start(start)
         lock.name_holder()
@@ -166,7 +166,7 @@ def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitSta
     if start.is_new:
         stack.enter_context(
             run.create(
-                stored_config(composed, start.run_id),
+                frozen(composed, start.run_id),
                 composed.overrides,
                 {"run_id": start.run_id, **facts},
                 places=places,
@@ -186,7 +186,7 @@ def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitSta
     if not start.is_new:
         stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
         # After the summary says `running`: with a longer config the run must not be read as finished.
-        run.write_config(stored_config(composed, start.run_id), composed.overrides, places)
+        run.write_config(frozen(composed, start.run_id), composed.overrides, places)
 
 
 @contextmanager
@@ -256,7 +256,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Train
     builder = Builder(composed.config, composed.trust, group)
     data = builder.data()
     origin = origin_of(data.loaders, composed.project_root)
-    text = stored_config(composed, start.run_id).encode()
+    text = frozen(composed, start.run_id).encode()
     identity = RunIdentity(
         run_id=start.run_id,
         attempt=start.attempt,

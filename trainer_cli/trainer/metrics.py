@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.agreement import check_same_losses
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.parallel.same import check_same_losses
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

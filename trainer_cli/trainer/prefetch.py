@@ -11,8 +11,8 @@ import torch
 from trainer_cli.core.progress import Progress
 from trainer_cli.data.loader import Filler
 from trainer_cli.errors import UserError
-from trainer_cli.parallel.agreement import check_same_samples
 from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.same import check_same_samples
 from trainer_cli.trainer.metrics import tensors_of, to_device
 
 log = logging.getLogger(__name__)

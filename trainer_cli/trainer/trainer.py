@@ -31,7 +31,7 @@ from trainer_cli.core.url_path import as_path, local_path
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Now, RunFacts
-from trainer_cli.parallel.agreement import check_same
+from trainer_cli.parallel.same import check_same
 from trainer_cli.parallel.strategy import Single, Strategy
 from trainer_cli.parallel.torch_compat import leave_compiler_out, step_lightly
 from trainer_cli.trainer.evaluate import Evaluation, evaluate_checkpoint, sanity_check

@@ -1,0 +1,103 @@
+"""Apply a run's retention rules to its checkpoints now, as its next save would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.checkpoint.catalog import Entry, catalog_of, is_intact
+from trainer_cli.commands.ckpt_remove import Item, remove
+from trainer_cli.config.arguments import SAVER
+from trainer_cli.config.compose import from_yaml
+from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.runs.run_dir import RunDir
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """The result of the rules for one folder of checkpoints."""
+
+    run: RunDir
+    keep: dict[Path, str]
+    go: dict[Path, str]
+
+
+def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
+    """What the rules of each run that the items belong to would remove.
+
+    Checkpoints of other runs, damaged or partial ones, and those newer than the newest valid one are in neither list.
+
+    Raises:
+        CheckpointError: a folder belongs to no run whose config can be read.
+    """
+    for folder in dict.fromkeys(item.path.parent for item in items):
+        here = [item for item in items if item.path.parent == folder]
+        run = RunDir(next((item.run for item in here if item.run is not None), folder))
+        if not run.exists_as_run():
+            raise CheckpointError(
+                f"{folder} is in no run's directory, so its rules are unknown",
+                cure="Name the run: train ckpt prune RUN_DIRECTORY.",
+            )
+        entries = _usable(folder, run.run_id)
+        saved = [one for entry in entries if (one := entry.saved()) is not None]
+        rules = _rules(run, entries)
+        chosen = {item.path for item in here}
+        go = {folder / name: why for name, why in why_remove(saved, rules).items() if folder / name in chosen}
+        yield Pruning(run, {folder / name: why for name, why in why_keep(saved, rules).items()}, go)
+
+
+def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], dict[Path, str]]:
+    """Remove, with the run's lock held, what the rules still remove; what was removed, and what was not and why.
+
+    Raises:
+        RunDirectoryError: the run is training, and applies the rules itself.
+    """
+    with pruning.run.lock():
+        own = [item for item in items if item.path in pruning.keep or item.path in pruning.go]
+        still = {path: f"train ckpt prune: {why}" for now in prunings(own) for path, why in now.go.items()}
+        return remove([item for item in own if item.path in pruning.go and item.path in still], still)
+
+
+def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
+    """The length of an epoch, computed from a checkpoint at an epoch's end; None if there is none."""
+    for entry in entries:
+        progress: Mapping[str, Any] = entry.manifest.progress if entry.manifest is not None else {}
+        epoch, step = progress.get("epoch", 0), progress.get("step", 0)
+        if epoch and not progress.get("batch", 1) and (length := Fraction(step) / Fraction(epoch)).denominator == 1:
+            return int(length)
+    return None
+
+
+def _usable(folder: Path, run_id: str) -> list[Entry]:
+    """The run's valid checkpoints up to the one that a resume would load."""
+    catalog = catalog_of(folder)
+    entries = catalog.valid(run_id)
+    while entries and (not entries[-1].resumable or not is_intact(catalog.storage, entries[-1])):
+        entries.pop()
+    return entries
+
+
+def _rules(run: RunDir, entries: Sequence[Entry]) -> RetentionRules:
+    config = from_yaml(run.config_file, trusted=True, missing_ok=True).config
+    settings = settings_of(config.checkpoint, config.callbacks.get(SAVER))
+    epoch = config.loop.steps_per_epoch or steps_per_epoch(entries)
+
+    def interval(key: str, duration: Any) -> Interval | None:
+        if duration is None:
+            return None
+        try:
+            return Interval(Duration.parse(duration).within(Duration.parse(config.loop.max_duration)), epoch)
+        except ValueError:
+            raise UserError(
+                f"checkpoint.{key}={duration} needs the number of steps of an epoch, and no "
+                "checkpoint was saved at an epoch's end",
+                where=os.fspath(run.config_file),
+            ) from None
+
+    return retention_rules(settings, interval)
