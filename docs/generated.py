@@ -18,7 +18,7 @@ from typing import Any
 import trainer_cli
 from trainer_cli.commands.main import VERBS, actions_of, parser_of
 from trainer_cli.config.diff import shown
-from trainer_cli.config.fields import Described, fields
+from trainer_cli.config.fields import ConfigKey, fields
 from trainer_cli.trainer import hooks
 
 PACKAGE = Path(trainer_cli.__file__).parent
@@ -37,7 +37,7 @@ def commands() -> Iterator[str]:
 
 def config() -> Iterator[str]:
     """A table for each section: every key with its default and meaning."""
-    by_section: dict[tuple[str, ...], list[Described]] = {}
+    by_section: dict[tuple[str, ...], list[ConfigKey]] = {}
     meanings = {(): "Keys of the config itself."}
     for one in fields():
         if one.is_section:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import search_path
-from trainer_cli.config.fields import Described, fields
+from trainer_cli.config.fields import ConfigKey, fields
 from trainer_cli.config.json_schema import DIALECT, json_schema
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.schema import TrainConfig
@@ -143,7 +143,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 """What else must be set for the value of a key alone to be judged."""
 
 
-def taken_by_the_command(one: Described, value: Any, schema: DictConfig) -> bool:
+def taken_by_the_command(one: ConfigKey, value: Any, schema: DictConfig) -> bool:
     try:
         schema[one.path[-1]] = value
         OmegaConf.to_object(schema)
@@ -152,7 +152,7 @@ def taken_by_the_command(one: Described, value: Any, schema: DictConfig) -> bool
     return True
 
 
-def is_coerced(one: Described, value: Any) -> bool:
+def is_coerced(one: ConfigKey, value: Any) -> bool:
     """What the command reads as another type, and an editor rather marks: 1 for true, 1.0 for 1, 7 for `'7'`."""
     kinds = str(one.kind)
     item = value[0] if isinstance(value, list) and value else value

@@ -21,7 +21,7 @@ from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import UserError
 
 if TYPE_CHECKING:
-    from trainer_cli.config.fields import Described
+    from trainer_cli.config.fields import ConfigKey
 
 EXPERIMENT = "experiment"
 
@@ -87,7 +87,7 @@ class Choices:
         return content if isinstance(content, dict) else {}
 
 
-def keys() -> dict[str, Described]:
+def keys() -> dict[str, ConfigKey]:
     """Every dotted key of the schema that is no section."""
     from trainer_cli.config.fields import fields
 

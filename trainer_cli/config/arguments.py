@@ -68,16 +68,18 @@ def binding_mistakes(
 def _placed(
     checker: _Checker, config: TrainConfig, provenance: Provenance, sections: Collection[str]
 ) -> Iterator[ConfigError]:
-    found = [checker.section(name, getattr(config, name)) for name in sections]
+    errors_of_sections = [checker.section(name, getattr(config, name)) for name in sections]
     if "optimizer" in sections:
-        found.append(checker.groups(config.optimizer, config.param_groups))
-    for error in chain.from_iterable(found):
-        path = tuple((error.location or "").split("."))
-        placed = error.at(provenance.source(path))
-        if len(path) == 2 and _was_another(path, placed, provenance):
-            target = getattr(config, path[0])["_target_"]
-            placed.cure = f"To replace the whole {path[0]}, write {path[0]}=null '{path[0]}={{_target_: {target}}}'."
-        yield placed
+        errors_of_sections.append(checker.groups(config.optimizer, config.param_groups))
+    for error in chain.from_iterable(errors_of_sections):
+        key = tuple((error.location or "").split("."))
+        error_with_source = error.at(provenance.source(key))
+        if len(key) == 2 and _was_another(key, error_with_source, provenance):
+            target = getattr(config, key[0])["_target_"]
+            error_with_source.cure = (
+                f"To replace the whole {key[0]}, write {key[0]}=null '{key[0]}={{_target_: {target}}}'."
+            )
+        yield error_with_source
 
 
 def _was_another(path: tuple[str, ...], error: ConfigError, provenance: Provenance) -> bool:
@@ -122,19 +124,21 @@ def no_target(node: Mapping[Any, Any], where: str) -> ConfigError:
     name = where.rpartition(".")[2]
     if is_node(node.get(name)):
         hint = f"Leave out '{name}:' and indent the rest less: a group's file is merged into {where} already."
-    elif (meant := nearest("_target_", map(str, node))) is not None:
-        hint = f"Write '_target_' for '{meant}'."
+    elif (misspelled := nearest("_target_", map(str, node))) is not None:
+        hint = f"Write '_target_' for '{misspelled}'."
     else:
         hint = f"Choose one with {where.split('.', 1)[0]}=NAME, or say what to make: _target_: package.module.Class."
-    first = next(iter(node), None)  # Its line is in the node's own file.
-    location = where if first is None else f"{where}.{first}"
+    first_key = next(iter(node), None)  # Its line is in the node's own file.
+    location = where if first_key is None else f"{where}.{first_key}"
     return ConfigError(f"{where} has no _target_", location=location, code=Code.target, hint=hint)
 
 
 def optimizers(optimizer: Any) -> dict[str, Any]:
     """Key and node of each optimizer: `optimizer` is null, a node, or a mapping of names to nodes."""
-    several = isinstance(optimizer, Mapping) and not is_node(optimizer) and not is_node(optimizer.get("optimizer"))
-    if not several or not any(map(is_node, optimizer.values())):
+    is_mapping_of_names = (
+        isinstance(optimizer, Mapping) and not is_node(optimizer) and not is_node(optimizer.get("optimizer"))
+    )
+    if not is_mapping_of_names or not any(map(is_node, optimizer.values())):
         return {} if optimizer is None else {"optimizer": optimizer}
     return {f"optimizer.{name}": node for name, node in optimizer.items() if node is not None}
 
@@ -217,41 +221,43 @@ class _Checker:
                     yield from self._schedule(where, node)
             case "callbacks" | "loggers":
                 for key, node in value.items():
-                    given = SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
-                    yield from self._component(f"{name}.{key}", node, given=given)
+                    named = SAVER_KEYS if (name, key) == ("callbacks", SAVER) else ()
+                    yield from self._component(f"{name}.{key}", node, named_elsewhere=named)
 
     def groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
         """What is wrong in the settings of parameter groups: torch's optimizers would ignore one they do not have."""
-        several = list(optimizers(optimizer).values())
-        only = several[0] if len(several) == 1 and is_node(several[0]) else None
-        target = self._target(only["_target_"], "optimizer")[0] if only else None
-        takes = None if target is None else call_parameters(target)
-        if target is None or takes is None or not target.__module__.startswith("torch.optim"):
+        nodes = list(optimizers(optimizer).values())
+        single_node = nodes[0] if len(nodes) == 1 and is_node(nodes[0]) else None
+        target = self._target(single_node["_target_"], "optimizer")[0] if single_node else None
+        parameters = None if target is None else call_parameters(target)
+        if target is None or parameters is None or not target.__module__.startswith("torch.optim"):
             return  # Others may have settings that their constructor does not take: reported when they are built.
         for pattern, settings in groups.items():
             if isinstance(settings, Mapping):
-                named = {str(key): value for key, value in settings.items() if key != "tag"}
+                arguments = {str(key): value for key, value in settings.items() if key != "tag"}
                 where = f"param_groups.{pattern}"
-                yield from misfits(where, _name(target), takes, [_SOMETHING], named, first=1, partial=True)
+                yield from misfits(where, _name(target), parameters, [_SOMETHING], arguments, first=1, partial=True)
 
     def _optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
         if where == "optimizer" or not isinstance(node, Mapping):
-            yield from self._component(where, node, first=1)
+            yield from self._component(where, node, positional_count=1)
             return
         name = where.partition(".")[2]
         if not name.isidentifier():
             yield ConfigError(f"optimizer has the name {name!r}, but it is of letters, digits and _", location=where)
         params = node.get("params")
         if params is not None and not (
-            isinstance(params, str) or (isinstance(params, list) and all(isinstance(one, str) for one in params))
+            isinstance(params, str) or (isinstance(params, list) and all(isinstance(glob, str) for glob in params))
         ):
-            what = f"{where}.params is {params!r}, but it is a glob of parameter names, or a list of them"
-            yield ConfigError(what, location=f"{where}.params")
-        yield from self._component(where, {key: value for key, value in node.items() if key != "params"}, first=1)
+            message = f"{where}.params is {params!r}, but it is a glob of parameter names, or a list of them"
+            yield ConfigError(message, location=f"{where}.params")
+        yield from self._component(
+            where, {key: value for key, value in node.items() if key != "params"}, positional_count=1
+        )
 
     def _schedule(self, where: str, node: Any) -> Iterator[ConfigError]:
         if not isinstance(node, Mapping):
-            yield from self._component(where, node, first=1, schedule=True)
+            yield from self._component(where, node, positional_count=1, schedule=True)
             return
         interval, metric = node.get("interval"), node.get("metric")
         if interval is not None and interval not in set(SchedulerInterval):
@@ -261,15 +267,15 @@ class _Checker:
                 hint=f"Choose one of {', '.join(SchedulerInterval)}.",
             )
         if metric is not None and not isinstance(metric, str):
-            what = f"{where}.metric is {metric!r}, but it is the name of a metric, such as val/loss"
-            yield ConfigError(what, location=f"{where}.metric")
+            message = f"{where}.metric is {metric!r}, but it is the name of a metric, such as val/loss"
+            yield ConfigError(message, location=f"{where}.metric")
         groups = node.get("groups")
-        listed = isinstance(groups, list) and all(isinstance(one, str) for one in groups)
-        if groups is not None and not isinstance(groups, str) and not listed:
-            what = f"{where}.groups is {groups!r}, but it is the tag of parameter groups, or a list of tags"
-            yield ConfigError(what, location=f"{where}.groups")
-        own = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
-        yield from self._component(where, own, first=1, schedule=True)
+        is_list_of_tags = isinstance(groups, list) and all(isinstance(tag, str) for tag in groups)
+        if groups is not None and not isinstance(groups, str) and not is_list_of_tags:
+            message = f"{where}.groups is {groups!r}, but it is the tag of parameter groups, or a list of tags"
+            yield ConfigError(message, location=f"{where}.groups")
+        arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
+        yield from self._component(where, arguments, positional_count=1, schedule=True)
 
     def _data(self, node: Any) -> Iterator[ConfigError]:
         if not is_node(node):
@@ -279,8 +285,8 @@ class _Checker:
         for key, least in _AT_LEAST.items():
             value = node.get(key)
             if value is not None and value != MISSING and (type(value) is not int or value < least):
-                what = f"data.{key} is {value!r}, but it must be a whole number of at least {least}"
-                yield ConfigError(what, location=f"data.{key}")
+                message = f"data.{key} is {value!r}, but it must be a whole number of at least {least}"
+                yield ConfigError(message, location=f"data.{key}")
         collate, where = node.get("collate_fn"), "data.collate_fn"
         if isinstance(collate, str):
             yield from self._target(collate, where)[1]
@@ -298,8 +304,8 @@ class _Checker:
         where: str,
         node: Mapping[str, Any],
         *,
-        first: int = 0,
-        given: Sequence[str] = (),
+        positional_count: int = 0,
+        named_elsewhere: Sequence[str] = (),
         elsewhere: tuple[str, ...] = (MISSING,),
         schedule: bool = False,
     ) -> Iterator[ConfigError]:
@@ -307,25 +313,29 @@ class _Checker:
 
         `first` positional and `given` named arguments, and those whose value is one of `elsewhere`, come from there.
         """
-        wrong = list(check_keys(node, where))
-        yield from wrong
-        target, refused = self._target(node["_target_"], f"{where}._target_")
+        key_errors = list(check_keys(node, where))
+        yield from key_errors
+        target, target_errors = self._target(node["_target_"], f"{where}._target_")
         takes = None if target is None else call_parameters(target)
-        yield from refused
-        own = {str(key): value for key, value in node.items() if key not in SPECIAL}
-        positional = [] if wrong else list(node.get("_args_", []))
-        if target is not None and takes is not None and not wrong:
-            named = {**dict.fromkeys(given, _SOMETHING), **own}
-            named = {key: _SOMETHING if value in elsewhere else value for key, value in named.items()}
+        yield from target_errors
+        arguments = {str(key): value for key, value in node.items() if key not in SPECIAL}
+        positional = [] if key_errors else list(node.get("_args_", []))
+        if target is not None and takes is not None and not key_errors:
+            named_arguments = {**dict.fromkeys(named_elsewhere, _SOMETHING), **arguments}
+            named_arguments = {
+                key: _SOMETHING if value in elsewhere else value for key, value in named_arguments.items()
+            }
             if schedule:
-                named = {key: 1 if in_steps(value) else value for key, value in named.items()}
-                if any(one.name == "total_steps" and one.by_name for one in takes):
-                    named.setdefault("total_steps", _SOMETHING)
+                named_arguments = {key: 1 if in_steps(value) else value for key, value in named_arguments.items()}
+                if any(parameter.name == "total_steps" and parameter.by_name for parameter in takes):
+                    named_arguments.setdefault("total_steps", _SOMETHING)
             partial = bool(node.get("_partial_"))
-            values = [*[_SOMETHING] * first, *positional]
-            for error in misfits(where, _name(target), takes, values, named, first=first, partial=partial):
+            values = [*[_SOMETHING] * positional_count, *positional]
+            for error in misfits(
+                where, _name(target), takes, values, named_arguments, first=positional_count, partial=partial
+            ):
                 yield _or_duration(error, takes) if schedule else error
-        for key, value in own.items():
+        for key, value in arguments.items():
             yield from self._inside(f"{where}.{key}", value)
         yield from self._inside(f"{where}._args_", positional)
 
@@ -350,14 +360,17 @@ class _Checker:
             check_name(path, where, self.trust)
         except ConfigError as error:
             return None, [error]
-        lacks = missing(path, self.roots)
-        return None, [] if lacks is None else [absent(path, where, *lacks)]
+        missing_part = missing(path, self.roots)
+        return None, [] if missing_part is None else [absent(path, where, *missing_part)]
 
 
-def _or_duration(error: ConfigError, takes: Sequence[Parameter]) -> ConfigError:
+def _or_duration(error: ConfigError, parameters: Sequence[Parameter]) -> ConfigError:
     """Say that a schedule's steps may be given as a duration too."""
     name = (error.location or "").rpartition(".")[2]
-    kinds = next((one.kind.names for one in takes if one.name == name and one.kind is not None), frozenset())
+    kinds = next(
+        (parameter.kind.names for parameter in parameters if parameter.name == name and parameter.kind is not None),
+        frozenset(),
+    )
     if error.code is Code.wrong_type and error.hint is None and kinds == {"int"}:
         error.cure = "Or a duration, such as 500st or 1ep."
     return error

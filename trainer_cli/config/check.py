@@ -60,12 +60,12 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
     return _filled(values, defaults())
 
 
-def _filled(values: Mapping[Any, Any], more: Mapping[Any, Any]) -> dict[Any, Any]:
-    full = {**more, **values}
+def _filled(values: Mapping[Any, Any], default_values: Mapping[Any, Any]) -> dict[Any, Any]:
+    full = {**default_values, **values}
     for key, value in full.items():
         if isinstance(value, Mapping):
-            known = more.get(key)
-            full[key] = _filled(value, known if isinstance(known, Mapping) else {})
+            default = default_values.get(key)
+            full[key] = _filled(value, default if isinstance(default, Mapping) else {})
     return full
 
 
@@ -92,31 +92,31 @@ class _Validation:
     def section(self, section: type, values: Mapping[Any, Any], node: Any, path: KeyPath = ()) -> Any:
         """A section as its dataclass; `node` has the same values, and resolves interpolations."""
         before = len(self.mistakes)
-        known = {one.name: one for one in dataclasses.fields(section)}
+        known_fields = {config_field.name: config_field for config_field in dataclasses.fields(section)}
         for name in map(str, values):
-            if name not in known:
-                here = (*path, name)
-                mistake = no_such_key(here, [*known], self._provenance.within(here))
-                self.mistakes.append(self._misplaced(here, mistake))
-        given: dict[str, Any] = {}
-        for name, one in known.items():
+            if name not in known_fields:
+                key_path = (*path, name)
+                mistake = no_such_key(key_path, [*known_fields], self._provenance.within(key_path))
+                self.mistakes.append(self._misplaced(key_path, mistake))
+        converted: dict[str, Any] = {}
+        for name, config_field in known_fields.items():
             if name not in values:
                 continue
-            here, value = (*path, name), values[name]
-            if not (isinstance(one.type, type) and dataclasses.is_dataclass(one.type)):
-                if (found := self._value(one, value, node, here)) is not _NO_VALUE:
-                    given[name] = found
+            key_path, value = (*path, name), values[name]
+            if not (isinstance(config_field.type, type) and dataclasses.is_dataclass(config_field.type)):
+                if (resolved := self._value(config_field, value, node, key_path)) is not _NO_VALUE:
+                    converted[name] = resolved
             elif isinstance(value, Mapping):
-                given[name] = self.section(one.type, value, node[name], here)
+                converted[name] = self.section(config_field.type, value, node[name], key_path)
             else:
-                first = f"{'.'.join(here)}.{dataclasses.fields(one.type)[0].name}"
+                first = f"{'.'.join(key_path)}.{dataclasses.fields(config_field.type)[0].name}"
                 is_switch = isinstance(value, bool) and first.endswith(".enabled")
                 hint = f"Write {first}={str(value).lower()}." if is_switch else f"Set its keys, such as {first}."
-                self._refuse(here, value, SECTION, hint)
+                self._refuse(key_path, value, SECTION, hint)
         if path and len(self.mistakes) > before:
             return section()  # Values that contradict each other can be checked only among right ones.
         try:
-            return section(**given)
+            return section(**converted)
         except ConfigError as error:
             self._add(tuple((error.location or "").split(".")), error)
             return section()
@@ -126,45 +126,45 @@ class _Validation:
         choice = self._provenance.choices.get(path)
         if choice is None:
             return mistake
-        line, place = choice.origin.words, choice.origin.place
-        key, _, option = line.partition("=")
-        group, at, _ = key.partition("@")
+        words, source = choice.origin.words, choice.origin.place
+        key, _, option = words.partition("=")
+        group, at_sign, _ = key.partition("@")
         if group == "experiment":  # Its own header says where it goes.
             return mistake.at(f"{choice.label}:1")
         hint = mistake.hint
-        if not at and path == tuple(group.split("/")):
-            written = f"+{group}@KEY={option}" if place == COMMAND_LINE else f"- /{group}@KEY: {option}"
-            hint = f"Say where it belongs: write '{written}'."
-        return ConfigError(mistake.message, location=mistake.location, source=place, code=mistake.code, hint=hint)
+        if not at_sign and path == tuple(group.split("/")):
+            correction = f"+{group}@KEY={option}" if source == COMMAND_LINE else f"- /{group}@KEY: {option}"
+            hint = f"Say where it belongs: write '{correction}'."
+        return ConfigError(mistake.message, location=mistake.location, source=source, code=mistake.code, hint=hint)
 
-    def _value(self, one: dataclasses.Field[Any], value: Any, node: Any, path: KeyPath) -> Any:
+    def _value(self, config_field: dataclasses.Field[Any], value: Any, node: Any, path: KeyPath) -> Any:
         """The resolved value of one key, of its type; _NO_VALUE where it is wrong or still to be given."""
         if isinstance(value, str) and value == MISSING:
             self._not_given(path)
             return _NO_VALUE
-        kind = kind_of(one.type)
+        kind = kind_of(config_field.type)
         if path[0] in (*OPEN, "ckpt"):
             self._check_shape(path[0], value)
-        resolved = self._resolved(value, node, one.name, path)
+        resolved = self._resolved(value, node, config_field.name, path)
         if kind is not None and path not in self._wrong:
             resolved = self._converted(kind, value, resolved, path)
             for mistake in kind.mistakes(resolved, ".".join(path)):
                 self._add_of_type(path, mistake, kind, resolved)
         if path not in self._wrong:
             try:
-                check_field(one, ".".join(path), resolved)
+                check_field(config_field, ".".join(path), resolved)
             except ConfigError as error:
                 self._add(path, error)
         if path in self._wrong:
             return _NO_VALUE
-        return one.type[resolved] if isinstance(one.type, EnumMeta) else resolved
+        return config_field.type[resolved] if isinstance(config_field.type, EnumMeta) else resolved
 
     def _resolved(self, value: Any, node: Any, key: Any, path: KeyPath) -> Any:
         """A value without interpolations. What is wrong in a mapping or a list is left out of it."""
         if isinstance(value, Mapping):
             inner = node[key]
-            found = {k: self._resolved(item, inner, k, (*path, str(k))) for k, item in value.items()}
-            return {k: item for k, item in found.items() if (*path, str(k)) not in self._wrong}
+            resolved = {name: self._resolved(item, inner, name, (*path, str(name))) for name, item in value.items()}
+            return {name: item for name, item in resolved.items() if (*path, str(name)) not in self._wrong}
         if isinstance(value, list):
             inner = node[key]
             items = [self._resolved(item, inner, index, (*path, str(index))) for index, item in enumerate(value)]
@@ -174,13 +174,13 @@ class _Validation:
                 value = node[key]
                 value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             except (OmegaConfBaseException, RecursionError) as error:
-                known = [".".join(path) for path, _ in leaves(self._values, ())]
-                what, hint = why_unresolved(error, value, known)
-                self._report(path, f"{'.'.join(path)}: {what}", hint, code=Code.unresolved)
+                known_keys = [".".join(path) for path, _ in leaves(self._values, ())]
+                message, hint = why_unresolved(error, value, known_keys)
+                self._report(path, f"{'.'.join(path)}: {message}", hint, code=Code.unresolved)
                 node[key] = None  # What refers to it is no mistake of its own.
                 return None
-            for below, leaf in leaves(value, path):
-                self._check_number(below, leaf)
+            for leaf_path, leaf in leaves(value, path):
+                self._check_number(leaf_path, leaf)
             return value
         if isinstance(value, str) and value == MISSING:
             self._not_given(path)
@@ -198,8 +198,8 @@ class _Validation:
             if item is None:
                 return resolved
             return [
-                self._converted(item, one, found, (*path, str(index)))
-                for index, (one, found) in enumerate(zip(written, resolved, strict=True))
+                self._converted(item, written_item, resolved_item, (*path, str(index)))
+                for index, (written_item, resolved_item) in enumerate(zip(written, resolved, strict=True))
             ]
         if type(resolved) is int and "int" not in kind.names:
             if "float" in kind.names:
@@ -223,12 +223,12 @@ class _Validation:
             return
         if source == COMMAND_LINE:
             assign = "" if path[-1].isdecimal() else f"{key}="
-            what = f"{key}: {text} is read as the number {number}"
+            message = f"{key}: {text} is read as the number {number}"
             hint = f"Write {assign}{number}, or {assign}{as_text(text)} for the text."
         else:
-            what = f"{key}: {text} is read by YAML as the number {number}"
+            message = f"{key}: {text} is read by YAML as the number {number}"
             hint = f"Write {number}, or '{text}' in quotes."
-        self._report(path[:-1] if path[-1].isdecimal() else path, what, hint, source=source)
+        self._report(path[:-1] if path[-1].isdecimal() else path, message, hint, source=source)
 
     def _check_shape(self, key: str, value: Any) -> None:
         """Refuse what can be no component, or no mapping of them."""
@@ -240,18 +240,18 @@ class _Validation:
                 self._refuse((key,), value, "a path, a glob or a list of them")
             return
         if not value and key in ("model", "data") and not self._missing_ok:
-            what = f"{key} is {'null' if value is None else 'empty'}, but nothing runs without"
+            message = f"{key} is {'null' if value is None else 'empty'}, but nothing runs without"
             hint = f"Choose one with {key}=NAME; `train list {key}` shows them."
-            self._report((key,), what, hint, source=self._provenance.exact((key,)).place, code=Code.not_given)
+            self._report((key,), message, hint, source=self._provenance.exact((key,)).place, code=Code.not_given)
         if key not in _BY_NAME and value is not None and not isinstance(value, Mapping):
             hint = f"Choose one with {key}=NAME, in a file by '- override /{key}: NAME' in its defaults list."
             self._refuse((key,), value, NODE, hint)
         for path, name in _odd_keys(value, (key,)):
             odd = "null" if name is None else str(name).lower()
-            what = f"{'.'.join(path)} has the key {odd}, but keys are texts"
+            message = f"{'.'.join(path)} has the key {odd}, but keys are texts"
             typed = self._provenance.source(path) == COMMAND_LINE
             cure = f"Say it in a YAML file: '{odd}'." if typed else f"Put it in quotes: '{odd}'."
-            self._report(path, what, cure, code=Code.wrong_type)
+            self._report(path, message, cure, code=Code.wrong_type)
         if key in (*_BY_NAME, "scheduler") and isinstance(value, Mapping) and "_target_" not in value:
             for name, node in value.items():
                 fits = isinstance(node, Mapping) or (node is None and key != "param_groups")
@@ -286,14 +286,14 @@ class _Validation:
         self._report(path, error.message, error.hint or "", code=error.code)
 
     def _report(
-        self, path: KeyPath, what: str, hint: str = "", *, source: str = "", code: Code = Code.wrong_value
+        self, path: KeyPath, message: str, hint: str = "", *, source: str = "", code: Code = Code.wrong_value
     ) -> None:
         """Report a mistake, once for each key."""
         if path not in self._wrong:
             self._wrong.add(path)
             source = source or self._provenance.source(path)
             self.mistakes.append(
-                ConfigError(what, location=".".join(path), source=source, code=code, hint=hint or None)
+                ConfigError(message, location=".".join(path), source=source, code=code, hint=hint or None)
             )
 
 
@@ -324,19 +324,23 @@ def switches_off(choice: Override) -> bool:
 
 def wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str, ConfigError]]:
     """Each wrong override, as written, and what is wrong with it."""
-    off = {one.key_or_group: line_of(one) for one in line.overrides if search.is_choice(one) and switches_off(one)}
+    switches = {
+        override.key_or_group: line_of(override)
+        for override in line.overrides
+        if search.is_choice(override) and switches_off(override)
+    }
     for override in line.overrides:
         for mistake in _mistakes(search, override):
             yield line_of(override), mistake
-        if search.is_choice(override) and (switch := off.get((override.package or "").partition(".")[0])):
-            what = f"{line_of(override)} has no effect: {switch} switches off what it is merged into"
-            above, _, name = (override.package or "").partition(".")
-            yield line_of(override), refused(what, f"Write its node out: '{above}={{{name}: {{_target_: …}}}}'.")
+        if search.is_choice(override) and (switch := switches.get((override.package or "").partition(".")[0])):
+            message = f"{line_of(override)} has no effect: {switch} switches off what it is merged into"
+            section, _, name = (override.package or "").partition(".")
+            yield line_of(override), refused(message, f"Write its node out: '{section}={{{name}: {{_target_: …}}}}'.")
     for append in line.appends:
         group = "/".join(append.path)
         if search.is_group(group):
-            what = f"{append.line}: {group} is a group, and no list"
-            yield append.line, refused(what, f"Choose one with {group}=NAME.")
+            message = f"{append.line}: {group} is a group, and no list"
+            yield append.line, refused(message, f"Choose one with {group}=NAME.")
         elif unknown := unknown_key(append.path):
             yield append.line, _no_key(search, *unknown)
         else:
@@ -353,13 +357,13 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
     elif search.is_choice(override):
         yield from _wrong_options(search, override)
     elif key == "experiment" or ("/" in key and search.is_group(key)):
-        what = f"{key} is a group, and takes the name of an option"
-        yield refused(what, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type)
+        message = f"{key} is a group, and takes the name of an option"
+        yield refused(message, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type)
     elif not path:
         yield refused(f"{line!r} is no override", HOW_TO_OVERRIDE)
     elif override.package is not None or "/" in key:
-        known = groups(search.dirs)
-        hint = f"There are: {', '.join(known)}.{did_you_mean(key, known)}"
+        known_groups = groups(search.dirs)
+        hint = f"There are: {', '.join(known_groups)}.{did_you_mean(key, known_groups)}"
         parts = tuple(key.split("/"))
         if override.package is None and (parts[:1] in sections() or parts[0] in OPEN) and unknown_key(parts) is None:
             hint = f"Parts of a key are joined by dots: '{line.replace(key, '.'.join(parts), 1)}'."
@@ -370,9 +374,9 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
         yield from _misleading(path, value_in_quotes(override), is_open=path[0] in OPEN)
 
 
-def _no_key(search: SearchPath, wrong: KeyPath, known: list[str]) -> ConfigError:
-    names = groups(search.dirs) if len(wrong) == 1 else []
-    return no_such_key(wrong, [*known, *(name for name in names if name not in known)], COMMAND_LINE)
+def _no_key(search: SearchPath, path: KeyPath, known_keys: list[str]) -> ConfigError:
+    names = groups(search.dirs) if len(path) == 1 else []
+    return no_such_key(path, [*known_keys, *(name for name in names if name not in known_keys)], COMMAND_LINE)
 
 
 def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigError]:
@@ -383,8 +387,8 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
     elif isinstance(value, dict):
         if None in value:
             yield refused(f"{key} has the key null, but keys are texts", code=Code.wrong_type)
-        for name, below in value.items():
-            yield from _misleading((*path, str(name)), below, is_open=is_open)
+        for name, child in value.items():
+            yield from _misleading((*path, str(name)), child, is_open=is_open)
     elif isinstance(value, list):
         for item in value:
             yield from _misleading(path, item, is_open=is_open)
@@ -394,15 +398,15 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
     if why := why_no_interpolation(text):
         yield refused(f"{key}: {text!r} is no interpolation: {why}", "Write ${key}.")
     elif is_open and not in_quotes:
-        if instead := _NO_TRUTH.get(text.lower()):
-            yield _text_not(key, text, f"not {instead}", instead)
+        if plain := _NO_TRUTH.get(text.lower()):
+            yield _text_not(key, text, f"not {plain}", plain)
         elif (number := looks_like_number(text)) is not None:
             yield _text_not(key, text, "no number", instead_of(text, number))
 
 
-def _text_not(key: str, text: str, meant: str, instead: str) -> ConfigError:
-    hint = f"Write {instead}, or {as_text(text)} for the text."
-    return refused(f"{key}: {text} is a text here, and {meant}", hint, Code.wrong_type)
+def _text_not(key: str, text: str, difference: str, plain: str) -> ConfigError:
+    hint = f"Write {plain}, or {as_text(text)} for the text."
+    return refused(f"{key}: {text} is a text here, and {difference}", hint, Code.wrong_type)
 
 
 def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigError]:
@@ -418,23 +422,23 @@ def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigErr
         hint = f"Write 'experiment={line.partition('=')[2]}'."
         yield refused(f"{line}: an experiment is merged into the root, and takes no package", hint)
         return
-    known = list(options(search.dirs, key))
-    if isinstance(value, list) and any(isinstance(one, dict) for one in value):
+    known_options = list(options(search.dirs, key))
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         hint = f"For several write a mapping of names: '{key}={{first: {{_target_: …}}}}'."
         yield refused(f"{key} is a list, but it must be a mapping of keys to values", hint, Code.wrong_type)
         return
     if key == "experiment" and value in (None, []):
-        hint = f"Leave it out, or choose one: {', '.join(known)}."
+        hint = f"Leave it out, or choose one: {', '.join(known_options)}."
         yield refused(f"{line.lstrip('+')} chooses no experiment", hint)
     closed = (key,) in sections()
     for option in value if isinstance(value, list) else [value]:
         if option is None and closed:
             yield refused(f"{key} is a section, and never null", code=Code.wrong_type)
-        elif option == PYTHONS_NULL and option not in known:
+        elif option == PYTHONS_NULL and option not in known_options:
             hint = "Leave it out." if closed or key == "experiment" else f"For none write {key}=null."
             yield refused(f"there is no {key} called {option!r}", hint, Code.unknown_option)
-        elif option is not None and str(option).removesuffix(".yaml") not in known:
-            yield _not_read(search, key, str(option)) or no_option(key, str(option), known, COMMAND_LINE)
+        elif option is not None and str(option).removesuffix(".yaml") not in known_options:
+            yield _not_read(search, key, str(option)) or no_option(key, str(option), known_options, COMMAND_LINE)
 
 
 def _not_read(search: SearchPath, group: str, option: str) -> ConfigError | None:

@@ -106,8 +106,8 @@ def compose(
     if find(search.dirs, search.primary) is None:
         names = primaries(search.dirs)
         hint = did_you_mean(search.primary, names).strip() or f"There are: {', '.join(names) or 'none'}."
-        what = f"there is no {search.primary}.yaml in {search.listed()}"
-        raise ConfigError(what, source="--config-name", code=Code.unknown_option, hint=hint)
+        message = f"there is no {search.primary}.yaml in {search.listed()}"
+        raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
     draft = _composed(search, parsed(overrides))
     return _checked(draft, overrides, search, missing_ok, lambda config: Trust(), sections)
 
@@ -143,9 +143,9 @@ def from_yaml(
             missing_ok=missing_ok,
             sections=sections,
         )
-    values, found, mistakes = _load(source, search.cwd)
+    values, recovered, mistakes = _load(source, search.cwd)
     swaps = [override for override in line.overrides if search.is_choice(override)]
-    sources = [found]
+    sources = [recovered]
     choices: dict[KeyPath, Choice] = {}
     if swaps:
         fresh = _composed(search, CommandLine(swaps))
@@ -153,14 +153,14 @@ def from_yaml(
         for override in swaps:
             path = tuple((override.package or override.key_or_group).replace("/", ".").split("."))
             if not _replace_section(values, fresh.values, path):
-                what = f"{line_of(override)} names no section of the recovered config"
-                mistakes.append(refused(what, "Write experiment=NAME to compose anew.", Code.unknown_option))
+                message = f"{line_of(override)} names no section of the recovered config"
+                mistakes.append(refused(message, "Write experiment=NAME to compose anew.", Code.unknown_option))
                 continue
             sources[0] = sources[0]._replace(but=(*sources[0].but, path))
             sources += [source._replace(only=path) for source in fresh.provenance.sources]
             choices |= {key: choice for key, choice in fresh.provenance.choices.items() if key == path}
-    rest = replace(line, overrides=[override for override in line.overrides if override not in swaps])
-    checked = _checked_line(search, rest)
+    values_line = replace(line, overrides=[override for override in line.overrides if override not in swaps])
+    checked = _checked_line(search, values_line)
     draft = _Draft(values, Provenance(sources, [], choices), mistakes + checked.mistakes, checked.whole)
     draft = _with_overrides(draft, checked, search)
 
@@ -175,16 +175,16 @@ def from_yaml(
 
 def _replace_section(values: dict[str, Any], fresh: Mapping[str, Any], path: KeyPath) -> bool:
     """Put the freshly composed node at `path` into recovered values; False if one of them has no such place."""
-    above: Any = values
+    parent: Any = values
     node: Any = fresh
-    for part in path[:-1]:
-        above = above.get(part) if isinstance(above, dict) else None
-        node = node.get(part) if isinstance(node, Mapping) else None
-    if not isinstance(above, dict) or not isinstance(node, Mapping) or path[-1] not in node:
+    for key in path[:-1]:
+        parent = parent.get(key) if isinstance(parent, dict) else None
+        node = node.get(key) if isinstance(node, Mapping) else None
+    if not isinstance(parent, dict) or not isinstance(node, Mapping) or path[-1] not in node:
         return False
-    if above is values and path[-1] not in values:
+    if parent is values and path[-1] not in values:
         return False
-    above[path[-1]] = node[path[-1]]
+    parent[path[-1]] = node[path[-1]]
     return True
 
 
@@ -201,11 +201,11 @@ def freeze(composed: Composed, below: str) -> str:
 
 def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
     """The config that `freeze` returned; no other file is read. `overrides` are those it was composed with."""
-    text, here = file.read_text("utf-8"), Path.cwd()
-    root = project_root(config_dir, here)
-    register_resolvers(own_config_dirs(config_dir, here), root)
+    text, cwd = file.read_text("utf-8"), Path.cwd()
+    root = project_root(config_dir, cwd)
+    register_resolvers(own_config_dirs(config_dir, cwd), root)
     values = completed(yaml.load(text, Loader=hydra_compat.get_yaml_loader()))
-    provenance = Provenance([Source(label(file.resolve(), here), yaml.compose(text, Loader=yaml.SafeLoader))])
+    provenance = Provenance([Source(label(file.resolve(), cwd), yaml.compose(text, Loader=yaml.SafeLoader))])
     config, mistakes = validate(values, provenance)
     raise_all(mistakes)
     return Composed(config, OmegaConf.create(values), list(overrides), root, [], provenance, Trust())
@@ -231,19 +231,19 @@ def _checked(
     """The config, if there is no mistake in it nor in its targets; all of them together otherwise."""
     provenance = draft.provenance
     values, of_the_moment, untimely = with_moment(draft.values, provenance)
-    config, found = validate(values, provenance, missing_ok=missing_ok)
-    wrong = [one.location or "" for one in found]
+    config, mistakes = validate(values, provenance, missing_ok=missing_ok)
+    wrong_keys = [mistake.location or "" for mistake in mistakes]
     trust = trust_of(config)
-    found += [one.at(provenance.source(("resume_allow",))) for one in allowed_mistakes(config.resume_allow)]
-    found += [one.at(provenance.source(("checkpoint", "leave_out"))) for one in left_out_mistakes(config)]
-    for one in arguments.mistakes(config, provenance, [search.root], trust, sections):
-        if not any(f"{one.location}.".startswith(f"{key}.") for key in wrong):
-            found.append(one)
+    mistakes += [mistake.at(provenance.source(("resume_allow",))) for mistake in allowed_mistakes(config.resume_allow)]
+    mistakes += [mistake.at(provenance.source(("checkpoint", "leave_out"))) for mistake in left_out_mistakes(config)]
+    for mistake in arguments.mistakes(config, provenance, [search.root], trust, sections):
+        if not any(f"{mistake.location}.".startswith(f"{key}.") for key in wrong_keys):
+            mistakes.append(mistake)
     reported = {mistake.source for mistake in draft.mistakes} - {COMMAND_LINE}
     # Where a file cannot be read, all that it would have set is missing.
-    typed = [one for one in found if one.source == COMMAND_LINE and one.code is not Code.not_given]
-    found = [one for one in (found if draft.whole else typed) if one.source not in reported]
-    raise_all([*draft.mistakes, *untimely, *found])
+    typed = [mistake for mistake in mistakes if mistake.source == COMMAND_LINE and mistake.code is not Code.not_given]
+    mistakes = [mistake for mistake in (mistakes if draft.whole else typed) if mistake.source not in reported]
+    raise_all([*draft.mistakes, *untimely, *mistakes])
     raw = OmegaConf.create(values)
     return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust, of_the_moment)
 
@@ -279,13 +279,15 @@ class _Line(NamedTuple):
 
 
 def _checked_line(search: SearchPath, line: CommandLine) -> _Line:
-    wrong = list(wrong_overrides(search, line))
-    mistakes = [*line.mistakes, *(mistake for _, mistake in wrong)]
-    refused_lines = {text for text, _ in wrong}
-    choices = [one for one in line.overrides if search.is_choice(one)]
-    kept = [one for one in choices if line_of(one) not in refused_lines]
-    values = [one for one in line.overrides if one not in choices and line_of(one) not in refused_lines]
-    appends = [one for one in line.appends if one.line not in refused_lines]
+    mistakes_by_line = list(wrong_overrides(search, line))
+    mistakes = [*line.mistakes, *(mistake for _, mistake in mistakes_by_line)]
+    refused_lines = {text for text, _ in mistakes_by_line}
+    choices = [override for override in line.overrides if search.is_choice(override)]
+    kept = [override for override in choices if line_of(override) not in refused_lines]
+    values = [
+        override for override in line.overrides if override not in choices and line_of(override) not in refused_lines
+    ]
+    appends = [override for override in line.appends if override.line not in refused_lines]
     return _Line(kept, values, line, appends, mistakes, not line.mistakes and len(kept) == len(choices))
 
 
@@ -296,36 +298,39 @@ def _composed(search: SearchPath, command: CommandLine) -> _Draft:
     try:
         values, sources, listed = merge(search, line.choices, files)
     except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
-        found = [*line.mistakes, *files.mistakes]
+        mistakes = [*line.mistakes, *files.mistakes]
         if line.whole and not files.broken:
-            found.append(translated(error, search, command, files.read))
-        raise_all(found)
+            mistakes.append(translated(error, search, command, files.read))
+        raise_all(mistakes)
         raise
     choices = defaults_list.choices(search, listed, line.choices, lambda file: files[file].node)
     whole = line.whole and not files.broken
     draft = _Draft(values, Provenance(sources, [], choices), [*line.mistakes, *files.mistakes], whole)
-    experiments = [one.name for one in listed if one.name.startswith("experiment/")]
+    experiments = [merged.name for merged in listed if merged.name.startswith("experiment/")]
     draft = _with_overrides(draft, line, search, experiments)
     if draft.whole and experiments:
-        lost = list(overruled(line.choices, listed, search.dirs, files.__getitem__, draft.values, draft.provenance))
+        overruled_choices = list(
+            overruled(line.choices, listed, search.dirs, files.__getitem__, draft.values, draft.provenance)
+        )
         # What else is wrong with such a mixture is no mistake of its own.
-        draft = draft._replace(mistakes=draft.mistakes + lost, whole=not lost)
+        draft = draft._replace(mistakes=draft.mistakes + overruled_choices, whole=not overruled_choices)
     return draft
 
 
 def _with_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments: Sequence[str] = ()) -> _Draft:
     """The values after the overrides, completed by the schema's defaults, `ckpt` and `name`."""
-    values, found = override_values.apply(draft.values, line.values, search)
-    given = [Given.of(override) for override in line.values]
+    values, mistakes = override_values.apply(draft.values, line.values, search)
+    assignments = [Given.of(override) for override in line.values]
     if line.command.ckpt_given:
         values["ckpt"] = line.command.ckpt
-        given.append(Given(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
+        assignments.append(Given(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
     if values.get("name") is None:
         values["name"] = experiments[-1].rsplit("/")[-1].removesuffix(".yaml") if experiments else "default"
     values = completed(values)
-    for one in line.appends:
-        if (mistake := override_values.append(values, one)) is not None:
-            found.append(mistake)
-        given.append(Given(one.path, one.line, one.values, added=True))
-    mistakes = [*draft.mistakes, *(found if draft.whole else ())]
-    return _Draft(values, Provenance(draft.provenance.sources, given, draft.provenance.choices), mistakes, draft.whole)
+    for addition in line.appends:
+        if (mistake := override_values.append(values, addition)) is not None:
+            mistakes.append(mistake)
+        assignments.append(Given(addition.path, addition.line, addition.values, added=True))
+    provenance = Provenance(draft.provenance.sources, assignments, draft.provenance.choices)
+    reported = draft.mistakes + (mistakes if draft.whole else [])
+    return _Draft(values, provenance, reported, draft.whole)

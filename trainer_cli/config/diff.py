@@ -72,14 +72,14 @@ def diff(old: DictConfig, new: DictConfig) -> list[Change]:
 
 def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterator[Change]:
     for key in [*new, *(key for key in old if key not in new)]:
-        here = (*path, str(key))
+        key_path = (*path, str(key))
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
         if isinstance(before, dict) and isinstance(after, dict):
-            yield from _changes(before, after, here)
-        elif here in ABSENT_IF_NULL and {before, after} <= {None, ABSENT}:
+            yield from _changes(before, after, key_path)
+        elif key_path in ABSENT_IF_NULL and {before, after} <= {None, ABSENT}:
             continue
         elif before != after or isinstance(before, bool) is not isinstance(after, bool):
-            yield Change(here, before, after)
+            yield Change(key_path, before, after)
 
 
 def shown(value: Any) -> str:
@@ -89,8 +89,8 @@ def shown(value: Any) -> str:
 
 def line_of_digests(raw: DictConfig, salt: str) -> str:
     """A comment that ends a frozen config: digests of the values that resolvers gave, or nothing."""
-    found = {".".join(path): digest for path, digest, _ in _digests(raw, salt)}
-    return f"{_LINE}{json.dumps(found, ensure_ascii=False)}\n" if found else ""
+    digests = {".".join(path): digest for path, digest, _ in _digests(raw, salt)}
+    return f"{_LINE}{json.dumps(digests, ensure_ascii=False)}\n" if digests else ""
 
 
 def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:

@@ -76,7 +76,7 @@ SOURCE = "source"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Described:
+class ConfigKey:
     """A key, or a section, whose `kind` is then its dataclass. `rules` are those that its field was declared with."""
 
     path: KeyPath
@@ -111,7 +111,7 @@ class Described:
 
 
 @cache
-def fields() -> tuple[Described, ...]:
+def fields() -> tuple[ConfigKey, ...]:
     """Every key in the order of the YAML, each section before its keys."""
     return tuple(_fields(schema.TrainConfig, ()))
 
@@ -119,18 +119,23 @@ def fields() -> tuple[Described, ...]:
 @cache
 def sections() -> Mapping[KeyPath, type]:
     """Path -> dataclass of each section, the whole config under `()`."""
-    return {(): schema.TrainConfig, **{one.path: one.kind for one in fields() if one.is_section}}
+    return {
+        (): schema.TrainConfig,
+        **{config_key.path: config_key.kind for config_key in fields() if config_key.is_section},
+    }
 
 
 def defaults() -> dict[str, Any]:
     """The schema's defaults as plain values, made anew."""
     values: dict[str, Any] = {}
-    for one in fields():
-        above = values
-        for part in one.path[:-1]:
-            above = above[part]
-        default = one.default
-        above[one.path[-1]] = {} if one.is_section else default.copy() if isinstance(default, list | dict) else default
+    for config_key in fields():
+        section = values
+        for name in config_key.path[:-1]:
+            section = section[name]
+        default = config_key.default
+        section[config_key.path[-1]] = (
+            {} if config_key.is_section else default.copy() if isinstance(default, list | dict) else default
+        )
     return values
 
 
@@ -140,9 +145,9 @@ def unknown_key(path: KeyPath) -> tuple[KeyPath, list[str]] | None:
         section = sections().get(path[:depth])
         if section is None:
             return None
-        known = [one.name for one in dataclasses.fields(section)]
-        if key not in known:
-            return path[: depth + 1], known
+        names = [field.name for field in dataclasses.fields(section)]
+        if key not in names:
+            return path[: depth + 1], names
     return None
 
 
@@ -156,17 +161,17 @@ def why_may_change(key: str, allowed: Iterable[str] = ()) -> str | None:
 
 def matches_any(key: str, allowed: Iterable[str]) -> bool:
     """Whether one of these globs means a key, or a section above it."""
-    return any(key == one or key.startswith(f"{one}.") or matches(key, one) for one in allowed)
+    return any(key == pattern or key.startswith(f"{pattern}.") or matches(key, pattern) for pattern in allowed)
 
 
 def allowed_mistakes(allowed: Iterable[str]) -> Iterator[ConfigError]:
     """The keys and globs of `resume_allow` that match no key: a misspelt one would allow nothing, in silence."""
     for pattern in allowed:
         if pattern != SOURCE and not any(map(_may_match, alternatives(pattern))):
-            hint = did_you_mean(pattern, [one.key for one in fields()]).strip()
-            what = f"resume_allow names {pattern!r}, and there is no such key"
+            hint = did_you_mean(pattern, [config_key.key for config_key in fields()]).strip()
+            message = f"resume_allow names {pattern!r}, and there is no such key"
             hint = hint or "It takes keys, sections and globs of them."
-            yield ConfigError(what, location="resume_allow", code=Code.unknown_key, hint=hint)
+            yield ConfigError(message, location="resume_allow", code=Code.unknown_key, hint=hint)
 
 
 def left_out_mistakes(config: schema.TrainConfig) -> Iterator[ConfigError]:
@@ -212,33 +217,36 @@ def _may_match(pattern: str) -> bool:
     # A star matches dots too, so that one above an open section's dot may match anything below it.
     start = pattern[: glob.start()]
     return any(
-        fnmatchcase(one.key, pattern)
-        or (one.key in OPEN and (f"{one.key}.".startswith(start) or start.startswith(f"{one.key}.")))
-        for one in fields()
+        fnmatchcase(config_key.key, pattern)
+        or (
+            config_key.key in OPEN
+            and (f"{config_key.key}.".startswith(start) or start.startswith(f"{config_key.key}."))
+        )
+        for config_key in fields()
     )
 
 
-def _fields(section: type, path: KeyPath) -> Iterator[Described]:
-    for one in dataclasses.fields(section):
-        here, default = (*path, one.name), None
-        if not dataclasses.is_dataclass(one.type):
-            made = one.default_factory() if one.default_factory is not dataclasses.MISSING else one.default
-            default = made.value if isinstance(made, Enum) else made
-        yield Described(here, section, one.type, default, one.metadata)
-        if isinstance(one.type, type) and dataclasses.is_dataclass(one.type):
-            yield from _fields(one.type, here)
+def _fields(section: type, path: KeyPath) -> Iterator[ConfigKey]:
+    for field in dataclasses.fields(section):
+        key_path, default = (*path, field.name), None
+        if not dataclasses.is_dataclass(field.type):
+            value = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+            default = value.value if isinstance(value, Enum) else value
+        yield ConfigKey(key_path, section, field.type, default, field.metadata)
+        if isinstance(field.type, type) and dataclasses.is_dataclass(field.type):
+            yield from _fields(field.type, key_path)
 
 
 @cache
 def _meanings() -> dict[str, dict[str, str]]:
     """Class -> field -> the docstring under it; the class's own under the empty name."""
-    found: dict[str, dict[str, str]] = {}
+    meanings: dict[str, dict[str, str]] = {}
     files = {inspect.getfile(section) for section in sections().values()}
     for node in (node for file in files for node in ast.parse(Path(file).read_text("utf-8")).body):
         if isinstance(node, ast.ClassDef):
-            found[node.name] = {"": ast.get_docstring(node) or ""}
+            meanings[node.name] = {"": ast.get_docstring(node) or ""}
             for statement, below in zip(node.body, node.body[1:], strict=False):
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                     text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
-                    found[node.name][statement.target.id] = " ".join(text.split())
-    return found
+                    meanings[node.name][statement.target.id] = " ".join(text.split())
+    return meanings

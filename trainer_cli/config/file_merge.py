@@ -88,8 +88,10 @@ def _replaced_groups(
     search: SearchPath, listed: DefaultsList, choices: Sequence[Override], files: ConfigFiles
 ) -> Iterator[str]:
     """The groups whose default choice an experiment's own component takes the place of."""
-    found = [find(search.dirs, entry.name) for entry in listed.merged if entry.name.startswith("experiment/")]
-    documents = [files[file].values or {} for file in found if file is not None]
+    files_of_experiments = [
+        find(search.dirs, entry.name) for entry in listed.merged if entry.name.startswith("experiment/")
+    ]
+    documents = [files[file].values or {} for file in files_of_experiments if file is not None]
     kept = {choice.key_or_group for choice in choices if choice.package is None}
     kept.update(group for document in documents for group in chosen_groups(document))
     for group in COMPONENTS:
@@ -109,17 +111,19 @@ def _add_mistake(
     reason: str,
 ) -> None:
     """Note in `files` where a file does not merge with those before it."""
-    below: Any = before
-    for part in source.package:
-        below = below.get(part) if isinstance(below, Mapping) else None
-    path = next(_other_kinds(below, values, source.package), None)
+    section: Any = before
+    for key in source.package:
+        section = section.get(key) if isinstance(section, Mapping) else None
+    path = next(_other_kinds(section, values, source.package), None)
     if path is None:
         files[file].add(f"the file does not merge with those before it: {reason}", source.label, "", breaks=True)
         return
-    place, key = Provenance([source]).within(path), ".".join(path)
-    what = f"{key} is {_kind(_at(values, path[len(source.package) :]))}, but {provenance.exact(path).place} makes it "
-    what += _kind(_at(before, path))
-    files[file].add(what, place, "A list and a mapping do not merge: write both as one kind.", breaks=True)
+    source_line, key = Provenance([source]).within(path), ".".join(path)
+    message = (
+        f"{key} is {_kind(_at(values, path[len(source.package) :]))}, but {provenance.exact(path).place} makes it "
+    )
+    message += _kind(_at(before, path))
+    files[file].add(message, source_line, "A list and a mapping do not merge: write both as one kind.", breaks=True)
 
 
 def _other_kinds(below: Any, above: Any, path: KeyPath) -> Iterator[KeyPath]:

@@ -36,90 +36,96 @@ def defaults_list_mistakes(
 ) -> Iterator[ConfigError]:
     """What is wrong with the defaults list of a file that stands in the folder `group` (empty for the top)."""
     pairs = document.value if isinstance(document, yaml.MappingNode) else []
-    listed = next((value for key, value in pairs if key.value == "defaults"), None)
-    if listed is None:
+    defaults = next((value for key, value in pairs if key.value == "defaults"), None)
+    if defaults is None:
         return
 
-    def wrong(node: yaml.Node, what: str, hint: str = _HOW) -> ConfigError:
+    def mistake(node: yaml.Node, message: str, hint: str = _HOW) -> ConfigError:
         source = f"{name}:{node.start_mark.line + 1}"
-        return ConfigError(what, source=source, code=Code.defaults_list, hint=hint)
+        return ConfigError(message, source=source, code=Code.defaults_list, hint=hint)
 
-    if not isinstance(listed, yaml.SequenceNode):
-        hint = "Write an entry below it, or remove the line." if listed.tag == _NULL else _HOW
-        yield wrong(listed, "'defaults' must be a list", hint)
+    if not isinstance(defaults, yaml.SequenceNode):
+        hint = "Write an entry below it, or remove the line." if defaults.tag == _NULL else _HOW
+        yield mistake(defaults, "'defaults' must be a list", hint)
         return
-    selves = [entry for entry in listed.value if entry.value == "_self_"]
+    selves = [entry for entry in defaults.value if entry.value == "_self_"]
     for entry in selves[1:]:
-        yield wrong(entry, f"_self_ stands twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them.")
+        yield mistake(
+            entry, f"_self_ stands twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them."
+        )
     override: yaml.Node | None = None
-    for entry in listed.value:
+    for entry in defaults.value:
         key = entry.value[0][0] if isinstance(entry, yaml.MappingNode) and entry.value else entry
         if "override" in str(key.value).split():
             override = override or key
         elif override is not None and key.value != "_self_":
             overridden = str(override.value).split()[-1].lstrip("/").partition("@")[0]
-            what = f"an override of {overridden} stands before {str(key.value).lstrip('/')!r}"
-            yield wrong(override, what, "Move overrides to the end of the list.")
+            message = f"an override of {overridden} stands before {str(key.value).lstrip('/')!r}"
+            yield mistake(override, message, "Move overrides to the end of the list.")
             override = None
         if isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
             key, option = entry.value[0]
-            yield from _choice(key, option, group, groups, wrong)
+            yield from _choice(key, option, group, groups, mistake)
         elif not (isinstance(entry, yaml.ScalarNode) and entry.tag == _TEXT and entry.value.strip()):
-            yield wrong(entry, "this entry of the defaults list is no choice")
+            yield mistake(entry, "this entry of the defaults list is no choice")
         else:
-            yield from _config(entry, wrong)
+            yield from _config(entry, mistake)
 
 
-def _config(entry: yaml.Node, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+def _config(entry: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
     """What is wrong with one `- file`."""
     *words, last = str(entry.value).split()
     name = last.partition("@")[0].lstrip("/")
     if name == "_self_" and entry.value != "_self_":
-        yield wrong(
+        yield mistake(
             entry, f"'{entry.value}' is no entry: a file's own values go to its own package", "Write '- _self_'."
         )
     elif words and words != ["optional"]:
-        yield wrong(entry, f"'{entry.value}' names no option", f"Write '- {entry.value}: OPTION'.")
+        yield mistake(entry, f"'{entry.value}' names no option", f"Write '- {entry.value}: OPTION'.")
     elif _BACKSLASH in last:
-        yield wrong(entry, f"{last} has a backslash", f"Write '{last.replace(_BACKSLASH, '/')}'.")
+        yield mistake(entry, f"{last} has a backslash", f"Write '{last.replace(_BACKSLASH, '/')}'.")
     elif ".." in last.split("/"):
-        yield wrong(entry, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
+        yield mistake(entry, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
 
 
 def _choice(
-    key: yaml.Node, option: yaml.Node, group: str, groups: Sequence[str], wrong: Callable[..., ConfigError]
+    key: yaml.Node, option: yaml.Node, group: str, groups: Sequence[str], mistake: Callable[..., ConfigError]
 ) -> Iterator[ConfigError]:
     """What is wrong with one `- group: option`."""
     *words, last = str(key.value).split() or [""]
-    chosen, at, package = last.partition("@")
+    chosen, at_sign, package = last.partition("@")
     resolved = chosen[1:] if chosen.startswith("/") else f"{group}/{chosen}".lstrip("/")
-    name = chosen.lstrip("./")
-    if not name or name in ("override", "optional"):
-        yield wrong(key, "this entry names no group")
-    elif name == "_self_":
-        yield wrong(key, f"'{key.value}' is no entry of a defaults list", "Write '- _self_'.")
+    plain_name = chosen.lstrip("./")
+    if not plain_name or plain_name in ("override", "optional"):
+        yield mistake(key, "this entry names no group")
+    elif plain_name == "_self_":
+        yield mistake(key, f"'{key.value}' is no entry of a defaults list", "Write '- _self_'.")
     elif _BACKSLASH in str(key.value):
-        yield wrong(key, f"{key.value} has a backslash", f"Write '{str(key.value).replace(_BACKSLASH, '/')}'.")
+        yield mistake(key, f"{key.value} has a backslash", f"Write '{str(key.value).replace(_BACKSLASH, '/')}'.")
     elif ".." in chosen.split("/"):
-        yield wrong(key, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
+        yield mistake(key, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
     elif not set(words) <= {"override", "optional"}:
-        yield wrong(key, f"{' '.join(words)!r} before {chosen} is not known", "Known: override, optional.")
+        yield mistake(key, f"{' '.join(words)!r} before {chosen} is not known", "Known: override, optional.")
     elif "hydra" in (resolved.split("/")[0], chosen.split("/")[0]):
-        yield wrong(key, f"{name} has no effect", "Hydra only composes the config here.")
+        yield mistake(key, f"{plain_name} has no effect", "Hydra only composes the config here.")
     elif resolved in groups:
-        yield from _option(chosen, option, wrong)
-        if at:
-            yield from _package(key, package, wrong)
-    elif name in groups:
-        where = f"looked for below {group}/" if not chosen.startswith((".", "/")) else "no group of the root"
-        written = str(option.value) if name == group else entry_for(name, str(option.value), at + package)
-        yield wrong(key, f"{chosen} is {where}", f"Write '- {written}'.")
+        yield from _option(chosen, option, mistake)
+        if at_sign:
+            yield from _package(key, package, mistake)
+    elif plain_name in groups:
+        problem = f"looked for below {group}/" if not chosen.startswith((".", "/")) else "no group of the root"
+        correction = (
+            str(option.value) if plain_name == group else entry_for(plain_name, str(option.value), at_sign + package)
+        )
+        yield mistake(key, f"{chosen} is {problem}", f"Write '- {correction}'.")
     elif "optional" not in words:
         hint = f"There are: {', '.join(groups)}."
-        if (meant := nearest(name, groups)) is not None:
-            written = entry_for(meant, str(option.value), at + package, words if words or not group else None)
-            hint += f" Did you mean '- {written}'?" if isinstance(option, yaml.ScalarNode) else f" '{meant}'?"
-        yield wrong(key, f"there is no group '{resolved}'", hint)
+        if (suggestion := nearest(plain_name, groups)) is not None:
+            correction = entry_for(
+                suggestion, str(option.value), at_sign + package, words if words or not group else None
+            )
+            hint += f" Did you mean '- {correction}'?" if isinstance(option, yaml.ScalarNode) else f" '{suggestion}'?"
+        yield mistake(key, f"there is no group '{resolved}'", hint)
 
 
 def entry_for(group: str, option: str, package: str = "", words: Sequence[str] | None = None) -> str:
@@ -134,31 +140,31 @@ def entry_for(group: str, option: str, package: str = "", words: Sequence[str] |
     return f"{' '.join([*words, '/' + group])}{at}: {option}"
 
 
-def _option(chosen: str, option: yaml.Node, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+def _option(chosen: str, option: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
     """What is wrong with the option, or the options, after the colon."""
-    several = isinstance(option, yaml.SequenceNode)
-    texts = option.value if several else [option]
+    is_list = isinstance(option, yaml.SequenceNode)
+    texts = option.value if is_list else [option]
     if not all(text.tag == _TEXT or (text is option and text.tag == _NULL) for text in texts):
-        yield wrong(option, f"the option of {chosen} must be a name, a list of names, or null", "")
+        yield mistake(option, f"the option of {chosen} must be a name, a list of names, or null", "")
         return
     for text in (str(text.value) for text in texts if text.tag == _TEXT):
         if not text.strip():
-            yield wrong(option, f"the option of {chosen} is empty", f"Write '{chosen}: OPTION', or null for none.")
+            yield mistake(option, f"the option of {chosen} is empty", f"Write '{chosen}: OPTION', or null for none.")
         elif _BACKSLASH in text:
-            yield wrong(option, f"option {text} has a backslash", f"Write '{text.replace(_BACKSLASH, '/')}'.")
+            yield mistake(option, f"option {text} has a backslash", f"Write '{text.replace(_BACKSLASH, '/')}'.")
         elif ".." in text.split("/"):
-            yield wrong(option, f"an option of {chosen} leads out of its folder", "Name an option of the group.")
-        elif several and "${" in text:
-            yield wrong(option, f"{text} is one of several options, and cannot be resolved", "Write its name.")
+            yield mistake(option, f"an option of {chosen} leads out of its folder", "Name an option of the group.")
+        elif is_list and "${" in text:
+            yield mistake(option, f"{text} is one of several options, and cannot be resolved", "Write its name.")
         elif "${defaults." in text:
-            yield wrong(option, f"{text} counts the entries of the list", "Name a group instead: '${GROUP}'.")
+            yield mistake(option, f"{text} counts the entries of the list", "Name a group instead: '${GROUP}'.")
 
 
-def _package(key: yaml.Node, package: str, wrong: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+def _package(key: yaml.Node, package: str, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
     """What is wrong with how `@package` is written. Whether there is such a key, the merged config shows."""
     if not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", package):
-        instead = ".".join(re.findall(r"[\w$-]+", package.rpartition(":")[2])) or "KEY"
-        yield wrong(key, f"'@{package}' names no place in the config", f"Write '@{instead}'.")
+        suggestion = ".".join(re.findall(r"[\w$-]+", package.rpartition(":")[2])) or "KEY"
+        yield mistake(key, f"'@{package}' names no place in the config", f"Write '@{suggestion}'.")
 
 
 class Entry(NamedTuple):
@@ -185,13 +191,13 @@ class Entry(NamedTuple):
         """Whether it chooses for `group@package`. A package of a file that has one itself is not known here."""
         group, _, package = key.partition("@")
         at_root = self.config.partition("/")[0] in (self.config, "experiment")
-        here = self.package or self.group.replace("/", ".")
-        return self.group == group and (not at_root or here == (package or group.replace("/", ".")))
+        own_package = self.package or self.group.replace("/", ".")
+        return self.group == group and (not at_root or own_package == (package or group.replace("/", ".")))
 
 
 def choices(
     search: SearchPath,
-    listed: Sequence[Merged],
+    merged: Sequence[Merged],
     overrides: Sequence[Override],
     read: Callable[[Path], yaml.Node | None],
 ) -> dict[KeyPath, Choice]:
@@ -199,7 +205,7 @@ def choices(
 
     `read` returns the YAML document of a file that was merged.
     """
-    files = {one.name: file for one in listed if (file := find(search.dirs, one.name))}
+    files = {merged_config.name: file for merged_config in merged if (file := find(search.dirs, merged_config.name))}
     entries = [
         entry
         for name, file in files.items()
@@ -208,28 +214,28 @@ def choices(
     ]
     # An override comes before what it overrides; of several the first counts, as in Hydra.
     entries.sort(key=lambda entry: not entry.is_override)
-    groups = [override for override in overrides if search.is_choice(override)]
+    typed = [override for override in overrides if search.is_choice(override)]
     # experiment=x was rewritten to +experiment=x.
-    written = {path: line_of(override).removeprefix("+") for override in groups for path in _paths(override)}
-    found: dict[KeyPath, Choice] = {}
-    for one in listed:
-        group = one.name.rpartition("/")[0]
-        file = files.get(one.name)
+    typed_lines = {path: line_of(override).removeprefix("+") for override in typed for path in _paths(override)}
+    chosen: dict[KeyPath, Choice] = {}
+    for merged_config in merged:
+        group = merged_config.name.rpartition("/")[0]
+        file = files.get(merged_config.name)
         if not group or file is None:
             continue
-        section = _path(one.package or group)
-        by = _who(one.name, written, entries)
-        if by is not None:
-            found[section] = Choice(by, label(file, search.cwd))
+        section = _path(merged_config.package or group)
+        origin = _who(merged_config.name, typed_lines, entries)
+        if origin is not None:
+            chosen[section] = Choice(origin, label(file, search.cwd))
     # The rest chose nothing: null, or ~group.
-    for override in groups:
-        found.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
+    for override in typed:
+        chosen.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
     for entry in entries:
         if entry.option is None and entry.group != "experiment":  # as if the line were not there
-            found.setdefault(_path(entry.group), Choice(_origin(entry)))
+            chosen.setdefault(_path(entry.group), Choice(_origin(entry)))
     # A run that is not named is called after its experiment.
-    experiments = [choice for section, choice in found.items() if section[0] == "experiment"]
-    return {**found, ("name",): experiments[-1]} if experiments else found
+    experiments = [choice for section, choice in chosen.items() if section[0] == "experiment"]
+    return {**chosen, ("name",): experiments[-1]} if experiments else chosen
 
 
 def _path(name: str) -> KeyPath:
@@ -238,15 +244,15 @@ def _path(name: str) -> KeyPath:
 
 def _paths(override: Override) -> list[str]:
     """The files that a choice on the command line names."""
-    value = None if override.is_delete() else override.value()
-    options = value if isinstance(value, list) else [value]
-    return [f"{override.key_or_group}/{str(one).removesuffix('.yaml')}" for one in options if one is not None]
+    chosen = None if override.is_delete() else override.value()
+    options = chosen if isinstance(chosen, list) else [chosen]
+    return [f"{override.key_or_group}/{str(option).removesuffix('.yaml')}" for option in options if option is not None]
 
 
-def _who(path: str, written: dict[str, str], entries: Sequence[Entry]) -> Origin | None:
+def _who(path: str, typed_lines: dict[str, str], entries: Sequence[Entry]) -> Origin | None:
     """Who chose a file: the command line, or the first entry that names it."""
-    if path in written:
-        return Origin(COMMAND_LINE, written[path])
+    if path in typed_lines:
+        return Origin(COMMAND_LINE, typed_lines[path])
     return next((_origin(entry) for entry in entries if entry.names == path), None)
 
 
@@ -263,19 +269,19 @@ def entries_of(node: yaml.Node | None, file: str, config: str) -> Iterator[Entry
 
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     lists = [value for key, value in pairs if key.value == "defaults" and isinstance(value, yaml.SequenceNode)]
-    for entry in (entry for one in lists for entry in one.value):
-        place = f"{file}:{entry.start_mark.line + 1}"
+    for entry in (entry for defaults in lists for entry in defaults.value):
+        source = f"{file}:{entry.start_mark.line + 1}"
         if isinstance(entry, yaml.ScalarNode) and entry.value != "_self_":
             name, _, package = str(entry.value).partition("@")
             group, _, option = resolved(name.removesuffix(".yaml")).rpartition("/")
-            yield Entry(config, group, option, place, str(entry.value), package, is_choice=False)
+            yield Entry(config, group, option, source, str(entry.value), package, is_choice=False)
         for key, value in entry.value if isinstance(entry, yaml.MappingNode) else ():
             words = str(key.value).split() or [""]
             name, _, package = words[-1].partition("@")
             for item in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                 chosen = None if item.tag == _NULL else str(item.value).removesuffix(".yaml")
                 text = f"{key.value}: {item.value}"
-                yield Entry(config, resolved(name), chosen, place, text, package, "override" in words)
+                yield Entry(config, resolved(name), chosen, source, text, package, "override" in words)
 
 
 _MAKES_IT = (("_target_",), ("dtype",))
@@ -284,9 +290,13 @@ _MAKES_IT = (("_target_",), ("dtype",))
 
 def is_whole(section: str, node: Mapping[str, Any]) -> bool:
     """Whether a node is a whole component: it has a target, or names several schedulers that have one."""
-    named = [part for part in node.values() if isinstance(part, Mapping) and "_target_" in part]
-    several = section == "scheduler" and bool(named) and all(part is None or part in named for part in node.values())
-    return "_target_" in node or several
+    components = [child for child in node.values() if isinstance(child, Mapping) and "_target_" in child]
+    are_schedulers = (
+        section == "scheduler"
+        and bool(components)
+        and all(child is None or child in components for child in node.values())
+    )
+    return "_target_" in node or are_schedulers
 
 
 def chosen_groups(document: Mapping[str, Any]) -> list[str]:
@@ -299,7 +309,7 @@ def chosen_groups(document: Mapping[str, Any]) -> list[str]:
 
 def overruled(
     choices: Sequence[Override],
-    listed: Sequence[Merged],
+    merged: Sequence[Merged],
     dirs: Sequence[Path],
     read: Callable[[Path], Reading],
     values: Mapping[str, Any],
@@ -309,33 +319,33 @@ def overruled(
 
     `listed` has the package of each option. Options merged into the tree's root are left out.
     """
-    given = {one.path for one in provenance.given}
+    assigned = {assignment.path for assignment in provenance.given}
     for override in choices:
         group, option = override.key_or_group, None if override.is_delete() else override.value()
         file = find(dirs, f"{group}/{option}") if isinstance(option, str) else None
         if file is None:
             continue
-        section = _section(override, listed)
-        own = {key: value for key, value in (read(file).values or {}).items() if key != "defaults"}
-        means = {(*section, *path): value for path, value in whole_values(own)}
-        lost = [path for path, value in means.items() if path not in given and _at(values, path) != value]
-        made = [path for path in lost if path[len(section) :] in _MAKES_IT]
-        if section and (made or (lost and len(lost) == len(means))):
-            key = (made or lost)[0]
-            place = provenance.exact(key).place
+        section = _section(override, merged)
+        file_values = {key: value for key, value in (read(file).values or {}).items() if key != "defaults"}
+        option_values = {(*section, *path): value for path, value in whole_values(file_values)}
+        lost = [path for path, value in option_values.items() if path not in assigned and _at(values, path) != value]
+        lost_identity = [path for path in lost if path[len(section) :] in _MAKES_IT]
+        if section and (lost_identity or (lost and len(lost) == len(option_values))):
+            key = (lost_identity or lost)[0]
+            source = provenance.exact(key).place
             line = line_of(override).removeprefix("+")
             yield refused(
-                f"{line} has no effect: {place} sets {'.'.join(key)} to {_at(values, key)}",
+                f"{line} has no effect: {source} sets {'.'.join(key)} to {_at(values, key)}",
                 f"Set its values ({'.'.join(key)}=…), or choose the option in the experiment "
                 f"('- override /{line.replace('=', ': ')}') instead of its values.",
                 Code.no_effect,
             )
 
 
-def _section(choice: Override, listed: Sequence[Merged]) -> KeyPath:
+def _section(choice: Override, merged: Sequence[Merged]) -> KeyPath:
     """The keys below which the option of a choice was merged; none for the tree's root."""
     name = f"{choice.key_or_group}/{str(choice.value()).removesuffix('.yaml')}"
-    packages = [entry.package for entry in listed if entry.name == name]
+    packages = [entry.package for entry in merged if entry.name == name]
     package = choice.package if choice.package in packages else next(iter(packages), "")
     return tuple(package.split(".")) if package else ()
 
@@ -394,8 +404,8 @@ class ConfigFiles:
                 reading.mistakes.append(mistake)
                 reading.broken, reading.values = True, None
         if self._search.primary == self._search.name_of(path) and reading.package not in (None, "_global_"):
-            what = f"the primary config cannot go to '{reading.package}': all else is merged into it"
-            reading.add(what, f"{name}:1", "Remove the line '# @package'.", breaks=True)
+            message = f"the primary config cannot go to '{reading.package}': all else is merged into it"
+            reading.add(message, f"{name}:1", "Remove the line '# @package'.", breaks=True)
         if group.partition("/")[0] == "experiment" and reading.package is None:
             if not reading.broken and not reading.mistakes and set(reading.values) - {"defaults"}:
                 section = group.replace("/", ".")
@@ -410,28 +420,34 @@ class ConfigFiles:
 
 def _refuse_shapes(reading: Reading, name: str) -> None:
     """Refuse a list in the place of a mapping, and the reverse: the other's values would vanish in the merge."""
-    for path, node, what in _misshapen(reading.node, ()):
+    for path, node, problem in _misshapen(reading.node, ()):
         values = reading.values
-        for part in path[:-1]:
-            values = values[part]
+        for section in path[:-1]:
+            values = values[section]
         values.pop(path[-1], None)
-        several = len(path) == 1 and path[0] in ("optimizer", "scheduler") and what.startswith("a list")
-        cure = f"For several write a mapping of names: {path[0]}: {{first: {{_target_: …}}}}." if several else ""
-        reading.add(f"{'.'.join(path)} is {what}", f"{name}:{node.start_mark.line + 1}", cure)
+        is_list_of_components = (
+            len(path) == 1 and path[0] in ("optimizer", "scheduler") and problem.startswith("a list")
+        )
+        cure = (
+            f"For several write a mapping of names: {path[0]}: {{first: {{_target_: …}}}}."
+            if is_list_of_components
+            else ""
+        )
+        reading.add(f"{'.'.join(path)} is {problem}", f"{name}:{node.start_mark.line + 1}", cure)
 
 
 def _misshapen(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node, str]]:
     """Lists where the schema has a section or components, and mappings where it has a list, with their paths."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        here = (*path, str(key.value))
-        if isinstance(value, yaml.SequenceNode) and (here in sections() or here[0] in OPEN):
-            yield here, key, "a list, but it must be a mapping of keys to values"
-        elif isinstance(value, yaml.MappingNode) and here in sections():
-            yield from _misshapen(value, here)
+        child_path = (*path, str(key.value))
+        if isinstance(value, yaml.SequenceNode) and (child_path in sections() or child_path[0] in OPEN):
+            yield child_path, key, "a list, but it must be a mapping of keys to values"
+        elif isinstance(value, yaml.MappingNode) and child_path in sections():
+            yield from _misshapen(value, child_path)
         elif isinstance(value, yaml.MappingNode) and path in sections():
-            types = {one.name: one.type for one in dataclasses.fields(sections()[path])}
-            if str(types.get(here[-1])).startswith("list"):
-                yield here, key, "a mapping, but it must be a list"
+            types = {field.name: field.type for field in dataclasses.fields(sections()[path])}
+            if str(types.get(child_path[-1])).startswith("list"):
+                yield child_path, key, "a mapping, but it must be a list"
 
 
 def _refuse_hydra(reading: Reading, name: str, cwd: Path, *, primary: bool) -> None:
@@ -439,19 +455,19 @@ def _refuse_hydra(reading: Reading, name: str, cwd: Path, *, primary: bool) -> N
     for key, value in reading.node.value if isinstance(reading.node, yaml.MappingNode) else ():
         if key.value != "hydra" or not isinstance(value, yaml.MappingNode):
             continue
-        for below, listed in value.value:
-            where = f"{name}:{below.start_mark.line + 1}"
-            if not (primary and below.value == "searchpath"):
-                reading.add(f"hydra.{below.value} has no effect", where, "Hydra only composes the config here.")
-            elif not isinstance(listed, yaml.SequenceNode):
-                reading.add("hydra.searchpath must be a list", where, "Write hydra.searchpath: [FOLDER].")
+        for setting, folders in value.value:
+            source = f"{name}:{setting.start_mark.line + 1}"
+            if not (primary and setting.value == "searchpath"):
+                reading.add(f"hydra.{setting.value} has no effect", source, "Hydra only composes the config here.")
+            elif not isinstance(folders, yaml.SequenceNode):
+                reading.add("hydra.searchpath must be a list", source, "Write hydra.searchpath: [FOLDER].")
             else:
-                _refuse_folders(reading, name, cwd, listed)
+                _refuse_folders(reading, name, cwd, folders)
 
 
-def _refuse_folders(reading: Reading, name: str, cwd: Path, listed: yaml.SequenceNode) -> None:
-    for entry in listed.value:
+def _refuse_folders(reading: Reading, name: str, cwd: Path, folders: yaml.SequenceNode) -> None:
+    for entry in folders.value:
         if not any(folder.is_dir() for folder in search_folders(entry.value, cwd)):
-            what = f"hydra.searchpath names {entry.value}, which is no folder"
+            message = f"hydra.searchpath names {entry.value}, which is no folder"
             hint = "A path counts from the current folder; pkg://NAME is an installed package."
-            reading.add(what, f"{name}:{entry.start_mark.line + 1}", hint)
+            reading.add(message, f"{name}:{entry.start_mark.line + 1}", hint)

@@ -86,15 +86,16 @@ def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Ov
     version.setbase("1.3")
     listed = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
     merged = [
-        Merged(one.config_path or "", "" if one.package == "_global_" else one.package or "") for one in listed.defaults
+        Merged(entry.config_path or "", "" if entry.package == "_global_" else entry.package or "")
+        for entry in listed.defaults
     ]
     return DefaultsList(merged, listed.overrides.known_choices)
 
 
 def merge_into(config: DictConfig, values: Mapping[Any, Any], package: str) -> str | None:
     """Merge the values of a file into its package, as Hydra does; OmegaConf's reason if it refuses, or None."""
-    for part in reversed(package.split(".")) if package else ():
-        values = {part: values}
+    for name in reversed(package.split(".")) if package else ():
+        values = {name: values}
     try:
         config.merge_with(OmegaConf.create(dict(values)))
     except (OmegaConfBaseException, TypeError, RecursionError) as error:
@@ -187,8 +188,8 @@ class _Repository(ConfigRepository):
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         if config_path not in self._loaded:
-            found = self._loaded[config_path] = super().load_config(config_path)
-            entries = found.defaults_list or [] if found is not None else []
+            loaded = self._loaded[config_path] = super().load_config(config_path)
+            entries = loaded.defaults_list or [] if loaded is not None else []
             # `experiment: null` chooses nothing, and does not make the choice of the command line a second one.
             entries[:] = [entry for entry in entries if "/" in config_path or not _no_experiment(entry)]
             if not all(entry.is_override() for entry in entries) and not any(entry.is_self() for entry in entries):

@@ -39,8 +39,8 @@ class _Lists(NamedTuple):
 
     def typed(self, key: str) -> str:
         """The override of the command line that chooses for `group@package`, as it was written; empty for none."""
-        choices = (one for one in self.command.overrides if self.search.is_choice(one))
-        return next((line_of(one) for one in choices if one.get_key_element().lstrip("+~") == key), "")
+        choices = (override for override in self.command.overrides if self.search.is_choice(override))
+        return next((line_of(override) for override in choices if override.get_key_element().lstrip("+~") == key), "")
 
 
 def translated(
@@ -57,27 +57,27 @@ def translated(
     if isinstance(error, MissingConfigException):
         return _missing_file(error, lists)
     if isinstance(error, RecursionError):
-        where = next((at for name in entries if (at := _back_to_itself(entries, name, ())) is not None), None)
+        where = next((source for name in entries if (source := _back_to_itself(entries, name, ())) is not None), None)
         return _wrong("a defaults list leads back to its own file", where, "Remove the line.")
-    if found := re.search(r"(\S+) appears more than once in the final|Multiple values for (\S+)\. ", text):
-        return _chosen_twice(found[1] or found[2], lists)
-    if found := re.search(r"You must specify '([^']+)'", text):
-        return _not_chosen(found[1], lists)
-    if found := re.search(r"Could not (override|delete) '([^']+)'", text):
+    if match := re.search(r"(\S+) appears more than once in the final|Multiple values for (\S+)\. ", text):
+        return _chosen_twice(match[1] or match[2], lists)
+    if match := re.search(r"You must specify '([^']+)'", text):
+        return _not_chosen(match[1], lists)
+    if match := re.search(r"Could not (override|delete) '([^']+)'", text):
         parent = re.search(r"In '([^']+)': Could not override", text)
-        meant = re.search(r"Did you mean to override (?:one of )?(.+)\?", text)
-        candidates = meant[1].split(", ") if meant else []
+        suggestion = re.search(r"Did you mean to override (?:one of )?(.+)\?", text)
+        candidates = suggestion[1].split(", ") if suggestion else []
         if parent:
-            return _wrong_override(parent[1], found[2], candidates, lists)
-        return _not_listed(found[2], candidates, lists, deletes=found[1] == "delete")
-    if found := re.search(r"Error resolving interpolation '([^']+)'", text):
-        return _no_interpolation(found[1], lists)
+            return _wrong_override(parent[1], match[2], candidates, lists)
+        return _not_listed(match[2], candidates, lists, deletes=match[1] == "delete")
+    if match := re.search(r"Error resolving interpolation '([^']+)'", text):
+        return _no_interpolation(match[1], lists)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    what = " ".join(lines) or f"{type(error).__name__} in a defaults list"
-    return _wrong(f"cannot compose: {what}", label([*files][-1], search.cwd) if files else None)
+    message = " ".join(lines) or f"{type(error).__name__} in a defaults list"
+    return _wrong(f"cannot compose: {message}", label([*files][-1], search.cwd) if files else None)
 
 
-def why_unresolved(error: Exception, text: str, known: Sequence[str]) -> tuple[str, str]:
+def why_unresolved(error: Exception, text: str, known_keys: Sequence[str]) -> tuple[str, str]:
     """What is wrong with the interpolation in `text`, and a hint; `known` are the keys that it could name."""
     words = str(getattr(error, "msg", None) or error or type(error).__name__).splitlines()[0]
     last = words.rpartition(" ")[2]
@@ -93,26 +93,26 @@ def why_unresolved(error: Exception, text: str, known: Sequence[str]) -> tuple[s
         name = key[1] or key[2] or key[3]
         if name in resolver_names():
             return f"{text} is a resolver without its colon", f"Write ${{{name}:ARGUMENT}}."
-        return f"{text} names a key that is not there: {name}", _meant(name, known)
-    if found := re.search(r"Environment variable '([^']+)' not found", words):
-        return f"the environment variable {found[1]} is not set", f"Set it, or write ${{oc.env:{found[1]},DEFAULT}}."
+        return f"{text} names a key that is not there: {name}", _meant(name, known_keys)
+    if match := re.search(r"Environment variable '([^']+)' not found", words):
+        return f"the environment variable {match[1]} is not set", f"Set it, or write ${{oc.env:{match[1]},DEFAULT}}."
     if isinstance(error, RecursionError) or "Recursive interpolation" in words or "parent node" in words:
         return f"{text} leads back to itself", "Write the value in one of the keys."
     if "HydraConfig was not set" in words:
         return f"{text} asks for Hydra's own settings, and there are none", "Hydra only composes the config here."
-    if found := re.search(r"(\w+) raised while resolving interpolation: (.*)", words):
-        return f"{text} fails: {found[1]}: {found[2]}", ""
+    if match := re.search(r"(\w+) raised while resolving interpolation: (.*)", words):
+        return f"{text} fails: {match[1]}: {match[2]}", ""
     return words.replace("while resolving interpolation", f"in {text}"), ""
 
 
-def _wrong(what: str, source: str | None, hint: str | None = None) -> ConfigError:
-    return ConfigError(what, source=source, code=Code.defaults_list, hint=hint)
+def _wrong(message: str, source: str | None, hint: str | None = None) -> ConfigError:
+    return ConfigError(message, source=source, code=Code.defaults_list, hint=hint)
 
 
 def _wrong_override(parent: str, key: str, candidates: Sequence[str], lists: _Lists) -> ConfigError:
     """An override in a defaults list, of what nothing chose before, or not for this package."""
     group, _, package = key.partition("@")
-    entry = next((one for one in lists.entries.get(parent, ()) if one.is_override and one.is_of(key)), None)
+    entry = next((listed for listed in lists.entries.get(parent, ()) if listed.is_override and listed.is_of(key)), None)
     where, option = (entry.place, entry.option or "null") if entry is not None else (parent, "OPTION")
     if group == "experiment":
         return _of_an_experiment(where, option)
@@ -120,8 +120,8 @@ def _wrong_override(parent: str, key: str, candidates: Sequence[str], lists: _Li
         # Within a package that the file is merged into, a group of the root is named from there.
         inside = package.partition(".")[0] != group and package.endswith(f".{group}") and candidates == [group]
         names = [f"{group}@_global_.{group}"] if inside else candidates
-        cure = " or ".join(f"'- override /{name}: {option}'" for name in names)
-        return _wrong(f"nothing chooses a {group} for {package or group}", where, f"Write {cure}.")
+        corrections = " or ".join(f"'- override /{name}: {option}'" for name in names)
+        return _wrong(f"nothing chooses a {group} for {package or group}", where, f"Write {corrections}.")
     what = f"nothing chooses a {group} that could be overridden"
     hint = f"Write '- /{_placed(key)}: {option}' without override, or choose one in {lists.search.primary}.yaml."
     return _wrong(what, where, hint)
@@ -131,14 +131,14 @@ def _not_listed(key: str, candidates: Sequence[str], lists: _Lists, *, deletes: 
     """An override of the command line that changes or removes a choice which no defaults list makes."""
     name = key.partition("=")[0]
     group = name.partition("@")[0]
-    chosen = next((one.option for one in lists.of(group) if one.option is not None), None)
+    chosen = next((candidate.option for candidate in lists.of(group) if candidate.option is not None), None)
     if deletes:
         hint = f"Write '~{group}', for it is {chosen}, or leave it out." if chosen is not None else "Leave it out."
         return _wrong(f"{key} is not in the defaults list, so it cannot be removed", COMMAND_LINE, hint)
     line = lists.typed(name)
     if candidates:
-        meant = " or ".join(f"'{line.replace(name, one, 1)}'" for one in candidates)
-        return _wrong(f"{key} is not in the defaults list", COMMAND_LINE, f"Did you mean {meant}?")
+        corrections = " or ".join(f"'{line.replace(name, candidate, 1)}'" for candidate in candidates)
+        return _wrong(f"{key} is not in the defaults list", COMMAND_LINE, f"Did you mean {corrections}?")
     hint = f"To add it, write '+{line.replace(name, _placed(name), 1)}'."
     return _wrong(f"{key} is not in the defaults list", COMMAND_LINE, hint)
 
@@ -154,7 +154,7 @@ def _not_chosen(slot: str, lists: _Lists) -> ConfigError:
 def _chosen_twice(key: str, lists: _Lists) -> ConfigError:
     """Two defaults lists choose an option of one group, or one and a `+group=` do."""
     group = key.partition("@")[0]
-    added = [line_of(one) for one in lists.command.overrides if one.get_key_element() == f"+{key}"]
+    added = [line_of(override) for override in lists.command.overrides if override.get_key_element() == f"+{key}"]
     entries = [entry for entry in lists.of(key) if not entry.is_override]
     if group == "experiment":
         inside = next((entry for entry in entries if entry.config.startswith("experiment/")), None)
@@ -172,8 +172,8 @@ def _chosen_twice(key: str, lists: _Lists) -> ConfigError:
         first, last = entries[:2]
         if _is_above(first, last, lists):
             first, last = last, first
-        what = f"{key} is chosen already, in {first.place.rpartition(':')[0]}"
-        return _wrong(what, last.place, f"Write '- override /{key}: {last.option}'.")
+        message = f"{key} is chosen already, in {first.place.rpartition(':')[0]}"
+        return _wrong(message, last.place, f"Write '- override /{key}: {last.option}'.")
     return _wrong(f"{key} is chosen twice", COMMAND_LINE, "Name it once.")
 
 
@@ -190,10 +190,12 @@ def _of_an_experiment(where: str, option: str) -> ConfigError:
 
 def _no_interpolation(text: str, lists: _Lists) -> ConfigError:
     """An interpolation in a defaults list that names no group which is chosen before."""
-    entry = next((one for name in lists.entries for one in lists.entries[name] if text in one.words), None)
-    known = ", ".join(options(lists.search.dirs, entry.group)) if entry is not None and entry.group else ""
+    entry = next(
+        (candidate for name in lists.entries for candidate in lists.entries[name] if text in candidate.words), None
+    )
+    option_names = ", ".join(options(lists.search.dirs, entry.group)) if entry is not None and entry.group else ""
     hint = "It can name a group that an earlier line of the same list chooses. " + (
-        f"Write the option itself: {known}." if known else "Write the name itself."
+        f"Write the option itself: {option_names}." if option_names else "Write the name itself."
     )
     return _wrong(f"a defaults list cannot resolve {text}", entry.place if entry is not None else None, hint)
 
@@ -203,18 +205,18 @@ def _missing_file(error: MissingConfigException, lists: _Lists) -> ConfigError:
     search = lists.search
     group, _, option = (error.missing_cfg_file or "").removesuffix(".yaml").rpartition("/")
     missing = f"{group}/{option}".lstrip("/")
-    every = [entry for entries in lists.entries.values() for entry in entries]
+    all_entries = [entry for entries in lists.entries.values() for entry in entries]
     # Groups may stand in groups: the entry says how much of the name is the group.
-    entry = next((one for one in every if one.names == missing), None)
+    entry = next((candidate for candidate in all_entries if candidate.names == missing), None)
     where = entry.place if entry is not None else "defaults list"
     if entry is not None:
         group, option = entry.group, entry.option or ""
     if search.is_group(option) and not find(search.dirs, option):
-        what = f"{option} is a group, and this entry names no option of it"
-        return _wrong(what, where, f"Write '- {entry_for(option, 'OPTION')}'.")
+        message = f"{option} is a group, and this entry names no option of it"
+        return _wrong(message, where, f"Write '- {entry_for(option, 'OPTION')}'.")
     if group and not search.is_group(group):
-        known = every_group(search.dirs)
-        hint = f"There are: {', '.join(known)}.{did_you_mean(group, known)}"
+        known_groups = every_group(search.dirs)
+        hint = f"There are: {', '.join(known_groups)}.{did_you_mean(group, known_groups)}"
         return ConfigError(f"there is no group '{group}'", source=where, code=Code.unknown_option, hint=hint)
     if group:
         return no_option(group, option, list(options(search.dirs, group)), where)
@@ -233,16 +235,16 @@ def _back_to_itself(entries: Mapping[str, Sequence[Entry]], name: str, trail: tu
     for entry in entries.get(name, ()):
         if entry.names in (*trail, name):
             return entry.place
-        if (place := _back_to_itself(entries, entry.names, (*trail, name))) is not None:
-            return place
+        if (source := _back_to_itself(entries, entry.names, (*trail, name))) is not None:
+            return source
     return None
 
 
-def _meant(key: str, known: Sequence[str]) -> str:
+def _meant(key: str, known_keys: Sequence[str]) -> str:
     """The key that a misspelt one stands for: one beside it where its section is right, else any."""
     above, dot, name = key.rpartition(".")
-    beside = [one.rpartition(".")[2] for one in known if one.rpartition(".")[0] == above]
+    beside = [known_key.rpartition(".")[2] for known_key in known_keys if known_key.rpartition(".")[0] == above]
     if not beside:
-        return did_you_mean(key, known).strip()
-    meant = nearest(name, beside)
-    return f"Did you mean '{above}{dot}{meant}'?" if meant is not None else ""
+        return did_you_mean(key, known_keys).strip()
+    suggestion = nearest(name, beside)
+    return f"Did you mean '{above}{dot}{suggestion}'?" if suggestion is not None else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, Union, get_args, get_origin
 
-from trainer_cli.config.fields import Described, fields
+from trainer_cli.config.fields import ConfigKey, fields
 from trainer_cli.core.intervals import Unit
 from trainer_cli.core.left_out import OPTIONAL
 from trainer_cli.core.load_options import STATES
@@ -80,8 +80,8 @@ _UNITS: Mapping[Unit, str] = {
 
 def json_schema() -> Schema:
     """The whole document."""
-    described = fields()
-    properties = {one.path[0]: _with_words(one, _of(one)) for one in described if len(one.path) == 1}
+    all_fields = fields()
+    properties = {field.path[0]: _with_words(field, _of(field)) for field in all_fields if len(field.path) == 1}
     lists = {key: {"$ref": f"#/$defs/{key}"} for key in ("defaults", "hydra")}
     return {
         "$schema": DIALECT,
@@ -98,65 +98,74 @@ def json_schema() -> Schema:
                 "description": "A class or function, and its arguments.",
                 "properties": {"_target_": {"type": "string", "description": "Dotted path of a class or function."}},
             },
-            **{one.key: _section(described, one.path) for one in described if one.is_section},
-            **{f"{one.path[0]}.yaml": _file(one) for one in described if len(one.path) == 1 and _is_group(one)},
+            **{field.key: _section(all_fields, field.path) for field in all_fields if field.is_section},
+            **{
+                f"{field.path[0]}.yaml": _file(field)
+                for field in all_fields
+                if len(field.path) == 1 and _is_group(field)
+            },
         },
     }
 
 
-def _is_group(one: Described) -> bool:
+def _is_group(field: ConfigKey) -> bool:
     """Whether a folder of options can stand for it: a section, a component, or a mapping of them."""
-    return one.is_section or NODE in _ANY.get(one.key, {}).get("anyOf", ()) or get_origin(one.kind) is dict
+    return field.is_section or NODE in _ANY.get(field.key, {}).get("anyOf", ()) or get_origin(field.kind) is dict
 
 
-def _file(one: Described) -> Schema:
+def _file(field: ConfigKey) -> Schema:
     """An option of a group: what its section holds, and a defaults list."""
-    own: Schema = {"properties": {}, "additionalProperties": True}
-    if one.is_section:
-        names = [below.path[1] for below in fields() if below.path[:1] == one.path and len(below.path) == 2]
-        kept = {name: {"$ref": f"#/$defs/{one.key}/properties/{name}"} for name in names}
-        own = {"properties": kept, "additionalProperties": False}
-    elif one.key in _NARROWER:
-        own = {**_NARROWER[one.key], "properties": {}}
+    content: Schema = {"properties": {}, "additionalProperties": True}
+    if field.is_section:
+        names = [below.path[1] for below in fields() if below.path[:1] == field.path and len(below.path) == 2]
+        references = {name: {"$ref": f"#/$defs/{field.key}/properties/{name}"} for name in names}
+        content = {"properties": references, "additionalProperties": False}
+    elif field.key in _NARROWER:
+        content = {**_NARROWER[field.key], "properties": {}}
     else:
-        own["properties"] = {"_target_": {"$ref": "#/$defs/node/properties/_target_"}}
+        content["properties"] = {"_target_": {"$ref": "#/$defs/node/properties/_target_"}}
     defaults = {"defaults": {"$ref": "#/$defs/defaults"}}
-    return {"type": "object", "description": one.meaning, **own, "properties": {**defaults, **own["properties"]}}
-
-
-def _section(described: Iterable[Described], path: tuple[str, ...]) -> Schema:
-    inside = [one for one in described if one.path[:-1] == path]
     return {
         "type": "object",
-        "properties": {one.path[-1]: _with_words(one, _of(one)) for one in inside},
+        "description": field.meaning,
+        **content,
+        "properties": {**defaults, **content["properties"]},
+    }
+
+
+def _section(all_fields: Iterable[ConfigKey], path: tuple[str, ...]) -> Schema:
+    inside = [field for field in all_fields if field.path[:-1] == path]
+    return {
+        "type": "object",
+        "properties": {field.path[-1]: _with_words(field, _of(field)) for field in inside},
         "additionalProperties": False,
     }
 
 
-def _of(one: Described) -> Schema:
+def _of(field: ConfigKey) -> Schema:
     """What a key may hold."""
-    if one.is_section:
-        return {"$ref": f"#/$defs/{one.key}"}
-    if "units" in one.rules:
-        found = _duration(one.rules["units"], null=one.rules["null"])
-    elif one.key in _ANY:
-        found = _ANY[one.key]
-    elif one.key in _NARROWER:
-        found = _NARROWER[one.key]
+    if field.is_section:
+        return {"$ref": f"#/$defs/{field.key}"}
+    if "units" in field.rules:
+        schema = _duration(field.rules["units"], null=field.rules["null"])
+    elif field.key in _ANY:
+        schema = _ANY[field.key]
+    elif field.key in _NARROWER:
+        schema = _NARROWER[field.key]
     else:
-        found = _kind(one.kind, one.rules.get("at_least"))
-    return _or_interpolation(found)
+        schema = _kind(field.kind, field.rules.get("at_least"))
+    return _or_interpolation(schema)
 
 
-def _or_interpolation(found: Schema) -> Schema:
-    alternatives = found.get("anyOf", [found])
-    return found if _TEXT in alternatives or not found else {"anyOf": [*alternatives, INTERPOLATION]}
+def _or_interpolation(schema: Schema) -> Schema:
+    alternatives = schema.get("anyOf", [schema])
+    return schema if _TEXT in alternatives or not schema else {"anyOf": [*alternatives, INTERPOLATION]}
 
 
 def _kind(kind: Any, least: float | None) -> Schema:
     bound = {} if least is None else {"minimum": least}
     if get_origin(kind) in (Union, types.UnionType):
-        return {"anyOf": [NULL if one is type(None) else _kind(one, least) for one in get_args(kind)]}
+        return {"anyOf": [NULL if member is type(None) else _kind(member, least) for member in get_args(kind)]}
     if get_origin(kind) is list:
         return {"type": "array", "items": _or_interpolation(_kind(get_args(kind)[0], least))}
     if get_origin(kind) is dict:
@@ -177,6 +186,6 @@ def _duration(units: Iterable[Unit], *, null: bool) -> Schema:
     return {"anyOf": [*steps, text, *([NULL] if null else [])]}
 
 
-def _with_words(one: Described, found: Schema) -> Schema:
-    words = {"description": f"{one.meaning} May change on a resume." if one.may_change else one.meaning}
-    return words | found if one.is_section else words | found | {"default": one.default}
+def _with_words(field: ConfigKey, schema: Schema) -> Schema:
+    words = {"description": f"{field.meaning} May change on a resume." if field.may_change else field.meaning}
+    return words | schema if field.is_section else words | schema | {"default": field.default}

@@ -57,20 +57,20 @@ def missing(path: str, roots: Iterable[Path]) -> Missing | None:
 
     `roots` are searched before `sys.path`.
     """
-    search = [*map(str, roots), *sys.path]
-    first, *rest = path.split(".")
-    module = _find(first, search)
+    folders = [*map(str, roots), *sys.path]
+    first, *names = path.split(".")
+    module = _find(first, folders)
     if module is None:
-        return Missing(f"there is no package {first!r}", first, tuple(_submodules(search)))
-    for depth, part in enumerate(rest, start=1):
-        inner = _find(f"{module.name}.{part}", module.folders) if module.folders else None
-        if inner is None:
-            if _may_define(module, part, last=depth == len(rest)):
+        return Missing(f"there is no package {first!r}", first, tuple(_submodules(folders)))
+    for depth, name in enumerate(names, start=1):
+        submodule = _find(f"{module.name}.{name}", module.folders) if module.folders else None
+        if submodule is None:
+            if _may_define(module, name, last=depth == len(names)):
                 return None
             kind = "package" if module.folders else "module"
-            names = (*_defined(module), *_submodules(module.folders))
-            return Missing(f"{kind} {module.name} has no {part!r}", part, names)
-        module = inner
+            candidates = (*_defined(module), *_submodules(module.folders))
+            return Missing(f"{kind} {module.name} has no {name!r}", name, candidates)
+        module = submodule
     return None
 
 
@@ -82,10 +82,12 @@ def _may_define(module: _Module, name: str, *, last: bool) -> bool:
     if module.name == "torch":
         # torch sets some of its names dynamically, but no package that its source does not mention.
         return last or not name.islower()
-    starred = [_absolute(module, found[1]) for found in _STAR.finditer(source)]
+    starred = [_absolute(module, match[1]) for match in _STAR.finditer(source)]
     if _DYNAMIC.search(_STAR.sub("", source)) or _tree(source) is None:
         return True
-    return any(_may_define(one, name, last=last) if one is not None else True for one in starred)
+    return any(
+        _may_define(star_module, name, last=last) if star_module is not None else True for star_module in starred
+    )
 
 
 def _tree(source: str) -> ast.Module | None:
@@ -104,8 +106,8 @@ def _defined(module: _Module) -> Iterator[str]:
         elif isinstance(node, ast.Assign):
             yield from (target.id for target in node.targets if isinstance(target, ast.Name))
         elif isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-            if (one := _absolute(module, "." * node.level + (node.module or ""))) is not None:
-                yield from _defined(one)
+            if (star_module := _absolute(module, "." * node.level + (node.module or ""))) is not None:
+                yield from _defined(star_module)
         elif isinstance(node, ast.ImportFrom):
             yield from (alias.asname or alias.name for alias in node.names)
 
@@ -113,8 +115,8 @@ def _defined(module: _Module) -> Iterator[str]:
 def _absolute(module: _Module, name: str) -> _Module | None:
     """The module of a star import; None if it is not a submodule of the same package."""
     prefix = "." if name.startswith(".") else f"{module.name}."
-    inner = name.removeprefix(prefix) if module.folders and name.startswith(prefix) else ""
-    return _find(f"{module.name}.{inner}", module.folders) if inner.isidentifier() else None
+    submodule = name.removeprefix(prefix) if module.folders and name.startswith(prefix) else ""
+    return _find(f"{module.name}.{submodule}", module.folders) if submodule.isidentifier() else None
 
 
 def _find(name: str, folders: list[str]) -> _Module | None:
@@ -167,7 +169,7 @@ def refuse_shadows(root: Path) -> None:
 
 
 def _shadows(root: Path) -> Iterator[str]:
-    ours = Path(__file__).parents[1]
+    package = Path(__file__).parents[1]
     try:
         paths = list(root.iterdir())
     except OSError:
@@ -177,10 +179,10 @@ def _shadows(root: Path) -> Iterator[str]:
         of_python = name in sys.stdlib_module_names - _UNUSED
         if not (path.suffix == ".py" or is_package) or not (of_python or name in _LIBRARIES):
             continue
-        if is_package and name == ours.name:
+        if is_package and name == package.name:
             continue  # a checkout of this program
         loaded = sys.modules.get(name)
         file = getattr(loaded, "__file__", None)
         is_own = file is not None and Path(file) in (path, path / "__init__.py")
-        what = f"Python's module {name}" if of_python else f"the library {name}"
-        yield f"{path.name} {'hides' if loaded is None or is_own else 'is hidden by'} {what}"
+        shadowed = f"Python's module {name}" if of_python else f"the library {name}"
+        yield f"{path.name} {'hides' if loaded is None or is_own else 'is hidden by'} {shadowed}"

@@ -38,44 +38,44 @@ def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPa
     """Why an override does not fit the composed values, or None."""
     path, line, value = path_of(override), line_of(override), override.value()
     adds = override.is_add() or override.is_force_add()
-    above: Any = values
-    for depth, part in enumerate(path[:-1], start=1):
-        above = above.get(part) if isinstance(above, Mapping) else None
-        if isinstance(above, list):
+    parent: Any = values
+    for depth, name in enumerate(path[:-1], start=1):
+        parent = parent.get(name) if isinstance(parent, Mapping) else None
+        if isinstance(parent, list):
             return _of_a_list(line, ".".join(path[:depth]))
-        if isinstance(above, str) and "${" in above:
-            return _of_an_interpolation(line, ".".join(path[:depth]), above)
+        if isinstance(parent, str) and "${" in parent:
+            return _of_an_interpolation(line, ".".join(path[:depth]), parent)
     if override.is_delete():
-        return _no_removal(above, path, value, is_given="=" in line)
+        return _no_removal(parent, path, value, has_value="=" in line)
     if not adds and (problem := _no_value(values, path, line, search)) is not None:
         return problem
-    last = above.get(path[-1]) if isinstance(above, Mapping) else None
-    if isinstance(value, Mapping) and isinstance(last, str) and "${" in last:
-        return _of_an_interpolation(line, ".".join(path), last)
-    if override.is_add() and last not in (None, MISSING) and not isinstance(value, dict | list):
+    current = parent.get(path[-1]) if isinstance(parent, Mapping) else None
+    if isinstance(value, Mapping) and isinstance(current, str) and "${" in current:
+        return _of_an_interpolation(line, ".".join(path), current)
+    if override.is_add() and current not in (None, MISSING) and not isinstance(value, dict | list):
         return refused(f"{'.'.join(path)} exists already", "Leave out the '+'.")
-    return _no_merge(last, value, path, override)
+    return _no_merge(current, value, path, override)
 
 
-def _no_merge(known: Any, value: Any, path: KeyPath, override: Override) -> ConfigError | None:
+def _no_merge(current: Any, value: Any, path: KeyPath, override: Override) -> ConfigError | None:
     """Why a mapping or list does not merge into the value that stands: another kind, or a new key without `+`."""
     key, line = ".".join(path), line_of(override)
-    for kind, other in ((Mapping, list), (list, Mapping)):
-        if isinstance(known, kind) and isinstance(value, other):
+    for kind, other_kind in ((Mapping, list), (list, Mapping)):
+        if isinstance(current, kind) and isinstance(value, other_kind):
             names = {Mapping: "a mapping", list: "a list"}
-            what = f"{line}: {key} is {names[kind]}, and {names[other]} does not merge into it"
+            message = f"{line}: {key} is {names[kind]}, and {names[other_kind]} does not merge into it"
             again = f" '+{line.lstrip('+')}'" if path == path_of(override) else ""
-            return refused(what, f"Remove it first: '~{key}'{again}.", Code.wrong_type)
+            return refused(message, f"Remove it first: '~{key}'{again}.", Code.wrong_type)
     # A mapping without keys takes any, as null does.
-    if not isinstance(known, Mapping) or not isinstance(value, dict) or not known:
+    if not isinstance(current, Mapping) or not isinstance(value, dict) or not current:
         return None
     for name, item in value.items():
-        if name in known:
-            mistake = _no_merge(known[name], item, (*path, str(name)), override)
+        if name in current:
+            mistake = _no_merge(current[name], item, (*path, str(name)), override)
         elif override.is_add() or override.is_force_add():
             mistake = None
         else:
-            hint = did_you_mean(f"{key}.{name}", [f"{key}.{other}" for other in known]).strip()
+            hint = did_you_mean(f"{key}.{name}", [f"{key}.{other_kind}" for other_kind in current]).strip()
             hint = f"{hint} To add it, write '+{line}'.".strip()
             if "_target_" in value and path == path_of(override):
                 hint += f" To replace the whole {key}, put {key}=null before it."
@@ -85,68 +85,70 @@ def _no_merge(known: Any, value: Any, path: KeyPath, override: Override) -> Conf
     return None
 
 
-def append(values: dict[str, Any], one: Append) -> ConfigError | None:
+def append(values: dict[str, Any], addition: Append) -> ConfigError | None:
     """Add values to the end of their list, in place; null begins a new one. Why they cannot be added, or None."""
-    key, whole = ".".join(one.path), f"[{','.join(map(str, one.values))}]"
-    above: Any = values
-    last: Any = values
+    key, list_text = ".".join(addition.path), f"[{','.join(map(str, addition.values))}]"
+    current: Any = values
+    parent: Any = values
     index: Any = None
-    for depth, part in enumerate(one.path):
-        if not isinstance(above, Mapping | list):
-            shown = "null" if above is None else "no mapping"
-            return refused(f"{one.line}: {'.'.join(one.path[:depth])} is {shown}")
-        known = {str(index) for index in range(len(above))} if isinstance(above, list) else set(above)
-        if part not in known:
-            prefix = ".".join(one.path[:depth])
-            meant = did_you_mean(key, [f"{prefix}.{name}" for name in known]).strip()
-            hint = f"{meant} To make the list, write '+{key}={whole}'.".strip()
+    for depth, name in enumerate(addition.path):
+        if not isinstance(current, Mapping | list):
+            shown = "null" if current is None else "no mapping"
+            return refused(f"{addition.line}: {'.'.join(addition.path[:depth])} is {shown}")
+        names = {str(index) for index in range(len(current))} if isinstance(current, list) else set(current)
+        if name not in names:
+            prefix = ".".join(addition.path[:depth])
+            suggestion = did_you_mean(key, [f"{prefix}.{name}" for name in names]).strip()
+            hint = f"{suggestion} To make the list, write '+{key}={list_text}'.".strip()
             return refused(f"there is no key '{key}'", hint, Code.unknown_key)
-        last, index = above, (int(part) if isinstance(above, list) else part)
-        above = last[index]
-    if above is not None and not isinstance(above, list):
-        shown = "has no value yet" if above == MISSING else f"is {above!r}, and no list"
-        single = above != MISSING and not isinstance(above, Mapping) and len(one.values) == 1
-        return refused(f"{one.line}: {key} {shown}", f"Write {key}={one.values[0] if single else whole}.")
-    last[index] = [*(above or []), *one.values]
+        parent, index = current, (int(name) if isinstance(current, list) else name)
+        current = parent[index]
+    if current is not None and not isinstance(current, list):
+        shown = "has no value yet" if current == MISSING else f"is {current!r}, and no list"
+        single = current != MISSING and not isinstance(current, Mapping) and len(addition.values) == 1
+        return refused(f"{addition.line}: {key} {shown}", f"Write {key}={addition.values[0] if single else list_text}.")
+    parent[index] = [*(current or []), *addition.values]
     return None
 
 
 def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: SearchPath) -> ConfigError | None:
     """The error for `key=value` where the composed values have no such key."""
     if path[0] not in values:
-        what = f"{search.primary}.yaml does not begin with the schema, so {path[0]!r} is not in it"
-        return refused(what, f"Put '- {SCHEMA}' first in its defaults list.")
+        message = f"{search.primary}.yaml does not begin with the schema, so {path[0]!r} is not in it"
+        return refused(message, f"Put '- {SCHEMA}' first in its defaults list.")
     node: Any = values
-    for depth, part in enumerate(path):
-        above = ".".join(path[:depth])
+    for depth, name in enumerate(path):
+        prefix = ".".join(path[:depth])
         if isinstance(node, list):
-            return _of_a_list(line, above)
+            return _of_a_list(line, prefix)
         if not isinstance(node, Mapping):
-            hint = f"Choose one first, as in {above}=NAME." if node is None and depth == 1 else f"Write {above}=VALUE."
-            return refused(f"{line}: {above} is {'null' if node is None else 'not a mapping'}", hint)
-        if part not in node:
-            known = [".".join((*path[:depth], str(name))) for name in node]
-            hint = f"{did_you_mean('.'.join(path), known).strip()} To add it, write '+{line}'.".strip()
-            if depth == 1 and above in ("callbacks", "loggers") and len(path) > 2:
+            hint = (
+                f"Choose one first, as in {prefix}=NAME." if node is None and depth == 1 else f"Write {prefix}=VALUE."
+            )
+            return refused(f"{line}: {prefix} is {'null' if node is None else 'not a mapping'}", hint)
+        if name not in node:
+            known_keys = [".".join((*path[:depth], str(name))) for name in node]
+            hint = f"{did_you_mean('.'.join(path), known_keys).strip()} To add it, write '+{line}'.".strip()
+            if depth == 1 and prefix in ("callbacks", "loggers") and len(path) > 2:
                 value = line.partition("=")[2]
-                hint = f"Say what to make: '+{above}.{part}={{_target_: TARGET, {'.'.join(path[2:])}: {value}}}'."
-            if depth == 1 and part in options(search.dirs, above):
-                several = above in ("callbacks", "loggers")
-                hint = f"Choose it first, as in {above}={f'[default,{part}]' if several else part}."
+                hint = f"Say what to make: '+{prefix}.{name}={{_target_: TARGET, {'.'.join(path[2:])}: {value}}}'."
+            if depth == 1 and name in options(search.dirs, prefix):
+                is_mapping_of_components = prefix in ("callbacks", "loggers")
+                hint = f"Choose it first, as in {prefix}={f'[default,{name}]' if is_mapping_of_components else name}."
             return refused(f"there is no key '{'.'.join(path)}'", hint, Code.unknown_key)
-        node = node[part]
+        node = node[name]
     return None
 
 
-def _no_removal(above: Any, path: KeyPath, value: Any, *, is_given: bool) -> ConfigError | None:
+def _no_removal(parent: Any, path: KeyPath, value: Any, *, has_value: bool) -> ConfigError | None:
     """Why `~key` or `~key=value` does not fit what stands above the key, or None."""
     key = ".".join(path)
-    if not isinstance(above, Mapping) or path[-1] not in above:
-        names = [".".join((*path[:-1], str(name))) for name in above] if isinstance(above, Mapping) else []
+    if not isinstance(parent, Mapping) or path[-1] not in parent:
+        names = [".".join((*path[:-1], str(name))) for name in parent] if isinstance(parent, Mapping) else []
         return refused(f"there is no '{key}' to remove", did_you_mean(key, names).strip() or "Leave it out.")
-    known = above[path[-1]]
-    if is_given and value != known:
-        return refused(f"{key} is {in_yaml(known)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}.")
+    current = parent[path[-1]]
+    if has_value and value != current:
+        return refused(f"{key} is {in_yaml(current)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}.")
     return None
 
 

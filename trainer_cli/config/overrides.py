@@ -52,28 +52,37 @@ class CommandLine:
         return [line_of(override) for override in self.overrides]
 
 
-def refused(what: str, hint: str | None = None, code: Code = Code.override) -> ConfigError:
+def refused(message: str, hint: str | None = None, code: Code = Code.override) -> ConfigError:
     """The error for something on the command line."""
-    return ConfigError(what, source=COMMAND_LINE, code=code, hint=hint)
+    return ConfigError(message, source=COMMAND_LINE, code=code, hint=hint)
 
 
-def no_such_key(path: KeyPath, known: Sequence[str], source: str) -> ConfigError:
+def no_such_key(path: KeyPath, known_keys: Sequence[str], source: str) -> ConfigError:
     """The error for a key that does not exist, with the nearest that does."""
-    above = ".".join(path[:-1])
-    names = [f"{above}.{name}" if above else name for name in known]
-    if not above and source != COMMAND_LINE:
+    section_key = ".".join(path[:-1])
+    names = [f"{section_key}.{name}" if section_key else name for name in known_keys]
+    if not section_key and source != COMMAND_LINE:
         names.append("defaults")  # Hydra's own, which no schema knows.
     key = ".".join(path)
-    below = [*_USUAL, *(".".join((*at, one.name)) for at, kind in sections().items() for one in fields(kind))]
-    hint = did_you_mean(key, names) or ("" if above else of_a_section(key, below))
-    hint = hint.strip() or f"Known here: {', '.join(known)}."
+    nested_keys = [
+        *_USUAL,
+        *(
+            ".".join((*section, schema_field.name))
+            for section, kind in sections().items()
+            for schema_field in fields(kind)
+        ),
+    ]
+    hint = did_you_mean(key, names) or ("" if section_key else of_a_section(key, nested_keys))
+    hint = hint.strip() or f"Known here: {', '.join(known_keys)}."
     return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
 
 
-def no_option(group: str, option: str, known: Sequence[str], source: str) -> ConfigError:
+def no_option(group: str, option: str, known_options: Sequence[str], source: str) -> ConfigError:
     """The error for an option that a group does not have."""
-    meant = did_you_mean(option, known) or did_you_mean(option.removesuffix(".yaml").rpartition("/")[2], known)
-    hint = f"There are: {', '.join(known) or 'none'}.{meant}"
+    suggestion = did_you_mean(option, known_options) or did_you_mean(
+        option.removesuffix(".yaml").rpartition("/")[2], known_options
+    )
+    hint = f"There are: {', '.join(known_options) or 'none'}.{suggestion}"
     return ConfigError(f"there is no {group} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
 
 
@@ -84,7 +93,7 @@ def line_of(override: Override) -> str:
 
 def path_of(override: Override) -> KeyPath:
     """The key as its parts."""
-    return tuple(part for part in re.split(r"[.\[\]]+", override.key_or_group) if part)
+    return tuple(word for word in re.split(r"[.\[\]]+", override.key_or_group) if word)
 
 
 def read(arguments: Sequence[str]) -> CommandLine:
@@ -105,33 +114,33 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
     """
     line = CommandLine()
     patterns: list[str] = []
-    given, single = False, True
+    ckpt_given, ckpt_is_single = False, True
     parser = OverridesParser.create()
     for argument in arguments:
         key, equals, value = argument.partition("=")
         if equals and key.lstrip("+").rstrip("+") == "ckpt":
-            given = True
+            ckpt_given = True
             try:
-                text, is_list = _patterns(value, argument)
+                new_patterns, is_list = _patterns(value, argument)
             except ConfigError as error:
                 line.mistakes.append(error)
                 continue
-            single = single and not is_list and not key.endswith("+")
-            patterns += text
+            ckpt_is_single = ckpt_is_single and not is_list and not key.endswith("+")
+            patterns += new_patterns
             continue
         appends = bool(equals) and key.endswith("+")
         if appends and key.startswith(("+", "~")):
             hint = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
             line.mistakes.append(refused(f"cannot read the override {argument!r}", hint))
             continue
-        text_of = f"{key[:-1]}={value}" if appends else argument
+        plain_argument = f"{key[:-1]}={value}" if appends else argument
         try:
-            override = parser.parse_override(f"{_implied(key) if equals else ''}{text_of}")
-            deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
+            override = parser.parse_override(f"{_implied(key) if equals else ''}{plain_argument}")
+            is_too_deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
         except (HydraException, ValueError, RecursionError):
             line.mistakes.append(_unreadable(argument))
             continue
-        if deep:
+        if is_too_deep:
             line.mistakes.append(refused(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
         elif override.is_sweep_override():
             line.mistakes.append(_sweep(argument, override.value()))
@@ -139,15 +148,15 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
             hint = f"Give whole values instead: '{override.get_key_element()}=[A],[B]', with -m (train fit -m)."
             line.mistakes.append(refused(f"{argument!r} has values to sweep inside of another", hint))
         elif appends:
-            added: Any = override.value()
-            values = added if isinstance(added, list) else [added]
+            parsed_value: Any = override.value()
+            values = parsed_value if isinstance(parsed_value, list) else [parsed_value]
             line.appends.append(Append(path_of(override), values, argument, value_in_quotes(override)))
         else:
             line.overrides.append(override)
             # What was added to a list before goes with the list.
             line.appends[:] = [append for append in line.appends if not _replaces(override, append.path)]
-    ckpt = patterns if not single or len(patterns) > 1 else (patterns[0] if patterns else None)
-    return CommandLine(line.overrides, ckpt, given, line.appends, line.mistakes)
+    ckpt = patterns if not ckpt_is_single or len(patterns) > 1 else (patterns[0] if patterns else None)
+    return CommandLine(line.overrides, ckpt, ckpt_given, line.appends, line.mistakes)
 
 
 def _implied(key: str) -> str:
@@ -190,30 +199,30 @@ def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
         raise refused("ckpt= names nothing", "Give a path, a glob, or ckpt=null.")
     if not (text.startswith("[") and text.endswith("]") and closes_at_end(text)):
         return [text], False
-    parts = [unquoted(part.strip()) for part in split_at_commas(text[1:-1])]
-    if not all(parts):
+    patterns = [unquoted(pattern.strip()) for pattern in split_at_commas(text[1:-1])]
+    if not all(patterns):
         raise refused(f"{argument} has an empty part", "Write ckpt='[a,b]'.")
-    return parts, True
+    return patterns, True
 
 
 def _unreadable(argument: str) -> ConfigError:
-    what = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
-    return refused(what, hint_for(argument))
+    message = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
+    return refused(message, hint_for(argument))
 
 
 def _sweep(argument: str, sweep: Any) -> ConfigError:
     """The error for several values in one run. A function has no values in it that a list could hold."""
     key, _, value = argument.partition("=")
-    what = f"{argument!r} gives several values, but one run takes one"
+    message = f"{argument!r} gives several values, but one run takes one"
     text = in_quotes(key, value)
     if isinstance(sweep, IntervalSweep):
-        return refused(what, f"An interval has no end of values: list them ({key}=1,2), with -m (train fit -m).")
+        return refused(message, f"An interval has no end of values: list them ({key}=1,2), with -m (train fit -m).")
     if re.match(r"\w+\(", value):
-        return refused(what, f"Add -m to run each (train fit -m), or for a text write {text}.")
+        return refused(message, f"Add -m to run each (train fit -m), or for a text write {text}.")
     number = looks_like_number(value)
-    instead = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
-    instead += f" a list write {shlex.quote(f'{key}=[{value}]')}, for a text {text}, or -m to run each (train fit -m)."
-    return refused(what, instead)
+    hint = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
+    hint += f" a list write {shlex.quote(f'{key}=[{value}]')}, for a text {text}, or -m to run each (train fit -m)."
+    return refused(message, hint)
 
 
 def _has_sweep(value: Any) -> bool:
@@ -284,12 +293,16 @@ def hint_for(argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals:
         key, equals, value = argument.partition(":")
-        meant = f"{key.strip()}={value.strip()}"
-        return f"Did you mean {shlex.quote(meant)}?" if equals and value.strip() and _read(meant) else HOW_TO_OVERRIDE
+        suggestion = f"{key.strip()}={value.strip()}"
+        return (
+            f"Did you mean {shlex.quote(suggestion)}?"
+            if equals and value.strip() and _parse_or_none(suggestion)
+            else HOW_TO_OVERRIDE
+        )
     if not key.strip("+~"):
         return HOW_TO_OVERRIDE
-    if found := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
-        name = found[1]
+    if match := re.fullmatch(r"([\w.]+)\[\d+\](.*)", key):
+        name = match[1]
         return f"A single item cannot be set: write the whole list, {name}=[...], or add to its end, {name}+=ITEM."
     if key.count("@") > 1:
         group, _, *packages = key.split("@")
@@ -297,54 +310,58 @@ def hint_for(argument: str) -> str:
     if (nested := _in_braces(key, value)) is not None:
         return f"A name with * stands in braces: '{nested}'."
     if re.search(r"[^\w.\-/@+~]|\.\.|^[.-]|\.$", key, re.ASCII):
-        meant = f"{_plain_key(key)}={value}"
-        instead = f" Did you mean {shlex.quote(meant)}?" if meant != argument and _read(meant) is not None else ""
-        return f"{key!r} is no key: keys are words joined by dots.{instead}"
-    if value.startswith("=") and _read(f"{key}{value}") is not None:
+        suggestion = f"{_plain_key(key)}={value}"
+        question = (
+            f" Did you mean {shlex.quote(suggestion)}?"
+            if suggestion != argument and _parse_or_none(suggestion) is not None
+            else ""
+        )
+        return f"{key!r} is no key: keys are words joined by dots.{question}"
+    if value.startswith("=") and _parse_or_none(f"{key}{value}") is not None:
         return f"Did you mean {shlex.quote(key + value)}?"
     if value.startswith("~"):
         return f"Write the whole path, such as {key}=$HOME{value[1:]}."
-    if found := re.fullmatch(r"\(([^()]*)\)", value):
-        return f"For a list write '{key}=[{found[1]}]'."
+    if match := re.fullmatch(r"\(([^()]*)\)", value):
+        return f"For a list write '{key}=[{match[1]}]'."
     if _OPENS.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
         closed = f"{key}={value.rstrip(',')}{_closing(value)}"
         return f"A bracket is not closed, or one too many is{_or_text(closed, key, value)}"
     if value[:1] in ("[", "{") and closes_at_end(value.rstrip()):
         return _within(key, value)
     if value[:1] in ("[", "{") and value[-1] in "'\"" and closes_at_end(value[:-1]):
-        return f"One quote is too many{_instead(key, value[:-1])}"
-    if found := re.fullmatch(r"extend_list\((.*)\)", value):
-        item = found[1] if len(split_at_commas(found[1])) == 1 else f"[{found[1]}]"
+        return f"One quote is too many{_as_written(key, value[:-1])}"
+    if match := re.fullmatch(r"extend_list\((.*)\)", value):
+        item = match[1] if len(split_at_commas(match[1])) == 1 else f"[{match[1]}]"
         return f"To add to the end of a list, write {shlex.quote(key.lstrip('+') + '+=' + item)}."
-    if (found := re.match(r"(\w+)\(", value)) and (usage := _USAGE.get(found[1])):
+    if (match := re.match(r"(\w+)\(", value)) and (usage := _USAGE.get(match[1])):
         return f"It is written {usage}; for a text, write {in_quotes(key, value)}."
     if "${" in value and why_no_interpolation(unquoted(value)) is not None:
         return "An interpolation is written ${KEY}, and closed."
-    given = [part for part in split_at_commas(value) if part.strip()]
-    if 0 < len(given) < len(split_at_commas(value)) and _read(f"{key}={','.join(given)}") is not None:
-        return f"A value is missing beside a comma{_or_text(key + '=' + ','.join(given), key, value)}"
+    filled = [value_part for value_part in split_at_commas(value) if value_part.strip()]
+    if 0 < len(filled) < len(split_at_commas(value)) and _parse_or_none(f"{key}={','.join(filled)}") is not None:
+        return f"A value is missing beside a comma{_or_text(key + '=' + ','.join(filled), key, value)}"
     if not _PLAIN.fullmatch(value):
-        is_open = value[:1] in ("'", '"') and value.count(value[0]) == 1
-        why = (
+        quote_is_open = value[:1] in ("'", '"') and value.count(value[0]) == 1
+        problem = (
             "The quote is not closed; a text needs two pairs"
-            if is_open
+            if quote_is_open
             else ("A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes")
         )
-        return f"{why}: {in_quotes(key, value[is_open:])}."
+        return f"{problem}: {in_quotes(key, value[quote_is_open:])}."
     return HOW_TO_OVERRIDE
 
 
 def in_quotes(key: str, value: str) -> str:
     """The override with its value as a text, in the quotes of the parser and of a shell."""
     # Hydra's grammar keeps a backslash as it is, unless a quote follows.
-    inner = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + ('\\"' if found[2] else ""), value)
+    inner = re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), value)
     return shlex.quote(f'{key}="{inner}"')
 
 
-def _or_text(instead: str, key: str, value: str) -> str:
+def _or_text(override: str, key: str, value: str) -> str:
     """The end of a sentence: what is probably meant, where that can be read, and the value as a text."""
-    meant = f": {shlex.quote(instead)}, or" if _read(instead) is not None else ":"
-    return f"{meant} as a text {in_quotes(key, value)}."
+    suggestion = f": {shlex.quote(override)}, or" if _parse_or_none(override) is not None else ":"
+    return f"{suggestion} as a text {in_quotes(key, value)}."
 
 
 def _closing(value: str) -> str:
@@ -367,31 +384,31 @@ def _plain_key(key: str) -> str:
 
 def _within(key: str, value: str) -> str:
     """What is wrong inside a list or a mapping: quotes around all of it would make a text of it."""
-    quoted = [found[2] or found[3] or "" for found in _QUOTED_KEY.finditer(value)]
-    if odd := next((name for name in quoted if not _can_be_key(name)), None):
-        return f"Within {{ }} a key takes no quotes, and so {odd!r} cannot be one: say it in a YAML file."
+    quoted = [match[2] or match[3] or "" for match in _QUOTED_KEY.finditer(value)]
+    if wrong_key := next((name for name in quoted if not _can_be_key(name)), None):
+        return f"Within {{ }} a key takes no quotes, and so {wrong_key!r} cannot be one: say it in a YAML file."
     if quoted:
-        return f"Keys within {{ }} take no quotes{_instead(key, _unquoted_keys(value))}"
+        return f"Keys within {{ }} take no quotes{_as_written(key, _unquoted_keys(value))}"
     doubled = value.replace("\\", "\\\\")
-    if doubled != value and _read(f"{key}={doubled}") is not None:
-        return f"A backslash before a quote keeps it open{_instead(key, doubled)}"
-    bare = _QUOTED.sub(lambda found: "q" * len(found[0]), value)
+    if doubled != value and _parse_or_none(f"{key}={doubled}") is not None:
+        return f"A backslash before a quote keeps it open{_as_written(key, doubled)}"
+    bare = _QUOTED.sub(lambda match: "q" * len(match[0]), value)
     if re.search(r",\s*,", bare):
         return "An element is missing between two commas."
-    if found := re.search(r"([\[{])\s*,", bare):
-        return f"An element is missing between {found[1]} and the comma after it."
-    if found := re.search(r",\s*([\]}])", bare):
-        shorter = value[: found.start()] + value[found.start() + 1 :]
-        return f"An element is missing between the last comma and {found[1]}{_instead(key, shorter)}"
+    if match := re.search(r"([\[{])\s*,", bare):
+        return f"An element is missing between {match[1]} and the comma after it."
+    if match := re.search(r",\s*([\]}])", bare):
+        shorter = value[: match.start()] + value[match.start() + 1 :]
+        return f"An element is missing between the last comma and {match[1]}{_as_written(key, shorter)}"
     if value[0] == "{" and re.search(r"[{,]\s*[\w.*?-]+\s*=", bare):
         colons = re.sub(r"([{,]\s*[\w.*?-]+)\s*=\s*", r"\1: ", value)
-        return f"Within {{ }} a key and its value are joined by a colon{_instead(key, colons)}"
+        return f"Within {{ }} a key and its value are joined by a colon{_as_written(key, colons)}"
     if re.search(r"\{\s*[\[{]", bare):
         return "Within { } a key is a word, as in {KEY: VALUE}."
     if "(" in bare:
         square = {"(": "[", ")": "]"}
         lists = "".join(square.get(plain, letter) for plain, letter in zip(bare, value, strict=True))
-        return f"A list stands in [ ]{_instead(key, lists)}"
+        return f"A list stands in [ ]{_as_written(key, lists)}"
     if _lacks_a_value(bare):
         return "Within { } each key has its value, as in {KEY: VALUE}; a list stands in [ ]."
     letters = "letters beyond a-z or any of , : = ( ) [ ] { } # &"
@@ -399,28 +416,28 @@ def _within(key: str, value: str) -> str:
 
 
 def _unquoted_keys(value: str) -> str:
-    return _QUOTED_KEY.sub(lambda found: f"{found[1]}{found[2] or found[3] or ''}{found[4]}", value)
+    return _QUOTED_KEY.sub(lambda match: f"{match[1]}{match[2] or match[3] or ''}{match[4]}", value)
 
 
 def _lacks_a_value(bare: str) -> bool:
     """Whether a key in braces stands alone: `{a}`, `{a:}`. Looked for from the innermost brackets outwards."""
-    while found := re.search(r"\{([^\[\]{}]*)\}|\[[^\[\]{}]*\]", bare):
-        if any(part.strip() and not part.partition(":")[2].strip() for part in (found[1] or "").split(",")):
+    while match := re.search(r"\{([^\[\]{}]*)\}|\[[^\[\]{}]*\]", bare):
+        if any(pair.strip() and not pair.partition(":")[2].strip() for pair in (match[1] or "").split(",")):
             return True
-        bare = f"{bare[: found.start()]}q{bare[found.end() :]}"
+        bare = f"{bare[: match.start()]}q{bare[match.end() :]}"
     return False
 
 
-def _instead(key: str, value: str) -> str:
+def _as_written(key: str, value: str) -> str:
     """The end of a sentence: how the whole would be written, where that could be read."""
     text = f"{key}={value}"
-    if _read(text) is None:
+    if _parse_or_none(text) is None:
         return "."
     return f': "{text}".' if "'" in text and not re.search(r'["$`\\!]', text) else f": {shlex.quote(text)}."
 
 
 def _can_be_key(name: str) -> bool:
-    read = _read(f"x={{{name}:1}}")
+    read = _parse_or_none(f"x={{{name}:1}}")
     value = read.value() if read is not None and not read.is_sweep_override() else None
     return isinstance(value, dict) and list(value) in ([name], [_whole(name)])
 
@@ -429,7 +446,7 @@ def _whole(name: str) -> int | None:
     return int(name) if re.fullmatch(r"-?(0|[1-9]\d*)", name) else None
 
 
-def _read(text: str) -> Override | None:
+def _parse_or_none(text: str) -> Override | None:
     try:
         return OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError):
@@ -438,11 +455,11 @@ def _read(text: str) -> Override | None:
 
 def _in_braces(key: str, value: str) -> str | None:
     """An override of a key that has a glob in it, as Hydra's grammar takes it: `+a={*b:{c:value}}`; None for others."""
-    parts = re.sub(r"['\"]", "", key.lstrip("+")).split(".")
-    first = next((index for index, part in enumerate(parts) if "*" in part), 0)
-    if first == 0 or not all(re.fullmatch(r"[\w*?-]+", part) for part in parts):
+    names = re.sub(r"['\"]", "", key.lstrip("+")).split(".")
+    first = next((index for index, name in enumerate(names) if "*" in name), 0)
+    if first == 0 or not all(re.fullmatch(r"[\w*?-]+", name) for name in names):
         return None
     inner = _unquoted_keys(value)
-    for part in reversed(parts[first:]):
-        inner = f"{{{part}:{inner}}}"
-    return f"+{'.'.join(parts[:first])}={inner}"
+    for name in reversed(names[first:]):
+        inner = f"{{{name}:{inner}}}"
+    return f"+{'.'.join(names[:first])}={inner}"

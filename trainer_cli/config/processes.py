@@ -1,4 +1,4 @@
-"""What a config says of several processes: refused, where it cannot be, before one of them is started."""
+"""Check what a config says about processes and batch sizes, before any process is started."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FORMATS_OF_ONE_PROCESS = (CheckpointFormat.torch_file, CheckpointFormat.hugging
 
 
 def check_processes(config: TrainConfig, world_size: int) -> None:
-    """Check all that follows from the config and the number of processes.
+    """Check the config against the number of processes.
 
     Raises:
-        ConfigError: they cannot train so.
+        ConfigError: the config cannot be trained by this number of processes.
     """
     parallel = config.parallel
     check_strategy(parallel, config.precision.dtype, world_size)
@@ -28,10 +28,10 @@ def check_processes(config: TrainConfig, world_size: int) -> None:
 
 
 def check_strategy(parallel: ParallelConfig, dtype: Dtype, world_size: int) -> None:
-    """Check that so many processes can train one model by this strategy.
+    """Check that the strategy supports `world_size` processes and the precision.
 
     Raises:
-        ConfigError: there are several, but the config says single; or it says what cannot be.
+        ConfigError: the strategy is for one process, or does not support the precision or `tensor_size`.
     """
     if parallel.strategy is ParallelStrategy.fsdp:
         if dtype is Dtype.fp16:
@@ -57,11 +57,12 @@ def check_strategy(parallel: ParallelConfig, dtype: Dtype, world_size: int) -> N
 
 
 def _check_format(config: TrainConfig, world_size: int) -> None:
-    """Check that so many processes can save by the format of the checkpoints.
+    """Check that the checkpoint format can store the state of `world_size` processes.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: it stores the state of one process only.
     """
+    # A CheckpointerCallback under `callbacks` overrides the section.
     subclass = config.callbacks.get(SAVER) or {}
     format = subclass.get("format", config.checkpoint.format)
     if world_size > 1 and format in _FORMATS_OF_ONE_PROCESS:
@@ -73,62 +74,63 @@ def _check_format(config: TrainConfig, world_size: int) -> None:
 
 
 def batches_of_step(config: TrainConfig, data_size: int) -> tuple[int | None, int]:
-    """The batch of each rank (None: the default), and how many of them make a step.
+    """Batch size of each rank (None: the loader's default), and batches of each rank per step.
 
-    `data.global_batch_size` decides the second if `data.batch_size` is given, too, else the first.
+    With `data.global_batch_size` and `data.batch_size`, the number of batches follows from both; with the first
+    alone, the batch size does.
 
     Args:
-        data_size: into how many parts the samples are divided.
+        data_size: number of ranks among which the samples are divided.
 
     Raises:
-        ConfigError: no whole number does.
+        ConfigError: `data.global_batch_size` cannot be divided into whole batches.
     """
     node, accumulated = config.data or {}, config.loop.grad_accum_steps
-    whole, batch_size = node.get(GLOBAL_BATCH_SIZE), node.get("batch_size")
-    if whole is None:
+    global_batch_size, batch_size = node.get(GLOBAL_BATCH_SIZE), node.get("batch_size")
+    if global_batch_size is None:
         return batch_size, accumulated
     if batch_size is None:
-        return _batch_of_rank(whole, data_size, accumulated), accumulated
-    return batch_size, _accumulation(whole, batch_size, data_size, accumulated)
+        return _batch_of_rank(global_batch_size, data_size, accumulated), accumulated
+    return batch_size, _accumulation(global_batch_size, batch_size, data_size, accumulated)
 
 
-def _accumulation(whole: int, batch_size: int, world_size: int, given: int) -> int:
-    """How many batches of each rank make a step of `whole` samples.
+def _accumulation(global_batch_size: int, batch_size: int, world_size: int, configured: int) -> int:
+    """Number of batches of each rank in a step of `global_batch_size` samples.
 
     Raises:
-        ConfigError: no whole number does, or another number is `given`.
+        ConfigError: the quotient is not whole, or `loop.grad_accum_steps` is `configured` to another number.
     """
     at_once = batch_size * world_size
     ranks = "" if world_size == 1 else f" on each of {world_size} ranks"
-    if whole % at_once:
-        fit = [size for size in range(batch_size, 0, -1) if whole % (size * world_size) == 0]
+    if global_batch_size % at_once:
+        divisors = [size for size in range(batch_size, 0, -1) if global_batch_size % (size * world_size) == 0]
         raise ConfigError(
-            f"data.global_batch_size is {whole}, which is no multiple of batches of {batch_size}{ranks}",
+            f"data.global_batch_size is {global_batch_size}, which is no multiple of batches of {batch_size}{ranks}",
             location="data.global_batch_size",
-            hint=f"Set data.batch_size={fit[0]}." if fit else f"Use a multiple of {world_size}.",
+            hint=f"Set data.batch_size={divisors[0]}." if divisors else f"Use a multiple of {world_size}.",
         )
-    if given not in (1, whole // at_once):
+    if configured not in (1, global_batch_size // at_once):
         raise ConfigError(
-            f"data.global_batch_size of {whole} takes {whole // at_once} batches of {batch_size}{ranks}, but "
-            f"loop.grad_accum_steps is {given}",
+            f"data.global_batch_size of {global_batch_size} takes {global_batch_size // at_once} batches of "
+            f"{batch_size}{ranks}, but loop.grad_accum_steps is {configured}",
             location="loop.grad_accum_steps",
             hint="Leave loop.grad_accum_steps out.",
         )
-    return whole // at_once
+    return global_batch_size // at_once
 
 
-def _batch_of_rank(whole: int, world_size: int, accumulated: int) -> int:
-    """The batch of each rank, `accumulated` of which make a step of `whole` samples.
+def _batch_of_rank(global_batch_size: int, world_size: int, accumulated: int) -> int:
+    """Batch size of each rank, where `accumulated` batches make a step of `global_batch_size` samples.
 
     Raises:
-        ConfigError: no whole number of samples does.
+        ConfigError: the quotient is not whole.
     """
-    batch_size, rest = divmod(whole, world_size * accumulated)
-    if batch_size and not rest:
+    batch_size, remainder = divmod(global_batch_size, world_size * accumulated)
+    if batch_size and not remainder:
         return batch_size
     batches = "" if accumulated == 1 else f" of {accumulated} batches each"
     raise ConfigError(
-        f"data.global_batch_size is {whole}, which cannot be divided between {world_size} ranks{batches}",
+        f"data.global_batch_size is {global_batch_size}, which cannot be divided between {world_size} ranks{batches}",
         location="data.global_batch_size",
         hint=f"Use a multiple of {world_size * accumulated}. To accumulate gradients, set data.batch_size, too.",
     )

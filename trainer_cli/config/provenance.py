@@ -80,14 +80,14 @@ class Provenance:
 
         A component that only its group's file sets has the line of its target, else that of the choice.
         """
-        if any(_below(given.path, key) for given in self.given):
+        if any(_below(assignment.path, key) for assignment in self.given):
             return COMMAND_LINE
         settings = self._read()
         for length in range(len(key), 0, -1):
-            if found := settings.get(key[:length]):
-                return found.origin.place
-        if found := settings.get((*key, "_target_")):
-            return found.origin.place
+            if setting := settings.get(key[:length]):
+                return setting.origin.place
+        if setting := settings.get((*key, "_target_")):
+            return setting.origin.place
         choice = self._chosen_above(key)
         return choice.origin.place if choice is not None else DEFAULT
 
@@ -101,31 +101,31 @@ class Provenance:
         """What set this very value: itself, or a value above it that is no mapping; else the choice of its group."""
         settings = self._read()
         for length in range(len(key), 0, -1):
-            found = settings.get(key[:length])
-            if found and (length == len(key) or not found.is_mapping):
-                return found.origin
+            setting = settings.get(key[:length])
+            if setting and (length == len(key) or not setting.is_mapping):
+                return setting.origin
         choice = self.choices.get(key)
         return choice.origin if choice is not None else Origin(DEFAULT)
 
     def places(self, values: Mapping[Any, Any]) -> dict[str, str]:
         """The place of each value that is no default, by its dotted key."""
-        found = {".".join(path): self.exact(path).place for path, _ in whole_values(values)}
-        return {key: place for key, place in found.items() if place != DEFAULT}
+        sources = {".".join(path): self.exact(path).place for path, _ in whole_values(values)}
+        return {key: source for key, source in sources.items() if source != DEFAULT}
 
     def written(self, key: KeyPath, number: float) -> str:
         """A number as it is written where it was set: `1_0` for 10. Plainly where its text is not known."""
         settings, plain = self._read(), str(number).lower()
-        found = next((settings[key[:length]] for length in range(len(key), 0, -1) if key[:length] in settings), None)
-        if found is None or not found.text:
+        setting = next((settings[key[:length]] for length in range(len(key), 0, -1) if key[:length] in settings), None)
+        if setting is None or not setting.text:
             return plain
-        if found.origin.place != COMMAND_LINE:
-            return found.text
-        words = [word for word in re.findall(r"[-+.\w]+", found.text) if _reads_as(word, number)]
+        if setting.origin.place != COMMAND_LINE:
+            return setting.text
+        words = [word for word in re.findall(r"[-+.\w]+", setting.text) if _reads_as(word, number)]
         return plain if plain in words else next(iter(words), plain)
 
     def gone(self, key: KeyPath) -> Origin | None:
         """What took a value away: `~key`, or the choice of another option above it."""
-        if any(given.path == key for given in self.given):
+        if any(assignment.path == key for assignment in self.given):
             return self.exact(key)
         choice = self._chosen_above(key)
         return choice.origin if choice is not None else None
@@ -135,8 +135,8 @@ class Provenance:
         choice = self.choices.get(section)
         if choice is None or not choice.label:
             return None
-        places = (self.exact((*section, *path)).place for path, _ in whole_values(values))
-        return choice.origin if any(place.startswith(f"{choice.label}:") for place in places) else None
+        sources = (self.exact((*section, *path)).place for path, _ in whole_values(values))
+        return choice.origin if any(source.startswith(f"{choice.label}:") for source in sources) else None
 
     def _chosen_above(self, key: KeyPath) -> Choice | None:
         above = (self.choices.get(key[:length]) for length in range(len(key), 0, -1))
@@ -150,20 +150,20 @@ class Provenance:
                     text = value.value if isinstance(value, yaml.ScalarNode) and value.style in (None, "") else ""
                     origin = Origin(f"{source.label}:{line}")
                     self._set(path, _Setting(origin, isinstance(value, yaml.MappingNode), text))
-            for given in self.given:
-                self._give(given.path, given.value, given)
+            for assignment in self.given:
+                self._give(assignment.path, assignment.value, assignment)
         return self._settings
 
-    def _give(self, path: KeyPath, value: Any, given: Given) -> None:
+    def _give(self, path: KeyPath, value: Any, assignment: Given) -> None:
         is_mapping = isinstance(value, Mapping)
-        origin = Origin(COMMAND_LINE, given.line)
+        origin = Origin(COMMAND_LINE, assignment.line)
         before = self._read().get(path)
-        if given.added and before is not None:
-            origin = Origin(COMMAND_LINE, f"{given.line}, after {before.origin}")
-        self._set(path, _Setting(origin, is_mapping, given.line.partition("=")[2]))
+        if assignment.added and before is not None:
+            origin = Origin(COMMAND_LINE, f"{assignment.line}, after {before.origin}")
+        self._set(path, _Setting(origin, is_mapping, assignment.line.partition("=")[2]))
         if is_mapping:
             for key, item in value.items():
-                self._give((*path, str(key)), item, given)
+                self._give((*path, str(key)), item, assignment)
 
     def _set(self, path: KeyPath, setting: _Setting) -> None:
         """A mapping is merged with what is there; anything else replaces it."""

@@ -83,23 +83,23 @@ def _functions(file: Path, name: str) -> Iterator[tuple[str, Callable[..., Any]]
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         line = error.lineno if isinstance(error, SyntaxError) else (frames[-1].lineno if frames else None)
-        what = f"{name} fails: {type(error).__name__}: {error}"
-        raise _wrong(what, f"{name}:{line}" if line else name) from error
+        message = f"{name} fails: {type(error).__name__}: {error}"
+        raise _wrong(message, f"{name}:{line}" if line else name) from error
     finally:
         added = sorted(resolver_names() - before)
-        for each in added:
-            OmegaConf.clear_resolver(each)
+        for resolver in added:
+            OmegaConf.clear_resolver(resolver)
     if added:
         # What it registers could be any function, such as eval, and recovered configs would reach it.
-        what = f"{name} registers {', '.join(added)} by OmegaConf.register_new_resolver"
-        raise _wrong(what, name, f"Define a function instead: def {added[0]}(…).")
+        message = f"{name} registers {', '.join(added)} by OmegaConf.register_new_resolver"
+        raise _wrong(message, name, f"Define a function instead: def {added[0]}(…).")
     for function, value in vars(module).items():
         if not function.startswith("_") and isroutine(value) and value.__module__ == _MODULE:
             yield function, value
 
 
-def _wrong(what: str, where: str, hint: str | None = None) -> ConfigError:
-    return ConfigError(what, source=where, code=Code.unresolved, hint=hint)
+def _wrong(message: str, where: str, hint: str | None = None) -> ConfigError:
+    return ConfigError(message, source=where, code=Code.unresolved, hint=hint)
 
 
 @contextmanager
@@ -125,7 +125,11 @@ def with_moment(
     moment = datetime.fromisoformat(text) if text else datetime.now()
     keys: list[str] = []
     mistakes: list[ConfigError] = []
-    numbers = {one.path for one in fields() if (kind := kind_of(one.kind)) is not None and _is_number(kind.names)}
+    numbers = {
+        described.path
+        for described in fields()
+        if (kind := kind_of(described.kind)) is not None and _is_number(kind.names)
+    }
 
     def replaced(value: Any, path: KeyPath) -> Any:
         if isinstance(value, Mapping):
@@ -134,12 +138,14 @@ def with_moment(
             return [replaced(item, path) for item in value]
         if not isinstance(value, str) or "now" not in value:
             return value
-        text = _NOW.sub(lambda found: moment.strftime(found[1].strip().strip("'\"")), value)
+        text = _NOW.sub(lambda match: moment.strftime(match[1].strip().strip("'\"")), value)
         if re.search(r"\$\{\s*now\s*:", text):
-            what = f"{'.'.join(path)}: the format in {value} is an interpolation itself"
+            message = f"{'.'.join(path)}: the format in {value} is an interpolation itself"
             source = provenance.source(path)
             hint = "Write it out, such as ${now:%Y-%m-%d}."
-            mistakes.append(ConfigError(what, location=".".join(path), source=source, code=Code.unresolved, hint=hint))
+            mistakes.append(
+                ConfigError(message, location=".".join(path), source=source, code=Code.unresolved, hint=hint)
+            )
         elif text != value:
             keys.append(".".join(path))
         return int(text) if text != value and path in numbers and text.isdecimal() else text

@@ -38,13 +38,13 @@ class SearchPath(NamedTuple):
         Raises:
             ConfigError: no such folder, or no config in it.
         """
-        here = (cwd or Path.cwd()).resolve()
-        dirs = config_dirs(config_dir, here, PACKAGE)
+        current_folder = (cwd or Path.cwd()).resolve()
+        dirs = config_dirs(config_dir, current_folder, PACKAGE)
         if config_dir is not None and next(configs(dirs[0]), None) is None:
             raise ConfigError(f"{config_dir} holds no configs: no .yaml in it or below it", source="--config-dir")
         primary = config_name.removesuffix(".yaml")
-        dirs += [folder for folder in _own_search_path(find(dirs, primary), here) if folder not in dirs]
-        return cls(dirs, here, project_root(config_dir, here), primary)
+        dirs += [folder for folder in _own_search_path(find(dirs, primary), current_folder) if folder not in dirs]
+        return cls(dirs, current_folder, project_root(config_dir, current_folder), primary)
 
     def is_group(self, name: str) -> bool:
         """Whether a group has this name."""
@@ -74,10 +74,10 @@ def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
         raise ConfigError(f"{explicit} is not a folder", source="--config-dir")
     shipped = shipped_configs(package)
     candidates = [*own_config_dirs(explicit, cwd), *([shipped.resolve()] if shipped is not None else [])]
-    found = [folder for folder in dict.fromkeys(candidates) if folder.is_dir()]
-    if not found:
+    folders = [folder for folder in dict.fromkeys(candidates) if folder.is_dir()]
+    if not folders:
         raise ConfigError("there is no folder of configs", hint="Name one with --config-dir.")
-    return found
+    return folders
 
 
 def own_config_dirs(explicit: Path | None, cwd: Path) -> list[Path]:
@@ -132,8 +132,8 @@ def groups(dirs: Sequence[Path]) -> list[str]:
 
 def every_group(dirs: Sequence[Path]) -> list[str]:
     """Names of all groups, nested ones as `folder/group`, sorted."""
-    found = {name.rpartition("/")[0] for folder in dirs for name in configs(folder)}
-    return sorted({"/".join(name.split("/")[:depth]) for name in found for depth in range(1, 9)} - {""})
+    names = {name.rpartition("/")[0] for folder in dirs for name in configs(folder)}
+    return sorted({"/".join(name.split("/")[:depth]) for name in names for depth in range(1, 9)} - {""})
 
 
 def is_group(dirs: Sequence[Path], name: str) -> bool:
@@ -143,11 +143,11 @@ def is_group(dirs: Sequence[Path], name: str) -> bool:
 
 def options(dirs: Sequence[Path], group: str) -> dict[str, Path]:
     """Option -> file of a group, sorted; options in sub-folders are called `folder/option`."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in dirs:
         for name in configs(folder / group):
-            found.setdefault(name, folder / group / f"{name}.yaml")
-    return dict(sorted(found.items()))
+            files.setdefault(name, folder / group / f"{name}.yaml")
+    return dict(sorted(files.items()))
 
 
 def description(path: Path) -> str:
@@ -171,11 +171,11 @@ def search_folders(path: Any, cwd: Path) -> Iterator[Path]:
 
     with suppress(OmegaConfBaseException):
         path = OmegaConf.create([path])[0]  # ${oc.env:NAME}
-    scheme, separator, rest = str(path).rpartition("://")
+    scheme, separator, location = str(path).rpartition("://")
     if scheme == "pkg":
-        yield from _folders_of(rest.replace("/", "."))
+        yield from _folders_of(location.replace("/", "."))
     elif scheme == "file" or not separator:
-        yield (cwd / rest).resolve()
+        yield (cwd / location).resolve()
 
 
 def _own_search_path(primary: Path | None, cwd: Path) -> Iterator[Path]:
@@ -194,22 +194,22 @@ def _folders_of(package: str) -> Iterator[Path]:
         spec = find_spec(package)
     except (ImportError, ValueError):
         return
-    places = spec.submodule_search_locations if spec is not None else None
-    yield from map(Path, places or ())
+    locations = spec.submodule_search_locations if spec is not None else None
+    yield from map(Path, locations or ())
 
 
-def _below(folder: str, above: str, real: str, trail: frozenset[str]) -> Iterator[tuple[str, str]]:
+def _below(folder: str, prefix: str, real_folder: str, trail: frozenset[str]) -> Iterator[tuple[str, str]]:
     """The folder of each config below a folder, and its name.
 
     `trail` has the real paths of the folders above: a link back to one of them is not followed.
     """
     files, folders = _entries(folder)
-    yield from ((above, name) for name in files)
+    yield from ((prefix, name) for name in files)
     for name, is_link in folders.items():
         path = f"{folder}/{name}"
-        place = os.path.realpath(path) if is_link else f"{real}/{name}"
-        if place not in trail:
-            yield from _below(path, f"{above}{name}/", place, trail | {place})
+        real_path = os.path.realpath(path) if is_link else f"{real_folder}/{name}"
+        if real_path not in trail:
+            yield from _below(path, f"{prefix}{name}/", real_path, trail | {real_path})
 
 
 def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:

@@ -85,15 +85,15 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
 
 def key_of(swept: Mapping[str, Any]) -> str:
     """The KEY of swept keys (without `+`) and their values: a safe name of one file, the same on every system."""
-    parts = sorted((name, text_of(value)) for name, value in swept.items())
-    slugs = [(re.sub(r"[^A-Za-z0-9_.-]", "-", name), re.sub(r"[^A-Za-z0-9_.-]", "-", text)) for name, text in parts]
+    pairs = sorted((name, text_of(value)) for name, value in swept.items())
+    slugs = [(re.sub(r"[^A-Za-z0-9_.-]", "-", name), re.sub(r"[^A-Za-z0-9_.-]", "-", text)) for name, text in pairs]
     readable = ",".join("=".join(slug) for slug in slugs).lower()
-    exact = ",".join("=".join(part) for part in parts)
+    exact = ",".join("=".join(pair) for pair in pairs)
     # Upper case gets a digest, since some file systems hold `A` and `a` for one name; and so does what only looks
     # as if it had one.
     if readable == exact and len(readable) <= LONGEST_KEY and not _DIGEST.search(readable):
         return readable
-    digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12]
     return f"{readable[: LONGEST_KEY - 13]}-{digest}"
 
 
@@ -137,15 +137,15 @@ def _mistakes(arguments: Sequence[str], swept: Sequence[Override]) -> Iterator[C
         )
     for argument, key in zip(arguments, keys, strict=True):
         if key.endswith("+") and _parsed(argument.replace("+=", "=", 1)) is not None:
-            cure = f"Sweep whole lists: {key[:-1]}=[a],[a,b]."
-            yield refused(f"{argument}: what is added to a list is not swept", cure)
+            hint = f"Sweep whole lists: {key[:-1]}=[a],[a,b]."
+            yield refused(f"{argument}: what is added to a list is not swept", hint)
     for override in swept:
         key = override.get_key_element().lstrip("+~")
         if override.is_delete():
             yield refused(f"{override.input_line}: a removal takes no values to sweep")
         elif keys.count(key) > 1:
-            cure = "Give all its values at once."
-            yield refused(f"{key} is swept, and given again", cure)
+            hint = "Give all its values at once."
+            yield refused(f"{key} is swept, and given again", hint)
 
 
 def _values(override: Override, options: Callable[[str], Sequence[str] | None]) -> list[Any]:
@@ -181,24 +181,24 @@ def _plain(value: Any) -> Any:
     return {_plain(key): _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _globbed(override: Override, glob: Glob, known: Sequence[str] | None) -> list[Any]:
+def _globbed(override: Override, glob: Glob, option_names: Sequence[str] | None) -> list[Any]:
     """The options of a group that fit; `*` does not cross a `/`."""
     line = override.input_line
-    if known is None:
+    if option_names is None:
         raise refused(
             f"{line}: glob() chooses among the options of a group, and {override.key_or_group} is none",
             "List the values: a,b,c.",
         )
 
-    def fits(name: str, patterns: Sequence[Any]) -> bool:
+    def matches_any(name: str, patterns: Sequence[Any]) -> bool:
         return any(
             fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in map(str, patterns)
         )
 
-    found = [name for name in known if fits(name, glob.include) and not fits(name, glob.exclude)]
-    if not found:
-        raise refused(f"{line} fits nothing", f"There are: {', '.join(known) or 'none'}.")
-    return found
+    matches = [name for name in option_names if matches_any(name, glob.include) and not matches_any(name, glob.exclude)]
+    if not matches:
+        raise refused(f"{line} fits nothing", f"There are: {', '.join(option_names) or 'none'}.")
+    return matches
 
 
 def _range(sweep: RangeSweep, line: str) -> list[Any]:

@@ -72,12 +72,14 @@ class Trust(NamedTuple):
 
     def names(self, path: str) -> bool:
         """Whether a path may be followed, before anything of it is imported."""
-        top, _, rest = path.partition(".")
+        top, _, submodule = path.partition(".")
         if self.packages is None or top in self.packages:
             return True
         if top in (OURS, TORCH):
-            lazily = top == OURS and "." not in rest
-            return lazily or path.startswith(tuple(f"{prefix}." for prefix in (*COMPONENTS, "torch.nn", "torch.optim")))
+            is_public_name = top == OURS and "." not in submodule
+            return is_public_name or path.startswith(
+                tuple(f"{prefix}." for prefix in (*COMPONENTS, "torch.nn", "torch.optim"))
+            )
         return self.project is not None and top in project_packages(self.project)
 
     def holds(self, module: str) -> bool:
@@ -96,24 +98,26 @@ class Trust(NamedTuple):
         if self.unrestricted:
             return True
         # A checkout of this program is no project whose every function may run.
-        ours = module.partition(".")[0] in (OURS, TORCH)
-        return self.project is not None and not ours and _is_in(self.project, module)
+        is_own_package = module.partition(".")[0] in (OURS, TORCH)
+        return self.project is not None and not is_own_package and _is_in(self.project, module)
 
-    def admits(self, owner: object, module: str) -> bool:
+    def admits(self, definition: object, module: str) -> bool:
         """Whether a class or function that is defined in a module may run."""
         if self.is_of_project(module):
             return True
-        public = not any(part.startswith(("_", "<")) for part in str(getattr(owner, "__qualname__", "_")).split("."))
+        public = not any(
+            segment.startswith(("_", "<")) for segment in str(getattr(definition, "__qualname__", "_")).split(".")
+        )
         if not public:
             return False
-        if inspect.isclass(owner) and _within(module, TORCH_CLASSES):
-            return _derives(owner, _TORCH_BASES)
-        if inspect.isclass(owner) and _within(module, COMPONENTS):
+        if inspect.isclass(definition) and _within(module, TORCH_CLASSES):
+            return _derives(definition, _TORCH_BASES)
+        if inspect.isclass(definition) and _within(module, COMPONENTS):
             return True
-        return self.holds(module) and is_component(owner, module)
+        return self.holds(module) and is_component(definition, module)
 
 
-def is_component(owner: object, module: str) -> bool:
+def is_component(definition: object, module: str) -> bool:
     """Whether an object of a package is what a training is made of, and no loader, launcher or compiler.
 
     That is a class of modules, optimizers, schedulers, datasets, samplers, data loaders, callbacks, loggers or training
@@ -122,17 +126,19 @@ def is_component(owner: object, module: str) -> bool:
     """
     if _within(module, _COMPILERS):
         return False
-    if inspect.isclass(owner):
-        is_record = "__dataclass_params__" in vars(owner)
-        return is_record or _derives(owner, _COMPONENT_BASES) or _assigns_train(owner)
-    if not isinstance(owner, FunctionType) or "." in owner.__qualname__:
+    if inspect.isclass(definition):
+        is_record = "__dataclass_params__" in vars(definition)
+        return is_record or _derives(definition, _COMPONENT_BASES) or _assigns_train(definition)
+    if not isinstance(definition, FunctionType) or "." in definition.__qualname__:
         return False
     try:
-        returned = typing.get_type_hints(owner).get("return")
+        returned = typing.get_type_hints(definition).get("return")
     except Exception:  # An annotation may name what is imported only for type checkers.
         return False
     classes = typing.get_args(returned) or (returned,)
-    return all(inspect.isclass(made) and _derives(made, _COMPONENT_BASES) for made in classes)
+    return all(
+        inspect.isclass(returned_class) and _derives(returned_class, _COMPONENT_BASES) for returned_class in classes
+    )
 
 
 def component(path: str, where: str, trust: Trust) -> Callable[..., Any]:
@@ -143,17 +149,17 @@ def component(path: str, where: str, trust: Trust) -> Callable[..., Any]:
     """
     check_path(path, where)
     check_name(path, where, trust)
-    found = resolve(path, where, trust)
-    check_allowed(found, path, where, trust)
-    assert callable(found)
-    return found
+    target = resolve(path, where, trust)
+    check_allowed(target, path, where, trust)
+    assert callable(target)
+    return target
 
 
 def check_path(path: Any, where: str) -> None:
     """Refuse what is no dotted name, and a name that Hydra blocks."""
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
-        raise _wrong(f"_target_ {path!r} is no dotted name", where, "Write package.module.Name.")
+        raise _target_error(f"_target_ {path!r} is no dotted name", where, "Write package.module.Name.")
     _check_blocked(path, path, where)
 
 
@@ -165,19 +171,19 @@ def resolve(path: str, where: str, trust: Trust) -> object:
             is not trusted. An error inside the module that is imported is passed on with a note.
     """
     parts = path.split(".")
-    found: Any = _import(parts[0], path, where)
-    for depth, part in enumerate(parts[1:], start=1):
-        if isinstance(found, ModuleType) and not trust.passes(found):
-            raise _untrusted(path, found.__name__, where)
-        above = ".".join(parts[:depth])
+    current: Any = _import(parts[0], path, where)
+    for depth, name in enumerate(parts[1:], start=1):
+        if isinstance(current, ModuleType) and not trust.passes(current):
+            raise _untrusted(path, current.__name__, where)
+        prefix = ".".join(parts[:depth])
         # The module first where there is one: a package may hold a function of its module's name only later.
         try:
-            found = getattr(found, part)
+            current = getattr(current, name)
         except AttributeError:
-            if not isinstance(found, ModuleType):
-                raise absent(path, where, f"{above} has no {part!r}", part, dir(found)) from None
-            found = _submodule(found, above, part, path, where)
-    return found
+            if not isinstance(current, ModuleType):
+                raise absent(path, where, f"{prefix} has no {name!r}", name, dir(current)) from None
+            current = _submodule(current, prefix, name, path, where)
+    return current
 
 
 def check_name(path: str, where: str, trust: Trust) -> None:
@@ -186,24 +192,24 @@ def check_name(path: str, where: str, trust: Trust) -> None:
         raise _untrusted(path, path, where)
 
 
-def check_allowed(found: object, path: str, where: str, trust: Trust) -> None:
+def check_allowed(target: object, path: str, where: str, trust: Trust) -> None:
     """Refuse what is neither class nor function, what Hydra blocks, and what no trusted package defines."""
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
-        kind = "a module" if isinstance(found, ModuleType) else f"of type {type(found).__name__}"
-        raise _wrong(f"_target_ {path} is {kind}, but it must be a class or a function", where)
-    _check_blocked(found, path, where)
+    if not (inspect.isclass(target) or inspect.isroutine(target)):
+        kind = "a module" if isinstance(target, ModuleType) else f"of type {type(target).__name__}"
+        raise _target_error(f"_target_ {path} is {kind}, but it must be a class or a function", where)
+    _check_blocked(target, path, where)
     if trust.unrestricted:
         return
-    if isinstance(found, MethodType) and not trust.is_of_project(found.__func__.__module__):
+    if isinstance(target, MethodType) and not trust.is_of_project(target.__func__.__module__):
         raise _no_component(path, where)
-    for owner in _owners(found):
-        module = str(getattr(owner, "__module__", None) or "")
-        name = f"{module}.{getattr(owner, '__qualname__', path)}".lstrip(".")
-        if not trust.admits(owner, module):
+    for definition in _owners(target):
+        module = str(getattr(definition, "__module__", None) or "")
+        name = f"{module}.{getattr(definition, '__qualname__', path)}".lstrip(".")
+        if not trust.admits(definition, module):
             raise _no_component(path, where) if trust.holds(module) else _untrusted(path, name, where)
-        if not _defined_in(owner, module):
-            what = f"_target_ {path} claims to be {name}, but {module} did not define it; the config comes from disk"
-            raise _wrong(what, where, "Name it where it is defined.")
+        if not _defined_in(definition, module):
+            message = f"_target_ {path} claims to be {name}, but {module} did not define it; the config comes from disk"
+            raise _target_error(message, where, "Name it where it is defined.")
 
 
 def import_from(project: Path) -> None:
@@ -230,74 +236,77 @@ def project_packages(project: Path) -> Iterator[str]:
                 yield name
 
 
-def absent(path: str, where: str, what: str, part: str, names: Iterable[str]) -> ConfigError:
+def absent(path: str, where: str, message: str, name: str, candidates: Iterable[str]) -> ConfigError:
     """The error for a part of a path that does not exist, with the nearest name that does."""
-    public = [name for name in names if not name.startswith("_")]
-    return _wrong(f"_target_ {path}: {what}", where, did_you_mean(part, public).strip() or None)
+    public = [name for name in candidates if not name.startswith("_")]
+    return _target_error(f"_target_ {path}: {message}", where, did_you_mean(name, public).strip() or None)
 
 
 def _check_blocked(target: Any, path: str, where: str) -> None:
     if is_blocked(target):
-        raise _wrong(f"_target_ {path} is blocked, since it can run or destroy anything", where)
+        raise _target_error(f"_target_ {path} is blocked, since it can run or destroy anything", where)
 
 
-def _wrong(what: str, where: str, hint: str | None = None) -> ConfigError:
-    return ConfigError(what, location=where, code=Code.target, hint=hint)
+def _target_error(message: str, where: str, hint: str | None = None) -> ConfigError:
+    return ConfigError(message, location=where, code=Code.target, hint=hint)
 
 
-def _owners(found: object) -> Iterator[object]:
+def _owners(target: object) -> Iterator[object]:
     """The function behind wrappers, or the class; for a method its class too: all must be trusted."""
-    function = found.__func__ if isinstance(found, MethodType) else found
+    function = target.__func__ if isinstance(target, MethodType) else target
     yield function
-    if isinstance(function, FunctionType) and (behind := inspect.unwrap(function)) is not function:
-        yield behind
-    owner = getattr(found, "__self__", None)
-    if owner is not None and not isinstance(owner, ModuleType):
-        yield owner if inspect.isclass(owner) else type(owner)
+    if isinstance(function, FunctionType) and (unwrapped := inspect.unwrap(function)) is not function:
+        yield unwrapped
+    bound_to = getattr(target, "__self__", None)
+    if bound_to is not None and not isinstance(bound_to, ModuleType):
+        yield bound_to if inspect.isclass(bound_to) else type(bound_to)
 
 
-def _defined_in(owner: object, module: str) -> bool:
+def _defined_in(definition: object, module: str) -> bool:
     """Whether an object is defined in a module: a function by its globals, anything else by its qualified name."""
     loaded = sys.modules.get(module)
     if loaded is None:
         return False
-    if isinstance(owner, FunctionType):
-        behind = inspect.unwrap(owner)
-        return isinstance(behind, FunctionType) and behind.__globals__ is vars(loaded)
-    found: object = loaded
-    for part in str(getattr(owner, "__qualname__", "")).split("."):
-        found = getattr(found, "__dict__", {}).get(part)
-    if inspect.isclass(owner) and found is not owner:
+    if isinstance(definition, FunctionType):
+        unwrapped = inspect.unwrap(definition)
+        return isinstance(unwrapped, FunctionType) and unwrapped.__globals__ is vars(loaded)
+    current: object = loaded
+    for segment in str(getattr(definition, "__qualname__", "")).split("."):
+        current = getattr(current, "__dict__", {}).get(segment)
+    if inspect.isclass(definition) and current is not definition:
         # Defined inside a function, so that only its methods show the module.
-        return any(isinstance(one, FunctionType) and one.__globals__ is vars(loaded) for one in vars(owner).values())
-    return found is owner
+        return any(
+            isinstance(attribute, FunctionType) and attribute.__globals__ is vars(loaded)
+            for attribute in vars(definition).values()
+        )
+    return current is definition
 
 
 def _is_in(project: Path, module: str) -> bool:
     """Whether an imported module is in a top-level package of the project, and not in an environment inside it."""
     loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
-    places = [file] if file else list(getattr(loaded, "__path__", ()))
+    paths = [file] if file else list(getattr(loaded, "__path__", ()))
     top = module.partition(".")[0]
     folders = [root / name for root in (project, project / "src") for name in (top, f"{top}.py")]
     folders += [folder.resolve() for folder in folders]
-    return bool(places) and all(
-        any(one.is_relative_to(folder) for one in (Path(place), Path(place).resolve()) for folder in folders)
-        for place in places
+    return bool(paths) and all(
+        any(variant.is_relative_to(folder) for variant in (Path(path), Path(path).resolve()) for folder in folders)
+        for path in paths
     )
 
 
-def _derives(owner: type, bases: set[tuple[str, str]]) -> bool:
-    return any((base.__module__, base.__qualname__) in bases for base in owner.__mro__)
+def _derives(cls: type, bases: set[tuple[str, str]]) -> bool:
+    return any((base.__module__, base.__qualname__) in bases for base in cls.__mro__)
 
 
-def _assigns_train(owner: type) -> bool:
+def _assigns_train(cls: type) -> bool:
     """Whether a class has a property or a field `train`, or assigns it in its constructor."""
-    if any("train" in vars(base).get("__annotations__", ()) for base in owner.__mro__):
+    if any("train" in vars(base).get("__annotations__", ()) for base in cls.__mro__):
         return True
-    if isinstance(inspect.getattr_static(owner, "train", None), property | cached_property):
+    if isinstance(inspect.getattr_static(cls, "train", None), property | cached_property):
         return True
-    constructor = inspect.getattr_static(owner, "__init__", None)
+    constructor = inspect.getattr_static(cls, "__init__", None)
     return isinstance(constructor, FunctionType) and any(
         instruction.opname == "STORE_ATTR" and instruction.argval == "train"
         for instruction in dis.get_instructions(constructor)
@@ -319,17 +328,17 @@ def _import(name: str, path: str, where: str) -> ModuleType:
         if "." in name:
             raise
         hint = did_you_mean(name, sys.modules) or " Install it, or mend the name."
-        raise _wrong(f"_target_ {path}: there is no package {name!r}", where, hint.strip()) from None
+        raise _target_error(f"_target_ {path}: there is no package {name!r}", where, hint.strip()) from None
     except SyntaxError as error:
         problem = f"{error.filename}:{error.lineno}: {error.msg}"
-        raise _wrong(f"_target_ {path} cannot be imported: {problem}", where) from None
+        raise _target_error(f"_target_ {path} cannot be imported: {problem}", where) from None
     except ImportError as error:
         if "no known parent package" in str(error):
             raise _relative(error, path, where) from None
         error.add_note(f"while importing {name} for _target_ {path} ({where})")
         raise
     except SystemExit:
-        raise _wrong(f"_target_ {path}: importing {name} ends the process", where) from None
+        raise _target_error(f"_target_ {path}: importing {name} ends the process", where) from None
     except Exception as error:
         error.add_note(f"while importing {name} for _target_ {path} ({where})")
         raise
@@ -338,37 +347,39 @@ def _import(name: str, path: str, where: str) -> ModuleType:
 def _relative(error: ImportError, path: str, where: str) -> ConfigError:
     """The error for a relative import in a module that is in no package, such as one in the project's root."""
     *_, frame = traceback.extract_tb(error.__traceback__)
-    what = f"_target_ {path} cannot be imported: {frame.filename}:{frame.lineno}: {frame.line}: it is in no package"
+    message = f"_target_ {path} cannot be imported: {frame.filename}:{frame.lineno}: {frame.line}: it is in no package"
     hint = "Import without the leading dot (from x import y), or move the modules into a folder with an __init__.py."
-    return _wrong(what, where, hint)
+    return _target_error(message, where, hint)
 
 
-def _submodule(module: ModuleType, above: str, part: str, path: str, where: str) -> ModuleType:
+def _submodule(module: ModuleType, prefix: str, name: str, path: str, where: str) -> ModuleType:
     # Through an alias (`mine.np.random`) nothing is imported.
-    if not hasattr(module, "__path__") or module.__name__ != above:
-        raise absent(path, where, f"module {above} has no {part!r}", part, dir(module))
+    if not hasattr(module, "__path__") or module.__name__ != prefix:
+        raise absent(path, where, f"module {prefix} has no {name!r}", name, dir(module))
     try:
-        return _import(f"{above}.{part}", path, where)
+        return _import(f"{prefix}.{name}", path, where)
     except ModuleNotFoundError as error:
-        if error.name != f"{above}.{part}":
+        if error.name != f"{prefix}.{name}":
             raise
-        names = {*dir(module), *(file.stem for root in module.__path__ for file in Path(root).glob("*.py"))}
-        raise absent(path, where, f"package {above} has no {part!r}", part, names) from None
+        candidates = {*dir(module), *(file.stem for root in module.__path__ for file in Path(root).glob("*.py"))}
+        raise absent(path, where, f"package {prefix} has no {name!r}", name, candidates) from None
 
 
 def _no_component(path: str, where: str) -> ConfigError:
-    what = (
+    message = (
         f"_target_ {path} comes from a config on disk and is no component: trust= admits a package's models, "
         "optimizers, schedulers, datasets, callbacks, dataclasses, and functions annotated to return one of them"
     )
-    return _wrong(what, where, "Give experiment=NAME, so that your own config is used, which may name anything.")
+    return _target_error(
+        message, where, "Give experiment=NAME, so that your own config is used, which may name anything."
+    )
 
 
-def _untrusted(path: str, found: str, where: str) -> ConfigError:
-    really = "" if found == path else f" is {found}, which"
-    package = found.partition(".")[0]
-    what = (
-        f"_target_ {path}{really} comes from a config on disk and is not in trainer_cli's components, "
+def _untrusted(path: str, actual: str, where: str) -> ConfigError:
+    alias_note = "" if actual == path else f" is {actual}, which"
+    package = actual.partition(".")[0]
+    message = (
+        f"_target_ {path}{alias_note} comes from a config on disk and is not in trainer_cli's components, "
         "torch's modules, optimizers and schedulers, or this project"
     )
-    return _wrong(what, where, f"If you trust the config and the package, add trust=[{package}].")
+    return _target_error(message, where, f"If you trust the config and the package, add trust=[{package}].")

@@ -54,9 +54,9 @@ class Reading:
     mistakes: list[ConfigError] = field(default_factory=list)
     broken: bool = False
 
-    def add(self, what: str, where: str, cure: str, *, breaks: bool = False) -> None:
+    def add(self, message: str, where: str, cure: str, *, breaks: bool = False) -> None:
         """Note a mistake."""
-        self.mistakes.append(ConfigError(what, source=where, code=Code.yaml, hint=cure or None))
+        self.mistakes.append(ConfigError(message, source=where, code=Code.yaml, hint=cure or None))
         self.broken = self.broken or breaks
 
 
@@ -66,17 +66,17 @@ def read_file(path: Path, name: str, *, written: bool = False) -> Reading:
         size = path.stat().st_size
         data = path.read_bytes() if size <= LARGEST_BYTES else b""
     except OSError as error:
-        return _refused(f"{name} cannot be read: {error.strerror}", None, "")
+        return _broken_reading(f"{name} cannot be read: {error.strerror}", None, "")
     if size > LARGEST_BYTES:
-        what = f"{name} is longer than {LARGEST_BYTES >> 20} MiB, and no config is"
-        return _refused(what, None, "Is it a data file?")
+        message = f"{name} is longer than {LARGEST_BYTES >> 20} MiB, and no config is"
+        return _broken_reading(message, None, "Is it a data file?")
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return _refused(f"{name} is UTF-16", None, "Save it as UTF-8.")
+        return _broken_reading(f"{name} is UTF-16", None, "Save it as UTF-8.")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"{name}:{_line(data[: error.start].decode())}"
-        return _refused(f"byte 0x{data[error.start]:02x} is not UTF-8", where, "Save the file as UTF-8.")
+        return _broken_reading(f"byte 0x{data[error.start]:02x} is not UTF-8", where, "Save the file as UTF-8.")
     return read_text(text, name, written=written)
 
 
@@ -84,12 +84,12 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
     """Read the text of a file that messages call `name`."""
     if text.startswith("\ufeff"):
         cure = "Save it as UTF-8 without one: what stands on the first line would be overlooked."
-        return _refused("the file begins with a byte-order mark", f"{name}:1", cure)
-    if odd := Reader.NON_PRINTABLE.search(text) or re.search("\ufeff", text):
-        line = f"{name}:{_line(text[: odd.start()])}"
-        return _refused(f"character U+{ord(odd.group()):04X} has no place in YAML", line, "Remove it.")
-    if deep := _too_deep(text):
-        return _refused(f"nested more than {DEEPEST} deep", f"{name}:{deep}", "")
+        return _broken_reading("the file begins with a byte-order mark", f"{name}:1", cure)
+    if unprintable := Reader.NON_PRINTABLE.search(text) or re.search("\ufeff", text):
+        line = f"{name}:{_line(text[: unprintable.start()])}"
+        return _broken_reading(f"character U+{ord(unprintable.group()):04X} has no place in YAML", line, "Remove it.")
+    if deep_line := _too_deep(text):
+        return _broken_reading(f"nested more than {DEEPEST} deep", f"{name}:{deep_line}", "")
     reading = Reading(text)
     _header(reading, name)
     try:
@@ -103,8 +103,8 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
         if not isinstance(node, yaml.MappingNode):
             kind = "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
             where = f"{name}:{node.start_mark.line + 1}"
-            glued = isinstance(node, yaml.ScalarNode) and re.match(r"[\w.]+[=:]\S", node.value)
-            cure = "A key is followed by a colon and a space." if glued else ""
+            lacks_space = isinstance(node, yaml.ScalarNode) and re.match(r"[\w.]+[=:]\S", node.value)
+            cure = "A key is followed by a colon and a space." if lacks_space else ""
             reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, cure, breaks=True)
             return reading
         for trap in find_traps(node, written=written):
@@ -124,8 +124,8 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
     return reading
 
 
-def _refused(what: str, where: str | None, cure: str) -> Reading:
-    return Reading(mistakes=[ConfigError(what, source=where, code=Code.yaml, hint=cure or None)], broken=True)
+def _broken_reading(message: str, where: str | None, cure: str) -> Reading:
+    return Reading(mistakes=[ConfigError(message, source=where, code=Code.yaml, hint=cure or None)], broken=True)
 
 
 def _line(before: str) -> int:
@@ -148,16 +148,16 @@ def _too_deep(text: str) -> int:
 
 def _header(reading: Reading, name: str) -> None:
     """The `# @package` above everything else; elsewhere it would be a comment without effect."""
-    above = True
+    is_at_top = True
     for number, line in enumerate(reading.text.split("\n"), start=1):
-        found = _HEADER.fullmatch(line)
-        if found is None:
-            above = above and not line.strip()
+        match = _HEADER.fullmatch(line)
+        if match is None:
+            is_at_top = is_at_top and not line.strip()
             continue
-        word, value = found.group(1), found.group(2).strip()
+        word, value = match.group(1), match.group(2).strip()
         if nearest(word.rstrip(":"), ["package"]) is None:
-            above = False
-        elif not above:
+            is_at_top = False
+        elif not is_at_top:
             cure = "Make it the first line of the file."
             reading.add("'# @package' counts only at the top of a file", f"{name}:{number}", cure)
         elif reading.package is not None:
@@ -173,8 +173,8 @@ def _header(reading: Reading, name: str) -> None:
 
 def _is_odd_package(value: str) -> bool:
     """Whether a package looks like one of Hydra's words, and is none."""
-    first, *rest = value.split(".")
-    return any(re.fullmatch(r"_\w+_", word) for word in ([first, *rest] if first != "_global_" else rest))
+    first, *later_words = value.split(".")
+    return any(re.fullmatch(r"_\w+_", word) for word in ([first, *later_words] if first != "_global_" else later_words))
 
 
 @cache
@@ -314,8 +314,8 @@ class _Walk:
             self._above.discard(id(node))
             self._counts[id(node)] = count + 1
             if count >= LARGEST_COUNT and not any(trap.breaks for trap in self.found):
-                what = f"this stands for more than {LARGEST_COUNT:,} values"
-                self._refuse(node, path, what, "Do aliases multiply?", breaks=True)
+                message = f"this stands for more than {LARGEST_COUNT:,} values"
+                self._refuse(node, path, message, "Do aliases multiply?", breaks=True)
         return self._counts[id(node)]
 
     def _scalar(self, node: yaml.ScalarNode, path: tuple[str, ...]) -> None:
@@ -339,9 +339,9 @@ class _Walk:
                 self._refuse(node, path, f"{text} is read by YAML as {plain}", cure)
         elif len(text) > _LONGEST:
             self._refuse(node, path, f"a number of {len(text)} characters is too long", "", breaks=True)
-        elif found := _SEXAGESIMAL.fullmatch(text):
-            what = f"{text} is read by YAML as {_shown(node)}"
-            self._refuse(node, path, what, f"Write {_clock(found.group(1))}, or put it in quotes.")
+        elif match := _SEXAGESIMAL.fullmatch(text):
+            message = f"{text} is read by YAML as {_shown(node)}"
+            self._refuse(node, path, message, f"Write {_clock(match.group(1))}, or put it in quotes.")
         elif node.tag == _TAG + "int" and _OCTAL.fullmatch(text):
             plain = text.replace("_", "").lstrip("+-").lstrip("0") or "0"
             cure = f"Write {plain}, or '{text}' in quotes."
@@ -360,9 +360,9 @@ class _Walk:
             cure = "Remove it; a text that begins with ! needs quotes."
             self._refuse(node, path, f"the tag {tag} is not known in a config", cure, breaks=True)
 
-    def _refuse(self, node: yaml.Node, path: tuple[str, ...], what: str, cure: str, *, breaks: bool = False) -> None:
+    def _refuse(self, node: yaml.Node, path: tuple[str, ...], message: str, cure: str, *, breaks: bool = False) -> None:
         key = f"{'.'.join(path)}: " if path else ""
-        self.found.append(Trap(key + what, node.start_mark.line + 1, cure, breaks))
+        self.found.append(Trap(key + message, node.start_mark.line + 1, cure, breaks))
 
 
 def _shown(node: yaml.ScalarNode) -> str:
@@ -392,7 +392,7 @@ def _instead(text: str, number: float) -> str:
 
 def _clock(text: str) -> str:
     """The durations that sexagesimal digits look like."""
-    parts = [str(int(part)) for part in text.replace("_", "").split(":")]
+    parts = [str(int(digits)) for digits in text.replace("_", "").split(":")]
     if len(parts) == 3:
         return "{}h{}m{}s".format(*parts)
     return "{0}h{1}m or {0}m{1}s".format(*parts) if len(parts) == 2 else "a duration such as 1h30m"
