@@ -59,6 +59,6 @@ def save_as(
         for rank in range(world_size):
             with rank_of(rank, shape) as mesh:
                 layout = form_of(rank, world_size, format).plan(tree(mesh, rank))
-                place = storage.joining(folder.place) if rank else folder
+                place = storage.joining(folder.hidden_name) if rank else folder
                 ranks.append(write(place, Snapshot(layout, []), {}))
         return commit(folder, ranks, CheckpointMetadata(step=1, world_size=world_size), name=name, format=format)

@@ -28,7 +28,7 @@ from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.save import CheckpointWriter
 from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager
-from trainer_cli.checkpoint.storage import local
+from trainer_cli.checkpoint.storage import manifest_lock
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.open import open_storage
@@ -180,7 +180,7 @@ def test_who_loads_a_path_that_is_saved_again_gets_the_old_state_or_the_new(tmp_
 
 
 def test_a_checkpoint_that_is_read_is_replaced_afterwards(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_READERS_S", 0.05)
+    monkeypatch.setattr(manifest_lock, "_READERS_S", 0.05)
     checkpointer = make_sync_checkpointer()
     checkpointer.save({"step": 1}, tmp_path / "last")
     with LocalStorage(tmp_path).reading("last"), pytest.raises(SaveError, match=r"being read.*It is in use: try again"):

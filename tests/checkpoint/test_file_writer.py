@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer_cli.checkpoint.storage import disk as file_writer
+from trainer_cli.checkpoint.storage import folder as folder_module
 from trainer_cli.checkpoint.storage.disk import PAGE, Disk
-from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
+from trainer_cli.checkpoint.storage.folder import StagedFolder
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import FileEntry, new_digest
 from trainer_cli.testing.faults import FaultyDisk
@@ -94,15 +94,15 @@ def pieces_of(content: bytes, cuts: list[int], *, aligned: bool) -> Iterator[mem
         start = end
 
 
-def put(folder: LocalWritableFolder, file: str, pieces: list[memoryview] | Iterator[memoryview]) -> FileEntry:
+def put(folder: StagedFolder, file: str, pieces: list[memoryview] | Iterator[memoryview]) -> FileEntry:
     with folder.create(file) as writer:
         for piece in pieces:
             writer.write(piece)
     return folder.files[file]
 
 
-def folder_on(disk: Disk, path: Path, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> LocalWritableFolder:
-    return LocalWritableFolder(path, disk, digest)
+def folder_on(disk: Disk, path: Path, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
+    return StagedFolder(path, disk, digest)
 
 
 def entry_of(content: bytes, algorithm: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> FileEntry:
@@ -238,7 +238,7 @@ def test_what_the_caller_does_to_its_memory_afterwards_does_not_matter(tmp_path)
 
 
 def test_a_large_piece_is_written_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_writer, "WRITE_BYTES", 3 * BLOCK)
+    monkeypatch.setattr(folder_module, "WRITE_BYTES", 3 * BLOCK)
     disk = SmallBlocks()
     put(folder_on(disk, tmp_path), "f", pieces_of(CONTENT[: 8 * BLOCK], [], aligned=True))
     assert disk.done == ["bypass True", f"write {3 * BLOCK}", f"write {3 * BLOCK}", f"write {2 * BLOCK}"]

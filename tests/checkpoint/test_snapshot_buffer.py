@@ -17,7 +17,7 @@ from trainer_cli.checkpoint.format.memory import HostMemory
 from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.snapshot import Snapshot, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
-from trainer_cli.checkpoint.storage.folder import LocalWritableFolder
+from trainer_cli.checkpoint.storage.folder import StagedFolder
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 
 Written = tuple[dict[str, bytes], dict[str, Mapping[str, str]]]
@@ -34,7 +34,7 @@ def write(tmp_path: Path) -> Any:
     def write(put: Any) -> Written:
         path = tmp_path / str(len(os.listdir(tmp_path)))
         path.mkdir()
-        folder = LocalWritableFolder(path, Disk(), DigestAlgorithm.xxh3_128)
+        folder = StagedFolder(path, Disk(), DigestAlgorithm.xxh3_128)
         record = put(folder)
         return {one.name: one.read_bytes() for one in path.iterdir()}, record
 

@@ -19,10 +19,10 @@ from trainer_cli.checkpoint.foreign.kind import MARKS, kind_of
 from trainer_cli.checkpoint.format.archive_file import SUFFIX, ArchiveWriter, Member, read_archive
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.storage.base import Storage
-from trainer_cli.checkpoint.storage.download import cache_of, write_copy
+from trainer_cli.checkpoint.storage.download import cache_of, fetch, write_copy
 from trainer_cli.checkpoint.storage.folder import replacing
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.open import fetch, open_storage
+from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.core.manifest import Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, Naming, is_plain, numbers_within, parse_step, with_ranks

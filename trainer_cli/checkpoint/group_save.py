@@ -26,7 +26,8 @@ from trainer_cli.parallel.rendezvous import PeerError
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.save import CheckpointMetadata
     from trainer_cli.checkpoint.snapshot import Snapshot
-    from trainer_cli.checkpoint.storage.base import StagedFolder, Storage
+    from trainer_cli.checkpoint.storage.base import Storage
+    from trainer_cli.checkpoint.storage.folder import StagedFolder
     from trainer_cli.parallel.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class GroupSave:
                     self._folder = self._stack.enter_context(staged)
         except Exception as raised:
             error = raised
-        place = "" if self._folder is None else self._folder.place
+        place = "" if self._folder is None else self._folder.hidden_name
         error = self._named(error)
         reports = self.group.gather((place, there, _said(error)))
         self._place, there = reports[0][:2]

@@ -43,7 +43,8 @@ from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, 
 from trainer_cli.parallel.rendezvous import is_of_peer
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.base import Storage, WritableFolder
+    from trainer_cli.checkpoint.storage.base import Storage
+    from trainer_cli.checkpoint.storage.folder import StagedFolder
 
 Job = Callable[[], object]
 _Jobs = SimpleQueue["tuple[Job, Future[None]] | None"]
@@ -190,7 +191,7 @@ class RankFiles:
     shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
 
 
-def write(folder: WritableFolder, snapshot: Snapshot, files: Mapping[str, bytes]) -> RankFiles:
+def write(folder: StagedFolder, snapshot: Snapshot, files: Mapping[str, bytes]) -> RankFiles:
     """Write the state, and small files beside it; all are digested and fsynced when this returns."""
     snapshot.wait()
     aliases = snapshot.write(folder)
@@ -202,7 +203,7 @@ def write(folder: WritableFolder, snapshot: Snapshot, files: Mapping[str, bytes]
 
 
 def commit(
-    folder: WritableFolder, ranks: Sequence[RankFiles], metadata: CheckpointMetadata, *, name: str, format: str
+    folder: StagedFolder, ranks: Sequence[RankFiles], metadata: CheckpointMetadata, *, name: str, format: str
 ) -> Manifest:
     """Write the manifest and rename the folder: from here on the checkpoint exists.
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from trainer_cli.core.checkpoint_config import Compression
-from trainer_cli.core.manifest import FileEntry
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.base import Bytes, FileWriter
+    from trainer_cli.checkpoint.storage.base import FileWriter
+    from trainer_cli.checkpoint.storage.disk import Bytes
 
 _BLOCK = 1 << 20
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
@@ -161,26 +161,13 @@ _COMPRESSORS: Mapping[Compression, Callable[[], _Compressor]] = {
 }
 
 
-class _Member:
-    """One file of the archive being written."""
-
-    def __init__(self, write: Callable[[Bytes], None]) -> None:
-        self._write = write
-
-    def write(self, data: Bytes) -> None:
-        """Append bytes, which are taken before this returns."""
-        self._write(data)
-
-
 class ArchiveWriter:
-    """Takes files as members of one archive, and writes them at once.
+    """Writes files as members of one archive, one after another.
 
     Args:
-        sizes: of every file that will be created.
+        sizes: the size of every file that will be created: a tar header stands before the content.
         prefix: put before their names in the archive.
     """
-
-    files: Mapping[str, FileEntry] = {}
 
     def __init__(
         self, file: FileWriter | IO[bytes], compression: Compression, sizes: Mapping[str, int], prefix: str = ""
@@ -189,22 +176,21 @@ class ArchiveWriter:
         self._compressor = _COMPRESSORS[compression]()
 
     @contextmanager
-    def create(self, file: str) -> Iterator[_Member]:
+    def create(self, file: str) -> Iterator[ArchiveWriter]:
+        """A new member, to which `write` appends until the exit."""
         info = tarfile.TarInfo(self._prefix + file)
         info.size = self._sizes[file]
-        self._write(info.tobuf(tarfile.USTAR_FORMAT if info.size < 1 << 33 else tarfile.GNU_FORMAT))
-        yield _Member(self._write)
-        self._write(bytes(-info.size % tarfile.BLOCKSIZE))
+        self.write(info.tobuf(tarfile.USTAR_FORMAT if info.size < 1 << 33 else tarfile.GNU_FORMAT))
+        yield self
+        self.write(bytes(-info.size % tarfile.BLOCKSIZE))
 
     def finish(self) -> None:
         """Write the end of the archive."""
-        self._write(bytes(2 * tarfile.BLOCKSIZE))
+        self.write(bytes(2 * tarfile.BLOCKSIZE))
         self._file.write(self._compressor.flush())
 
-    def publish(self) -> None:
-        """The folder around it is published."""
-
-    def _write(self, data: Bytes) -> None:
+    def write(self, data: Bytes) -> None:
+        """Append bytes; the caller may reuse their memory afterwards."""
         view = memoryview(data).cast("B")
         for start in range(0, len(view), _BLOCK):
             self._file.write(self._compressor.compress(view[start : start + _BLOCK]))  # type: ignore[arg-type]

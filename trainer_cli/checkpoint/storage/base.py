@@ -1,16 +1,17 @@
-"""The interface of a place for checkpoints: whole folders are written, read and removed."""
+"""The interface of a storage of checkpoints: whole folders are written, read and removed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.manifest import FileEntry
 
-Bytes = bytes | bytearray | memoryview
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.storage.disk import Bytes
+    from trainer_cli.checkpoint.storage.folder import StagedFolder
 
 
 class UnsyncedError(OSError):
@@ -21,38 +22,20 @@ class FileWriter(Protocol):
     """One file being written, from its first byte to its last."""
 
     def write(self, data: Bytes) -> None:
-        """Append bytes, which are taken before this returns."""
+        """Append bytes; the caller may reuse their memory afterwards."""
         ...
 
 
 class WritableFolder(Protocol):
-    """A folder being written, not yet visible under its name."""
-
-    @property
-    def files(self) -> Mapping[str, FileEntry]:
-        """The files finished so far."""
-        ...
+    """Where a format writes its files: a staged folder, or an archive in one."""
 
     def create(self, file: str) -> AbstractContextManager[FileWriter]:
-        """A new file; among `files`, and fsynced, on clean exit."""
-        ...
-
-    def publish(self) -> None:
-        """Give the folder its name, durably. UnsyncedError where it has the name, but may lose it in a power cut."""
-        ...
-
-
-class StagedFolder(WritableFolder, Protocol):
-    """A folder being written, in which other ranks can write too."""
-
-    @property
-    def place(self) -> str:
-        """What `Storage.joining` of another rank takes."""
+        """A new file, which is complete on clean exit."""
         ...
 
 
 class Source(Protocol):
-    """One file being read, from several threads at once if need be."""
+    """One file being read, possibly from several threads at once."""
 
     @property
     def size_bytes(self) -> int:
@@ -60,32 +43,32 @@ class Source(Protocol):
         ...
 
     def read_at(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """Fill the buffers, one after another, with the bytes from a place on. OSError where there are fewer."""
+        """Fill the buffers in order with the bytes from `offset` on. OSError if the file has fewer."""
         ...
 
 
 class ReadableFolder(Protocol):
-    """A folder that stays while it is read."""
+    """A folder that is not removed while it is read."""
 
     @property
     def path(self) -> Path:
-        """Where it is on this machine."""
+        """Path on this machine."""
         ...
 
     def open(self, file: str) -> AbstractContextManager[Source]:
-        """One of its files. FileNotFoundError where it is missing, OSError where it is no plain file."""
+        """Open a file. FileNotFoundError if it does not exist, OSError if it is not a regular file."""
         ...
 
 
 class Storage(Protocol):
-    """Moves whole folders between this machine and where checkpoints live."""
+    """Moves whole folders between this machine and the storage of checkpoints."""
 
     def names(self) -> list[str]:
-        """The folders that are there under a plain name, valid or not."""
+        """The folders with a plain name, valid checkpoints or not."""
         ...
 
     def location(self, name: str) -> str:
-        """Where a folder is, for messages."""
+        """Path or URL of a folder, for messages."""
         ...
 
     def writing(
@@ -93,78 +76,80 @@ class Storage(Protocol):
     ) -> AbstractContextManager[StagedFolder]:
         """A new hidden folder, which is removed on exit unless it was published.
 
-        A folder of that name with a manifest is in the way (FileExistsError), or is replaced if `replace`: it stays,
-        whole, until the new one has its name. One without a manifest is partial, and quarantined.
+        If a folder of that name has a manifest, FileExistsError is raised; with `replace` it is replaced, and stays
+        whole until the new one has its name. A folder without a manifest is partial, and is quarantined.
         """
         ...
 
-    def joining(self, place: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> WritableFolder:
-        """The folder that rank 0 is writing, for this rank's files. Rank 0 publishes it, or removes it."""
+    def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
+        """The folder that rank 0 is writing, for this rank's files. Rank 0 publishes or removes it."""
         ...
 
     def reading(self, name: str) -> AbstractContextManager[ReadableFolder]:
-        """A folder with a manifest, held against removal. FileNotFoundError where there is none."""
+        """A folder with a manifest, locked against removal. FileNotFoundError if there is no such folder."""
         ...
 
     def peek(self, name: str, file: str) -> bytes | None:
-        """The content of a small file, or None if it is not there."""
+        """The content of a small file, or None if it does not exist."""
         ...
 
     def sizes(self, name: str) -> dict[str, int]:
-        """The plain files in a folder and their sizes in bytes; empty if there is no such folder."""
+        """The regular files in a folder and their sizes in bytes; empty if there is no such folder."""
         ...
 
     def is_pinned(self, name: str) -> bool:
-        """Whether a user pinned it."""
+        """Whether a user pinned the folder."""
         ...
 
     def remove(self, name: str) -> bool:
         """Remove a folder, manifest first, so that a crash midway leaves it partial, not broken.
 
-        False, and nothing done, where it is being read, has no manifest, or is not a folder of its own. Its
+        Returns False, and changes nothing, if the folder is being read, has no manifest, or is a symbolic link. Its
         bytes may be freed later.
         """
         ...
 
     def clear(self, name: str) -> bool:
-        """Remove a folder that has no manifest. False, and nothing done, where it has one or is not there."""
+        """Remove a folder without a manifest. Returns False, and changes nothing, if it has one or does not exist."""
         ...
 
     def amend(self, name: str, manifest: bytes) -> None:
         """Replace a checkpoint's manifest, atomically and durably; its files stay, also for concurrent readers.
 
-        FileNotFoundError where there is none, or it is being removed.
+        FileNotFoundError if the checkpoint does not exist, or is being removed.
         """
         ...
 
     def pin(self, name: str, *, pinned: bool) -> None:
-        """Pin a folder, so that no rule removes it, or unpin it. Doing it twice changes nothing."""
+        """Pin a folder, so that no rule removes it, or unpin it. Idempotent."""
         ...
 
     def quarantine(self, name: str, why: str) -> str:
-        """Give a partial or damaged folder a hidden name, so that a save can take its place. The new name."""
+        """Give a partial or damaged folder a hidden name, so that a save can use its name. Returns the new name."""
         ...
 
     def fsync_names(self) -> None:
-        """Return once the names of all that exists survive a power cut. UnsyncedError where they may not."""
+        """Return once the names of all folders survive a power cut. UnsyncedError if they may not."""
         ...
 
     def sweep(self) -> list[str]:
-        """Remove what dead attempts of this run left half-written or half-removed; the names removed.
+        """Remove what earlier attempts of this run left half-written or half-removed; returns the names removed.
 
         Only for the holder of the run's lock. Folders of other runs are not touched.
         """
         ...
 
     def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
-        """Wait until all that was committed is in its final place; the names that are not, after so many seconds or
-        because it cannot be reached."""
+        """Wait until every committed checkpoint is in its final storage.
+
+        Returns the names of those that are not, after the timeout or because the storage cannot be reached.
+        """
         ...
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be written, or None if unknown."""
+        """Number of bytes that can still be written, or None if unknown."""
         ...
 
     def free_files(self) -> int | None:
-        """Files that can still be made, or None if unknown or not limited."""
+        """Number of files that can still be created, or None if unknown or unlimited."""
         ...

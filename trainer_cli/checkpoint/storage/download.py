@@ -1,7 +1,4 @@
-"""Copy a checkpoint from an object store to the local disk: in parallel parts, digested on the way.
-
-Write a checkpoint that comes from elsewhere to a storage, and accept it only as what its manifest says.
-"""
+"""Copy checkpoints into a storage, from an object store or another storage, each file compared with its digest."""
 
 from __future__ import annotations
 
@@ -16,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
-from trainer_cli.checkpoint.storage.base import Bytes, ReadableFolder, Storage
+from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
+from trainer_cli.checkpoint.storage.disk import Bytes
 from trainer_cli.checkpoint.storage.folder import delete
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient, ObjectInfo
@@ -25,21 +23,26 @@ from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import StoreAwayError, UserError
 
+logger = logging.getLogger(__name__)
+
 _BLOCK_BYTES = 4 * 1024 * 1024
+_REPORT_S = 10.0
 
 
 def write_copy(
     into: Storage, name: str, manifest: bytes, files: Iterable[tuple[str, Iterable[Bytes]]], where: str
 ) -> None:
-    """Write files as they come, each compared with its entry in the manifest, and the manifest last.
+    """Write the files of a checkpoint, compare each with its entry in the manifest, and write the manifest last.
+
+    An error, also one of the iterator `files`, leaves no copy.
 
     Args:
-        files: names that the manifest lists, each with its content in blocks.
-        where: the checkpoint is, for messages.
+        files: file names of the manifest, each with its content in blocks.
+        where: location of the original, for messages.
 
     Raises:
-        DamagedCheckpoint: a file is not what the manifest says, or is missing.
-        OSError: the disk is full. Nothing is left then, or after an error of `files`.
+        DamagedCheckpoint: a file differs from its entry in the manifest, or is missing.
+        OSError: the disk is full.
     """
     entries = Manifest.parse(manifest).files
     digest = DigestAlgorithm(next((entry.algorithm for entry in entries.values()), DigestAlgorithm.xxh3_128))
@@ -48,6 +51,7 @@ def write_copy(
             with folder.create(file) as writer:
                 for block in blocks:
                     writer.write(block)
+            # Before the next file: a damaged copy ends early, and never gets a manifest.
             if folder.files[file] != entries[file]:
                 raise damaged(f"{file} is not what was written: the digest differs", where)
         if missing := entries.keys() - folder.files.keys():
@@ -58,7 +62,7 @@ def write_copy(
 
 
 def read_blocks(folder: ReadableFolder, file: str, size_bytes: int) -> Iterator[memoryview]:
-    """The first bytes of a file in blocks, each valid until the next.
+    """The first `size_bytes` of a file in blocks, each valid until the next.
 
     Raises:
         OSError: the file is missing or shorter.
@@ -72,67 +76,66 @@ def read_blocks(folder: ReadableFolder, file: str, size_bytes: int) -> Iterator[
 
 
 def damaged(why: str, where: str) -> DamagedCheckpoint:
-    """The error of a copy that is not what its manifest says."""
+    """The error of a copy that differs from its manifest."""
     return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=where)
 
 
-logger = logging.getLogger(__name__)
-
-_REPORT_S = 10.0
-
-
 def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorage, where: str) -> None:
-    """Write the files that a manifest lists into a local storage, under the same name, and the manifest last.
+    """Copy a checkpoint of an object store into a local storage, under the same name.
 
     Args:
-        where: the checkpoint in the store, for messages.
+        where: URL of the checkpoint, for messages.
 
     Raises:
-        DamagedCheckpoint: the manifest is none, or a file is not what it says.
-        OSError: the store does not answer, or the disk is full; nothing is left then.
+        DamagedCheckpoint: the manifest cannot be read, or a file differs from it.
+        OSError: the store does not answer, or the disk is full; no copy is left.
     """
     entries = Manifest.parse(manifest).files
     with _progress(where, sum(entry.size_bytes for entry in entries.values())) as advance:
 
-        def content(file: str, size_bytes: int) -> Iterator[bytes]:
+        def read_object(file: str, size_bytes: int) -> Iterator[bytes]:
             try:
-                for part in client.blocks(f"{name}/{file}", size_bytes):
-                    yield part
-                    advance(len(part))
+                for block in client.blocks(f"{name}/{file}", size_bytes):
+                    yield block
+                    advance(len(block))
             except FileNotFoundError:
                 raise damaged(f"{file} is missing", where) from None
 
-        files = ((file, content(file, entry.size_bytes)) for file, entry in entries.items())
+        files = ((file, read_object(file, entry.size_bytes)) for file, entry in entries.items())
         write_copy(into, name, manifest, files, where)
 
 
 def fetch(url: str, marks: Collection[str]) -> Path | None:
-    """Copy a file, or a folder that holds one of the files `marks`, into the user's cache; None if there is none.
+    """Copy a file, or a folder that contains one of the files `marks`, into the user's cache; None if there is neither.
 
     A copy of the same sizes and tags is used again, unless the store gives no tags.
 
     Raises:
+        UserError: there is no access, or no storage for this scheme.
         StoreAwayError: the store does not answer, or a file was changed while it was read.
+        OSError: the disk is full.
     """
     parent, _, name = url.rstrip("/").rpartition("/")
     client = ObjectClient(parent)
     files = _files_at(client, name, marks)
     if not files:
         return None
+    # Without a tag a change would not show, so the cache key of such a copy is never found again.
     state = "\n".join(f"{key} {info.size_bytes} {info.tag or uuid.uuid4()}" for key, info in sorted(files.items()))
-    # What follows a question mark is no part of a file's name.
+    # The query of a URL is not part of the file name.
     into = cache_of(f"{url}\n{state}") / (unquote(name.partition("?")[0]) if client.read_only else name)
     if into.exists():
         return into
-    # A name of this call alone: another thread or process may fetch the same.
+    # A name unique to this call: another thread or process may fetch the same file.
     unfinished = into.parent / f".{uuid.uuid4()}.{into.name}"
     try:
         _copy(client, name, files, unfinished, url)
+        # Files read before and after a change do not belong together.
         if _files_at(client, name, marks) != files:
             raise StoreAwayError("it was changed while it was read", where=url)
         os.rename(unfinished, into)
     except OSError:
-        if not into.is_dir():  # Else another call was first.
+        if not into.is_dir():  # Otherwise another call has copied it first.
             raise
     finally:
         delete(unfinished)
@@ -140,10 +143,11 @@ def fetch(url: str, marks: Collection[str]) -> Path | None:
 
 
 def _copy(client: ObjectClient, name: str, files: Mapping[str, ObjectInfo], into: Path, url: str) -> None:
-    """Copy the object of a name to the file `into`, or those of a folder below it."""
+    """Copy an object to the file `into`, or the objects of a folder below it."""
     with _progress(url, sum(info.size_bytes or 0 for info in files.values())) as advance:
         for key, info in files.items():
             path = into if key == name else into / key.removeprefix(f"{name}/")
+            # A key comes from the store: it must not lead out of the cache.
             if ".." in path.parts:
                 raise UserError(f"{url} holds {key!r}, which is no plain name")
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,26 +158,26 @@ def _copy(client: ObjectClient, name: str, files: Mapping[str, ObjectInfo], into
 
 
 def _files_at(client: ObjectClient, name: str, marks: Collection[str]) -> dict[str, ObjectInfo]:
-    """The object of a name, or those of a folder that holds one of `marks`, by their keys."""
+    """The object `name`, or the objects of the folder `name` if it contains one of `marks`, by their keys."""
     if (info := client.info(name)) is not None:
         return {name: info}
     files = {f"{name}/{key}": info for key, info in client.list(name).items()}
     if not any(f"{name}/{mark}" in files for mark in marks):
-        return {}  # A wrong name does not copy a whole bucket or web site.
+        return {}  # Otherwise a wrong name would copy a whole bucket or web site.
     if client.read_only:
-        # The pages of a web server say no sizes.
+        # The index pages of a web server have no sizes.
         infos = {key: client.info(key) for key in files}
         files = {key: info for key, info in infos.items() if info is not None}
     return files
 
 
 def cache_of(url: str) -> Path:
-    """The folder for copies of what is at a URL, in the user's cache."""
+    """The folder for copies of the content of a URL, in the user's cache."""
     return _cache() / hashlib.sha256(url.encode()).hexdigest()[:16]
 
 
 def is_cached(path: Path) -> bool:
-    """Whether a path lies in the user's cache."""
+    """Whether a path is in the user's cache."""
     return _cache() in path.parents
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints on a local disk: written under a hidden name, fsynced, then renamed into place."""
+"""Checkpoints on a local disk: written under a hidden name, fsynced, then renamed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from itertools import count
 from operator import call
 from pathlib import Path
 
 from trainer_cli.checkpoint.storage.base import UnsyncedError
-from trainer_cli.checkpoint.storage.disk import REFUSED, Disk, StrPath
-from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder, open_source, write_file
+from trainer_cli.checkpoint.storage.disk import REFUSED, Disk, delete_tree, exists, is_folder, is_same_file
+from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, StagedFolder, open_source, write_file
+from trainer_cli.checkpoint.storage.manifest_lock import (
+    POLL_S,
+    delete_superseded,
+    keep_superseded,
+    lock_out_readers,
+    wait_for_readers,
+)
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.naming import (
     LATEST_LINK,
     MANIFEST_FILE,
     PINNED_FILE,
     REPLACED_PREFIX,
-    SUPERSEDED_PREFIX,
     Hidden,
     HiddenName,
     is_plain,
@@ -35,22 +40,24 @@ from trainer_cli.core.naming import (
 logger = logging.getLogger(__name__)
 
 _LARGEST_PEEK = 64 * 1024 * 1024
-_LOOK_AGAIN_S = 0.005
 _REMOVAL_S = 2.0
-"""How long a reader waits for a removal or a replacement, which are a few operations of the disk."""
-_READERS_S = 60.0
-"""How long a replacement waits for those who read what it replaces."""
+"""Maximum time that a reader waits for a removal or a replacement, which take a few operations of the disk."""
 
 
 class LocalStorage:
-    """Folders in one directory, which is made when the first of them is written.
+    """Folders in one directory, which is created with the first of them.
 
     `run_id` and `attempt` are part of hidden names, so that a later attempt of the same run removes what an earlier
-    one left. A save's order is: each file written and fsynced, the folder fsynced, renamed, its
-    parent fsynced. A removal's: manifest renamed away, folder fsynced, folder renamed, its parent fsynced,
-    files unlinked. A kill between any two of these leaves every other checkpoint as it was.
+    one left.
 
-    Files are unlinked by `later`, which may use another thread.
+    - A save: write and fsync each file, fsync the folder, rename it, fsync its parent.
+    - A removal: rename the manifest, fsync the folder, rename the folder, fsync its parent, unlink the files.
+
+    A kill between any two of these steps leaves every other checkpoint as it was.
+
+    Args:
+        disk: does all access to files.
+        later: runs the function that unlinks files, possibly in another thread.
     """
 
     def __init__(
@@ -67,23 +74,23 @@ class LocalStorage:
         self.root = Path(root)
         self.run_id = run_id
         self.attempt = attempt
-        self._later = later
         self.disk = disk or Disk()
-        """All access to files goes through it."""
+        self._later = later
         self._staged: set[str] = set()
         self._undeleted: set[Path] = set()
-        self._told_links: set[str] = set()
+        self._reported_links: set[str] = set()
         self._root_synced = False
 
     def names(self) -> list[str]:
         try:
-            found = self.disk.listdir(self.root)
+            names = self.disk.listdir(self.root)
         except FileNotFoundError:
             return []
-        replaced = [name.removeprefix(REPLACED_PREFIX) for name in found if name.startswith(REPLACED_PREFIX)]
-        found += [name for name in replaced if is_plain(name) and self._finish_replacement(name) and name not in found]
-        folders = [name for name in found if is_plain(name) and self._is_folder(f"{self.root}/{name}")]
-        return [name for name in folders if not self._is_latest(name)]
+        replaced = [name.removeprefix(REPLACED_PREFIX) for name in names if name.startswith(REPLACED_PREFIX)]
+        # A replacement that was cut short may give a checkpoint its name back.
+        names += [name for name in replaced if is_plain(name) and self._finish_replacement(name) and name not in names]
+        folders = [name for name in names if is_plain(name) and is_folder(self.disk, f"{self.root}/{name}")]
+        return [name for name in folders if not self._is_latest_link(name)]
 
     def location(self, name: str) -> str:
         return str(self._path(name))
@@ -91,58 +98,59 @@ class LocalStorage:
     @contextmanager
     def writing(
         self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128, replace: bool = False
-    ) -> Iterator[LocalWritableFolder]:
+    ) -> Iterator[StagedFolder]:
         final = self._path(name)
-        self._fsync_root()
+        self._create_root()
         self._finish_replacement(name)
         if not replace:
             self._refuse_existing(final)
-        staging = self._hidden(Hidden.tmp, name)
+        staging = self._hidden_path(Hidden.tmp, name)
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
             publish = partial(self._replace if replace else self._publish, staging, name)
-            yield LocalWritableFolder(staging, self.disk, digest, publish)
+            yield StagedFolder(staging, self.disk, digest, publish)
         finally:
             if staging.name in self._staged:
-                self._discard_quietly(staging)
+                self._try_to_delete(staging)
                 self._staged.discard(staging.name)
 
-    def joining(self, place: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> LocalWritableFolder:
-        hidden = parse_hidden(place)
+    def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
+        hidden = parse_hidden(hidden_name)
         if hidden is None or hidden.kind is not Hidden.tmp:
-            raise ValueError(f"{place!r} is not the name of a folder that is being written")
-        return LocalWritableFolder(self.root / place, self.disk, digest)
+            raise ValueError(f"{hidden_name!r} is not the name of a folder that is being written")
+        return StagedFolder(self.root / hidden_name, self.disk, digest)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
         path = self._path(name)
-        until = time.monotonic() + _REMOVAL_S
+        deadline = time.monotonic() + _REMOVAL_S
         while True:
             try:
                 fd = self.disk.open(path / MANIFEST_FILE)
             except FileNotFoundError:
                 if not self._finish_replacement(name):
                     raise
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(POLL_S)
                 continue
             try:
                 locked = self.disk.lock(fd, exclusive=False)
-                if not self._is_same(fd, path / MANIFEST_FILE):
-                    continue  # It was amended, replaced or removed since it was opened.
+                # Compared after the lock was taken: a lock on an old file protects nothing.
+                if not is_same_file(self.disk, fd, path / MANIFEST_FILE):
+                    continue  # The manifest was amended, replaced or removed since it was opened.
                 if locked:
                     yield LocalReadableFolder(path, self.disk)
                     return
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise FileNotFoundError(errno.ENOENT, "The checkpoint is just being removed", str(path))
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(POLL_S)
             finally:
                 self.disk.close(fd)
 
     def peek(self, name: str, file: str) -> bytes | None:
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
-        path = f"{self._text(name)}/{file}"
+        path = f"{self._path_text(name)}/{file}"
         try:
             source = open_source(self.disk, path)
         except (FileNotFoundError, NotADirectoryError):
@@ -157,63 +165,63 @@ class LocalStorage:
             source.close()
 
     def sizes(self, name: str) -> dict[str, int]:
-        path = self._text(name)
+        path = self._path_text(name)
         sizes: dict[str, int] = {}
         try:
             for file in self.disk.listdir(path):
-                found = self.disk.stat(f"{path}/{file}", follow=False)
-                if stat.S_ISLNK(found.st_mode):
-                    found = self.disk.stat(f"{path}/{file}")
-                if stat.S_ISREG(found.st_mode):
-                    sizes[file] = found.st_size
+                status = self.disk.stat(f"{path}/{file}", follow=False)
+                if stat.S_ISLNK(status.st_mode):
+                    status = self.disk.stat(f"{path}/{file}")
+                if stat.S_ISREG(status.st_mode):
+                    sizes[file] = status.st_size
         except (FileNotFoundError, NotADirectoryError):
             pass
         return sizes
 
     def is_pinned(self, name: str) -> bool:
-        return self._is_there(f"{self._text(name)}/{PINNED_FILE}")
+        return exists(self.disk, f"{self._path_text(name)}/{PINNED_FILE}")
 
     def remove(self, name: str) -> bool:
         path = self._path(name)
         try:
             if stat.S_ISLNK(self.disk.stat(path, follow=False).st_mode):
-                if name not in self._told_links:
-                    self._told_links.add(name)
+                if name not in self._reported_links:
+                    self._reported_links.add(name)
                     logger.warning("%s is a symbolic link, so it is not removed", path)
                 return False
             self._finish_replacement(name)
             with ExitStack() as stack:
-                if not self._keep_readers_out(path, stack):
+                if not lock_out_readers(self.disk, path, stack):
                     return False
+                # Manifest first: a crash from here on leaves a folder that no reader takes for a checkpoint.
                 self.disk.rename(path / MANIFEST_FILE, path / removed_marker(self.run_id))
                 self.disk.fsync_dir(path)
-                trash = self._to_trash(name)
+                trash = self._move_to_trash(name)
         except FileNotFoundError:
             return False
-        for path in tuple(self._undeleted):
-            self._later(partial(self._discard_in_time, path))
-        self._later(partial(self._discard_in_time, trash))
+        for path in (*self._undeleted, trash):
+            self._later(partial(self._delete_or_retry_later, path))
         return True
 
     def clear(self, name: str) -> bool:
         path = self._path(name)
-        if not self._is_folder(path) or self._is_there(path / MANIFEST_FILE):
+        if not is_folder(self.disk, path) or exists(self.disk, path / MANIFEST_FILE):
             return False
-        self._later(partial(self._discard_in_time, self._to_trash(name)))
+        self._later(partial(self._delete_or_retry_later, self._move_to_trash(name)))
         return True
 
     def amend(self, name: str, manifest: bytes) -> None:
         path = self._path(name)
         new = path / f".amended.{self.run_id}"
+        # The shared lock keeps a removal out until the new manifest has its name.
         with self.reading(name):
-            if self._is_there(new):
+            if exists(self.disk, new):
                 self.disk.unlink(new)
             write_file(self.disk, new, manifest)
-            # Readers hold a lock on the manifest that they opened; under this name a removal still finds it.
-            self.disk.link(path / MANIFEST_FILE, self._free_name(path / SUPERSEDED_PREFIX))
+            keep_superseded(self.disk, path)
             self.disk.rename(new, path / MANIFEST_FILE)
             self.disk.fsync_dir(path)
-        self._drop_superseded(path)
+        delete_superseded(self.disk, path)
 
     def pin(self, name: str, *, pinned: bool) -> None:
         path = self._path(name)
@@ -228,7 +236,7 @@ class LocalStorage:
     def quarantine(self, name: str, why: str) -> str:
         path = self._path(name)
         self._finish_replacement(name)
-        hidden = self._hidden(Hidden.quarantined, name)
+        hidden = self._hidden_path(Hidden.quarantined, name)
         self.disk.rename(path, hidden)
         self.disk.fsync_dir(self.root)
         logger.warning("%s is quarantined as %s: %s", path, hidden.name, why)
@@ -242,16 +250,16 @@ class LocalStorage:
 
     def sweep(self) -> list[str]:
         try:
-            found = self.disk.listdir(self.root)
+            names = self.disk.listdir(self.root)
         except FileNotFoundError:
             return []
         swept: list[str] = []
-        for name in found:
+        for name in names:
             try:
-                if self._is_remains(name):
-                    self._discard(self.root / name)
+                if self._is_abandoned(name):
+                    delete_tree(self.disk, self.root / name)
                 elif self._is_half_removed(name):
-                    self._discard(self._to_trash(name))
+                    delete_tree(self.disk, self._move_to_trash(name))
                 else:
                     continue
             except OSError as error:
@@ -269,60 +277,75 @@ class LocalStorage:
     def free_files(self) -> int | None:
         return self._free(self.disk.free_files)
 
-    def _free(self, ask: Callable[[Path], int | None]) -> int | None:
-        """What the file system says of the folder, or of the first folder above it that is there."""
+    def _free(self, query: Callable[[Path], int | None]) -> int | None:
+        """The answer of the file system for the root, or for its first parent that exists."""
         for path in (self.root, *self.root.absolute().parents):
             try:
-                return ask(path)
+                return query(path)
             except FileNotFoundError:
                 continue
             except OSError:
                 return None
         return None
 
+    def _create_root(self) -> None:
+        """Create the root where it is missing, so that its own name survives a power cut too."""
+        if self._root_synced:
+            return
+        root = self.root.absolute()
+        missing = [path for path in (root, *root.parents) if not exists(self.disk, path)]
+        for path in reversed(missing):
+            try:
+                self.disk.mkdir(path)
+            except FileExistsError:
+                continue
+            self.disk.fsync_dir(path.parent)
+        if not missing:
+            # Another process may have created it, and not have fsynced it yet.
+            self.disk.fsync_dir(root.parent)
+        self._root_synced = True
+
     def _publish(self, staging: Path, name: str) -> None:
+        # fsync before rename: a rename may reach the disk before the data does.
         self.disk.fsync_dir(staging)
-        self._clear_the_way(name)
+        self._clear_final_name(name)
         self.disk.rename(staging, self._path(name))
         self._staged.discard(staging.name)
         self.fsync_names()
 
+    def _clear_final_name(self, name: str) -> None:
+        """Move a partial folder of this name out of the way; refuse a checkpoint."""
+        final = self.root / name
+        self._refuse_existing(final)
+        if self._is_half_removed(name):
+            self._try_to_delete(self._move_to_trash(name))
+        elif exists(self.disk, final):
+            self.quarantine(name, "it has no manifest")
+
+    def _refuse_existing(self, final: Path) -> None:
+        if exists(self.disk, final / MANIFEST_FILE):
+            raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", str(final))
+
     def _replace(self, staging: Path, name: str) -> None:
-        """Publish a folder in the place of the checkpoint of that name, if there is one, which is deleted then."""
+        """Publish a folder; a checkpoint of that name is deleted afterwards."""
         final = self._path(name)
-        if not self._is_there(final / MANIFEST_FILE):
+        if not exists(self.disk, final / MANIFEST_FILE):
             self._publish(staging, name)
             return
         self.disk.fsync_dir(staging)
         with ExitStack() as stack:
-            self._wait_for_readers(final, stack)
+            wait_for_readers(self.disk, final, stack)
             old = self._swap(staging, name)
             self._staged.discard(staging.name)
-            # Before the old one is deleted: a power cut may take the swap back.
+            # Before the old one is deleted: a power cut may undo the swap.
             self.fsync_names()
-            self._later(partial(self._discard_in_time, old))
-
-    def _wait_for_readers(self, path: Path, stack: ExitStack) -> None:
-        """Lock a checkpoint against readers until the end of `stack`.
-
-        Raises:
-            OSError: EBUSY, it is read for too long.
-        """
-        until = time.monotonic() + _READERS_S
-        while True:
-            with ExitStack() as locks:
-                if self._keep_readers_out(path, locks):
-                    stack.enter_context(locks.pop_all())
-                    return
-            if time.monotonic() > until:
-                raise OSError(errno.EBUSY, "The checkpoint that is there is being read", str(path))
-            time.sleep(_LOOK_AGAIN_S)
+            self._later(partial(self._delete_or_retry_later, old))
 
     def _swap(self, staging: Path, name: str) -> Path:
-        """Give a staged folder the name of a checkpoint; the path of the old one then.
+        """Give a staged folder the name of a checkpoint; returns the new path of the old one.
 
-        Where names cannot be swapped, the old one has a hidden name for a moment, from which
-        `_finish_replacement` gives it its name back if the process dies then.
+        If names cannot be swapped, the old one has a hidden name for a moment. `_finish_replacement` gives it its name
+        back if the process dies then.
         """
         final = self._path(name)
         try:
@@ -332,7 +355,7 @@ class LocalStorage:
             if error.errno not in REFUSED:
                 raise
         old = self.root / f"{REPLACED_PREFIX}{name}"
-        self._discard(old)
+        delete_tree(self.disk, old)
         self.disk.rename(final, old)
         try:
             self.disk.rename(staging, final)
@@ -342,131 +365,47 @@ class LocalStorage:
         return old
 
     def _finish_replacement(self, name: str) -> bool:
-        """Finish the replacement of a checkpoint that a process began by two renames; whether there was one.
+        """Finish a replacement by two renames that was cut short; False if there is none.
 
-        The old one gets its name back, or is deleted if the new one has the name already.
+        The old checkpoint gets its name back, or is deleted if the new one has the name already.
         """
         old, final = self.root / f"{REPLACED_PREFIX}{name}", self._path(name)
-        if not self._is_there(old):
+        if not exists(self.disk, old):
             return False
         with ExitStack() as stack:
-            complete = self._is_there(old / MANIFEST_FILE)
-            if complete and not self._keep_readers_out(old, stack):
-                return True  # A living process holds the lock.
-            if complete and not self._is_there(final):
+            complete = exists(self.disk, old / MANIFEST_FILE)
+            if complete and not lock_out_readers(self.disk, old, stack):
+                return True  # A living process holds the lock, and will finish it.
+            if complete and not exists(self.disk, final):
                 self.disk.rename(old, final)
                 self.disk.fsync_dir(self.root)
             else:
-                self._discard_quietly(old)
+                self._try_to_delete(old)
         return True
 
     def _path(self, name: str) -> Path:
-        return Path(self._text(name))
+        return Path(self._path_text(name))
 
-    def _text(self, name: str) -> str:
+    def _path_text(self, name: str) -> str:
         if not is_plain(name):
             raise ValueError(f"{name!r} is not a plain name of a checkpoint")
         return f"{self.root}/{name}"
 
-    def _hidden(self, kind: Hidden, name: str) -> Path:
-        """A hidden name that is free."""
+    def _hidden_path(self, kind: Hidden, name: str) -> Path:
+        """A hidden path that does not exist."""
         serial = 0
         while True:
             path = self.root / str(HiddenName(kind, name, self.run_id, self.attempt, serial))
-            if not self._is_there(path):
+            if not exists(self.disk, path):
                 return path
             serial += 1
 
-    def _free_name(self, prefix: Path) -> Path:
-        """The first of `prefix0`, `prefix1` and so on that is not in use."""
-        return next(path for serial in count() if not self._is_there(path := Path(f"{prefix}{serial}")))
-
-    def _superseded(self, path: Path) -> list[Path]:
-        """The manifests of a checkpoint that were replaced while they were read."""
-        return [path / file for file in self.disk.listdir(path) if file.startswith(SUPERSEDED_PREFIX)]
-
-    def _drop_superseded(self, path: Path) -> None:
-        """Delete replaced manifests that are not read; what cannot be deleted goes with the checkpoint."""
-        try:
-            for old in self._superseded(path):
-                fd = self.disk.open_to_lock(old)
-                try:
-                    if self.disk.lock(fd, exclusive=True):
-                        self.disk.unlink(old)
-                finally:
-                    self.disk.close(fd)
-        except OSError as error:
-            logger.warning("cannot delete a replaced manifest of %s: %s", path, error)
-
-    def _keep_readers_out(self, path: Path, stack: ExitStack) -> bool:
-        """Lock a checkpoint against readers until the end of `stack`; False if it is being read."""
-        fd = self.disk.open_to_lock(path / MANIFEST_FILE)
-        stack.callback(self.disk.close, fd)
-        if not self.disk.lock(fd, exclusive=True):
-            return False
-        for old in self._superseded(path):
-            # A crash in `amend` leaves a second name of the manifest itself.
-            if not self._is_same(fd, old):
-                old_fd = self.disk.open_to_lock(old)
-                stack.callback(self.disk.close, old_fd)
-                if not self.disk.lock(old_fd, exclusive=True):
-                    return False
-        return True
-
-    def _fsync_root(self) -> None:
-        """Make the directory where it is missing, so that its own name survives a power cut too."""
-        if self._root_synced:
-            return
-        root = self.root.absolute()
-        missing = [path for path in (root, *root.parents) if not self._is_there(path)]
-        for path in reversed(missing):
-            try:
-                self.disk.mkdir(path)
-            except FileExistsError:
-                continue
-            self.disk.fsync_dir(path.parent)
-        if not missing:
-            self.disk.fsync_dir(root.parent)
-        self._root_synced = True
-
-    def _refuse_existing(self, final: Path) -> None:
-        if self._is_there(final / MANIFEST_FILE):
-            raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", str(final))
-
-    def _clear_the_way(self, name: str) -> None:
-        final = self.root / name
-        self._refuse_existing(final)
-        if self._is_half_removed(name):
-            self._discard_quietly(self._to_trash(name))
-        elif self._is_there(final):
-            self.quarantine(name, "it has no manifest")
-
-    def _is_there(self, path: StrPath) -> bool:
-        try:
-            self.disk.stat(path, follow=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
-
-    def _is_latest(self, name: str) -> bool:
-        """Whether it is the link to the newest checkpoint, which is no checkpoint of its own."""
+    def _is_latest_link(self, name: str) -> bool:
+        """Whether it is the link to the newest checkpoint, which is not a checkpoint itself."""
         return name == LATEST_LINK and stat.S_ISLNK(self.disk.stat(self.root / name, follow=False).st_mode)
 
-    def _is_folder(self, path: StrPath) -> bool:
-        try:
-            return stat.S_ISDIR(self.disk.stat(path).st_mode)
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-                return False
-            raise
-
-    def _is_same(self, fd: int, path: Path) -> bool:
-        try:
-            return os.path.samestat(os.fstat(fd), self.disk.stat(path))
-        except FileNotFoundError:
-            return False
-
-    def _is_remains(self, name: str) -> bool:
+    def _is_abandoned(self, name: str) -> bool:
+        """Whether it is a staged or removed folder that an earlier attempt of this run left."""
         hidden = parse_hidden(name)
         return (
             hidden is not None
@@ -476,37 +415,24 @@ class LocalStorage:
         )
 
     def _is_half_removed(self, name: str) -> bool:
-        """Whether a removal of ours died between taking the manifest away and renaming the folder."""
+        """Whether a removal by this run died after it renamed the manifest and before it renamed the folder."""
         path = self.root / name
         return (
             is_plain(name)
-            and not self._is_there(path / MANIFEST_FILE)
-            and self._is_there(path / removed_marker(self.run_id))
+            and not exists(self.disk, path / MANIFEST_FILE)
+            and exists(self.disk, path / removed_marker(self.run_id))
         )
 
-    def _to_trash(self, name: str) -> Path:
-        trash = self._hidden(Hidden.trash, name)
+    def _move_to_trash(self, name: str) -> Path:
+        trash = self._hidden_path(Hidden.trash, name)
         self.disk.rename(self.root / name, trash)
         self.disk.fsync_dir(self.root)
         return trash
 
-    def _discard(self, path: Path) -> None:
-        """Remove a hidden folder with all in it; links are removed, not followed."""
+    def _delete_or_retry_later(self, path: Path) -> None:
+        """Delete a removed folder. A failure is logged once, and the deletion is repeated with the next removal."""
         try:
-            mode = self.disk.stat(path, follow=False).st_mode
-        except FileNotFoundError:
-            return
-        if not stat.S_ISDIR(mode):
-            self.disk.unlink(path)
-            return
-        for name in self.disk.listdir(path):
-            self._discard(path / name)
-        self.disk.rmdir(path)
-
-    def _discard_in_time(self, path: Path) -> None:
-        """Delete what was removed. A failure is logged once, and tried again with the next removal."""
-        try:
-            self._discard(path)
+            delete_tree(self.disk, path)
         except OSError as error:
             if path not in self._undeleted:
                 logger.warning("cannot delete %s: %s; it will be tried again", path, error)
@@ -514,9 +440,9 @@ class LocalStorage:
         else:
             self._undeleted.discard(path)
 
-    def _discard_quietly(self, path: Path) -> None:
-        """Remove a hidden folder; where that fails, the sweep of a later attempt removes it or warns."""
+    def _try_to_delete(self, path: Path) -> None:
+        """Delete a hidden folder. After a failure the sweep of a later attempt deletes it, or warns."""
         try:
-            self._discard(path)
+            delete_tree(self.disk, path)
         except OSError as error:
             logger.debug("cannot remove %s: %s", path, error)

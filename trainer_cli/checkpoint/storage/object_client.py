@@ -1,13 +1,8 @@
-"""Requests to an object store through fsspec, each repeated a bounded number of times.
+"""Requests to an object store through fsspec, or to a web server, each repeated a bounded number of times.
 
-Only this module knows fsspec. Nothing that a listing says is trusted where it matters: an object is there if it can be
-read. Objects are replaced as a whole, so a request that is repeated does no harm; a conditional write whose reply was
-lost is recognised by reading the object back.
-
-Read files of a web server with the requests of the standard library.
-
-The file system of fsspec for http needs another package, reports every failed request as a missing file, and cannot
-read a file whose server sends no size or no part of it.
+Only this module uses fsspec. A listing is never trusted where it matters: an object exists if it can be read. Objects
+are replaced as a whole, so repeating a request is harmless; a conditional write whose reply was lost is recognised by
+reading the object back.
 """
 
 from __future__ import annotations
@@ -30,148 +25,6 @@ from urllib.request import Request, urlopen
 
 from trainer_cli.errors import StoreAwayError, UserError
 
-_TIMEOUT_S = 60
-_MISSING = (404, 410)
-_REFUSED = (401, 403, 407)
-_TEMPORARY = (408, 425, 429)
-_BLOCK_BYTES = 1024 * 1024
-_LARGEST_PAGE = 16 * 1024 * 1024
-_DEEPEST = 1
-_MOST_PAGES = 10_000
-_SAFE = "%/:=&?~#+!$,;'@()*[]"
-"""Characters of an address that are sent as they are, as other clients do."""
-
-
-class WebServer:
-    """The methods of fsspec's file systems that `ObjectClient` calls to read.
-
-    FileNotFoundError is raised only where the server says that there is no such file.
-    """
-
-    def info(self, url: str) -> dict[str, Any]:
-        """Size (None if the server does not say), tags, whether parts of it can be read, and the type: a page of HTML
-        is a directory."""
-        # A GET, because servers of signed addresses refuse HEAD.
-        try:
-            reply = self._open(url, 0, 1)
-        except _EmptyFile:
-            return {"type": "file", "size": 0, "ranges": False}
-        with reply:
-            ranges, size_bytes = reply.status == 206, reply.length
-            if ranges:
-                total = (reply.headers.get("Content-Range") or "").rpartition("/")[2]
-                size_bytes = int(total) if total.isdecimal() else None
-            tags = {key: reply.headers[key] for key in ("ETag", "Last-Modified") if key in reply.headers}
-            return {"type": "directory" if _is_page(reply) else "file", "size": size_bytes, "ranges": ranges, **tags}
-
-    def cat_file(self, url: str, start: int | None = None, end: int | None = None) -> bytes:
-        """The bytes of a file, or of a part of it. OSError where the server sends no parts, or the reply is cut."""
-        with self._open(url, start, end) as reply:
-            _refuse_page(url, reply)
-            if start is not None and reply.status != 206:
-                raise OSError(errno.EIO, "the server sends no part of a file", url)
-            expected, content = reply.length, reply.read()
-            _check_length(url, len(content), expected)
-            return content
-
-    def stream(self, url: str) -> Iterator[bytes]:
-        """A whole file in blocks. OSError where the reply is cut, as far as the server said how long it is."""
-        with self._open(url) as reply:
-            _refuse_page(url, reply)
-            expected, count = reply.length, 0
-            while block := reply.read(_BLOCK_BYTES):
-                count += len(block)
-                yield block
-            _check_length(url, count, expected)
-
-    def find(self, url: str, detail: bool = True) -> dict[str, dict[str, Any]]:
-        """The files in a folder and its folders, by the links of the pages that the server shows for them."""
-        pages = [("", 0)]
-        files: dict[str, dict[str, Any]] = {}
-        for count, (folder, depth) in enumerate(pages):
-            if count == _MOST_PAGES:
-                raise UserError(f"{url} has more than {_MOST_PAGES:,} folders", cure="Name one of them.")
-            for name in self._links(f"{url}/{folder}"):
-                if not name.endswith("/"):
-                    files[f"{url}/{folder}{name}"] = {"type": "file", "size": None}
-                elif depth < _DEEPEST:
-                    pages.append((f"{folder}{name}", depth + 1))
-        return files
-
-    @staticmethod
-    def _strip_protocol(url: str) -> str:
-        return url
-
-    def _links(self, url: str) -> set[str]:
-        """The names of files and folders (those end in `/`) that a page shows directly below itself."""
-        with self._open(url) as reply:
-            if not _is_page(reply):
-                return set()
-            page = _Page()
-            page.feed(reply.read(_LARGEST_PAGE).decode(errors="replace"))
-            address = reply.url
-        base = address.rpartition("/")[0] + "/"
-        links = {urldefrag(urljoin(address, link)).url for link in page.links}
-        names = {unquote(link.removeprefix(base)) for link in links if link.startswith(base) and "?" not in link}
-        return {name for name in names if name.removesuffix("/") and "/" not in name[:-1]}
-
-    def _open(self, url: str, start: int | None = None, end: int | None = None) -> HTTPResponse:
-        headers = {"Accept-Encoding": "identity", "User-Agent": "trainer-cli"}
-        if start is not None and end is not None:
-            headers["Range"] = f"bytes={start}-{end - 1}"
-        try:
-            reply: HTTPResponse = urlopen(Request(quote(url, safe=_SAFE), headers=headers), timeout=_TIMEOUT_S)
-            return reply
-        except HTTPError as error:
-            error.close()
-            what = f"HTTP status {error.code} {error.reason}".strip()
-            if error.code in _MISSING:
-                raise FileNotFoundError(errno.ENOENT, what, url) from None
-            if error.code in _REFUSED:
-                raise PermissionError(errno.EACCES, what, url) from None
-            if error.code == 416:
-                raise _EmptyFile(errno.EIO, what, url) from None
-            if error.code in _TEMPORARY or error.code >= 500:
-                raise OSError(errno.EIO, what, url) from None
-            raise UserError(f"{url} cannot be read: {what}", cure="Check the address.") from None
-        except (ValueError, HTTPException) as error:
-            if isinstance(error, HTTPException) and urlsplit(url).hostname:
-                raise OSError(
-                    errno.EIO, f"the reply is not one of a web server ({type(error).__name__})", url
-                ) from error
-            raise UserError(f"{url} is no address: {error}", cure="Check the address.") from None
-
-
-class _EmptyFile(OSError):
-    """The server has no first byte of a file."""
-
-
-class _Page(HTMLParser):
-    """Collects the links of a page."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.links += [value for key, value in attrs if tag == "a" and key == "href" and value]
-
-
-def _is_page(reply: HTTPResponse) -> bool:
-    return reply.headers.get_content_type() == "text/html"
-
-
-def _refuse_page(url: str, reply: HTTPResponse) -> None:
-    """Some servers answer with a page where there is no file."""
-    if _is_page(reply):
-        raise FileNotFoundError(errno.ENOENT, "The server shows a page, and no file", url)
-
-
-def _check_length(url: str, count: int, expected: int | None) -> None:
-    if expected is not None and count != expected:
-        raise OSError(errno.EIO, f"{count:,} bytes came instead of {expected:,}", url)
-
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -188,19 +41,30 @@ _PACKAGES = {"s3": "'trainer-cli[s3]'", "gs": "gcsfs", "gcs": "gcsfs", "az": "ad
 _FINAL = (FileNotFoundError, FileExistsError, NotImplementedError, TypeError, ValueError)
 """Errors that a repeated request would raise again."""
 _TAGS = ("ETag", "etag", "blob_id", "generation", "mtime", "Last-Modified", "last_modified", "LastModified")
-"""Under which of these keys the file systems of fsspec tell that an object has changed."""
+"""Keys under which the file systems of fsspec give a value that changes with an object."""
 _NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError")
+"""Names of exceptions of the libraries below fsspec, which are imported only with their stores."""
+_WEB_TIMEOUT_S = 60
+_MISSING = (404, 410)
+_REFUSED = (401, 403, 407)
+_TEMPORARY = (408, 425, 429)
+_BLOCK_BYTES = 1024 * 1024
+_LARGEST_PAGE = 16 * 1024 * 1024
+_DEEPEST = 1
+_MOST_PAGES = 10_000
+_SAFE = "%/:=&?~#+!$,;'@()*[]"
+"""Characters of an address that are sent as they are, as other clients do."""
 
 
 class ObjectInfo(NamedTuple):
-    """What a listing says about an object."""
+    """An entry of a listing."""
 
     size_bytes: int | None
-    """None if the store does not say."""
+    """None if the store gives no size."""
     tag: str
-    """Changes with the object; empty if the store gives nothing that does."""
+    """A value that changes with the object; empty if the store gives none."""
     ranges: bool = True
-    """Whether a part of it can be read."""
+    """Whether a range of bytes can be read."""
 
 
 class ObjectClient:
@@ -208,8 +72,8 @@ class ObjectClient:
 
     Args:
         url: `scheme://bucket/prefix`.
-        wait: sleeps so many seconds.
-        attempts: how often a request is sent at most.
+        wait: sleeps for a number of seconds.
+        attempts: maximum number of times that a request is sent.
         options: for the file system of fsspec, such as `endpoint_url` of s3.
     """
 
@@ -226,9 +90,9 @@ class ObjectClient:
         self.read_only = self.scheme in _WEB
         self._wait, self._attempts = wait, attempts
         self._files = _file_system(self.scheme, options or {})
-        self._fresh = _taken_by(self._files, "ls", refresh=True)
-        """Some file systems cache listings even with `use_listings_cache=False`."""
-        self._upload_settings = _taken_by(
+        # Some file systems cache listings even with `use_listings_cache=False`.
+        self._fresh = _accepted_arguments(self._files, "ls", refresh=True)
+        self._upload_settings = _accepted_arguments(
             self._files,
             "put_file",
             chunksize=PART_BYTES,
@@ -238,17 +102,17 @@ class ObjectClient:
     def list(self, folder: str = "") -> dict[str, ObjectInfo]:
         """Every object under the URL, or under one folder of it, by its key relative to that.
 
-        It may miss one that was just written, and hold one that was just deleted.
+        The list may lack an object that was just written, and contain one that was just deleted.
         """
-        place = self._path(folder).rstrip("/")
+        path = self._path(folder).rstrip("/")
         try:
-            found = self._repeated("list", lambda: self._files.find(place, detail=True, **self._fresh))
+            infos = self._repeat("list", lambda: self._files.find(path, detail=True, **self._fresh))
         except FileNotFoundError:
             return {}
-        root = self._files._strip_protocol(place).rstrip("/") + "/"
+        root = self._files._strip_protocol(path).rstrip("/") + "/"
         return {
-            name.removeprefix(root): _described(info)
-            for name, info in found.items()
+            name.removeprefix(root): _to_object_info(info)
+            for name, info in infos.items()
             if name.startswith(root) and info.get("type") != "directory"
         }
 
@@ -256,7 +120,7 @@ class ObjectClient:
         """Write and delete a small object.
 
         Raises:
-            UserError: there is no such bucket, or it may not be written.
+            UserError: there is no such bucket, or there is no permission to write to it.
         """
         key = f".probe.{run_id}"
         try:
@@ -266,27 +130,28 @@ class ObjectClient:
         self.delete(key)
 
     def get(self, key: str) -> bytes | None:
-        """The content of a small object, or None if it is not there."""
+        """The content of a small object, or None if it does not exist."""
         try:
-            return self._repeated(f"get {key}", lambda: bytes(self._files.cat_file(self._path(key))))
+            return self._repeat(f"get {key}", lambda: bytes(self._files.cat_file(self._path(key))))
         except FileNotFoundError:
             return None
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """The bytes of an object from `start` to `end`; FileNotFoundError if it is not there."""
+        """The bytes of an object from `start` to `end`; FileNotFoundError if it does not exist."""
 
         def read() -> bytes:
             content = bytes(self._files.cat_file(self._path(key), start=start, end=end))
+            # A connection that was closed early may look like a complete reply.
             if len(content) != end - start:
                 raise OSError(errno.EIO, f"{len(content)} bytes came instead of {end - start}")
             return content
 
-        return self._repeated(f"get {key}", read)
+        return self._repeat(f"get {key}", read)
 
     def blocks(self, key: str, size_bytes: int | None) -> Iterator[bytes]:
-        """The content of an object, in order; some parts are fetched ahead. FileNotFoundError if it is not there."""
+        """The content of an object, in order; some parts are fetched ahead. FileNotFoundError if it does not exist."""
         if self.read_only:
-            # A web server may send no parts, or not say the size.
+            # A web server may not support ranges, or not give the size.
             info = self.info(key)
             if info is None:
                 raise FileNotFoundError(errno.ENOENT, "There is no such file", self._path(key))
@@ -295,6 +160,7 @@ class ObjectClient:
 
     def _parts(self, key: str, size_bytes: int) -> Iterator[bytes]:
         ranges = [(start, min(start + PART_BYTES, size_bytes)) for start in range(0, size_bytes, PART_BYTES)]
+        # A bounded queue: the memory for parts does not grow with the object.
         ahead: deque[Future[bytes]] = deque()
         with ThreadPoolExecutor(_PARTS_AT_ONCE, "checkpoint-download") as pool:
             try:
@@ -308,7 +174,7 @@ class ObjectClient:
                 pool.shutdown(cancel_futures=True)
 
     def _stream(self, key: str) -> Iterator[bytes]:
-        """The content of an object that is sent as a whole. After a reply that was cut, what was read is skipped."""
+        """The content of an object that is sent as a whole. Bytes read before a truncated reply are skipped."""
         position = 0
         blocks: Iterator[bytes] | None = None
 
@@ -330,24 +196,24 @@ class ObjectClient:
                 blocks = None
                 raise
 
-        while block := self._repeated(f"get {key}", read):
+        while block := self._repeat(f"get {key}", read):
             position += len(block)
             yield block
 
     def info(self, key: str) -> ObjectInfo | None:
-        """Size and tag of an object, or None if it is not there."""
+        """Size and tag of an object, or None if it does not exist."""
         try:
-            info = self._repeated(f"head {key}", lambda: self._files.info(self._path(key), **self._fresh))
+            info = self._repeat(f"head {key}", lambda: self._files.info(self._path(key), **self._fresh))
         except FileNotFoundError:
             return None
-        return None if info["type"] == "directory" else _described(info)
+        return None if info["type"] == "directory" else _to_object_info(info)
 
     def put(self, key: str, content: bytes) -> None:
-        """Write a small object, replacing one that is there."""
-        self._repeated(f"put {key}", lambda: self._files.pipe_file(self._path(key), content))
+        """Write a small object, or replace it."""
+        self._repeat(f"put {key}", lambda: self._files.pipe_file(self._path(key), content))
 
     def put_new(self, key: str, content: bytes) -> bool:
-        """Write a small object that must not be there yet; False if another one is."""
+        """Write a small object that must not exist yet; False if it exists with another content."""
 
         def write() -> bool:
             try:
@@ -355,7 +221,7 @@ class ObjectClient:
             except FileExistsError:
                 return self.get(key) == content
             except OSError as error:
-                # The reply may have been lost, or a rejected condition may look like another error.
+                # The reply may have been lost, or a rejected condition may have raised another error.
                 if self.get(key) == content:
                     return True
                 if error.errno is None and "Precondition" in str(error):
@@ -363,10 +229,10 @@ class ObjectClient:
                 raise
             return True
 
-        return self._repeated(f"put {key}", write)
+        return self._repeat(f"put {key}", write)
 
     def upload(self, key: str, path: Path) -> None:
-        """Send a file as an object, in parallel parts if it is large. The size of what arrived is compared."""
+        """Send a file as an object, in parallel parts if it is large, and compare the size of the object."""
         size_bytes = path.stat().st_size
 
         def send() -> None:
@@ -375,10 +241,10 @@ class ObjectClient:
             if info is None or info.size_bytes != size_bytes:
                 raise OSError(errno.EIO, f"{info and info.size_bytes} bytes arrived instead of {size_bytes}")
 
-        self._repeated(f"put {key}", send)
+        self._repeat(f"put {key}", send)
 
     def delete(self, key: str) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object, if it exists."""
 
         def delete() -> None:
             try:
@@ -386,20 +252,20 @@ class ObjectClient:
             except FileNotFoundError:
                 return
 
-        self._repeated(f"delete {key}", delete)
+        self._repeat(f"delete {key}", delete)
 
     def copy(self, key: str, new: str) -> None:
         """Copy an object to another key, within the store."""
-        self._repeated(f"copy {key}", lambda: self._files.cp_file(self._path(key), self._path(new)))
+        self._repeat(f"copy {key}", lambda: self._files.cp_file(self._path(key), self._path(new)))
 
     def _path(self, key: str) -> str:
         return f"{self.url}/{key}"
 
-    def _repeated(self, what: str, request: Callable[[], T]) -> T:
-        """Send a request until it succeeds, with growing pauses of random length.
+    def _repeat(self, description: str, request: Callable[[], T]) -> T:
+        """Send a request until it succeeds, with growing pauses.
 
         Raises:
-            StoreAwayError: it failed as often as was tried.
+            StoreAwayError: every attempt failed.
             UserError: there are no credentials, or they give no access.
         """
         for attempt in range(1, self._attempts + 1):
@@ -417,30 +283,28 @@ class ObjectClient:
                         f"there are no credentials for {self.url}: {error}",
                         cure="Set them as for other tools of this store, for example AWS_ACCESS_KEY_ID.",
                     ) from error
-                said = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0][:200]
+                reason = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0][:200]
                 if attempt == self._attempts:
-                    raise StoreAwayError(f"{what} failed {attempt} times: {said}", where=self.url) from error
-                logger.debug("%s of %s failed, and is tried again: %s", what, self.url, said)
+                    raise StoreAwayError(f"{description} failed {attempt} times: {reason}", where=self.url) from error
+                logger.debug("%s of %s failed, and is tried again: %s", description, self.url, reason)
+                # Of random length: many ranks and jobs would otherwise meet a busy store at the same time again.
                 longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
                 self._wait(longest * random.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
 
 
-def _described(info: Mapping[str, Any]) -> ObjectInfo:
+def _to_object_info(info: Mapping[str, Any]) -> ObjectInfo:
     size_bytes = info.get("size")
-    return ObjectInfo(None if size_bytes is None else int(size_bytes), _tag(info), info.get("ranges", True))
+    tag = next((str(info[key]) for key in _TAGS if info.get(key)), "")
+    return ObjectInfo(None if size_bytes is None else int(size_bytes), tag, info.get("ranges", True))
 
 
-def _taken_by(files: Any, method: str, **arguments: Any) -> dict[str, Any]:
+def _accepted_arguments(files: Any, method: str, **arguments: Any) -> dict[str, Any]:
     """Those of the arguments that a method of a file system names in its signature."""
-    # A method that is asynchronous below has its names there.
+    # The method of an asynchronous file system forwards `*args`; its parameters are those of the coroutine.
     function = getattr(files, f"_{method}", None) or getattr(files, method, None)
     names = signature(function).parameters if function is not None else ()
     return {name: value for name, value in arguments.items() if name in names}
-
-
-def _tag(info: Mapping[str, Any]) -> str:
-    return next((str(info[key]) for key in _TAGS if info.get(key)), "")
 
 
 def _file_system(scheme: str, options: dict[str, Any]) -> Any:
@@ -449,9 +313,9 @@ def _file_system(scheme: str, options: dict[str, Any]) -> Any:
     import fsspec
 
     if scheme in _S3:
-        # Repeated here, with a bound that is known.
+        # One attempt: `_repeat` repeats requests, and its bound would otherwise be multiplied.
         config = {**_TIMEOUTS, "retries": {"max_attempts": 1}, **options.pop("config_kwargs", {})}
-        # With one, a small object is read by one request; else its size is asked for first.
+        # With a concurrency of 1 a small object is read by one request; otherwise its size is requested first.
         options = {"config_kwargs": config, "max_concurrency": 1, **options}
     try:
         files = fsspec.filesystem(scheme, use_listings_cache=False, **options)
@@ -464,3 +328,133 @@ def _file_system(scheme: str, options: dict[str, Any]) -> Any:
     if hasattr(files, "retries"):
         files.retries = 1
     return files
+
+
+class WebServer:
+    """The methods of fsspec's file systems that `ObjectClient` calls to read, by the standard library.
+
+    The file system of fsspec for http needs another package, reports every failed request as a missing file, and cannot
+    read a file whose server gives no size or supports no ranges. Here FileNotFoundError means that the server says so.
+    """
+
+    def info(self, url: str) -> dict[str, Any]:
+        """Size (None if the server gives none), tags, support of ranges, and type: a page of HTML is a directory."""
+        # A GET, because servers of signed URLs refuse HEAD.
+        try:
+            reply = self._open(url, 0, 1)
+        except _EmptyFile:
+            return {"type": "file", "size": 0, "ranges": False}
+        with reply:
+            ranges, size_bytes = reply.status == 206, reply.length
+            if ranges:
+                total = (reply.headers.get("Content-Range") or "").rpartition("/")[2]
+                size_bytes = int(total) if total.isdecimal() else None
+            tags = {key: reply.headers[key] for key in ("ETag", "Last-Modified") if key in reply.headers}
+            return {"type": "directory" if _is_page(reply) else "file", "size": size_bytes, "ranges": ranges, **tags}
+
+    def cat_file(self, url: str, start: int | None = None, end: int | None = None) -> bytes:
+        """The bytes of a file, or a range of them. OSError without support of ranges, or if the reply is truncated."""
+        with self._open(url, start, end) as reply:
+            _refuse_page(url, reply)
+            if start is not None and reply.status != 206:
+                raise OSError(errno.EIO, "the server sends no part of a file", url)
+            expected, content = reply.length, reply.read()
+            _check_length(url, len(content), expected)
+            return content
+
+    def stream(self, url: str) -> Iterator[bytes]:
+        """A whole file in blocks. OSError if the reply is shorter than the server announced."""
+        with self._open(url) as reply:
+            _refuse_page(url, reply)
+            expected, count = reply.length, 0
+            while block := reply.read(_BLOCK_BYTES):
+                count += len(block)
+                yield block
+            _check_length(url, count, expected)
+
+    def find(self, url: str, detail: bool = True) -> dict[str, dict[str, Any]]:
+        """The files in a folder and its folders, by the links of their index pages."""
+        pages = [("", 0)]
+        files: dict[str, dict[str, Any]] = {}
+        for count, (folder, depth) in enumerate(pages):
+            if count == _MOST_PAGES:
+                raise UserError(f"{url} has more than {_MOST_PAGES:,} folders", cure="Name one of them.")
+            for name in self._links(f"{url}/{folder}"):
+                if not name.endswith("/"):
+                    files[f"{url}/{folder}{name}"] = {"type": "file", "size": None}
+                elif depth < _DEEPEST:
+                    pages.append((f"{folder}{name}", depth + 1))
+        return files
+
+    @staticmethod
+    def _strip_protocol(url: str) -> str:
+        return url
+
+    def _links(self, url: str) -> set[str]:
+        """The files and folders (ending in `/`) directly below a page, by its links."""
+        with self._open(url) as reply:
+            if not _is_page(reply):
+                return set()
+            page = _Page()
+            page.feed(reply.read(_LARGEST_PAGE).decode(errors="replace"))
+            address = reply.url
+        base = address.rpartition("/")[0] + "/"
+        links = {urldefrag(urljoin(address, link)).url for link in page.links}
+        names = {unquote(link.removeprefix(base)) for link in links if link.startswith(base) and "?" not in link}
+        return {name for name in names if name.removesuffix("/") and "/" not in name[:-1]}
+
+    def _open(self, url: str, start: int | None = None, end: int | None = None) -> HTTPResponse:
+        headers = {"Accept-Encoding": "identity", "User-Agent": "trainer-cli"}
+        if start is not None and end is not None:
+            headers["Range"] = f"bytes={start}-{end - 1}"
+        try:
+            reply: HTTPResponse = urlopen(Request(quote(url, safe=_SAFE), headers=headers), timeout=_WEB_TIMEOUT_S)
+            return reply
+        except HTTPError as error:
+            error.close()
+            status = f"HTTP status {error.code} {error.reason}".strip()
+            if error.code in _MISSING:
+                raise FileNotFoundError(errno.ENOENT, status, url) from None
+            if error.code in _REFUSED:
+                raise PermissionError(errno.EACCES, status, url) from None
+            if error.code == 416:
+                raise _EmptyFile(errno.EIO, status, url) from None
+            if error.code in _TEMPORARY or error.code >= 500:
+                raise OSError(errno.EIO, status, url) from None
+            raise UserError(f"{url} cannot be read: {status}", cure="Check the address.") from None
+        except (ValueError, HTTPException) as error:
+            if isinstance(error, HTTPException) and urlsplit(url).hostname:
+                raise OSError(
+                    errno.EIO, f"the reply is not one of a web server ({type(error).__name__})", url
+                ) from error
+            raise UserError(f"{url} is no address: {error}", cure="Check the address.") from None
+
+
+class _EmptyFile(OSError):
+    """The server has no first byte of the file."""
+
+
+class _Page(HTMLParser):
+    """Collects the links of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value for key, value in attrs if tag == "a" and key == "href" and value]
+
+
+def _is_page(reply: HTTPResponse) -> bool:
+    return reply.headers.get_content_type() == "text/html"
+
+
+def _refuse_page(url: str, reply: HTTPResponse) -> None:
+    # Some servers answer with a page if there is no file.
+    if _is_page(reply):
+        raise FileNotFoundError(errno.ENOENT, "The server shows a page, and no file", url)
+
+
+def _check_length(url: str, count: int, expected: int | None) -> None:
+    if expected is not None and count != expected:
+        raise OSError(errno.EIO, f"{count:,} bytes came instead of {expected:,}", url)

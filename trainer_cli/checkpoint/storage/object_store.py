@@ -1,10 +1,10 @@
 """Checkpoints in an object store: committed on the local disk first, then sent, the manifest last.
 
-    save:  hidden folder -> fsync -> renamed in `cache` (committed) ─ a thread ─> files -> manifest, if none is there
+    save:  hidden folder -> fsync -> renamed in `cache` (committed) ─ a thread ─> files -> manifest, if none exists
     load:  manifest -> local copy with the same manifest, or download into `cache` -> digests as for any folder
 
-In the store a checkpoint exists if its manifest does. A checkpoint that is not sent yet counts as one of the storage,
-so that everything else, retention included, sees one place. While the store is away, training and saving go on.
+In the store a checkpoint exists if its manifest does. A checkpoint that is not sent yet counts as part of the storage,
+so that its users, retention included, see one storage. While the store is unreachable, training and saving continue.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainer_cli.checkpoint.storage.download import cache_of, download
-from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, LocalWritableFolder
+from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, StagedFolder
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
-from trainer_cli.checkpoint.storage.uploader import Uploader, in_parallel
+from trainer_cli.checkpoint.storage.uploader import Uploader, run_in_parallel
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, PINNED_FILE, Hidden, HiddenName, is_plain, removed_marker
@@ -35,21 +35,21 @@ from trainer_cli.errors import StoreAwayError, UserError
 logger = logging.getLogger(__name__)
 
 _SENT_FILE = "sent"
-"""Empty side file of a local copy whose checkpoint is in the store."""
+"""Empty file in a local copy: its checkpoint is in the store."""
 _WRITING_FILE = ".writing"
-"""Object that holds the id of the run that sends a checkpoint, until it is committed. No other run sends there then."""
+"""Object with the id of the run that is sending a checkpoint, until the commit. Other runs cannot send it meanwhile."""
 _FILES_AT_ONCE = 4
 _TRIES = 5
-"""How often a local copy is fetched that another process removes before it is held."""
+"""Maximum number of downloads of a copy that other processes remove before it is locked."""
 
 
-class _Remote(NamedTuple):
-    """What is known of one folder in the store."""
+class _RemoteFolder(NamedTuple):
+    """The last known content of one folder in the store."""
 
     sizes: dict[str, int]
     manifest: bytes | None
     tag: str
-    """The manifest's."""
+    """Tag of the manifest, which changes with it; empty if unknown."""
 
 
 class ObjectStorage:
@@ -58,7 +58,7 @@ class ObjectStorage:
     Args:
         url: the folder of the checkpoints in the store.
         cache: the local folder for copies; by default one in the user's cache for this URL.
-        run_id, attempt, later: as of LocalStorage.
+        run_id, attempt, later: see `LocalStorage`.
         client: sends the requests.
     """
 
@@ -78,70 +78,67 @@ class ObjectStorage:
         self.client = client or ObjectClient(self.url)
         self.local = LocalStorage(self.cache, run_id=run_id, attempt=attempt, later=later)
         self.uploader = Uploader(self._send, self.location)
-        self._remote: dict[str, _Remote] | None = None
-        self._trains = False
+        self._remote: dict[str, _RemoteFolder] | None = None
+        self._is_training = False
         self._away = False
-        self._held: set[str] = set()
-        """Checkpoints that are just being sent, removed or changed."""
-        self._released = threading.Condition()
+        self._locked: set[str] = set()
+        """Checkpoints that are being sent, removed or changed."""
+        self._unlocked = threading.Condition()
 
     def names(self) -> list[str]:
         self._refresh()
         return sorted({*self._unsent(), *(self._remote or {})})
 
     def location(self, name: str) -> str:
-        return f"{self.url}/{_plain(name)}"
+        return f"{self.url}/{_check_plain(name)}"
 
     @contextmanager
     def writing(
         self, name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128, replace: bool = False
-    ) -> Iterator[LocalWritableFolder]:
+    ) -> Iterator[StagedFolder]:
         if self.client.read_only:
             raise UserError(f"{self.url} can only be read", cure="Save to a local folder, or to an object store.")
-        there = self._is_unsent(name) or ((found := self._folder(name)) is not None and found.manifest is not None)
-        if there and replace:
-            # A store cannot replace several objects at once, so that the old one would be lost before the new one is.
+        unsent = self._is_unsent(name)
+        remote = None if unsent else self._folder(name)
+        exists = unsent or (remote is not None and remote.manifest is not None)
+        if exists and replace:
+            # A store cannot replace several objects atomically: the old checkpoint would be lost before the new exists.
             raise UserError(
                 f"{self.location(name)} exists, and a checkpoint in an object store cannot be replaced at once",
                 cure="Save under another name.",
             )
-        if there:
+        if exists:
             raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", self.location(name))
-        if name in self.local.names() and not self._is_unsent(name):
-            self.local.remove(name)  # The copy of one that is no longer in the store.
+        if name in self.local.names():
+            self.local.remove(name)  # A copy of a checkpoint that is no longer in the store.
         with self.local.writing(name, digest=digest) as folder:
-            publish = folder._publish
-
-            def publish_and_send() -> None:
-                publish()
-                self.uploader.add(name)
-
-            folder._publish = publish_and_send
+            # The upload begins only after the local commit: until then nothing may be sent.
+            folder.after_publish = partial(self.uploader.add, name)
             yield folder
 
-    def joining(self, place: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> LocalWritableFolder:
-        return self.local.joining(place, digest=digest)
+    def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
+        return self.local.joining(hidden_name, digest=digest)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
         with ExitStack() as stack:
-            yield self._hold_copy(name, stack)
+            yield self._open_copy(name, stack)
 
-    def _hold_copy(self, name: str, stack: ExitStack) -> LocalReadableFolder:
-        """A local copy of a checkpoint, held against removal until the end of `stack`.
+    def _open_copy(self, name: str, stack: ExitStack) -> LocalReadableFolder:
+        """A local copy of a checkpoint, downloaded if needed and locked against removal until `stack` ends.
 
         Raises:
-            FileNotFoundError: the checkpoint is not in the store. A missing copy is downloaded.
+            FileNotFoundError: the checkpoint is not in the store.
             OSError: the store does not answer, or the copy cannot be written.
         """
         for _ in range(_TRIES):
-            with self._copying(_plain(name)):
+            with self._lock_copy(_check_plain(name)):
                 if not self._is_unsent(name):
                     self._refresh_copy(name)
                 try:
                     folder = stack.enter_context(self.local.reading(name))
                 except FileNotFoundError:
-                    # It was sent and then trimmed since, or a removal began. Only the store says whether it is gone.
+                    # It was sent and trimmed since, or a removal began. Only the store knows whether it still exists.
                     continue
             self._trim(name)
             return folder
@@ -153,23 +150,23 @@ class ObjectStorage:
         if self._is_unsent(name):
             return self.local.peek(name, file)
         if file == MANIFEST_FILE:
-            found = self._folder(name)
-            return None if found is None else found.manifest
-        return self.client.get(f"{_plain(name)}/{file}")
+            remote = self._folder(name)
+            return None if remote is None else remote.manifest
+        return self.client.get(f"{_check_plain(name)}/{file}")
 
     def sizes(self, name: str) -> dict[str, int]:
         if self._is_unsent(name):
             return {file: size for file, size in self.local.sizes(name).items() if file != _SENT_FILE}
-        found = self._folder(name)
-        sizes = {} if found is None else found.sizes
+        remote = self._folder(name)
+        sizes = {} if remote is None else remote.sizes
         return {file: size for file, size in sizes.items() if file != _WRITING_FILE}
 
     def is_pinned(self, name: str) -> bool:
         return PINNED_FILE in self.sizes(name)
 
     def remove(self, name: str) -> bool:
-        with self._holding(name, wait=False) as held:
-            if not held:
+        with self._locking(name, wait=False) as locked:
+            if not locked:
                 return False
             local = name in self.local.names()
             if self._away and not self._is_unsent(name):
@@ -177,9 +174,10 @@ class ObjectStorage:
             if local and not self.local.remove(name):
                 return False
             self.uploader.drop(name)
-            found = self._folder(name)
-            if found is None or found.manifest is None:
+            remote = self._folder(name)
+            if remote is None or remote.manifest is None:
                 return local
+            # The marker first, so that a later attempt knows whose half-removed folder this is.
             self.client.put(f"{name}/{removed_marker(self.run_id)}", b"")
             self.client.delete(f"{name}/{MANIFEST_FILE}")
             self._forget(name)
@@ -187,48 +185,48 @@ class ObjectStorage:
             return True
 
     def clear(self, name: str) -> bool:
-        with self._holding(name):
+        with self._locking(name):
             if self._is_unsent(name):
                 return False
-            found = self._folder(name)
-            if found is None or found.manifest is not None:
+            remote = self._folder(name)
+            if remote is None or remote.manifest is not None:
                 return False
             self._delete_objects(name)
             self._forget(name)
             return True
 
     def amend(self, name: str, manifest: bytes) -> None:
-        with self._holding(name):
+        with self._locking(name):
             unsent = self._is_unsent(name)
             if name in self.local.names():
                 self.local.amend(name, manifest)
             if unsent:
                 return
-            if self.client.get(f"{_plain(name)}/{MANIFEST_FILE}") is None:
+            if self.client.get(f"{_check_plain(name)}/{MANIFEST_FILE}") is None:
                 raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
             self.client.put(f"{name}/{MANIFEST_FILE}", manifest)
             self._remember(name, {MANIFEST_FILE: len(manifest)}, manifest)
 
     def pin(self, name: str, *, pinned: bool) -> None:
-        with self._holding(name):
+        with self._locking(name):
             if name in self.local.names():
                 self.local.pin(name, pinned=pinned)
             if not self._is_unsent(name):
                 if pinned:
-                    self.client.put(f"{_plain(name)}/{PINNED_FILE}", b"")
+                    self.client.put(f"{_check_plain(name)}/{PINNED_FILE}", b"")
                 else:
-                    self.client.delete(f"{_plain(name)}/{PINNED_FILE}")
+                    self.client.delete(f"{_check_plain(name)}/{PINNED_FILE}")
                 self._remember(name, {PINNED_FILE: 0 if pinned else None})
 
     def quarantine(self, name: str, why: str) -> str:
-        with self._holding(name):
+        with self._locking(name):
             hidden = str(HiddenName(Hidden.quarantined, name, self.run_id, self.attempt))
             self.uploader.drop(name)
             if name in self.local.names():
                 hidden = self.local.quarantine(name, why)
-            if (found := self._folder(name)) is not None:
+            if (remote := self._folder(name)) is not None:
                 # The manifest goes first, so that a crash midway leaves a partial checkpoint.
-                files = {*found.sizes, *self.client.list(name)}
+                files = {*remote.sizes, *self.client.list(name)}
                 for file in sorted(files, key=lambda file: file != MANIFEST_FILE):
                     self.client.copy(f"{name}/{file}", f"{hidden}/{file}")
                     self.client.delete(f"{name}/{file}")
@@ -240,14 +238,17 @@ class ObjectStorage:
         self.local.fsync_names()
 
     def sweep(self) -> list[str]:
-        """As of every storage. From here on this storage is that of a training, which goes on while the store is away;
-        what an earlier attempt could not send is sent."""
+        """See `Storage.sweep`. After this call a run owns the storage, and tolerates an unreachable store.
+
+        Checkpoints that an earlier attempt could not send are queued.
+        """
         swept = self.local.sweep()
+        # The first access of a run: a missing bucket or credential ends it now, not after the first save.
         self.client.check_writable(self.run_id)
         self._refresh()
-        self._trains = True
-        for name, found in list((self._remote or {}).items()):
-            if found.manifest is None and not self._is_unsent(name) and self._is_ours(name, found):
+        self._is_training = True
+        for name, remote in list((self._remote or {}).items()):
+            if remote.manifest is None and not self._is_unsent(name) and self._is_ours(name, remote):
                 self._delete_objects(name)
                 self._forget(name)
                 swept.append(name)
@@ -266,85 +267,82 @@ class ObjectStorage:
         return self.uploader.wait(timeout_s)
 
     def _refresh(self) -> None:
-        """List the store. During a training, what was known before counts while the store is away, and the store is
-        asked again once something could be sent."""
+        """List the store. During training the last listing is used while the store is unreachable."""
+        # A listing would wait for a time-out each time. The next upload that succeeds clears `_away`.
         if self._away and self.uploader.waiting():
             return
         before = self._remote or {}
         try:
-            found: dict[str, dict[str, int]] = {}
+            listed: dict[str, dict[str, int]] = {}
             tags: dict[str, str] = {}
             for key, info in self.client.list().items():
                 name, slash, file = key.partition("/")
                 if slash and "/" not in file and is_plain(name):
-                    sizes = found.setdefault(name, {})
+                    sizes = listed.setdefault(name, {})
                     if info.size_bytes is not None:
                         sizes[file] = info.size_bytes
                     if file == MANIFEST_FILE:
                         tags[name] = info.tag
             remote = {}
-            for name in {*found, *before}:
-                # A listing may be older than what was read or written since.
-                known = before.get(name)
-                if known is not None and known.manifest is not None and known.tag and known.tag == tags.get(name):
-                    remote[name] = known._replace(sizes=found[name])
-                elif (one := self._look(name, found.get(name, {}), tags.get(name, ""))) is not None:
-                    remote[name] = one
+            for name in {*listed, *before}:
+                # A listing may be older than the last read or write, so a manifest is read unless its tag is the same.
+                last = before.get(name)
+                if last is not None and last.manifest is not None and last.tag and last.tag == tags.get(name):
+                    remote[name] = last._replace(sizes=listed[name])
+                elif (folder := self._read_folder(name, listed.get(name, {}), tags.get(name, ""))) is not None:
+                    remote[name] = folder
             self._remote, self._away = remote, False
         except StoreAwayError as error:
-            if not self._trains:
+            if not self._is_training:
                 raise
             if not self._away:
                 self._away = True
                 logger.warning("%s does not answer, so its checkpoints stay as they are: %s", self.url, error)
 
-    def _look(self, name: str, sizes: dict[str, int], tag: str) -> _Remote | None:
-        """One folder of the store as it is now; None if nothing is there."""
+    def _read_folder(self, name: str, sizes: dict[str, int], tag: str) -> _RemoteFolder | None:
+        """Read the manifest of a folder in the store, and correct the listed sizes by it; None if nothing exists."""
         manifest = self.client.get(f"{name}/{MANIFEST_FILE}")
         if manifest is None:
             sizes = {file: size for file, size in sizes.items() if file != MANIFEST_FILE}
-            return _Remote(sizes, None, "") if sizes else None
+            return _RemoteFolder(sizes, None, "") if sizes else None
         sizes = {**sizes, MANIFEST_FILE: len(manifest)}
         with suppress(ManifestError):
             for file, entry in Manifest.parse(manifest).files.items():
                 if sizes.get(file) != entry.size_bytes and (info := self.client.info(f"{name}/{file}")) is not None:
-                    # A size that the store does not say shows when the file is read.
+                    # Some stores give no size; a wrong one is noticed when the file is read.
                     sizes[file] = entry.size_bytes if info.size_bytes is None else info.size_bytes
-        return _Remote(sizes, manifest, tag)
+        return _RemoteFolder(sizes, manifest, tag)
 
-    def _folder(self, name: str) -> _Remote | None:
+    def _folder(self, name: str) -> _RemoteFolder | None:
+        """A folder of the store as last known, or read now if no listing has it; None if it does not exist."""
+        _check_plain(name)
         if self._remote is None:
             if self.client.read_only:
-                self._remote = {}  # The pages of a web server are read only where a glob or a folder is named.
+                self._remote = {}  # The pages of a web server are listed only for a glob or a folder.
             else:
                 self._refresh()
         assert self._remote is not None
-        if _plain(name) not in self._remote and (found := self._look_once(name)) is not None:
-            self._remote[name] = found
+        if name not in self._remote and not self._away:
+            try:
+                folder = self._read_folder(name, {}, "")
+            except StoreAwayError:
+                if not self._is_training:
+                    raise
+                folder = None
+            if folder is not None:
+                self._remote[name] = folder
         return self._remote.get(name)
 
-    def _look_once(self, name: str) -> _Remote | None:
-        """A folder that no listing has: of http, or a new one."""
-        if self._away:
-            return None
-        try:
-            return self._look(name, {}, "")
-        except StoreAwayError:
-            if not self._trains:
-                raise
-            return None
-
     def _remember(self, name: str, sizes: Mapping[str, int | None], manifest: bytes | None = None) -> None:
-        """Know of a change that was made in the store, before a listing shows it. None: the object was deleted."""
-        known = (self._remote or {}).get(name)
-        if self._remote is None or known is None:
+        """Note a change that was made in the store before a listing shows it. Size None: the object was deleted."""
+        last = (self._remote or {}).get(name)
+        if self._remote is None or last is None:
             return
-        all_sizes = {**known.sizes, **sizes}
-        left = {file: size for file, size in all_sizes.items() if size is not None}
-        self._remote[name] = _Remote(left, manifest or known.manifest, known.tag if manifest is None else "")
+        existing = {file: size for file, size in {**last.sizes, **sizes}.items() if size is not None}
+        self._remote[name] = _RemoteFolder(existing, manifest or last.manifest, last.tag if manifest is None else "")
 
     def _forget(self, name: str) -> None:
-        """Know that a folder was removed from the store."""
+        """Note that a folder was removed from the store."""
         if self._remote is not None:
             self._remote.pop(name, None)
 
@@ -357,21 +355,23 @@ class ObjectStorage:
         return MANIFEST_FILE in sizes and _SENT_FILE not in sizes
 
     def _send(self, name: str) -> None:
-        """Send a local copy, and commit it in the store. A checkpoint that was removed meanwhile is passed over."""
-        with self._holding(name):
+        """Send a local copy, and commit it in the store. A checkpoint that was removed meanwhile is skipped."""
+        with self._locking(name):
             sizes = {file: size for file, size in self.local.sizes(name).items() if file != _SENT_FILE}
             manifest = self.local.peek(name, MANIFEST_FILE)
             if manifest is None:
                 return
             began = time.monotonic()
-            found = self.client.get(f"{name}/{MANIFEST_FILE}")
-            if found not in (None, manifest) or not self.client.put_new(f"{name}/{_WRITING_FILE}", self._own_id):
+            sent = self.client.get(f"{name}/{MANIFEST_FILE}")
+            # The id of this run claims the name: two runs that send to one name would mix their files.
+            if sent not in (None, manifest) or not self.client.put_new(f"{name}/{_WRITING_FILE}", self.run_id.encode()):
                 raise FileExistsError(errno.EEXIST, "another run's checkpoint of that name is in the store", name)
             files = [file for file in sizes if file != MANIFEST_FILE and not file.startswith(".")]
-            in_parallel(
+            run_in_parallel(
                 [partial(self.client.upload, f"{name}/{file}", self.cache / name / file) for file in files],
                 _FILES_AT_ONCE,
             )
+            # Manifest last: from here on the checkpoint exists in the store.
             if not self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest):
                 raise FileExistsError(
                     errno.EEXIST, "another checkpoint of that name is in the store", self.location(name)
@@ -380,55 +380,56 @@ class ObjectStorage:
             (self.cache / name / _SENT_FILE).touch()
             self._away = False
             if self._remote is not None:
-                self._remote[name] = _Remote(sizes, manifest, "")
+                self._remote[name] = _RemoteFolder(sizes, manifest, "")
             logger.info(
                 "sent %s (%s bytes, %.1f s)", self.location(name), f"{sum(sizes.values()):,}", time.monotonic() - began
             )
             self._trim(name)
 
     @contextmanager
-    def _holding(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        """Keep others from sending, removing or changing a checkpoint; False if one does, and `wait` is False."""
-        with self._released:
-            if name in self._held and not wait:
+    def _locking(self, name: str, *, wait: bool = True) -> Iterator[bool]:
+        """Keep other threads from sending, removing or changing a checkpoint.
+
+        Yields False, without a lock, if another thread does so and `wait` is False.
+        """
+        with self._unlocked:
+            if name in self._locked and not wait:
                 yield False
                 return
-            self._released.wait_for(lambda: name not in self._held)
-            self._held.add(name)
+            self._unlocked.wait_for(lambda: name not in self._locked)
+            self._locked.add(name)
         try:
             yield True
         finally:
-            with self._released:
-                self._held.discard(name)
-                self._released.notify_all()
+            with self._unlocked:
+                self._locked.discard(name)
+                self._unlocked.notify_all()
 
-    @property
-    def _own_id(self) -> bytes:
-        return self.run_id.encode()
-
-    def _is_ours(self, name: str, found: _Remote) -> bool:
+    def _is_ours(self, name: str, remote: _RemoteFolder) -> bool:
         """Whether an attempt of this run left a folder half-sent or half-removed."""
-        if removed_marker(self.run_id) in found.sizes:
+        if removed_marker(self.run_id) in remote.sizes:
             return True
-        return _WRITING_FILE in found.sizes and self.client.get(f"{name}/{_WRITING_FILE}") == self._own_id
+        return _WRITING_FILE in remote.sizes and self.client.get(f"{name}/{_WRITING_FILE}") == self.run_id.encode()
 
     def _trim(self, newest: str) -> None:
-        """Remove local copies of checkpoints that are in the store, but for this one and those that are in use."""
+        """Remove the local copies of checkpoints that are in the store, except `newest` and those in use."""
         for name in self.local.names():
             if name != newest and not self._is_unsent(name) and MANIFEST_FILE in self.local.sizes(name):
-                with self._copying(name, wait=False) as locked:
+                # Without waiting: a copy that another process downloads or reads is in use.
+                with self._lock_copy(name, wait=False) as locked:
                     if locked:
                         self.local.remove(name)
 
     def _delete_objects(self, name: str) -> None:
-        """Delete what is left of a folder, its markers last."""
+        """Delete the objects of a folder without a manifest."""
         files = [file for file in self.client.list(name) if not file.startswith(".")]
-        in_parallel([partial(self.client.delete, f"{name}/{file}") for file in files], _FILES_AT_ONCE)
+        run_in_parallel([partial(self.client.delete, f"{name}/{file}") for file in files], _FILES_AT_ONCE)
+        # The markers last: by them a later attempt of this run finds a folder that was deleted in part.
         for marker in (_WRITING_FILE, removed_marker(self.run_id)):
             self.client.delete(f"{name}/{marker}")
 
     def _refresh_copy(self, name: str) -> None:
-        """Download a checkpoint of the store unless the local copy has the same manifest; within `_copying`."""
+        """Download a checkpoint unless the local copy has the same manifest. Needs the lock of `_lock_copy`."""
         manifest = self.client.get(f"{name}/{MANIFEST_FILE}")
         if manifest is None:
             raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
@@ -440,9 +441,11 @@ class ObjectStorage:
         (self.cache / name / _SENT_FILE).touch()
 
     @contextmanager
-    def _copying(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        """Keep other threads and processes from downloading or trimming a local copy; False if one does, and `wait`
-        is False."""
+    def _lock_copy(self, name: str, *, wait: bool = True) -> Iterator[bool]:
+        """Keep other threads and processes from downloading or trimming a local copy.
+
+        Yields False, without a lock, if another one does so and `wait` is False.
+        """
         self.cache.mkdir(parents=True, exist_ok=True)
         path = self.cache / f".{name}.downloading"
         while True:
@@ -453,7 +456,7 @@ class ObjectStorage:
                     yield False
                     return
                 try:
-                    # The holder before unlinked its file: another thread may hold a new one of that name.
+                    # The last holder unlinked the file: another thread may have locked a new file of that name.
                     if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                         continue
                 except FileNotFoundError:
@@ -465,7 +468,7 @@ class ObjectStorage:
                 return
 
 
-def _plain(name: str) -> str:
+def _check_plain(name: str) -> str:
     if not is_plain(name):
         raise ValueError(f"{name!r} is not a plain name of a checkpoint")
     return name

@@ -1,4 +1,4 @@
-"""Sends committed checkpoints from the local disk to an object store, behind the training."""
+"""Send committed checkpoints from the local disk to an object store in the background."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 
 
 class Uploader:
-    """A thread that calls `send` for each name that is waiting, oldest first.
+    """A thread that calls `send` for each queued checkpoint, oldest first.
 
-    A name whose `send` raises OSError keeps waiting: it is tried again with the next one that is added, and by `retry`.
+    A checkpoint whose `send` fails stays in the queue; `add` of the next one and `retry` send it again.
 
     Args:
         send: sends one checkpoint; it returns once that is committed in the store.
-        location: where a checkpoint goes, for messages.
+        location: returns the URL of a checkpoint, for messages.
     """
 
     def __init__(self, send: Callable[[str], object], location: Callable[[str], str]) -> None:
@@ -30,29 +30,29 @@ class Uploader:
         self._failed: set[str] = set()
 
     def add(self, name: str) -> None:
-        """Send this one too."""
+        """Queue a checkpoint."""
         with self._changed:
             self._waiting[name] = None
             self._start()
 
     def drop(self, name: str) -> None:
-        """Send this one no more."""
+        """Take a checkpoint out of the queue."""
         with self._changed:
             self._waiting.pop(name, None)
 
     def retry(self) -> None:
-        """Try again what waits."""
+        """Send every queued checkpoint again."""
         with self._changed:
             if self._waiting:
                 self._start()
 
     def waiting(self) -> list[str]:
-        """What is not in the store yet."""
+        """The checkpoints that are not in the store yet."""
         with self._changed:
             return list(self._waiting)
 
     def wait(self, timeout_s: float | None = None) -> list[str]:
-        """Wait until all was sent or has failed; what is not in the store then."""
+        """Wait until each was sent or has failed; returns those that are not in the store."""
         with self._changed:
             self._changed.wait_for(lambda: not self._running, timeout_s)
             return list(self._waiting)
@@ -60,14 +60,16 @@ class Uploader:
     def _start(self) -> None:
         if not self._running:
             self._running = True
+            # A daemon: a store that hangs must not keep the process alive. `wait` is where a run waits, with a limit.
             threading.Thread(target=self._run, name="checkpoint-upload", daemon=True).start()
 
     def _run(self) -> None:
         tried: set[str] = set()
         while True:
             with self._changed:
-                name = next((one for one in self._waiting if one not in tried), None)
+                name = next((name for name in self._waiting if name not in tried), None)
                 if name is None:
+                    # Under the lock, so that a name added now starts a new thread.
                     self._running = False
                     self._changed.notify_all()
                     return
@@ -76,7 +78,7 @@ class Uploader:
                 self._send(name)
             except Exception as error:  # Reported here: no caller waits for this thread's result.
                 if isinstance(error, StoreAwayError):
-                    # The others would wait as long for nothing.
+                    # Each of the other checkpoints would wait for the same time-out.
                     with self._changed:
                         tried.update(self._waiting)
                 if name not in self._failed:
@@ -91,11 +93,11 @@ class Uploader:
                 self.drop(name)
 
 
-def in_parallel(calls: list[Callable[[], object]], most: int) -> None:
-    """Make the calls, some at a time; the first exception, once all that began have ended."""
+def run_in_parallel(calls: list[Callable[[], object]], max_threads: int) -> None:
+    """Make the calls in threads. Raises the first exception once all calls that began have ended."""
     if not calls:
         return
-    with ThreadPoolExecutor(min(most, len(calls)), "checkpoint-transfer") as pool:
+    with ThreadPoolExecutor(min(max_threads, len(calls)), "checkpoint-transfer") as pool:
         futures = [pool.submit(call) for call in calls]
         try:
             for future in futures:
