@@ -17,8 +17,8 @@ from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.scheduler_intervals import Scheduled, natural_interval
-from trainer_cli.trainer.schedulers import Schedulers, by_name
+from trainer_cli.trainer.scheduler_intervals import Scheduled, default_interval
+from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
 
 
 class Halving:
@@ -117,21 +117,21 @@ def test_several_step_once_each_in_their_order_and_go_on_bit_for_bit(tmp_path: P
 
 
 def test_names_are_given_to_those_that_have_none() -> None:
-    assert list(by_name(3)) == ["scheduler"]
-    assert list(by_name([1, None, 2])) == ["scheduler", "scheduler_2"]
-    assert list(by_name({"a": 1, "b": None})) == ["a"]
-    assert by_name(None) == {}
+    assert list(name_schedulers(3)) == ["scheduler"]
+    assert list(name_schedulers([1, None, 2])) == ["scheduler", "scheduler_2"]
+    assert list(name_schedulers({"a": 1, "b": None})) == ["a"]
+    assert name_schedulers(None) == {}
 
 
 def test_schedules_of_several_optimizers_go_by_their_names() -> None:
     two = ("g", "d")
-    assert by_name(_sgd, two) == {"g": ("g", _sgd), "d": ("d", _sgd)}
-    assert by_name({"d": {"warm": 1, "off": None, "slow": 2}}, two) == {"d.warm": ("d", 1), "d.slow": ("d", 2)}
-    assert by_name({"g": [1, 2], "d": None}, two) == {"g": ("g", 1), "g_2": ("g", 2)}
+    assert name_schedulers(_sgd, two) == {"g": ("g", _sgd), "d": ("d", _sgd)}
+    assert name_schedulers({"d": {"warm": 1, "off": None, "slow": 2}}, two) == {"d.warm": ("d", 1), "d.slow": ("d", 2)}
+    assert name_schedulers({"g": [1, 2], "d": None}, two) == {"g": ("g", 1), "g_2": ("g", 2)}
     with pytest.raises(UserError, match=r"there is no optimizer 'gg'\. Did you mean 'g'"):
-        by_name({"gg": 1}, two)
+        name_schedulers({"gg": 1}, two)
     with pytest.raises(UserError, match="there are several optimizers"):
-        by_name([_sgd], two)
+        name_schedulers([_sgd], two)
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ class Slower(lr.StepLR):
         (WarmupCosine, "step"), (Own, "step"), (Slower, "epoch"),
     ],
 )  # fmt: skip
-def test_the_natural_interval_of_a_class(kind: type, interval: str) -> None:
-    assert natural_interval(kind) == interval
+def test_the_default_interval_of_a_class(kind: type, interval: str) -> None:
+    assert default_interval(kind) == interval
 
 
 @pytest.mark.parametrize("stop", [1, 4, 5, 7])

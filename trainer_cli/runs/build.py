@@ -40,7 +40,7 @@ from trainer_cli.parallel.strategy import DDP, Single, Strategy
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.scheduler_intervals import Scheduled, natural_interval
+from trainer_cli.trainer.scheduler_intervals import Scheduled, default_interval
 from trainer_cli.trainer.schedulers import schedule_settings
 from trainer_cli.trainer.setup import pick_device, seed_everything
 from trainer_cli.trainer.trainer import Trainer
@@ -206,9 +206,9 @@ class Builder:
             }
         node = _node(node, where)
         target = component(node["_target_"], f"{where}._target_", self.trust)
-        interval = node.get("interval") or natural_interval(target)
+        interval = node.get("interval") or default_interval(target)
         made = partial(self._schedule, node, where, loop, interval)
-        return Scheduled(made, interval, node.get("metric"), node.get("groups")).settled(target, where)
+        return Scheduled(made, interval, node.get("metric"), node.get("groups")).resolve(target, where)
 
     def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
         """A schedule; `total_steps` is given to one that takes it and has none in the config."""

@@ -25,12 +25,11 @@ class Scheduled:
     Args:
         schedule: a schedule, or a function `optimizer -> schedule`.
         interval: `step`, `epoch`, `evaluation` or `log`. None: `evaluation` for schedules that take a metric, or `log`
-            if it is one of the training; `epoch` for torch's own but OneCycleLR and CyclicLR, as torch documents them,
-            and `step` for all others. A function that returns a LambdaLR or a MultiplicativeLR counts as another.
-        metric: given to schedules that take one, such as ReduceLROnPlateau; None: `val/loss`. `train/loss` is the mean
-            over the steps since the log before (`loop.log_interval`).
-        groups: the parameter groups that a function makes a schedule of: those whose `tag` it is, or is in it. None:
-            all.
+            for a metric of training; `epoch` for torch's own schedules except OneCycleLR and CyclicLR, as torch
+            documents them; `step` for all others, and for a LambdaLR or MultiplicativeLR that a function returns.
+        metric: passed to schedules that take one, such as ReduceLROnPlateau; None: `val/loss`. `train/loss` is the mean
+            over the steps since the previous log (`loop.log_interval`).
+        groups: a `tag`, or several, of the parameter groups that a function makes a schedule of; None: all groups.
     """
 
     schedule: Any
@@ -39,10 +38,10 @@ class Scheduled:
     groups: str | Sequence[str] | None = None
 
     def __call__(self, optimizer: Any) -> Any:
-        """The schedule of an optimizer, or of some of its groups.
+        """Make the schedule of an optimizer, or of the groups with the tags in `groups`.
 
         Raises:
-            ConfigError: it has no such group.
+            ConfigError: no group of the optimizer has the tag.
         """
         if not is_function(self.schedule):
             return self.schedule
@@ -51,17 +50,17 @@ class Scheduled:
             optimizer = TaggedGroups(optimizer, tags)
         return self.schedule(optimizer)
 
-    def settled(self, schedule: Any, where: str) -> Scheduled:
-        """The same with the interval and the metric that hold for this schedule, or for this class.
+    def resolve(self, schedule: Any, where: str) -> Scheduled:
+        """Fill in the default interval and metric for this schedule, or for this class of schedules.
 
         Raises:
-            ConfigError: the interval is unknown, or a metric is needed at another interval than evaluations.
+            ConfigError: the interval is unknown, or is not one at which the schedule's metric is reported.
         """
         takes = takes_metric(schedule)
         metric = (self.metric or _METRIC) if takes else None
         of_metric = SchedulerInterval.log if str(metric).startswith(TRAIN_PREFIX) else SchedulerInterval.evaluation
-        natural = of_metric if takes else natural_interval(schedule, made=is_function(self.schedule))
-        interval = self.interval or natural
+        default = of_metric if takes else default_interval(schedule, from_function=is_function(self.schedule))
+        interval = self.interval or default
         name = (schedule if isinstance(schedule, type) else type(schedule)).__name__
         if interval not in set(SchedulerInterval):
             raise ConfigError(
@@ -79,23 +78,25 @@ class Scheduled:
 
 
 def is_function(schedule: Any) -> bool:
-    """Whether it makes the schedule, and is none itself."""
+    """Whether a value is a function that makes a schedule, rather than a schedule."""
+    # A schedule may be callable, too, but a function has no `step`.
     return callable(schedule) and not hasattr(schedule, "step")
 
 
-def natural_interval(schedule: Any, *, made: bool = False) -> SchedulerInterval:
-    """The interval that a schedule, or its class, is documented for.
+def default_interval(schedule: Any, *, from_function: bool = False) -> SchedulerInterval:
+    """The interval that a schedule, or a class of schedules, is documented for.
 
     Args:
-        made: by a function, which may count steps where torch's documentation counts epochs.
+        from_function: whether a user's function made it, which then counts optimizer steps.
     """
     kind = schedule if isinstance(schedule, type) else type(schedule)
     if takes_metric(schedule):
         return SchedulerInterval.evaluation
-    torchs = [one for one in kind.__mro__ if one.__module__ == lr_scheduler.__name__]
-    if kind.__module__ != lr_scheduler.__name__ and torchs[:1] == [lr_scheduler.LRScheduler]:
-        torchs = []
-    if not torchs or issubclass(kind, _BY_STEP) or (made and issubclass(kind, _OF_FUNCTIONS)):
+    torch_bases = [base for base in kind.__mro__ if base.__module__ == lr_scheduler.__name__]
+    # A direct subclass of LRScheduler is a schedule of the user's own.
+    if kind.__module__ != lr_scheduler.__name__ and torch_bases[:1] == [lr_scheduler.LRScheduler]:
+        return SchedulerInterval.step
+    if not torch_bases or issubclass(kind, _BY_STEP) or (from_function and issubclass(kind, _OF_FUNCTIONS)):
         return SchedulerInterval.step
     return SchedulerInterval.epoch
 

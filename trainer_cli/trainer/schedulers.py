@@ -1,15 +1,16 @@
-"""The schedulers of a training by name, saved with their settings and resumed at their position.
+"""The schedulers of a training by name: step them, save them, and resume them at their position.
 
-A schedule's settings are those of the config now, its position is the checkpoint's. Where settings have changed, the
-new schedule makes its steps again up to that position. One that depends on more than its steps, such as
-ReduceLROnPlateau, has both in one state: the state as it was when the scheduler was made is saved too, and what has
-not moved since is a setting.
+A resumed schedule has the settings of the config and the position of the checkpoint. If settings have changed, the new
+schedule makes its steps again up to that position. A schedule that depends on more than its steps, such as
+ReduceLROnPlateau, keeps settings and position in one state. For these the state right after construction is saved too:
+what has not changed since then is a setting.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,13 +22,13 @@ from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.optimizers import ONLY, TaggedGroups, argument_names
-from trainer_cli.trainer.scheduler_intervals import Scheduled, is_function, natural_interval
+from trainer_cli.trainer.scheduler_intervals import Scheduled, default_interval, is_function
 from trainer_cli.trainer.scheduler_resume import (
     ABSENT,
     LAST_RATE,
     Merger,
-    Replayed,
-    copied,
+    Replay,
+    copy_plain,
     copy_rates,
     digest_settings,
     is_replayable,
@@ -47,18 +48,17 @@ log = logging.getLogger(__name__)
 
 NAME = "scheduler"
 MOVED = frozenset({"lr", "momentum", "betas"})
-"""The settings of parameter groups that torch's schedulers change."""
+"""Settings of parameter groups that torch's schedulers change."""
 _STEP = SchedulerInterval.step
 
 
 def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: Any) -> Callable[[Optimizer], Any]:
-    """A function `optimizer -> schedule`, as a config's `scheduler` describes it.
+    """A function `optimizer -> schedule` with the settings of a config's `scheduler`.
 
-    `interval`, `metric` and `groups` among the settings are those of `Scheduled`. Durations such as `1ep` become a
-    number of intervals, and `total_steps`, where `kind` takes it and it is not given, is that of the loop's
-    `max_duration`.
+    `interval`, `metric` and `groups` are those of `Scheduled`. Durations such as `1ep` are converted to a number of
+    intervals. If `kind` takes `total_steps` and it is not among the settings, it is that of the loop's `max_duration`.
     """
-    interval, metric = settings.pop("interval", None) or natural_interval(kind), settings.pop("metric", None)
+    interval, metric = settings.pop("interval", None) or default_interval(kind), settings.pop("metric", None)
     groups = settings.pop("groups", None)
     return Scheduled(
         lambda optimizer: kind(optimizer, **schedule_settings(kind, settings, loop, interval)), interval, metric, groups
@@ -68,13 +68,15 @@ def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: 
 def schedule_settings(
     kind: Callable[..., Any], settings: Mapping[str, Any], loop: TrainingLoop, interval: str, where: str = NAME
 ) -> dict[str, Any]:
-    """The settings of a schedule, durations as a number of intervals.
+    """The settings of a schedule with durations as a number of intervals.
 
     Raises:
-        ConfigError: a duration is not a whole number of them, or the training's length is needed and unknown.
+        ConfigError: a duration is not a whole number of intervals, or the length of the training is needed and unknown.
     """
-    found = {key: _intervals(value, f"{where}.{key}", loop, interval, where) for key, value in settings.items()}
-    if "total_steps" not in found and "total_steps" in argument_names(kind):
+    converted = {
+        key: _count_intervals(value, f"{where}.{key}", loop, interval, where) for key, value in settings.items()
+    }
+    if "total_steps" not in converted and "total_steps" in argument_names(kind):
         if loop.total_steps is None and Duration.parse(loop.settings.max_duration).unit is Unit.STEP:
             raise UserError(
                 "the schedule needs the length of the training, and the loop given to scheduler_factory is not of "
@@ -89,14 +91,15 @@ def schedule_settings(
                 location=where,
                 hint=f"Give loop.max_duration in steps, or set {where}.total_steps.",
             )
-        found["total_steps"] = loop.total_steps
+        converted["total_steps"] = loop.total_steps
         if interval == SchedulerInterval.epoch and loop.steps_per_epoch is not None:
-            found["total_steps"] = -(-loop.total_steps // loop.steps_per_epoch)
-    return found
+            # Rounded up: the last epoch may be cut short.
+            converted["total_steps"] = -(-loop.total_steps // loop.steps_per_epoch)
+    return converted
 
 
-def _intervals(value: Any, key: str, loop: TrainingLoop, interval: str, where: str) -> Any:
-    """A duration string as a number of intervals; anything else as it is."""
+def _count_intervals(value: Any, key: str, loop: TrainingLoop, interval: str, where: str) -> Any:
+    """Convert a duration string to a number of intervals. Other values are returned as they are."""
     if not isinstance(value, str):
         return value
     try:
@@ -112,74 +115,100 @@ def _intervals(value: Any, key: str, loop: TrainingLoop, interval: str, where: s
     if interval != _STEP:
         length = loop.steps_per_epoch if interval == SchedulerInterval.epoch else None
         if count is None or length is None or count % length:
-            what = f"{key} is {value}, but the schedule steps once an {interval} and counts these"
-            raise ConfigError(what, location=key, hint=f"Give their number, or set {where}.interval=step.")
+            message = f"{key} is {value}, but the schedule steps once an {interval} and counts these"
+            raise ConfigError(message, location=key, hint=f"Give their number, or set {where}.interval=step.")
         return count // length
     if count is None:
         raise ConfigError(f"{key} is {value}, which is not a number of steps", location=key)
     return count
 
 
-def by_name(given: Any, optimizers: Collection[str] = (ONLY,)) -> dict[str, tuple[str, Any]]:
-    """Name -> (optimizer, schedule or function that makes it).
+def name_schedulers(schedulers: Any, optimizers: Collection[str] = (ONLY,)) -> dict[str, tuple[str, Any]]:
+    """Give each scheduler a name and an optimizer. Returns name -> (optimizer, schedule or function that makes it).
 
-    For one optimizer: a mapping's own names, `scheduler` for one without, `scheduler_2` for the next. For several:
-    one function is called for each of them; a mapping has their names, each with what one optimizer may have.
+    With one optimizer, a mapping keeps its own names; otherwise the first is `scheduler`, the next `scheduler_2`. With
+    several optimizers, a single function is called for each of them; a mapping has the names of the optimizers as keys,
+    and as values what one optimizer may have.
 
     Raises:
-        UserError: a mapping names no optimizer.
+        UserError: a key of the mapping is not an optimizer.
     """
     if list(optimizers) == [ONLY]:
-        return {name: (ONLY, one) for name, one in _several(given, NAME).items()}
-    if not isinstance(given, Mapping):
-        one = given.schedule if isinstance(given, Scheduled) else given
-        if one is not None and not is_function(one):
+        return {name: (ONLY, schedule) for name, schedule in _number_schedules(schedulers, NAME).items()}
+    if not isinstance(schedulers, Mapping):
+        schedule = schedulers.schedule if isinstance(schedulers, Scheduled) else schedulers
+        if schedule is not None and not is_function(schedule):
             raise UserError("schedulers: there are several optimizers", cure="Give a mapping of their names.")
-        given = dict.fromkeys(optimizers, given)
-    found: dict[str, tuple[str, Any]] = {}
-    for optimizer, own in given.items():
+        schedulers = dict.fromkeys(optimizers, schedulers)
+    named: dict[str, tuple[str, Any]] = {}
+    for optimizer, schedules in schedulers.items():
         if optimizer not in optimizers:
             cure = did_you_mean(str(optimizer), optimizers).strip() or f"There are: {', '.join(optimizers)}."
             raise UserError(f"schedulers: there is no optimizer '{optimizer}'", cure=cure)
-        names = _several(own, str(optimizer))
-        prefix = f"{optimizer}." if isinstance(own, Mapping) else ""
-        found |= {f"{prefix}{name}": (str(optimizer), one) for name, one in names.items()}
-    return found
+        # Keys of a mapping may repeat from optimizer to optimizer.
+        prefix = f"{optimizer}." if isinstance(schedules, Mapping) else ""
+        for name, schedule in _number_schedules(schedules, str(optimizer)).items():
+            named[f"{prefix}{name}"] = str(optimizer), schedule
+    return named
 
 
-def _several(given: Any, name: str) -> dict[str, Any]:
-    if isinstance(given, Mapping):
-        return {str(key): one for key, one in given.items() if one is not None}
-    several = list(given) if isinstance(given, list | tuple) else [given]
-    present = [one for one in several if one is not None]
-    return {name if index == 0 else f"{name}_{index + 1}": one for index, one in enumerate(present)}
+def _number_schedules(schedules: Any, name: str) -> dict[str, Any]:
+    """The schedules of an optimizer by name: the keys of a mapping, else `name`, `name_2` and so on."""
+    if isinstance(schedules, Mapping):
+        return {str(key): schedule for key, schedule in schedules.items() if schedule is not None}
+    sequence = schedules if isinstance(schedules, list | tuple) else [schedules]
+    present = [schedule for schedule in sequence if schedule is not None]
+    return {name if index == 0 else f"{name}_{index + 1}": schedule for index, schedule in enumerate(present)}
+
+
+@dataclass
+class _Resume:
+    """What a resume will do with the schedulers."""
+
+    rows: list[str] = field(default_factory=list)
+    """A line for each fault."""
+    notes: list[str] = field(default_factory=list)
+    """A line for each changed setting."""
+    states: dict[str, Any] = field(default_factory=dict)
+    """Scheduler -> state to load."""
+    rates: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Optimizer -> rates to set, for those with schedules that made their steps again."""
+    changed: set[str] = field(default_factory=set)
+    """Optimizers with a schedule whose settings have changed."""
 
 
 class Schedulers:
-    """The schedulers of a training, each with the interval at which it steps, in the given order."""
+    """The schedulers of a training, each with the interval at which it steps, in the order of the config."""
 
-    def __init__(self, given: Any = None, optimizers: Mapping[str, Optimizer] | None = None) -> None:
+    def __init__(self, schedulers: Any = None, optimizers: Mapping[str, Optimizer] | None = None) -> None:
         self._optimizers = dict(optimizers or {})
         self.live: dict[str, Any] = {}
-        self._made: dict[str, Any] = {}
-        self._optimizer_of: dict[str, str] = {}
+        """Name -> schedule."""
         self._timing: dict[str, Scheduled] = {}
+        """Name -> interval and metric."""
+        self._optimizer_of: dict[str, str] = {}
+        self._initial_states: dict[str, Any] = {}
         self._settings: dict[str, str] = {}
-        self._first_rates = [[float(group["lr"]) for group in one.param_groups] for one in self._optimizers.values()]
+        """Name -> digest of its settings."""
+        # Read before a schedule is made, which may lower them for a warm-up.
+        self._peak_rates = [
+            [float(group["lr"]) for group in optimizer.param_groups] for optimizer in self._optimizers.values()
+        ]
         self._warned = False
-        for name, (optimizer, one) in by_name(given, self._optimizers).items() if self._optimizers else ():
-            scheduled = one if isinstance(one, Scheduled) else Scheduled(one)
-            live = scheduled(self._optimizers[optimizer])
-            _check(name, live, self._optimizers[optimizer])
+        named = name_schedulers(schedulers, self._optimizers) if self._optimizers else {}
+        for name, (owner, schedule) in named.items():
+            scheduled = schedule if isinstance(schedule, Scheduled) else Scheduled(schedule)
+            live = scheduled(self._optimizers[owner])
+            _check_schedule(name, live, self._optimizers[owner])
             self.live[name] = live
-            self._timing[name] = scheduled.settled(live, name)
-            self._made[name] = copied(live.state_dict())
-            self._optimizer_of[name] = optimizer
+            self._timing[name] = scheduled.resolve(live, name)
+            self._optimizer_of[name] = owner
+            self._initial_states[name] = copy_plain(live.state_dict())
             self._settings[name] = digest_settings(live)
-        self._made_rates = {name: copy_rates(optimizer) for name, optimizer in self._optimizers.items()}
+        self._initial_rates = {name: copy_rates(optimizer) for name, optimizer in self._optimizers.items()}
 
     def of(self, optimizer: str, interval: str | None = None) -> list[Any]:
-        """Those of the optimizer with this name, all or those with this interval."""
+        """The schedules of an optimizer, at all intervals or at this one."""
         return [
             self.live[name]
             for name, owner in self._optimizer_of.items()
@@ -187,12 +216,14 @@ class Schedulers:
         ]
 
     def has(self, interval: str) -> bool:
-        """Whether there is one with this interval."""
-        return any(one.interval == interval for one in self._timing.values())
+        """Whether a schedule steps at this interval."""
+        return any(timing.interval == interval for timing in self._timing.values())
 
     def wanted_metrics(self) -> dict[str, str]:
         """Setting -> metric that an evaluation, or the training, must report."""
-        return {f"the metric of {name}": one.metric for name, one in self._timing.items() if one.metric is not None}
+        return {
+            f"the metric of {name}": timing.metric for name, timing in self._timing.items() if timing.metric is not None
+        }
 
     def step(
         self,
@@ -202,14 +233,15 @@ class Schedulers:
         *,
         all_metrics: bool = True,
     ) -> None:
-        """Step those with this interval, the hooks around each.
+        """Step the schedules of an interval, each between its hooks.
 
         Args:
-            metrics: of the evaluation or the log that was made just now.
-            all_metrics: False: of some loaders alone; one whose metric is not among them does not step.
+            metrics: values of the evaluation or the log at which they step.
+            all_metrics: False if only some loaders were evaluated; a schedule whose metric is missing then does not
+                step.
 
         Raises:
-            UserError: a scheduler's metric is not among them.
+            UserError: the metric of a schedule is missing.
         """
         for name, timing in self._timing.items():
             if timing.interval != interval:
@@ -227,38 +259,38 @@ class Schedulers:
             trainer.hooks.call("on_after_scheduler_step", trainer, trainer.model, optimizer, scheduler)
 
     def warn_of_lost_rate(self, step: int, steps_per_epoch: int | None, total_steps: int | None) -> None:
-        """Warn once of a learning rate that falls by more than a million within the first epoch, its end apart."""
+        """Warn once if a learning rate falls by a factor of a million within the first epoch, before its end."""
         if self._warned or not self.has(_STEP):
             return
-        # The end of the epoch counts: in a short one nothing else is evaluated or logged before it.
+        # The last step of the epoch is included, as a short epoch is not logged before it. Schedules may end at zero.
         limits = (steps_per_epoch and steps_per_epoch + 1, total_steps and total_steps * 9 // 10)
-        last = min((one for one in limits if one), default=None)
-        if last is not None and step >= last:
+        limit = min((count for count in limits if count), default=None)
+        if limit is not None and step >= limit:
             self._warned = True
             return
-        for first, optimizer in zip(self._first_rates, self._optimizers.values(), strict=True):
-            for before, group in zip(first, optimizer.param_groups, strict=False):
-                if before > 0 and group["lr"] < before * 1e-6:
+        for peaks, optimizer in zip(self._peak_rates, self._optimizers.values(), strict=True):
+            for peak, group in zip(peaks, optimizer.param_groups, strict=False):
+                if peak > 0 and group["lr"] < peak * 1e-6:
                     self._warned = True
-                    names = ", ".join(name for name, one in self._timing.items() if one.interval == _STEP)
+                    names = ", ".join(name for name, timing in self._timing.items() if timing.interval == _STEP)
                     log.warning(
                         "the learning rate fell from %g to %g within the first epoch: %s steps after every optimizer "
                         "step. Is interval: epoch meant?",
-                        before, float(group["lr"]), names,
+                        peak, float(group["lr"]), names,
                     )  # fmt: skip
                     return
 
     def state_dict(self) -> dict[str, Any]:
-        """Each one's class and interval, its state, its state as it was made, and a digest of its settings."""
+        """Name -> class, interval, state, initial state and digest of the settings."""
         return {
             name: {
-                "class": class_name(one),
+                "class": class_name(schedule),
                 "interval": self._timing[name].interval,
-                "state": one.state_dict(),
-                "made": self._made[name],
+                "state": schedule.state_dict(),
+                "made": self._initial_states[name],
                 "settings": self._settings[name],
             }
-            for name, one in self.live.items()
+            for name, schedule in self.live.items()
         }
 
     def fit(
@@ -269,88 +301,93 @@ class Schedulers:
         *,
         with_rates: bool = True,
     ) -> Fitting:
-        """The parts of saved states that do not fit, and a function that loads them. Old checkpoints hold a list of
-        states without names.
+        """Compare saved states with these schedulers. Returns the faults, and a function that loads the states.
 
         Args:
-            progress: of the checkpoint; a schedule that has another interval now is brought to this position.
-            steps_per_epoch: orders the steps of schedules of several intervals.
+            saved: result of `state_dict`. Old checkpoints hold a list of states without names.
+            progress: of the checkpoint; a schedule whose interval has changed is brought to this position.
+            steps_per_epoch: orders the steps of schedules with different intervals.
             with_rates: whether the optimizers have loaded the rates that the schedules had set.
         """
-        rows: list[str] = []
+        resume = _Resume()
         if not isinstance(saved, Mapping):
             if len(saved) != len(self.live):
-                rows.append(f"the checkpoint has {len(saved)}, but here are {len(self.live)}")
+                resume.rows.append(f"the checkpoint has {len(saved)}, but here are {len(self.live)}")
             saved = {name: {"state": state} for name, state in zip(self.live, saved, strict=False)}
         else:
-            rows += [f"{name}: missing in the checkpoint" for name in self.live if name not in saved]
-            rows += [
+            resume.rows += [f"{name}: missing in the checkpoint" for name in self.live if name not in saved]
+            resume.rows += [
                 f"{name}: not in this training{'.' + near if (near := did_you_mean(name, self.live)) else ''}"
                 for name in saved
                 if name not in self.live
             ]
-        states: dict[str, Any] = {}
-        notes: list[str] = []
-        rates: dict[str, list[dict[str, Any]]] = {}
-        changed: set[str] = set()
         for owner in self._optimizers:
-            names = self._fitting_names(owner, saved, rows)
-            if not any(self._is_changed(name, saved[name]) for name in names):
-                states |= {name: self._merge(name, saved[name], rows, notes) for name in names}
-                continue
-            changed.add(owner)
-            # A schedule that was given as an object may have made steps before this training.
-            if all(is_replayable(self.live[name]) and not read_position(self._made[name]) for name in names):
-                counts = self._counts(names, saved, progress or {}, rows)
+            self._fit_optimizer(owner, saved, progress or {}, steps_per_epoch, resume)
+        return Fitting(resume.rows, lambda: self._load(resume, saved, with_rates=with_rates))
+
+    def _fit_optimizer(
+        self,
+        owner: str,
+        saved: Mapping[str, Any],
+        progress: Mapping[str, Any],
+        steps_per_epoch: int | None,
+        resume: _Resume,
+    ) -> None:
+        """Find the states of the schedules of an optimizer. They are all replayed, or all merged."""
+        names = self._fitting_names(owner, saved, resume.rows)
+        if any(self._is_changed(name, saved[name]) for name in names):
+            resume.changed.add(owner)
+            # A schedule that was passed as an object may have made steps before this training.
+            if all(is_replayable(self.live[name]) and not read_position(self._initial_states[name]) for name in names):
+                counts = self._counts(names, saved, progress, resume.rows)
                 if len(counts) == len(names):
-                    new_states, rates[owner] = self._replayed(owner, counts, steps_per_epoch, rows)
-                    states |= new_states
-            else:
-                rows += [fault for name in names if (fault := self._interval_fault(name, saved[name]))]
-                states |= {name: self._merge(name, saved[name], rows, notes) for name in names}
+                    self._replay(owner, counts, steps_per_epoch, resume)
+                return
+            resume.rows += [fault for name in names if (fault := self._interval_fault(name, saved[name]))]
+        merger = Merger(resume.rows, resume.notes)
+        for name in names:
+            initial = saved[name].get("made", ABSENT)
+            resume.states[name] = merger.merge(name, "", saved[name]["state"], initial, self._initial_states[name])
 
-        def load() -> None:
-            for line in notes:
-                log.info("schedule %s", line)
-            for owner, optimizer in self._optimizers.items():
-                names = [name for name in states if self._optimizer_of[name] == owner]
-                loaded = copy_rates(optimizer)
-                for name in names:
-                    self.live[name].load_state_dict(states[name])
-                is_same_schedule = owner not in changed and all("settings" in saved[name] for name in names)
-                if with_rates and (len(names) > 1 or is_same_schedule):
-                    # A scheduler that sets the rate on load knows neither the factors of the others nor what a
-                    # callback has set.
-                    put_rates(optimizer, loaded)
-                put_rates(optimizer, rates.get(owner, ()))
-                if owner in changed:
-                    self._report_change(owner, saved, exact=owner in rates)
-
-        return Fitting(rows, load)
+    def _load(self, resume: _Resume, saved: Mapping[str, Any], *, with_rates: bool) -> None:
+        for line in resume.notes:
+            log.info("schedule %s", line)
+        for owner, optimizer in self._optimizers.items():
+            names = [name for name in resume.states if self._optimizer_of[name] == owner]
+            loaded = copy_rates(optimizer)
+            for name in names:
+                self.live[name].load_state_dict(resume.states[name])
+            is_same_schedule = owner not in resume.changed and all("settings" in saved[name] for name in names)
+            if with_rates and (len(names) > 1 or is_same_schedule):
+                # A scheduler that sets the rate on load knows neither the factors of the other schedulers nor the
+                # rates that a callback has set.
+                put_rates(optimizer, loaded)
+            put_rates(optimizer, resume.rates.get(owner, ()))
+            if owner in resume.changed:
+                self._report_change(owner, saved, exact=owner in resume.rates)
 
     def _fitting_names(self, owner: str, saved: Mapping[str, Any], rows: list[str]) -> list[str]:
-        """The schedules of an optimizer that the checkpoint has as well, of the same class."""
+        """The schedules of an optimizer that the checkpoint also has, with the same class."""
         names = []
-        for name in (name for name, optimizer in self._optimizer_of.items() if optimizer == owner and name in saved):
-            here = class_name(self.live[name])
-            kind = saved[name].get("class", here)
-            if kind == here:
+        for name, optimizer in self._optimizer_of.items():
+            if optimizer != owner or name not in saved:
+                continue
+            kind = class_name(self.live[name])
+            saved_kind = saved[name].get("class", kind)
+            if saved_kind == kind:
                 names.append(name)
             else:
-                rows.append(f"{name}: it is a {here}, but the checkpoint has a {kind}")
+                rows.append(f"{name}: it is a {kind}, but the checkpoint has a {saved_kind}")
         return names
 
     def _is_changed(self, name: str, saved: Mapping[str, Any]) -> bool:
-        """Whether a schedule was made with other settings than the one in the checkpoint."""
+        """Whether the settings of a schedule differ from those in the checkpoint."""
         if saved.get("interval", self._timing[name].interval) != self._timing[name].interval:
             return True
         if "settings" in saved:
             return bool(saved["settings"] != self._settings[name])
-        return "made" in saved and not is_same(saved["made"], self._made[name])
-
-    def _merge(self, name: str, saved: Mapping[str, Any], rows: list[str], notes: list[str]) -> Any:
-        made = saved.get("made", ABSENT)
-        return Merger(rows, notes).merged(name, "", saved["state"], made, self._made[name])
+        # Old checkpoints have no digest, and the oldest no initial state.
+        return "made" in saved and not is_same(saved["made"], self._initial_states[name])
 
     def _interval_fault(self, name: str, saved: Mapping[str, Any]) -> str | None:
         before, now = saved.get("interval"), self._timing[name].interval
@@ -359,7 +396,7 @@ class Schedulers:
     def _counts(
         self, names: Sequence[str], saved: Mapping[str, Any], progress: Mapping[str, Any], rows: list[str]
     ) -> dict[str, int]:
-        """How many steps each schedule has made; what is not known is added to `rows`."""
+        """The number of steps that each schedule has made. A line is added to `rows` where it is unknown."""
         counts = {}
         for name in names:
             count = read_position(saved[name]["state"])
@@ -367,6 +404,7 @@ class Schedulers:
                 count = progress.get(str(self._timing[name].interval))
                 of_metrics = (SchedulerInterval.evaluation, SchedulerInterval.log)
                 if saved[name]["interval"] in of_metrics or count is None:
+                    # Evaluations and logs are not counted in the progress.
                     rows.append(f"{fault}, which says nothing of its position")
                     continue
             if count is None:
@@ -375,12 +413,13 @@ class Schedulers:
             counts[name] = count
         return counts
 
-    def _replayed(
-        self, owner: str, counts: Mapping[str, int], steps_per_epoch: int | None, rows: list[str]
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The states of an optimizer's schedules after so many steps, and its rates; nothing is changed."""
+    def _replay(self, owner: str, counts: Mapping[str, int], steps_per_epoch: int | None, resume: _Resume) -> None:
+        """Find the states and rates of an optimizer's schedules after these numbers of steps.
+
+        The schedules make the steps and are then restored: nothing is loaded before all faults are known.
+        """
         optimizer, longest = self._optimizers[owner], max(counts.values())
-        states = {name: copied(self.live[name].state_dict()) for name in counts}
+        states = {name: copy_plain(self.live[name].state_dict()) for name in counts}
         rates = copy_rates(optimizer)
         periods: dict[str | None, float] = {SchedulerInterval.step: 1.0}
         if steps_per_epoch is not None:
@@ -388,17 +427,18 @@ class Schedulers:
         steps = []
         for name, count in counts.items():
             interval = str(self._timing[name].interval)
-            steps.append(Replayed(self.live[name], interval, count, periods.get(interval, longest / max(count, 1))))
+            # Evaluations and logs are taken to be evenly spaced.
+            steps.append(Replay(self.live[name], interval, count, periods.get(interval, longest / max(count, 1))))
         try:
             for name in counts:
-                self.live[name].load_state_dict(copied(self._made[name]))
-            put_rates(optimizer, self._made_rates[owner])
+                self.live[name].load_state_dict(copy_plain(self._initial_states[name]))
+            put_rates(optimizer, self._initial_rates[owner])
             replay(steps)
-            return {name: copied(self.live[name].state_dict()) for name in counts}, copy_rates(optimizer)
+            resume.states |= {name: copy_plain(self.live[name].state_dict()) for name in counts}
+            resume.rates[owner] = copy_rates(optimizer)
         except Exception as error:
-            # A schedule of the user, or of torch beyond its end.
-            rows.append(f"{', '.join(counts)}: cannot make {longest} steps: {type(error).__name__}: {error}")
-            return {}, []
+            # A user's schedule may raise anything, and torch's OneCycleLR does beyond its end.
+            resume.rows.append(f"{', '.join(counts)}: cannot make {longest} steps: {type(error).__name__}: {error}")
         finally:
             for name, state in states.items():
                 self.live[name].load_state_dict(state)
@@ -412,23 +452,25 @@ class Schedulers:
         now = [float(group["lr"]) for group in self._optimizers[owner].param_groups]
         before = "" if last is None else f" from {', '.join(f'{float(rate):g}' for rate in dict.fromkeys(last))}"
         after = ", ".join(f"{rate:g}" for rate in dict.fromkeys(now))
-        what = f"{', '.join(names)}: settings have changed; the learning rate goes{before} to {after}"
+        message = f"{', '.join(names)}: settings have changed; the learning rate goes{before} to {after}"
         if exact:
-            log.info("schedule %s, that of a run with these settings from its beginning", what)
+            log.info("schedule %s, that of a run with these settings from its beginning", message)
         else:
-            log.warning("schedule %s. It depends on more than its steps, so no straight run has this rate", what)
+            log.warning("schedule %s. It depends on more than its steps, so no straight run has this rate", message)
 
 
-def _check(name: str, one: Any, optimizer: Optimizer) -> None:
-    if isinstance(one, type):
+def _check_schedule(name: str, schedule: Any, optimizer: Optimizer) -> None:
+    """Raise UserError for a value that is not a schedule of this optimizer."""
+    if isinstance(schedule, type):
         raise UserError(
-            f"schedulers: expected a schedule, got the class {one.__name__}",
+            f"schedulers: expected a schedule, got the class {schedule.__name__}",
             where=name,
-            cure=f"Give `lambda optimizer: {one.__name__}(optimizer, …)`.",
+            cure=f"Give `lambda optimizer: {schedule.__name__}(optimizer, …)`.",
         )
     for method in ("step", "state_dict", "load_state_dict"):
-        if not hasattr(one, method):
-            raise UserError(f"schedulers: expected a schedule, got {type(one).__name__} without {method}", where=name)
-    of = getattr(one, "optimizer", optimizer)
-    if isinstance(of, torch.optim.Optimizer) and not isinstance(of, TaggedGroups) and of is not optimizer:
+        if not hasattr(schedule, method):
+            kind = type(schedule).__name__
+            raise UserError(f"schedulers: expected a schedule, got {kind} without {method}", where=name)
+    owner = getattr(schedule, "optimizer", optimizer)
+    if isinstance(owner, torch.optim.Optimizer) and not isinstance(owner, TaggedGroups) and owner is not optimizer:
         raise UserError("schedulers: the schedule is of another optimizer than the trainer's", where=name)

@@ -42,10 +42,10 @@ from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger, Recording
 from trainer_cli.trainer.metrics import SampleCheck
 from trainer_cli.trainer.optimizer_modes import OptimizerModes
-from trainer_cli.trainer.optimizers import made_optimizers
+from trainer_cli.trainer.optimizers import make_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.prefetch import close_at_the_end
-from trainer_cli.trainer.schedulers import Schedulers, by_name
+from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
 from trainer_cli.trainer.setup import (
     add_by_class,
     be_deterministic,
@@ -263,7 +263,7 @@ class Trainer(Recording, Requests):
             leave_compiler_out()
         else:
             compile_model(self.model, compile)
-        self.optimizers = made_optimizers(optimizer, self.model)
+        self.optimizers = make_optimizers(optimizer, self.model)
         if freeze:
             leave_out_frozen(self.optimizers.values())
         for one in self.optimizers.values():
@@ -272,7 +272,7 @@ class Trainer(Recording, Requests):
         self.modes = OptimizerModes(self.optimizers.values())
         if self.optimizers:
             self.scaler = self.precision.scaler(self.device)
-            by_name(self._given_schedulers, self.optimizers)
+            name_schedulers(self._given_schedulers, self.optimizers)
 
     def fit(
         self,

@@ -1,4 +1,4 @@
-"""Schedules that rise linearly, then follow a curve: cosine, linear, polynomial, stable and decay, inverse root."""
+"""Learning rate schedules of a linear warm-up and a curve: cosine, linear, polynomial, stable-decay, inverse root."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Curve = Callable[[int], float]
+"""Steps since the end of the warm-up -> factor of the learning rate."""
 
 
 class WarmupSchedule:
-    """The learning rate of each group times a factor: it rises linearly over `warmup` steps (the first step already
-    has 1 / (warmup + 1)), then it is `curve(steps after the warm-up)`.
+    """Multiply the peak learning rate of each group by a factor.
 
-    Each parameter group keeps its own peak, the learning rate it was made with; groups may be added later.
+    The factor rises linearly over `warmup` steps, from 1 / (warmup + 1) at the first step, and is then
+    `curve(steps since the end of the warm-up)`. The peak of a parameter group is the learning rate it was made with.
+    Groups may be added later.
     """
 
     def __init__(self, optimizer: Optimizer, warmup: int, curve: Curve) -> None:
         if warmup < 0:
             raise UserError(f"warmup is {warmup}, but it must be at least 0 steps", where="warmup")
-        # Not the groups: `load_state_dict` replaces their list.
+        # The attributes and their order enter the digest by which a resume sees changed settings: do not rename them.
+        # The optimizer and not its groups, because its load_state_dict replaces their list.
         self._optimizer = optimizer
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self._warmup, self._curve = warmup, curve
@@ -40,15 +43,15 @@ class WarmupSchedule:
         self._apply()
 
     def factor(self, step: int) -> float:
-        """What the peaks are multiplied by at a step."""
+        """The factor of the peak learning rates at a step."""
         return (step + 1) / (self._warmup + 1) if step < self._warmup else self._curve(step - self._warmup)
 
     def get_last_lr(self) -> list[float]:
-        """The learning rate of each group, as set now."""
+        """The current learning rate of each group."""
         return [float(group["lr"]) for group in self._optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """The step: peaks and lengths are the config's."""
+        """The step alone: peaks and lengths are settings of the config."""
         return {"step": self._step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -59,49 +62,49 @@ class WarmupSchedule:
     def _apply(self) -> None:
         factor = self.factor(self._step)
         for group in self._optimizer.param_groups[len(self._peaks) :]:
-            # Saved with the group, as torch does: after a resume its `lr` is not the peak.
+            # The peak is saved with the group, as torch does it, because after a resume `lr` is not the peak.
             self._peaks.append(float(group.setdefault("initial_lr", group["lr"])))
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * factor
 
 
-def cut(warmup: int, total_steps: int) -> int:
-    """The warm-up, cut with a warning where it is as long as the training."""
+def cut_warmup(warmup: int, total_steps: int) -> int:
+    """Cut a warm-up that is as long as the training, with a warning."""
     if warmup >= total_steps:
         log.warning("warmup of %d steps is cut: the training has %d steps", warmup, total_steps)
         return total_steps - 1
     return warmup
 
 
-def check_ratio(min_ratio: float) -> None:
-    """Refuse a ratio below 0 or above 1."""
+def make_decay(steps: int, min_ratio: float, shape: Callable[[float], float]) -> Curve:
+    """A curve from 1 to `min_ratio` over `steps` steps, and constant after them.
+
+    Args:
+        shape: the fraction of the steps -> a value that falls from 1 to 0.
+    """
     if not 0 <= min_ratio <= 1:
         raise UserError(f"min_ratio is {min_ratio}, but it must lie between 0 and 1", where="min_ratio")
-
-
-def falling(steps: int, min_ratio: float, shape: Callable[[float], float]) -> Curve:
-    """From 1 to `min_ratio` over so many steps, and there from then on; `shape` falls from 1 at 0 to 0 at 1."""
-    check_ratio(min_ratio)
     return lambda step: min_ratio + (1 - min_ratio) * shape(min(1.0, step / steps))
 
 
 class WarmupCosine(WarmupSchedule):
-    """Linear warm-up, then a cosine down to `min_ratio` of the learning rate at `total_steps`, and there from then on.
+    """Linear warm-up, then a cosine down to `min_ratio` of the learning rate at `total_steps`, and constant after it.
 
-    Each parameter group keeps its own peak, the learning rate it was made with; groups may be added later. `warmup` is
-    in optimizer steps, or a duration such as `0.1ep` in a config. A warm-up as long as the training is cut to it, with
-    a warning. Form: Loshchilov & Hutter, SGDR, arXiv:1608.03983, without restarts.
+    The peak of a parameter group is the learning rate it was made with; groups may be added later. `warmup` is in
+    optimizer steps, or a duration such as `0.1ep` in a config. A warm-up as long as the training is cut, with a
+    warning. The cosine is that of Loshchilov & Hutter, SGDR, arXiv:1608.03983, without restarts.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
-        warmup = cut(warmup, total_steps)
-        shape = lambda done: 0.5 * (1 + math.cos(math.pi * done))  # noqa: E731
-        super().__init__(optimizer, warmup, falling(total_steps - warmup, min_ratio, shape))
+        warmup = cut_warmup(warmup, total_steps)
+        curve = make_decay(total_steps - warmup, min_ratio, lambda done: 0.5 * (1 + math.cos(math.pi * done)))
+        super().__init__(optimizer, warmup, curve)
 
 
 class WarmupPolynomial(WarmupSchedule):
-    """Linear warm-up, then (1 - done) ** `power` down to `min_ratio` of the learning rate at `total_steps`. `warmup` is
-    in steps, or a duration in a config.
+    """Linear warm-up, then (1 - fraction) ** `power` down to `min_ratio` of the learning rate at `total_steps`.
+
+    `warmup` is in steps, or a duration in a config.
     """
 
     def __init__(
@@ -109,15 +112,15 @@ class WarmupPolynomial(WarmupSchedule):
     ) -> None:
         if not (math.isfinite(power) and power > 0):
             raise UserError(f"power is {power}, but it must be a finite number above 0", where="power")
-        warmup = cut(warmup, total_steps)
-        super().__init__(
-            optimizer, warmup, falling(total_steps - warmup, min_ratio, lambda done: float((1 - done) ** power))
-        )
+        warmup = cut_warmup(warmup, total_steps)
+        curve = make_decay(total_steps - warmup, min_ratio, lambda done: float((1 - done) ** power))
+        super().__init__(optimizer, warmup, curve)
 
 
 class WarmupLinear(WarmupPolynomial):
-    """Linear warm-up, then a line down to `min_ratio` of the learning rate at `total_steps`. `warmup` is in steps, or a
-    duration in a config.
+    """Linear warm-up, then a linear decay to `min_ratio` of the learning rate at `total_steps`.
+
+    `warmup` is in steps, or a duration in a config.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup: int = 0, min_ratio: float = 0.0) -> None:
@@ -125,11 +128,11 @@ class WarmupLinear(WarmupPolynomial):
 
 
 class WarmupStableDecay(WarmupSchedule):
-    """Linear warm-up, then the full learning rate, and in the last `decay` steps a line down to `min_ratio` of it at
-    `total_steps`. `warmup` and `decay` are in steps, or durations in a config; `decay` null: a tenth of the training.
+    """Linear warm-up, then the full learning rate, and a linear decay to `min_ratio` of it in the last `decay` steps.
 
-    WSD of Hu et al., MiniCPM, arXiv:2404.06395. With a longer `total_steps` a run goes on from a checkpoint before
-    the decay.
+    `warmup` and `decay` are in steps, or durations in a config; `decay` null: a tenth of the training. With a longer
+    `total_steps` a run may continue from a checkpoint before the decay. This is WSD of Hu et al., MiniCPM,
+    arXiv:2404.06395.
     """
 
     def __init__(
@@ -148,15 +151,15 @@ class WarmupStableDecay(WarmupSchedule):
                 cure="Make them shorter, or loop.max_duration longer.",
             )
         stable = total_steps - warmup - decay
-        fall = falling(decay, min_ratio, lambda done: 1 - done)
+        fall = make_decay(decay, min_ratio, lambda done: 1 - done)
         super().__init__(optimizer, warmup, lambda step: fall(max(0, step - stable)))
 
 
 class WarmupInverseSqrt(WarmupSchedule):
-    """Linear warm-up, then the learning rate falls as 1 / sqrt(step), without an end. `warmup` is in steps, at least 1,
-    or a duration in a config.
+    """Linear warm-up, then a learning rate in proportion to 1 / sqrt(step), without an end.
 
-    Vaswani et al., Attention Is All You Need, arXiv:1706.03762, scaled so that the peak is the optimizer's rate.
+    `warmup` is in steps, at least 1, or a duration in a config. This is the schedule of Vaswani et al., Attention Is
+    All You Need, arXiv:1706.03762, scaled so that its peak is the optimizer's learning rate.
     """
 
     def __init__(self, optimizer: Optimizer, warmup: int) -> None:
