@@ -52,7 +52,7 @@ def pruned(run: Path) -> list[str]:
     (plan,) = prunings(items)
     gone, left = apply_pruning(plan, items)
     assert left == {}
-    assert set(gone) == set(plan.go)
+    assert set(gone) == set(plan.remove)
     assert {path.name for path in plan.keep} == set(catalog_of(run / "checkpoints").names())
     return catalog_of(run / "checkpoints").names()
 
@@ -98,13 +98,13 @@ def test_checkpoints_of_another_run_in_the_same_folder_stay(trained: Path, tmp_p
     run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": 2, "max_checkpoints": 1})
     (run / "environment.json").write_text('{"run_id": "another"}')
     (plan,) = prunings(look([str(run)]))
-    assert (plan.keep, plan.go) == ({}, {})
+    assert (plan.keep, plan.remove) == ({}, {})
 
 
 def test_only_what_was_named_goes(trained: Path, tmp_path: Path) -> None:
     run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": 2})
     (plan,) = prunings(look([f"{run}@step1", f"{run}@step2"]))
-    assert [path.name for path in plan.go] == ["step1"]
+    assert [path.name for path in plan.remove] == ["step1"]
 
 
 def test_what_was_pinned_since_the_question_stays(trained: Path, tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_what_was_pinned_since_the_question_stays(trained: Path, tmp_path: Path)
     (plan,) = prunings(items)
     (run / "checkpoints" / "step1" / "pinned").touch()
     gone, _ = apply_pruning(plan, items)
-    assert run / "checkpoints" / "step1" in plan.go
+    assert run / "checkpoints" / "step1" in plan.remove
     assert run / "checkpoints" / "step1" not in gone
-    assert len(gone) == len(plan.go) - 1
+    assert len(gone) == len(plan.remove) - 1
 
 
 def test_part_epochs_of_an_unknown_length_are_refused(trained: Path, tmp_path: Path) -> None:

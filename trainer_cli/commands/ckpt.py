@@ -1,4 +1,7 @@
-"""`train ckpt`: list checkpoints, look into them, verify, compare, pin, remove, prune and export them."""
+"""`train ckpt`: list checkpoints, look into them, verify, compare, pin, remove, prune and export them.
+
+Each action imports what it needs inside its function: `ls` and `pin` answer without numpy and Hydra.
+"""
 
 from __future__ import annotations
 
@@ -36,45 +39,48 @@ examples:
   train ckpt export runs/digits@best --format safetensors --dtype bfloat16
   train ckpt average 'runs/digits/checkpoints/step*' --output runs/mean
 """
-_RUNS = ("runs/*", "runs/*/sweep/*")
+_DEFAULT_PATTERNS = ("runs/*", "runs/*/sweep/*")
 _METRIC_COLUMNS = 4
-_LISTED = 40
-_LOOKS = 10
-"""Times that `verify` lists checkpoints anew where all were removed before they were read."""
+_MAX_LINES = 40
+"""Lines that `diff` prints of each list."""
+_VERIFY_TRIES = 10
+"""Times that `verify` lists the checkpoints again after all were removed before they were read."""
 
 
 class _Action(NamedTuple):
-    """What runs it, how many checkpoints it takes (as argparse's `nargs`), their metavar, its flags and its help."""
+    """An action: its function, arguments, flags and help."""
 
     run: Callable[[argparse.Namespace], int]
     nargs: int | str
+    """How many checkpoints it takes, as in argparse."""
     metavar: str
     flags: tuple[str, ...]
     summary: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A parser for each action, with its own flags."""
+    """Add a parser for each action."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", parser_class=Parser)
     for name, action in ACTIONS.items():
         summary = action.summary
-        one = actions.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
-        )
+        description = f"{summary[0].upper()}{summary[1:]}."
+        subparser = actions.add_parser(name, help=summary, description=description, allow_abbrev=False)
         about = "a checkpoint" if action.metavar == "CKPT" else "a checkpoint, a glob or a run directory"
-        one.add_argument("what", nargs=action.nargs, metavar=action.metavar, help=f"{about}; RUN@latest, RUN@best")
+        subparser.add_argument(
+            "names", nargs=action.nargs, metavar=action.metavar, help=f"{about}; RUN@latest, RUN@best"
+        )
         for flag in (*action.flags, "--json"):
             if flag in ckpt_export.FLAGS:
                 names, settings = ckpt_export.FLAGS[flag]
-                one.add_argument(*names, **settings)
+                subparser.add_argument(*names, **settings)
             else:
                 names, text = _FLAGS[flag]
-                one.add_argument(*names, action="store_true", help=text)
-        one.set_defaults(action=name)
+                subparser.add_argument(*names, action="store_true", help=text)
+        subparser.set_defaults(action=name)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one action."""
+    """Run the action that the command names."""
     try:
         return ACTIONS[args.action].run(args)
     except BrokenPipeError:
@@ -89,10 +95,10 @@ def run(args: argparse.Namespace) -> int:
 def _ls(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_remove import look
 
-    what = args.what or [pattern for pattern in _RUNS if any(Path().glob(pattern))]
-    if not what:
+    patterns = args.names or [pattern for pattern in _DEFAULT_PATTERNS if any(Path().glob(pattern))]
+    if not patterns:
         raise CheckpointError("there is no folder runs/ here", cure="Say where: train ckpt ls RUN_DIRECTORY.")
-    items = look(what)
+    items = look(patterns)
     if args.json:
         print_json([item.record() for item in items])
         return ExitCode.DONE
@@ -100,13 +106,15 @@ def _ls(args: argparse.Namespace) -> int:
     for item in items:
         folders.setdefault(item.path.parent, []).append(item)
     now = time.time()
-    print("\n\n".join(f"{folder}\n{_listing(own, now)}" for folder, own in folders.items()))
+    print("\n\n".join(f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()))
     return ExitCode.DONE
 
 
 def _listing(items: Sequence[Item], now: float) -> str:
-    measured = dict.fromkeys(key for item in items if (found := item.entry.manifest) for key in found.metrics)
+    manifests = [item.entry.manifest for item in items]
+    measured = dict.fromkeys(key for manifest in manifests if manifest is not None for key in manifest.metrics)
     metrics = [key for key in measured if not key.startswith("train/")][:_METRIC_COLUMNS]
+    # A name such as step500 says the step already.
     plain = all(item.path.name == f"step{item.entry.step}" for item in items)
     rows = []
     for item in items:
@@ -122,7 +130,7 @@ def _listing(items: Sequence[Item], now: float) -> str:
                 "" if saved_at is None else format_age(now - saved_at),
                 *(f"{values[key]:.4g}" if key in values else "" for key in metrics),
                 item.state,
-                " ".join(mark for mark, given in marks.items() if given),
+                " ".join(mark for mark, is_set in marks.items() if is_set),
                 item.entry.problem or ("" if manifest is None else manifest.reason),
             ]
         )
@@ -133,10 +141,10 @@ def _listing(items: Sequence[Item], now: float) -> str:
 def _show(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_inspect import TENSOR_COLUMNS, opened, tensor_rows
 
-    with opened(_one(args.what[0])) as content:
+    with opened(_select_one(args.names[0])) as content:
         tensors = content.tensors
         if args.norms:
-            # The norm of a random generator's state says nothing.
+            # The norm of a random generator's state has no meaning.
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("rng/")}
         norms = {name: tensor.norm() for name, tensor in tensors.items()} if args.norms else {}
         states = content.states() if args.states else {}
@@ -218,78 +226,77 @@ def _verify(args: argparse.Namespace) -> int:
 
     shows = sys.stderr.isatty() and not args.json
 
-    def show(done: int, item: Item) -> None:
+    def show_progress(done: int, item: Item) -> None:
         if shows:
+            # On one line that each checkpoint overwrites.
             print(f"\r{done}/{len(items)} {item.path.name}\x1b[K", end="", file=sys.stderr, flush=True)
 
-    for _ in range(_LOOKS):
-        items = look(args.what)
-        found = verify_all(items, show)
+    for _ in range(_VERIFY_TRIES):
+        items = look(args.names)
+        problems = verify_all(items, show_progress)
         if shows:
             print("\r\x1b[K", end="", file=sys.stderr)
-        removed = [item for item in items if item.path not in found]
+        removed = [item for item in items if item.path not in problems]
         for item in removed:
             print(f"passed over: {item.path}, which was removed meanwhile", file=sys.stderr)
-        if found or any(item.named for item in removed):
+        if problems or any(item.named for item in removed):
             break
     else:
         raise CheckpointError("each checkpoint was removed before it was read", cure="Give the command again.")
     if args.json:
         print_json(
-            [{"path": str(path), "valid": problem is None, "problem": problem} for path, problem in found.items()]
+            [{"path": str(path), "valid": problem is None, "problem": problem} for path, problem in problems.items()]
         )
     else:
-        rows = [
-            [
-                str(item.path),
-                "" if item.entry.manifest is None else format_bytes(item.entry.size_bytes),
-                found[item.path] or "valid",
-            ]
-            for item in items
-            if item.path in found
-        ]
+        rows = []
+        for item in items:
+            if item.path in problems:
+                size = "" if item.entry.manifest is None else format_bytes(item.entry.size_bytes)
+                rows.append([str(item.path), size, problems[item.path] or "valid"])
         print(table(["checkpoint", "size", "found"], rows, right=["size"]))
-        print(f"{sum(problem is None for problem in found.values())} of {len(found)} valid")
-    if any(found.values()):
+        print(f"{sum(problem is None for problem in problems.values())} of {len(problems)} valid")
+    if any(problems.values()):
         return ExitCode.FAILED
-    if gone := [str(item.path) for item in removed if item.named]:
-        raise CheckpointError(f"{', '.join(gone)}: removed meanwhile", cure="Name one that is there.")
+    if named := [str(item.path) for item in removed if item.named]:
+        raise CheckpointError(f"{', '.join(named)}: removed meanwhile", cure="Name one that is there.")
     return ExitCode.DONE
 
 
 def _diff(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_inspect import compare, opened
 
-    paths = [_one(what) for what in args.what]
+    paths = [_select_one(name) for name in args.names]
     with ExitStack() as stack:
         first, second = (stack.enter_context(opened(path)) for path in paths)
-        found = compare(first, second)
+        difference = compare(first, second)
+    changes = difference.config
     if args.json:
-        config = [{"key": change.key, "old": change.old, "new": change.new} for change in found.config]
-        print_json({**asdict(found), "config": config})
+        config = [{"key": change.key, "old": change.old, "new": change.new} for change in changes]
+        print_json({**asdict(difference), "config": config})
         return ExitCode.DONE
     print(f"{first.path} (step {first.manifest.step}) -> {second.path} (step {second.manifest.step})")
-    _listed("config", [found.no_config] if found.no_config else [str(change) for change in found.config])
-    _listed(f"only in {first.path}", found.only_first)
-    _listed(f"only in {second.path}", found.only_second)
-    rows = [[one.name, one.why or f"{one.relative:.3g}"] for one in found.tensors]
+    _print_list("config", [difference.no_config] if difference.no_config else [str(change) for change in changes])
+    _print_list(f"only in {first.path}", difference.only_first)
+    _print_list(f"only in {second.path}", difference.only_second)
+    rows = [[change.name, change.why or f"{change.relative:.3g}"] for change in difference.tensors]
     if rows:
-        _listed("tensors that differ", table(["tensor", "relative change"], rows).splitlines())
-    print(f"{found.same} of {len(found.tensors) + found.same} common tensors are the same, bit for bit")
+        _print_list("tensors that differ", table(["tensor", "relative change"], rows).splitlines())
+    common = len(difference.tensors) + difference.same
+    print(f"{difference.same} of {common} common tensors are the same, bit for bit")
     return ExitCode.DONE
 
 
 def _pin(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_remove import look, pin
 
-    changed = pin(look(args.what), pinned=args.action == "pin")
+    changed = pin(look(args.names), pinned=args.action == "pin")
     return _report(args, f"{args.action}ned", changed)
 
 
 def _rm(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_remove import look, remove, why_not_remove
 
-    items = look(args.what)
+    items = look(args.names)
     if not args.force and (reasons := why_not_remove(items)):
         listed = "\n".join(f"  {path}: {why}" for path, why in reasons.items())
         raise UserError(f"nothing is removed, because of\n{listed}\n", cure="To remove them all the same, add --force.")
@@ -305,27 +312,27 @@ def _prune(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_prune import apply_pruning, prunings
     from trainer_cli.commands.ckpt_remove import look
 
-    items = look(args.what)
+    items = look(args.names)
     plans = list(prunings(items))
-    go = {path: why for plan in plans for path, why in plan.go.items()}
+    removals = {path: why for plan in plans for path, why in plan.remove.items()}
     if not args.json:
         keep = {path: why for plan in plans for path, why in plan.keep.items()}
         rows = [[str(path), "stays", why] for path, why in keep.items()]
-        rows += [[str(path), "goes", why] for path, why in go.items()]
-        others = [item.path for item in items if item.path not in keep and item.path not in go]
-        rows += [[str(path), "left", "not counted: damaged, partial, or another run's"] for path in others]
+        rows += [[str(path), "goes", why] for path, why in removals.items()]
+        uncounted = [item.path for item in items if item.path not in keep and item.path not in removals]
+        rows += [[str(path), "left", "not counted: damaged, partial, or another run's"] for path in uncounted]
         print(table(["checkpoint", "rules", "why"], rows))
-    if args.dry_run or not go:
-        return _report(args, "would_be_removed" if args.dry_run else "removed", list(go))
-    if not _confirmed(args, list(go)):
-        return _report(args, "removed", [], dict.fromkeys(go, "you said no"))
-    gone: list[Path] = []
-    left: dict[Path, str] = {}
+    if args.dry_run or not removals:
+        return _report(args, "would_be_removed" if args.dry_run else "removed", list(removals))
+    if not _confirmed(args, list(removals)):
+        return _report(args, "removed", [], dict.fromkeys(removals, "you said no"))
+    removed: list[Path] = []
+    refused: dict[Path, str] = {}
     for plan in plans:
-        removed, refused = apply_pruning(plan, items)
-        gone += removed
-        left |= refused
-    return _report(args, "removed", gone, left)
+        removed_of_run, refused_of_run = apply_pruning(plan, items)
+        removed += removed_of_run
+        refused |= refused_of_run
+    return _report(args, "removed", removed, refused)
 
 
 _FLAGS = {
@@ -366,19 +373,21 @@ ACTIONS: Mapping[str, _Action] = {
 }  # fmt: skip
 
 
-def _one(what: str) -> Path:
+def _select_one(name: str) -> Path:
     from trainer_cli.runs.select import all_of
 
-    found = all_of([what])
-    if len(found) > 1:
-        path, named = list(found.items())[-1]
-        such = path if named.run is None else f"{named.run}@latest, {named.run}@best or {path}"
-        raise UserError(f"{what} names {len(found)} checkpoints, but one is wanted", cure=f"Name one, such as {such}.")
-    return next(iter(found))
+    matches = all_of([name])
+    if len(matches) > 1:
+        path, match = list(matches.items())[-1]
+        such = path if match.run is None else f"{match.run}@latest, {match.run}@best or {path}"
+        raise UserError(
+            f"{name} names {len(matches)} checkpoints, but one is wanted", cure=f"Name one, such as {such}."
+        )
+    return next(iter(matches))
 
 
 def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
-    """Whether to remove them. The question goes to stderr, so that stdout holds the answer alone."""
+    """Whether the user confirms the removal."""
     if args.yes:
         return True
     count = f"{len(paths)} checkpoint{'' if len(paths) == 1 else 's'}"
@@ -387,23 +396,27 @@ def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
             f"{count} would be removed, but this is not a terminal, so it cannot be confirmed", cure="Add --yes."
         )
     lines = "".join(f"  {path}\n" for path in paths)
+    # To stderr: stdout holds only the answer, which a program may read.
     print(f"{lines}remove {count}? [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _report(args: argparse.Namespace, what: str, done: Sequence[Path], left: Mapping[Path, str] | None = None) -> int:
-    """Say what was done, and what was left alone and why; the exit code."""
-    left = left or {}
+def _report(
+    args: argparse.Namespace, outcome: str, paths: Sequence[Path], refused: Mapping[Path, str] | None = None
+) -> int:
+    """Print which paths have the outcome, and which were left alone and why. Returns the exit code."""
+    refused = refused or {}
     if args.json:
-        print_json({what: [str(path) for path in done], "left": {str(path): why for path, why in left.items()}})
+        print_json({outcome: [str(path) for path in paths], "left": {str(path): why for path, why in refused.items()}})
     else:
-        lines = [f"{what.replace('_', ' ')}: {path}" for path in done]
-        lines += [f"left: {path}: {why}" for path, why in left.items()]
+        lines = [f"{outcome.replace('_', ' ')}: {path}" for path in paths]
+        lines += [f"left: {path}: {why}" for path, why in refused.items()]
         print("\n".join(lines) or "nothing to do")
-    return ExitCode.FAILED if left else ExitCode.DONE
+    return ExitCode.FAILED if refused else ExitCode.DONE
 
 
-def _listed(title: str, lines: Sequence[str]) -> None:
+def _print_list(title: str, lines: Sequence[str]) -> None:
     if lines:
-        more = [f"… and {len(lines) - _LISTED} more (all with --json)"] if len(lines) > _LISTED else []
-        print("\n".join([f"{title}:", *(f"  {line}" for line in [*lines[:_LISTED], *more])]))
+        hidden = len(lines) - _MAX_LINES
+        more = [f"… and {hidden} more (all with --json)"] if hidden > 0 else []
+        print("\n".join([f"{title}:", *(f"  {line}" for line in [*lines[:_MAX_LINES], *more])]))

@@ -35,7 +35,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(number) for number in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,1,2") from None
 
@@ -85,7 +85,8 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 def export(args: argparse.Namespace) -> int:
     """Write the weights of a checkpoint in another format."""
-    path = _one(args.what[0])
+    path = _select_one(args.names[0])
+    # These import torch: after the mistakes that need no torch.
     from trainer_cli.checkpoint.export import ExportFormat
     from trainer_cli.runs.export import archive_one, export_one
 
@@ -112,49 +113,50 @@ def export(args: argparse.Namespace) -> int:
 
 
 def average(args: argparse.Namespace) -> int:
-    """Save the mean of several checkpoints."""
+    """Save the mean of the weights of checkpoints."""
     from trainer_cli.runs.select import select
 
-    selection = select(args.what)
+    selection = select(args.names)
     for path, problem in {**selection.skipped, **selection.damaged}.items():
-        # A mean of the others would be taken for the mean of all.
+        # Without it the mean would be mistaken for that of all.
         raise CheckpointError(f"it is not valid: {problem}", where=str(path), cure="Name those to average without it.")
     from trainer_cli.runs.export import average as average_of
 
     shares = args.weights
     if shares is not None:
-        given = dict.fromkeys(path for what in args.what for path in select([what]).paths)
-        if len(shares) != len(given):
-            raise UserError(f"--weights has {len(shares)} numbers for {len(given)} checkpoints")
-        by_path = dict(zip(given, shares, strict=True))
+        # In the order of the command, in which the weights are given; the selection is sorted.
+        named = dict.fromkeys(path for name in args.names for path in select([name]).paths)
+        if len(shares) != len(named):
+            raise UserError(f"--weights has {len(shares)} numbers for {len(named)} checkpoints")
+        by_path = dict(zip(named, shares, strict=True))
         shares = [by_path[path] for path in selection.paths]
     return _report(args, "averaged", average_of(selection.paths, args.output, shares, ema=args.ema))
 
 
 def strip(args: argparse.Namespace) -> int:
-    """Save the weights of a checkpoint alone."""
-    path = _one(args.what[0])
+    """Save a checkpoint of the weights only."""
+    path = _select_one(args.names[0])
     from trainer_cli.runs.export import strip as strip_one
 
     return _report(args, "stripped", strip_one(path, args.output, ema=args.ema))
 
 
-def _one(what: str) -> Path:
-    """A checkpoint of this program or another; a run directory means its newest."""
+def _select_one(name: str) -> Path:
+    """The path of a checkpoint of this program or another; a run directory means its newest."""
     from trainer_cli.runs.select import select
 
-    paths = select([what]).paths
+    paths = select([name]).paths
     if len(paths) > 1:
-        raise UserError(f"{what} names {len(paths)} checkpoints, but one is wanted", cure=f"Name one: {paths[-1]}.")
+        raise UserError(f"{name} names {len(paths)} checkpoints, but one is wanted", cure=f"Name one: {paths[-1]}.")
     return paths[0]
 
 
-def _report(args: argparse.Namespace, what: str, written: Written) -> int:
+def _report(args: argparse.Namespace, outcome: str, written: Written) -> int:
     if args.json:
         facts = {"tensors": written.tensors, "size_bytes": written.size_bytes, "average": written.average}
-        print_json({what: str(written.path), **facts})
+        print_json({outcome: str(written.path), **facts})
     else:
-        print(f"{what}: {written.path} ({written.tensors} tensors, {format_bytes(written.size_bytes)})")
+        print(f"{outcome}: {written.path} ({written.tensors} tensors, {format_bytes(written.size_bytes)})")
         if written.average is not None and args.ema is None:
             print(
                 f"weights: the average of callback '{written.average}', which evaluations saw; "

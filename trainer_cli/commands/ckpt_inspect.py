@@ -1,4 +1,4 @@
-"""What is inside a checkpoint, and how two differ. Tensor files are read without torch, but for 8-bit floats."""
+"""Read the tensors and states of a checkpoint, and compare two. Only 8-bit floats and other formats need torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NUMPY = {
     "I16": "i2", "U16": "u2", "I8": "i1", "U8": "u1", "BOOL": "?",
     "C128": "c16", "BF16": "u2", "C32": "u4",
 }  # fmt: skip
-"""Types of elements as they are stored; of those that numpy lacks, unsigned ones of their size."""
+"""Code of an element type -> numpy type; unsigned integers of the same size for types that numpy lacks."""
 _FLOAT8 = {
     "F8_E4M3": "e4m3fn",
     "F8_E5M2": "e5m2",
@@ -55,11 +55,11 @@ _FLOAT8 = {
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A part of a tensor, or all of it."""
+    """A shard of a tensor, which may be all of it."""
 
     shard: Shard
     content: Callable[[], Array]
-    """Its bytes, mapped from the file or in memory."""
+    """Returns its bytes, mapped from the file or in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +70,14 @@ class Tensor:
     parts: list[StoredPart]
 
     def stored(self) -> Iterator[Array]:
-        """Its elements as they are stored, some rows at a time. Tensors of one shape and type come in the same
-        pieces."""
+        """The elements as they are stored, some rows at a time. Tensors of equal shape and type give equal blocks."""
         import numpy as np
 
         code, shape = self.entry.code, self.entry.shape or (1,)
         if not math.prod(shape):
             return
         dtype = np.dtype(_NUMPY.get(code, "u1")).newbyteorder("<")
-        maps = [part.content().view(dtype).reshape(part.shard.sizes or (1,)) for part in self.parts]
+        maps = [stored.content().view(dtype).reshape(stored.shard.sizes or (1,)) for stored in self.parts]
         rows = max(_BLOCK // math.prod(shape[1:]), 1)
         for start in range(0, shape[0], rows):
             stop = min(start + rows, shape[0])
@@ -86,8 +85,8 @@ class Tensor:
                 yield maps[0][start:stop].reshape(-1)
                 continue
             block = np.empty((stop - start, *shape[1:]), dtype)
-            for part, raw in zip(self.parts, maps, strict=True):
-                (first, *begins), (size, *sizes) = part.shard.offsets, part.shard.sizes
+            for stored, raw in zip(self.parts, maps, strict=True):
+                (first, *begins), (size, *sizes) = stored.shard.offsets, stored.shard.sizes
                 low, high = max(start, first), min(stop, first + size)
                 if low < high:
                     inner = (slice(begin, begin + count) for begin, count in zip(begins, sizes, strict=True))
@@ -95,7 +94,7 @@ class Tensor:
             yield block.reshape(-1)
 
     def blocks(self) -> Iterator[Array]:
-        """Its elements as 64-bit floats (complex ones as 128 bits), some at a time."""
+        """The elements as float64 or complex128, some rows at a time."""
         import numpy as np
 
         code = self.entry.code
@@ -104,6 +103,7 @@ class Tensor:
             if table is not None:
                 yield table[block]
             elif code == "BF16":
+                # The 16 bits of a bfloat16 are the upper half of a float32.
                 yield (block.astype("<u4") << 16).view("<f4").astype(np.float64)
             elif code == "C32":
                 yield block.view("<f2").astype(np.float64).view(np.complex128)
@@ -112,56 +112,57 @@ class Tensor:
 
     def norm(self) -> float:
         """The Euclidean norm over all elements."""
-        return math.sqrt(sum(_squares(block) for block in self.blocks()))
+        return math.sqrt(sum(_sum_of_squares(block) for block in self.blocks()))
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A checkpoint that is open, and held against removal."""
+    """An open checkpoint, which is held against removal."""
 
     path: Path
     entry: Entry
     manifest: Manifest
     tensors: dict[str, Tensor]
-    """By name, in the order of the files. Of what every rank saves for itself, `NAME@rank1` is the second's."""
+    """Name -> tensor, in the order of the files. `NAME@rank1` is what rank 1 saves under a name that rank 0 has too."""
     aliases: dict[str, str]
-    """Names of tied tensors, and the name under which each is stored."""
+    """Name of a tied tensor -> the name under which it is stored."""
     folder: ReadableFolder
     states: Callable[[], dict[str, Any]]
-    """Reads the small states of each rank, as they are written; what is no plain JSON is tagged with `$`."""
+    """Reads the small states of each rank in their encoded form: values that JSON lacks are tagged with `$`."""
 
     def config(self) -> str | None:
-        """The text of the config that it carries."""
+        """The text of its config; None if it carries none."""
         if CONFIG_FILE not in self.manifest.files:
             return None
         return read_verified(self.folder, self.manifest, CONFIG_FILE).decode()
 
     def views(self) -> dict[str, View]:
-        """Tensors that are views of stored ones, by name. What a rank saves for itself is left out.
+        """Name -> view of a stored tensor. Views of tensors that each rank saves for itself are left out.
 
         Raises:
-            CheckpointError: one lies outside of the stored tensor.
+            CheckpointError: a view exceeds its stored tensor.
         """
         try:
-            found = {view.name: view for view in views_in(self.states()) if view.base in self.tensors}
-            for view in found.values():
+            views = {view.name: view for view in views_in(self.states()) if view.base in self.tensors}
+            for view in views.values():
                 view.check_fits(math.prod(self.tensors[view.base].entry.shape))
         except ValueError as error:
             raise CheckpointError(f"{self.path} is not valid: {error}") from None
-        return found
+        return views
 
     def with_views(self) -> dict[str, Tensor]:
-        """The tensors as the state has them: views in full, and no stored tensor that is none of the state."""
+        """The tensors of the state: views with all their elements, without stored tensors that only views refer to."""
         views = self.views()
-        of_storage = {view.base for view in views.values() if STORAGE in view.base}
-        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in of_storage}
-        return tensors | {name: _viewed(self.tensors[view.base], view) for name, view in views.items()}
+        storages = {view.base for view in views.values() if STORAGE in view.base}
+        tensors = {name: tensor for name, tensor in self.tensors.items() if name not in storages}
+        return tensors | {name: _view_as_tensor(self.tensors[view.base], view) for name, view in views.items()}
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Content]:
-    """Read the manifest and the table of tensors, and hold the checkpoint while it is looked at. In files of
-    safetensors only sizes and places of tensors are checked: their digest is `verify`'s. Other formats are read whole.
+    """Read the manifest and the table of tensors, and hold the checkpoint against removal inside the `with` block.
+
+    Of safetensors files only the header is checked; `train ckpt verify` compares digests. Other formats are read whole.
 
     Raises:
         CheckpointError: it is not valid, or its format is unknown.
@@ -171,16 +172,16 @@ def opened(path: Path) -> Iterator[Content]:
     if entry.manifest is None or entry.problem is not None:
         raise CheckpointError(f"{path} is not valid: {entry.problem}")
     manifest = entry.manifest
-    read = _of_tensor_files if manifest.format in ("tensors", "huggingface") else _of_other_files
+    read = _read_tensor_files if manifest.format in ("tensors", "huggingface") else _read_other_format
     try:
         with catalog.storage.reading(path.name) as folder:
             tensors, aliases, states = read(folder, manifest)
             for name, tensor in tensors.items():
-                if problem := why_incomplete(part.shard for part in tensor.parts):
+                if problem := why_incomplete(stored.shard for stored in tensor.parts):
                     raise CheckpointError(f"{path} is not valid: {name}: {problem}")
             yield Content(path, entry, manifest, tensors, aliases, folder, states)
     except FileNotFoundError:
-        # A file of the caller's own may be missing too.
+        # The caller's code in the `with` block may miss another file.
         if not catalog.entry(path.name).removed:
             raise
         raise CheckpointError(f"{path} is just being removed") from None
@@ -188,16 +189,18 @@ def opened(path: Path) -> Iterator[Content]:
 
 @dataclass(frozen=True, slots=True)
 class TensorChange:
-    """How a tensor differs between two checkpoints: by a sentence, or by ‖b - a‖ / ‖a‖."""
+    """How a tensor differs between two checkpoints."""
 
     name: str
     relative: float | None = None
+    """‖b - a‖ / ‖a‖; None if it cannot be computed."""
     why: str | None = None
+    """Why it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """All that differs between two checkpoints."""
+    """The differences between two checkpoints."""
 
     config: list[Change] = field(default_factory=list)
     no_config: str | None = None
@@ -205,7 +208,7 @@ class Difference:
     only_first: list[str] = field(default_factory=list)
     only_second: list[str] = field(default_factory=list)
     tensors: list[TensorChange] = field(default_factory=list)
-    """Those of both that differ: first what has no number, then the largest relative change first."""
+    """Common tensors that differ: first those without a number, then by falling relative change."""
     same: int = 0
 
 
@@ -213,71 +216,72 @@ def compare(first: Content, second: Content) -> Difference:
     """Compare configs, names, shapes, types and values."""
     changes: list[TensorChange] = []
     same = 0
-    ours, theirs = first.with_views(), second.with_views()
-    for name, one in ours.items():
-        if (other := theirs.get(name)) is None:
+    old, new = first.with_views(), second.with_views()
+    for name, tensor in old.items():
+        if name not in new:
             continue
-        if (change := _change(name, one, other)) is None:
+        if (change := _compare_tensors(name, tensor, new[name])) is None:
             same += 1
         else:
             changes.append(change)
-    changes.sort(key=lambda one: (one.relative is not None, -(one.relative or 0.0), one.name))
+    changes.sort(key=lambda change: (change.relative is not None, -(change.relative or 0.0), change.name))
     config, no_config = _config_changes(first, second)
     return Difference(
         config=config,
         no_config=no_config,
-        only_first=sorted(ours.keys() - theirs.keys()),
-        only_second=sorted(theirs.keys() - ours.keys()),
+        only_first=sorted(old.keys() - new.keys()),
+        only_second=sorted(new.keys() - old.keys()),
         tensors=changes,
         same=same,
     )
 
 
-def _change(name: str, one: Tensor, other: Tensor) -> TensorChange | None:
-    if one.entry.shape != other.entry.shape:
-        return TensorChange(name, why=f"shape {list(one.entry.shape)} -> {list(other.entry.shape)}")
-    if one.entry.code != other.entry.code:
-        return TensorChange(name, why=f"type {one.entry.code} -> {other.entry.code}")
-    if _bytes_equal(one, other):
+def _compare_tensors(name: str, old: Tensor, new: Tensor) -> TensorChange | None:
+    if old.entry.shape != new.entry.shape:
+        return TensorChange(name, why=f"shape {list(old.entry.shape)} -> {list(new.entry.shape)}")
+    if old.entry.code != new.entry.code:
+        return TensorChange(name, why=f"type {old.entry.code} -> {new.entry.code}")
+    if _has_equal_bytes(old, new):
         return None
     import numpy as np
 
-    moved = size = 0.0
-    for a, b in zip(one.blocks(), other.blocks(), strict=True):
+    difference = norm = 0.0
+    for a, b in zip(old.blocks(), new.blocks(), strict=True):
         with np.errstate(all="ignore"):
-            moved += _squares(b - a)
-        size += _squares(a)
-    if not math.isfinite(moved) or not math.isfinite(size):
+            difference += _sum_of_squares(b - a)
+        norm += _sum_of_squares(a)
+    if not math.isfinite(difference) or not math.isfinite(norm):
         return TensorChange(name, why="it differs, and holds NaN or infinity")
-    return TensorChange(name, relative=math.sqrt(moved / size) if size else math.inf if moved else 0.0)
+    return TensorChange(name, relative=math.sqrt(difference / norm) if norm else math.inf if difference else 0.0)
 
 
-def _squares(block: Array) -> float:
+def _sum_of_squares(block: Array) -> float:
     import numpy as np
 
     with np.errstate(all="ignore"):
-        parts = (block.real, block.imag) if np.iscomplexobj(block) else (block,)
-        return float(sum(np.sum(np.square(part)) for part in parts))
+        components = (block.real, block.imag) if np.iscomplexobj(block) else (block,)
+        return float(sum(np.sum(np.square(component)) for component in components))
 
 
-def _bytes_equal(one: Tensor, other: Tensor) -> bool:
+def _has_equal_bytes(first: Tensor, second: Tensor) -> bool:
     import numpy as np
 
-    pairs = zip(one.stored(), other.stored(), strict=True)
-    return all(np.array_equal(a.view("u1"), b.view("u1")) for a, b in pairs)
+    # As bytes: NaN equals itself, and -0.0 differs from 0.0.
+    blocks = zip(first.stored(), second.stored(), strict=True)
+    return all(np.array_equal(a.view("u1"), b.view("u1")) for a, b in blocks)
 
 
 def _float8(code: str) -> Array:
-    """The value of each of the 256 bytes."""
-    import torch  # numpy has no such types
+    """The value of each of the 256 bytes of an 8-bit float type, which numpy lacks."""
+    import torch
 
-    every = torch.arange(256, dtype=torch.uint8)
-    values: Array = every.view(getattr(torch, f"float8_{_FLOAT8[code]}")).double().numpy()
+    codes = torch.arange(256, dtype=torch.uint8)
+    values: Array = codes.view(getattr(torch, f"float8_{_FLOAT8[code]}")).double().numpy()
     return values
 
 
 def _config_changes(first: Content, second: Content) -> tuple[list[Change], str | None]:
-    # Hydra would take most of the time of an answer that does not need it.
+    # Imported here: Hydra would take most of the time of `train ckpt show`, which does not need it.
     from trainer_cli.config.compose import from_yaml
     from trainer_cli.config.diff import diff
 
@@ -295,7 +299,7 @@ _Read = tuple[dict[str, Tensor], dict[str, str], Callable[[], dict[str, Any]]]
 """Tensors, aliases and states of a `Content`."""
 
 
-def _of_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
+def _read_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     for file in manifest.files:
@@ -318,18 +322,18 @@ def _of_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
 
 
 def _states(folder: ReadableFolder, manifest: Manifest) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     for rank in range(manifest.world_size):
         for file in (state_file(rank), own_file(rank)):
             if file in manifest.files:
                 raw = json.loads(read_verified(folder, manifest, file))
                 raw = json.loads(raw["state"]) if file == own_file(rank) else raw
-                found.setdefault(f"rank{rank}", {}).update(raw["state"])
-    return found
+                states.setdefault(f"rank{rank}", {}).update(raw["state"])
+    return states
 
 
-def _of_other_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
-    # The formats need torch, and the functions above do not.
+def _read_other_format(folder: ReadableFolder, manifest: Manifest) -> _Read:
+    # Imported here: these modules need torch.
     from trainer_cli.checkpoint.format import tree as codec
     from trainer_cli.checkpoint.format.open import new_format
     from trainer_cli.checkpoint.format.sharded import RANKS
@@ -346,43 +350,44 @@ def _of_other_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
     }
     states = {"rank0": json.loads(text)["state"]}
     for position, rank_state in enumerate(rank_states):
-        # Of ranks that share a tensor group, which have the same, the first is here.
-        of_rank = states.setdefault(f"rank{position * manifest.tensor_size}", {})
-        of_rank.update(json.loads(codec.encode(rank_state)[0])["state"])
+        # The ranks of a tensor-parallel group have equal states: the file holds one for each group, of its first rank.
+        states.setdefault(f"rank{position * manifest.tensor_size}", {}).update(
+            json.loads(codec.encode(rank_state)[0])["state"]
+        )
     return tensors, layout.aliases, lambda: states
 
 
 def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[Tensor]:
-    """What a file has of each tensor, described as the whole tensor."""
+    """Each tensor of a file, with the shape of the whole tensor and the shard that the file holds."""
     checked = VerifiedFile(folder, manifest, file)
     with checked.peeked():
         layout = parsed_header(checked)
         offset = checked.size_bytes - checked.left_bytes
-    parts = manifest.shards.get(file, {})
+    shards = manifest.shards.get(file, {})
     for entry in layout:
-        part = parts.get(entry.name, Shard.all_of(entry.shape))
-        if part.sizes != entry.shape:
+        shard = shards.get(entry.name, Shard.all_of(entry.shape))
+        if shard.sizes != entry.shape:
             raise checked.damaged(f"{entry.name[:80]!r} is not the part of the tensor that the manifest says")
-        whole = replace(entry, shape=part.shape, size_bytes=math.prod(part.shape) * ELEMENT_BYTES[entry.code])
+        whole = replace(entry, shape=shard.shape, size_bytes=math.prod(shard.shape) * ELEMENT_BYTES[entry.code])
         path, size = folder.path / file, (entry.size_bytes,)
-        yield Tensor(whole, [StoredPart(part, partial(_mapped, path, offset, size))])
+        yield Tensor(whole, [StoredPart(shard, partial(_map_bytes, path, offset, size))])
         offset += entry.size_bytes
 
 
-def _mapped(path: Path, offset: int, size: tuple[int]) -> Array:
+def _map_bytes(path: Path, offset: int, size: tuple[int]) -> Array:
     import numpy as np
 
     return np.memmap(path, "u1", "r", offset, size)
 
 
 def _add_parts(tensor: Tensor, more: Tensor) -> None:
-    """Add another file's part; a copy of one that is there already is left out."""
-    there = {part.shard for part in tensor.parts}
-    tensor.parts.extend(part for part in more.parts if part.shard not in there)
+    """Add the shard of another file, unless the tensor has it: ranks may save copies of one shard."""
+    shards = {stored.shard for stored in tensor.parts}
+    tensor.parts.extend(stored for stored in more.parts if stored.shard not in shards)
 
 
-def _viewed(base: Tensor, view: View) -> Tensor:
-    """A view as a tensor of its own, whose elements are copied when they are looked at."""
+def _view_as_tensor(base: Tensor, view: View) -> Tensor:
+    """The view as a tensor, whose elements are copied when they are read."""
     element_bytes = base.entry.size_bytes // math.prod(base.entry.shape)
     entry = TensorEntry(view.name, base.entry.code, view.shape, math.prod(view.shape) * element_bytes)
 
@@ -391,6 +396,7 @@ def _viewed(base: Tensor, view: View) -> Tensor:
 
         flat = base.parts[0].content().view(f"V{element_bytes}")[view.offset :]
         strides = [stride * element_bytes for stride in view.strides]
+        # The view was checked to lie within the stored tensor: as_strided does not check it.
         elements = np.lib.stride_tricks.as_strided(flat, view.shape, strides, writeable=False)
         return np.ascontiguousarray(elements).reshape(-1).view("u1")
 

@@ -21,51 +21,53 @@ from trainer_cli.runs.run_dir import RunDir
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The result of the rules for one folder of checkpoints."""
+    """The result of the rules for one folder of checkpoints: path -> reason."""
 
     run: RunDir
     keep: dict[Path, str]
-    go: dict[Path, str]
+    remove: dict[Path, str]
 
 
 def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
-    """What the rules of each run that the items belong to would remove.
+    """Apply the rules of each run that the items belong to, without removing anything.
 
-    Checkpoints of other runs, damaged or partial ones, and those newer than the newest valid one are in neither list.
+    Checkpoints of other runs, damaged or partial ones, and those newer than the newest valid one are in neither table.
 
     Raises:
         CheckpointError: a folder belongs to no run whose config can be read.
     """
     for folder in dict.fromkeys(item.path.parent for item in items):
-        here = [item for item in items if item.path.parent == folder]
-        run = RunDir(next((item.run for item in here if item.run is not None), folder))
+        in_folder = [item for item in items if item.path.parent == folder]
+        run = RunDir(next((item.run for item in in_folder if item.run is not None), folder))
         if not run.exists_as_run():
             raise CheckpointError(
                 f"{folder} is in no run's directory, so its rules are unknown",
                 cure="Name the run: train ckpt prune RUN_DIRECTORY.",
             )
         entries = _usable(folder, run.run_id)
-        saved = [one for entry in entries if (one := entry.saved()) is not None]
+        saved = [facts for entry in entries if (facts := entry.saved()) is not None]
         rules = _rules(run, entries)
-        chosen = {item.path for item in here}
-        go = {folder / name: why for name, why in why_remove(saved, rules).items() if folder / name in chosen}
-        yield Pruning(run, {folder / name: why for name, why in why_keep(saved, rules).items()}, go)
+        chosen = {item.path for item in in_folder}
+        keep = {folder / name: why for name, why in why_keep(saved, rules).items()}
+        removals = {folder / name: why for name, why in why_remove(saved, rules).items() if folder / name in chosen}
+        yield Pruning(run, keep, removals)
 
 
 def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], dict[Path, str]]:
-    """Remove, with the run's lock held, what the rules still remove; what was removed, and what was not and why.
+    """Remove what the rules still remove once the run's lock is held. Returns the result of `remove`.
 
     Raises:
         RunDirectoryError: the run is training, and applies the rules itself.
     """
     with pruning.run.lock():
-        own = [item for item in items if item.path in pruning.keep or item.path in pruning.go]
-        still = {path: f"train ckpt prune: {why}" for now in prunings(own) for path, why in now.go.items()}
-        return remove([item for item in own if item.path in pruning.go and item.path in still], still)
+        # Again, under the lock: the run may have saved or removed checkpoints since.
+        candidates = [item for item in items if item.path in pruning.keep or item.path in pruning.remove]
+        reasons = {path: f"train ckpt prune: {why}" for now in prunings(candidates) for path, why in now.remove.items()}
+        return remove([item for item in candidates if item.path in pruning.remove and item.path in reasons], reasons)
 
 
 def steps_per_epoch(entries: Sequence[Entry]) -> int | None:
-    """The length of an epoch, computed from a checkpoint at an epoch's end; None if there is none."""
+    """Steps of an epoch, computed from a checkpoint at the end of one; None without such a checkpoint."""
     for entry in entries:
         progress: Mapping[str, Any] = entry.manifest.progress if entry.manifest is not None else {}
         epoch, step = progress.get("epoch", 0), progress.get("step", 0)

@@ -1,4 +1,4 @@
-"""List, verify, pin and remove checkpoints."""
+"""Find the checkpoints that a command names, and verify, pin or remove them."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One checkpoint, or what should have become one."""
+    """One checkpoint, complete or not."""
 
     path: Path
     entry: Entry
     run: Path | None = None
-    """The directory of its run, where that is known."""
+    """The directory of its run; None if the command names only a folder of checkpoints."""
     best: bool = False
     named: bool = False
-    """Whether the command named this one, not all that a glob or a run names."""
+    """Whether the command names this checkpoint itself, not by a glob or a run."""
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """`valid`, `not finite`, `damaged`, `partial` or `being removed`."""
         if self.entry.removed:
             return "being removed"
         if self.entry.problem is not None:
@@ -52,14 +52,14 @@ class Item:
 
     @property
     def saved_at(self) -> float | None:
-        """Unix seconds."""
+        """Unix time of the commit in seconds; None if there is no manifest."""
         try:
             return os.stat(self.path / MANIFEST_FILE).st_mtime
         except OSError:
             return None
 
     def record(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON."""
+        """The fields as plain values, for JSON."""
         manifest = self.entry.manifest
         return {
             "path": str(self.path),
@@ -81,29 +81,29 @@ class Item:
 
 
 def look(patterns: Sequence[str]) -> list[Item]:
-    """What the patterns name, by folder and step; each folder is read once.
+    """The checkpoints that the patterns name, by folder and step.
 
-    What a run removes meanwhile is left out, so that there may be nothing.
+    Those that a run removes meanwhile are left out, so that the list may be empty.
 
     Raises:
-        CheckpointError: a pattern names nothing, or one that is removed meanwhile.
+        CheckpointError: a pattern matches nothing, or the checkpoint that it names is removed meanwhile.
     """
-    named: dict[Path, dict[str, Named]] = {}
-    for path, how in all_of(patterns).items():
-        named.setdefault(path.parent, {})[path.name] = how
+    # By folder, so that each folder is read once.
+    matches: dict[Path, dict[str, Named]] = {}
+    for path, match in all_of(patterns).items():
+        matches.setdefault(path.parent, {})[path.name] = match
     items: list[Item] = []
-    for folder, names in named.items():
+    for folder, names in matches.items():
         catalog = catalog_of(folder)
         entries = catalog.entries()
         missing = names.keys() - {entry.name for entry in entries}
-        # A copy is none of the run's, but may be named itself.
+        # Copies of checkpoints under other names are not in the catalog's list, but a command may name them.
         copies = [catalog.entry(name) for name in sorted(missing) if names[name].itself]
         if lost := [entry.name for entry in copies if entry.manifest is None]:
             raise CheckpointError(f"{folder / min(lost)} is no checkpoint, or was removed meanwhile")
-        run = next((how.run for how in names.values() if how.run is not None), None)
+        run = next((match.run for match in names.values() if match.run is not None), None)
         run_id = id_of(run)
-        own = [one for one in entries if one.valid and one.manifest and run_id in (None, one.manifest.run_id)]
-        best = best_of(own, run)
+        best = best_of([entry for entry in entries if entry.valid and _is_of_run(entry, run_id)], run)
         items += [
             Item(
                 folder / entry.name,
@@ -118,25 +118,32 @@ def look(patterns: Sequence[str]) -> list[Item]:
     return items
 
 
-def verify_all(items: Sequence[Item], show: Callable[[int, Item], None]) -> dict[Path, str | None]:
-    """Read every file of every checkpoint, some at once: path -> what is wrong, or None if nothing is.
+def _is_of_run(entry: Entry, run_id: str | None) -> bool:
+    return entry.manifest is not None and run_id in (None, entry.manifest.run_id)
 
-    One that is removed meanwhile is not among them. `show` is called after each, with the number of those done.
+
+def verify_all(items: Sequence[Item], show: Callable[[int, Item], None]) -> dict[Path, str | None]:
+    """Read every file of every checkpoint, a few checkpoints at a time. Returns path -> its damage, or None if valid.
+
+    Checkpoints that are removed meanwhile are left out.
+
+    Args:
+        show: called after each checkpoint with the number of those done.
     """
-    found: dict[Path, str | None] = {}
+    problems: dict[Path, str | None] = {}
     with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
-        for done, (item, (there, problem)) in enumerate(zip(items, pool.map(_verified, items), strict=True), start=1):
-            if there:
-                found[item.path] = problem
+        for done, (item, (exists, problem)) in enumerate(zip(items, pool.map(_verify, items), strict=True), start=1):
+            if exists:
+                problems[item.path] = problem
             show(done, item)
-    return found
+    return problems
 
 
 def pin(items: Sequence[Item], *, pinned: bool) -> list[Path]:
-    """Pin or unpin; those that were not so already.
+    """Pin or unpin checkpoints. Returns those that changed.
 
     Raises:
-        CheckpointError: one has no manifest, so that pinning it would keep nothing; none was changed.
+        CheckpointError: one has no manifest, so that pinning it would keep nothing. None was changed.
     """
     for item in items:
         if item.entry.manifest is None and pinned:
@@ -148,54 +155,56 @@ def pin(items: Sequence[Item], *, pinned: bool) -> list[Path]:
 
 
 def why_not_remove(items: Sequence[Item]) -> dict[Path, str]:
-    """Which of these should not be removed without force, and why: pinned ones, and the last valid one of a run."""
+    """Why some of these need `--force`: path -> reason. They are pinned, or the last valid checkpoint of a run."""
     reasons = {item.path: "it is pinned" for item in items if item.entry.pinned}
+    # Real paths: the same folder may be named through a link too.
     going: dict[str, set[str]] = {}
     for item in items:
         going.setdefault(os.path.realpath(item.path.parent), set()).add(item.path.name)
     for folder in dict.fromkeys(item.path.parent for item in items):
         last: dict[str, str] = {}
-        stays: set[str] = set()
+        remaining: set[str] = set()
         for entry in catalog_of(folder).entries():
             if entry.resumable and entry.manifest is not None:
                 last[entry.manifest.run_id] = entry.name
                 if entry.name not in going[os.path.realpath(folder)]:
-                    stays.add(entry.manifest.run_id)
+                    remaining.add(entry.manifest.run_id)
         for run_id, name in last.items():
-            if run_id not in stays:
+            if run_id not in remaining:
                 reasons.setdefault(folder / name, "it is the last valid one of its run")
     return reasons
 
 
 def remove(items: Iterable[Item], reasons: Mapping[Path, str] | None = None) -> tuple[list[Path], dict[Path, str]]:
-    """Remove checkpoints, or what is left of them: those that are gone, and why others are not.
+    """Remove checkpoints and remains of partial ones. Returns the paths removed, and why each other one was kept.
 
-    Their runs record the removal, with the reason of each; without one it is `train ckpt rm`.
+    Args:
+        reasons: what the history of the run records for each; by default `train ckpt rm`.
     """
-    gone: list[Path] = []
-    left: dict[Path, str] = {}
+    removed: list[Path] = []
+    refused: dict[Path, str] = {}
     for item in items:
         storage, name = _storage_of(item), item.path.name
         done = storage.clear(name) if item.entry.partial else storage.remove(name)
         if done or not item.path.exists():
-            gone.append(item.path)
+            removed.append(item.path)
             if item.run is not None and not item.entry.partial:
                 reason = (reasons or {}).get(item.path, "train ckpt rm")
                 CheckpointHistory(RunDir(item.run).history_file).removed(name, reason)
         else:
-            left[item.path] = "it is a link" if item.path.is_symlink() else "it is being read"
-    return gone, left
+            refused[item.path] = "it is a link" if item.path.is_symlink() else "it is being read"
+    return removed, refused
 
 
 def _storage_of(item: Item) -> Storage:
-    """The storage that marks what it removes as the run's own, so that the run would clear it away."""
+    """The storage, with the identity of the checkpoint's run: the run clears away a removal that is interrupted."""
     manifest = item.entry.manifest
     run_id = manifest.run_id if manifest is not None and is_run_id(manifest.run_id) else "local"
     return open_storage(item.path.parent, run_id=run_id, attempt=manifest.attempt if manifest is not None else 0)
 
 
-def _verified(item: Item) -> tuple[bool, str | None]:
-    """Whether a checkpoint is still there, and what is wrong with it."""
+def _verify(item: Item) -> tuple[bool, str | None]:
+    """(whether the checkpoint still exists, its damage or None)."""
     catalog = catalog_of(item.path.parent)
     problem: str | None = None
     for _ in range(_TRIES):
@@ -206,6 +215,6 @@ def _verified(item: Item) -> tuple[bool, str | None]:
             problem = f"it cannot be read: {error.strerror or error}"
             if not isinstance(error, FileNotFoundError) or catalog.entry(item.path.name).removed:
                 break
-        # A removal locks a checkpoint shortly before it shows that it has begun.
+        # A removal locks the checkpoint before its mark can be seen: look again before calling it damage.
         time.sleep(_PAUSE_S)
     return problem is None or not catalog.entry(item.path.name).removed, problem

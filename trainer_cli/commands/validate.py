@@ -1,4 +1,4 @@
-"""`train validate`: evaluate checkpoints."""
+"""`train validate`: evaluate checkpoints in one process, without training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from trainer_cli.commands.main import add_allow_pickle, add_config_arguments
 from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.runs.results import Results, show_table
 from trainer_cli.terminal import print_json
 
 if TYPE_CHECKING:
@@ -24,14 +23,14 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Overrides, and the flags that say where configs are and what may be loaded."""
+    """Add the overrides, and the flags that say where configs are and what may be loaded."""
     add_config_arguments(parser)
     add_allow_pickle(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate every checkpoint that matches, in one process."""
+    """Evaluate every checkpoint that matches."""
     ranks = ranks_in(os.environ)
     if ranks.rank > 0:
         return int(ExitCode.USER)
@@ -40,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
             f"this is one of {ranks.world_size} processes, but one process evaluates all checkpoints",
             cure="Start it without torchrun, or with srun --ntasks=1.",
         )
-    # Imported here: a mistake in the arguments is reported without torch.
+    # Imported here: it loads torch and Hydra, which the help and shell completion must not wait for.
+    from trainer_cli.runs.results import show_table
     from trainer_cli.runs.validate import validate
 
     return validate(
@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
         config_dir=args.config_dir,
         config_name=args.config_name,
         allow_pickle=args.allow_pickle,
-        show=_as_json if args.json else show_table,
+        show=_show_json if args.json else show_table,
     )
 
 
-def _as_json(results: Results) -> None:
+def _show_json(results: Results) -> None:
     print_json({"folder": str(results.folder), "rows": [asdict(row) for row in results.rows]})
