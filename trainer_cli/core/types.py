@@ -1,9 +1,8 @@
-"""The plain values that an annotation admits, for fields of the schema and for arguments of components.
+"""Check plain values against annotations: fields of the schema, and arguments of classes and functions.
 
 An annotation counts as far as a YAML value can be checked by it (`int`, `str | None`, `list[float]`, `Literal["a"]`,
-an enumeration); any other name in it means that anything goes.
-
-What a class or function takes, and whether the given arguments fit.
+an enumeration); any other name in it means that any value is accepted. The story: a `Kind` is what an annotation
+accepts, `kind_of` reads it, a `Parameter` is a name with its kind, and `misfits` checks a whole call.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _NAMES = {
     "dict": "mapping", "Dict": "mapping", "Mapping": "mapping", "MutableMapping": "mapping",
 }  # fmt: skip
 _SERIES = ("Sequence", "MutableSequence", "Iterable", "Collection")
-# No YAML value is one of these, so `float | Tensor` still means a number.
+# No YAML value is a tensor, so `float | Tensor` still means a number.
 _OBJECTS = ("Tensor",)
 _TRUTH = dict.fromkeys(("yes", "on", "y", "1"), "true") | dict.fromkeys(("no", "off", "n", "0"), "false")
 _LONGEST = 80
@@ -54,41 +53,43 @@ class Kind(NamedTuple):
     choices: tuple[Any, ...] = ()
     item: Kind | None = None
     """What the items of a list may be; None: anything."""
-    each: tuple[Kind | None, ...] | None = None
+    items: tuple[Kind | None, ...] | None = None
     """What each item of a list of exactly this length may be; None: any length."""
     under: Kind | None = None
     """What the values of a mapping may be; None: anything."""
 
     def mistakes(self, value: Any, key: str) -> Iterator[ConfigError]:
         """What is wrong with the value of `key`, or with values in it, each with its own key."""
-        if not self._is_one(value):
-            what = f"{key} is {shown(value)}, but it must be {self}"
-            yield ConfigError(what, location=key, code=Code.wrong_type, hint=self._hint(value) or None)
+        if not self._accepts(value):
+            message = f"{key} is {shown(value)}, but it must be {self}"
+            yield ConfigError(message, location=key, code=Code.wrong_type, hint=self._hint(value) or None)
         elif isinstance(value, list | tuple):
-            if self.each is not None and len(value) != len(self.each):
-                what = f"{key} has {len(value)} value{'s'[: len(value) != 1]}, but it must have {len(self.each)}"
-                yield ConfigError(what, location=key, code=Code.wrong_type)
+            if self.items is not None and len(value) != len(self.items):
+                message = f"{key} has {len(value)} value{'s'[: len(value) != 1]}, but it must have {len(self.items)}"
+                yield ConfigError(message, location=key, code=Code.wrong_type)
                 return
             for index, item in enumerate(value):
-                yield from _inner(self.item if self.each is None else self.each[index], item, f"{key}.{index}")
+                yield from _inner(self.item if self.items is None else self.items[index], item, f"{key}.{index}")
+        # The arguments of a node are checked against what its target takes, not against this annotation.
         elif isinstance(value, Mapping) and "_target_" not in value:
             for name, item in value.items():
                 yield from _inner(self.under, item, f"{key}.{name}")
 
     def admits(self, value: Any) -> bool:
-        """Whether the value, and all that is in it, is one of these. A value that is not plain is admitted."""
+        """Whether the value, and every value in it, is one of these. A value that is not plain is admitted."""
         return next(self.mistakes(value, ""), None) is None
 
-    def _is_one(self, value: Any) -> bool:
+    def _accepts(self, value: Any) -> bool:
         name = name_of(value)
         if name is None or name in self.names or (name == "int" and "float" in self.names):
             return True
+        # Types too: in Python 1 == True == 1.0.
         return any(type(value) is type(choice) and value == choice for choice in self.choices)
 
     def _hint(self, value: Any) -> str:
         texts = [choice for choice in self.choices if isinstance(choice, str)]
-        if isinstance(value, str) and (meant := did_you_mean(value, texts).strip()):
-            return meant
+        if isinstance(value, str) and (suggestion := did_you_mean(value, texts).strip()):
+            return suggestion
         if "bool" in self.names and str(value).lower() in _TRUTH:
             return f"Write {_TRUTH[str(value).lower()]}."
         if "int" in self.names and isinstance(value, float) and value.is_integer():
@@ -100,6 +101,7 @@ class Kind(NamedTuple):
     def __str__(self) -> str:
         words = [word for name, (word, _) in WORDS.items() if name in self.names]
         if "int" in self.names and "float" in self.names:
+            # "a number" includes whole ones.
             words.remove(WORDS["int"][0])
         if "list" in self.names and self.item is not None and len(self.item.names) == 1:
             (name,) = self.item.names
@@ -132,7 +134,7 @@ def in_yaml(value: Any) -> str:
 
 
 def converted(annotation: Any, value: Any, key: str) -> Any:
-    """The value of a field, given by Python code: the names of choices as members, mappings as sections, all else as
+    """The value of a field, set by Python code: the names of choices as members, mappings as sections, all else as
     the plain values that a config holds.
 
     Raises:
@@ -143,7 +145,7 @@ def converted(annotation: Any, value: Any, key: str) -> Any:
         return value
     value = _plain(value)
     if is_section:
-        return _section(annotation, value, key)
+        return _make_section(annotation, value, key)
     kind = kind_of(annotation)
     if kind is None:
         return value
@@ -156,63 +158,65 @@ def converted(annotation: Any, value: Any, key: str) -> Any:
     return float(value) if type(value) is int and "float" in kind.names and "int" not in kind.names else value
 
 
-def _section(section: type, value: Any, key: str) -> Any:
+def _make_section(section: type, value: Any, key: str) -> Any:
     if not isinstance(value, Mapping):
-        what = f"{key} is {shown(value)}, but it must be {SECTION}"
-        raise ConfigError(what, location=key, code=Code.wrong_type)
-    known = [field.name for field in dataclasses.fields(section)]
+        message = f"{key} is {shown(value)}, but it must be {SECTION}"
+        raise ConfigError(message, location=key, code=Code.wrong_type)
+    keys = [field.name for field in dataclasses.fields(section)]
     for name in value:
-        if name not in known:
-            hint = did_you_mean(str(name), known).strip() or f"Known here: {', '.join(known)}."
-            what = f"there is no key '{key}.{name}'"
-            raise ConfigError(what, location=f"{key}.{name}", code=Code.unknown_key, hint=hint)
+        if name not in keys:
+            hint = did_you_mean(str(name), keys).strip() or f"Known here: {', '.join(keys)}."
+            message = f"there is no key '{key}.{name}'"
+            raise ConfigError(message, location=f"{key}.{name}", code=Code.unknown_key, hint=hint)
     return section(**value)
 
 
 def _plain(value: Any) -> Any:
     """A value without the types of other libraries: numbers and arrays of numpy, ranges, subclasses of `int`."""
+    # numpy's and torch's way to plain numbers, without an import of them.
     if hasattr(value, "tolist"):
         value = value.tolist()
     if type(value) in (bool, int, float, str):
         return value
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
+    for plain_type in (int, float, str):
+        if isinstance(value, plain_type):
+            return plain_type(value)
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, Sequence | Set) else value
 
 
 def kind_of(annotation: Any) -> Kind | None:
-    """The plain values that an annotation (live, or as written) admits; None if anything goes."""
+    """The plain values that an annotation (an object, or its text) admits; None if it admits any value."""
     if annotation is None or annotation is inspect.Parameter.empty:
         return None
     if isinstance(annotation, EnumMeta):
         return Kind(frozenset(), tuple(annotation.__members__))
     try:
-        return _kind_written(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+        # Read as text, not evaluated: the names in an annotation may be importable only for a type checker.
+        return _parse_kind(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
     except (SyntaxError, ValueError):
         return None
 
 
 @cache
-def _kind_written(text: str) -> Kind | None:
-    return _some(ast.parse(text.strip(), mode="eval").body)
+def _parse_kind(text: str) -> Kind | None:
+    return _kind_or_any(ast.parse(text.strip(), mode="eval").body)
 
 
 def _inner(kind: Kind | None, value: Any, key: str) -> Iterator[ConfigError]:
-    """As `Kind.mistakes`, for a value in another; one that is still to be given is left out."""
+    """`Kind.mistakes` of a value inside a list or mapping; none for a value that must still be given."""
     return iter(()) if kind is None or value == MISSING else kind.mistakes(value, key)
 
 
-def _some(node: ast.expr) -> Kind | None:
-    """What is admitted; None if anything is."""
-    found = _admitted(node)
-    return found if found is not None and (found.names or found.choices) else None
+def _kind_or_any(node: ast.expr) -> Kind | None:
+    """What an annotation admits; None (any value) also for one that admits objects alone."""
+    kind = _admitted(node)
+    return kind if kind is not None and (kind.names or kind.choices) else None
 
 
 def _admitted(node: ast.expr) -> Kind | None:
-    """As `_some`, but with nothing admitted for an object that no plain value is."""
+    """What an annotation admits; an empty kind for an object that no plain value can be, None for any value."""
     if isinstance(node, ast.Constant):
         if node.value is None:
             return Kind(frozenset({"null"}))
@@ -223,6 +227,7 @@ def _admitted(node: ast.expr) -> Kind | None:
         inner = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
         return _parametrised(_last_name(node.value), inner)
     name = _last_name(node)
+    # `torch.Tensor` and `Tensor` mean the same: the last name decides.
     if name in _OBJECTS:
         return Kind(frozenset())
     if name in _SERIES:
@@ -237,18 +242,18 @@ def _parametrised(name: str, inner: Sequence[ast.expr]) -> Kind | None:
     if name in ("Annotated", "Final", "InitVar", "Required", "NotRequired"):
         return _admitted(inner[0])
     if name == "Literal":
-        values = [one.value for one in inner if isinstance(one, ast.Constant)]
-        null_too = frozenset({"null"} if None in values else ())
-        return Kind(null_too, tuple(one for one in values if one is not None)) if len(values) == len(inner) else None
+        values = [choice.value for choice in inner if isinstance(choice, ast.Constant)]
+        names = frozenset({"null"} if None in values else ())
+        return Kind(names, tuple(value for value in values if value is not None)) if len(values) == len(inner) else None
     if name in _SERIES:
-        return _series(name, _some(inner[0]))
+        return _series(name, _kind_or_any(inner[0]))
     if _NAMES.get(name) == "mapping":
-        return Kind(frozenset({"mapping"}), under=_some(inner[1]) if len(inner) == 2 else None)
+        return Kind(frozenset({"mapping"}), under=_kind_or_any(inner[1]) if len(inner) == 2 else None)
     if _NAMES.get(name) != "list":
         return None
     if name in ("tuple", "Tuple") and not (isinstance(last := inner[-1], ast.Constant) and last.value is Ellipsis):
-        return Kind(frozenset({"list"}), each=tuple(map(_some, inner)))
-    return Kind(frozenset({"list"}), item=_some(inner[0]))
+        return Kind(frozenset({"list"}), items=tuple(map(_kind_or_any, inner)))
+    return Kind(frozenset({"list"}), item=_kind_or_any(inner[0]))
 
 
 def _series(name: str, item: Kind | None) -> Kind:
@@ -258,19 +263,20 @@ def _series(name: str, item: Kind | None) -> Kind:
     return Kind(frozenset({"list", *texts, *mappings}), item=item)
 
 
-def _union(parts: Iterable[Kind | None]) -> Kind | None:
-    """What one of several admits. If two of them are lists, or mappings, anything may be in them."""
-    several = list(parts)
-    if any(part is None for part in several):
-        return None
-    known = [part for part in several if part is not None]
-    lists = [part for part in known if "list" in part.names]
-    mappings = [part for part in known if "mapping" in part.names]
+def _union(members: Iterable[Kind | None]) -> Kind | None:
+    """What a union admits. If two members are lists, or mappings, any value may be in them."""
+    kinds: list[Kind] = []
+    for member in members:
+        if member is None:
+            return None
+        kinds.append(member)
+    lists = [kind for kind in kinds if "list" in kind.names]
+    mappings = [kind for kind in kinds if "mapping" in kind.names]
     return Kind(
-        frozenset().union(*(part.names for part in known)),
-        tuple(choice for part in known for choice in part.choices),
+        frozenset().union(*(kind.names for kind in kinds)),
+        tuple(choice for kind in kinds for choice in kind.choices),
         item=lists[0].item if len(lists) == 1 else None,
-        each=lists[0].each if len(lists) == 1 else None,
+        items=lists[0].items if len(lists) == 1 else None,
         under=mappings[0].under if len(mappings) == 1 else None,
     )
 
@@ -280,7 +286,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 class Parameter(NamedTuple):
-    """One parameter; any value fits where `kind` is None."""
+    """One parameter of a call; any value fits where `kind` is None."""
 
     name: str
     how: Any
@@ -311,7 +317,7 @@ def call_parameters(target: Callable[..., Any]) -> tuple[Parameter, ...] | None:
     """
     called = target.__init__ if inspect.isclass(target) else target
     try:
-        takes = [*inspect.signature(target).parameters.values()]
+        parameters = [*inspect.signature(target).parameters.values()]
         outer = (
             inspect.signature(called, follow_wrapped=False).parameters.values()
             if hasattr(called, "__wrapped__")
@@ -319,20 +325,20 @@ def call_parameters(target: Callable[..., Any]) -> tuple[Parameter, ...] | None:
         )
     except (ValueError, TypeError):
         return None
-    any_names = [one for one in outer if one.kind is inspect.Parameter.VAR_KEYWORD]
-    if any_names and not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in takes):
-        takes += any_names
-    return tuple(map(_parameter, takes))
+    any_names = [parameter for parameter in outer if parameter.kind is inspect.Parameter.VAR_KEYWORD]
+    if any_names and not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+        parameters += any_names
+    return tuple(map(_read_parameter, parameters))
 
 
-def _parameter(one: inspect.Parameter) -> Parameter:
-    if one.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-        return Parameter(one.name, one.kind)
-    kind, has_default = kind_of(one.annotation), one.default is not inspect.Parameter.empty
-    if kind is not None and has_default and not kind.admits(one.default):
+def _read_parameter(parameter: inspect.Parameter) -> Parameter:
+    if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+        return Parameter(parameter.name, parameter.kind)
+    kind, has_default = kind_of(parameter.annotation), parameter.default is not inspect.Parameter.empty
+    if kind is not None and has_default and not kind.admits(parameter.default):
         # `size: int = None` is an old way to write `int | None`; any other contradiction makes the annotation useless.
-        kind = kind._replace(names=kind.names | {"null"}) if one.default is None else None
-    return Parameter(one.name, one.kind, not has_default, kind)
+        kind = kind._replace(names=kind.names | {"null"}) if parameter.default is None else None
+    return Parameter(parameter.name, parameter.kind, not has_default, kind)
 
 
 class CheckedArguments:
@@ -352,21 +358,21 @@ class CheckedArguments:
 
 def _check_arguments(cls: type, positional: Sequence[Any], named: Mapping[str, Any]) -> None:
     """Raise the first mistake in arguments that have a parameter; the call itself refuses the others."""
-    takes = call_parameters(cls) or ()
-    places = [parameter for parameter in takes if parameter.by_position]
-    by_name = {parameter.name: parameter for parameter in takes if parameter.by_name}
-    values = [*zip(places, positional, strict=False)]
+    parameters = call_parameters(cls) or ()
+    by_position = [parameter for parameter in parameters if parameter.by_position]
+    by_name = {parameter.name: parameter for parameter in parameters if parameter.by_name}
+    values = [*zip(by_position, positional, strict=False)]
     values += [(by_name[name], value) for name, value in named.items() if name in by_name]
     for parameter, value in values:
         for mistake in parameter.mistakes(value, parameter.name):
-            what = f"{cls.__name__}: {mistake.message}"
-            raise ConfigError(what, location=mistake.location, code=mistake.code, hint=mistake.hint)
+            message = f"{cls.__name__}: {mistake.message}"
+            raise ConfigError(message, location=mistake.location, code=mistake.code, hint=mistake.hint)
 
 
 def misfits(
     where: str,
     name: str,
-    takes: Sequence[Parameter],
+    parameters: Sequence[Parameter],
     positional: Sequence[Any],
     named: Mapping[str, Any],
     *,
@@ -375,41 +381,45 @@ def misfits(
 ) -> Iterator[ConfigError]:
     """What is wrong with a call's arguments, each mistake with the key path of its value.
 
-    `where` is the key of the node and `name` what it calls; the `first` positional arguments come from train, and
-    with `partial` required arguments may be given later.
+    Args:
+        where: the key of the node.
+        name: the class or function that it calls.
+        first: number of leading positional arguments that the program itself passes.
+        partial: required arguments may be passed later.
     """
-    places = [one for one in takes if one.by_position]
-    by_name = {one.name: one for one in takes if one.by_name}
-    supplied = {one.name for one in places[:first]}
-    filled = {one.name for one in places[: len(positional)]}
-    settable = [one for one in by_name if one not in supplied]
+    kinds = {parameter.how for parameter in parameters}
+    by_position = [parameter for parameter in parameters if parameter.by_position]
+    by_name = {parameter.name: parameter for parameter in parameters if parameter.by_name}
+    supplied = {parameter.name for parameter in by_position[:first]}
+    filled = {parameter.name for parameter in by_position[: len(positional)]}
+    settable = [argument for argument in by_name if argument not in supplied]
 
-    def wrong(what: str, key: str, hint: str | None = None) -> ConfigError:
-        return ConfigError(what, location=key, code=Code.argument, hint=hint)
+    def mistake(message: str, key: str, hint: str | None = None) -> ConfigError:
+        return ConfigError(message, location=key, code=Code.argument, hint=hint)
 
-    if len(positional) > len(places) and not any(one.how is inspect.Parameter.VAR_POSITIONAL for one in takes):
-        most = len(places) - first
-        few = f"at most {most}" if most > 0 else "no"
-        what = f"{name} takes {few} positional arguments, but _args_ has {len(positional) - first}"
-        yield wrong(what, f"{where}._args_")
-    open_ended = any(one.how is inspect.Parameter.VAR_KEYWORD for one in takes)
-    for key, value in named.items():
-        here = f"{where}.{key}"
-        if key in supplied:
-            yield wrong(f"{name} gets its '{key}' from train", here, f"Leave {here} out.")
-        elif key in filled and key in by_name:
-            yield wrong(f"{here} is given in _args_ too", here, "Give it once.")
-        elif key in by_name:
-            yield from by_name[key].mistakes(value, here)
-        elif not open_ended:
-            listed = f"It takes: {', '.join(settable)}." if settable else "It takes no arguments."
-            meant = did_you_mean(key, [*settable, *({"_target_"} - {key})]).strip()
-            yield wrong(f"{name} takes no argument '{key}'", here, meant or listed)
-    for index, (one, value) in enumerate(zip(places, positional, strict=False)):
+    if len(positional) > len(by_position) and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        most = len(by_position) - first
+        limit = f"at most {most}" if most > 0 else "no"
+        message = f"{name} takes {limit} positional arguments, but _args_ has {len(positional) - first}"
+        yield mistake(message, f"{where}._args_")
+    for argument, value in named.items():
+        key = f"{where}.{argument}"
+        if argument in supplied:
+            yield mistake(f"{name} gets its '{argument}' from train", key, f"Leave {key} out.")
+        elif argument in filled and argument in by_name:
+            yield mistake(f"{key} is given in _args_ too", key, "Give it once.")
+        elif argument in by_name:
+            yield from by_name[argument].mistakes(value, key)
+        elif inspect.Parameter.VAR_KEYWORD not in kinds:
+            all_arguments = f"It takes: {', '.join(settable)}." if settable else "It takes no arguments."
+            suggestion = did_you_mean(argument, [*settable, *({"_target_"} - {argument})]).strip()
+            yield mistake(f"{name} takes no argument '{argument}'", key, suggestion or all_arguments)
+    for index, (parameter, value) in enumerate(zip(by_position, positional, strict=False)):
         if index >= first:
-            yield from one.mistakes(value, f"{where}._args_.{index - first}")
-    lacking = [repr(one.name) for one in takes if one.required and one.name not in filled and one.name not in named]
-    if lacking and not partial:
-        several = "required arguments: " if len(lacking) > 1 else "a required argument: "
-        # What is lacking is written nowhere; the line to mend is that of the target.
-        yield wrong(f"{name}: missing {several}{', '.join(lacking)}", f"{where}._target_")
+            yield from parameter.mistakes(value, f"{where}._args_.{index - first}")
+    required = [parameter.name for parameter in parameters if parameter.required]
+    missing = [repr(argument) for argument in required if argument not in filled and argument not in named]
+    if missing and not partial:
+        label = "required arguments: " if len(missing) > 1 else "a required argument: "
+        # A missing argument has no line of its own, so the error points at that of the target.
+        yield mistake(f"{name}: missing {label}{', '.join(missing)}", f"{where}._target_")
