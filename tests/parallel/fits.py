@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 from trainer_cli import Callback, TrainStep
-from trainer_cli.parallel import agreement as same
+from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.parallel.torch_compat import whole
 from trainer_cli.runs.compose_fit import compose_fit

@@ -65,12 +65,12 @@ def main(folder: Path) -> None:
     group.barrier()
     if group.is_main:
         # Rank 1 enters no further collective.
-        group.limit(0.5)
+        group.set_timeout(0.5)
         error = _fails(group.barrier)
         answers["timed out"] = "Timed out" in error and is_of_peer(RuntimeError(error))
-        answers["lost"] = str(group.lost("at step 17")).replace(socket.gethostname(), "HOST")
-        answers["first"] = [group.fails_first(ZeroDivisionError("its own")), group.fails_first(ValueError("later"))]
-        answers["failure_of_rank_0"] = str(group.lost("at step 18"))
+        answers["lost"] = str(group.lost_error("at step 17")).replace(socket.gethostname(), "HOST")
+        answers["first"] = [group.claim_failure(ZeroDivisionError("its own")), group.claim_failure(ValueError("later"))]
+        answers["failure_of_rank_0"] = str(group.lost_error("at step 18"))
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))
     if not group.is_main:
         while not (folder / "0.json").exists():

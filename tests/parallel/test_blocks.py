@@ -8,7 +8,7 @@ from torch import nn
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.models.gpt import GPT
-from trainer_cli.parallel.blocks import apart, blocks_of, recompute
+from trainer_cli.parallel.blocks import find_blocks, recompute, without_tied
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import ALONE
 
@@ -38,7 +38,7 @@ def test_blocks_are_found_by_class_by_size_or_as_lists_of_modules(
     settings: dict[str, object], expected: list[str]
 ) -> None:
     model = gpt()
-    found = blocks_of(model, **settings)  # type: ignore[arg-type]
+    found = find_blocks(model, **settings)  # type: ignore[arg-type]
     assert names(model, found) == expected
     order = {module: place for place, module in enumerate(found)}
     for outer in found:
@@ -49,20 +49,20 @@ def test_blocks_with_a_tied_weight_are_not_sharded_by_themselves() -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(4)))
     model[1][0].weight = model[1][1].weight
     model[2][1].weight = model[3][0].weight
-    blocks = blocks_of(model, ["Sequential", "Linear"])
-    assert names(model, apart(model, blocks)) == ["0", "0.0", "0.1", "1", "2.0", "3.1"]
+    blocks = find_blocks(model, ["Sequential", "Linear"])
+    assert names(model, without_tied(model, blocks)) == ["0", "0.0", "0.1", "1", "2.0", "3.1"]
 
 
 def test_a_class_that_the_model_lacks_is_named() -> None:
     with pytest.raises(ConfigError, match=r"parallel\.wrap names Blok, but the model has no module of such a class"):
-        blocks_of(gpt(), ["Blok"])
+        find_blocks(gpt(), ["Blok"])
 
 
 def test_blocks_computed_again_give_the_same_gradients_and_names() -> None:
     torch.manual_seed(0)
     plain, again = gpt(), gpt()
     again.load_state_dict(plain.state_dict())
-    recompute(blocks_of(again))
+    recompute(find_blocks(again))
     kept: list[int] = []
     batch = torch.randint(11, (2, 8)), torch.randint(11, (2, 8))
     for model in (plain, again):

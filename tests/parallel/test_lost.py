@@ -10,7 +10,7 @@ import pytest
 import torch.distributed
 
 from trainer_cli.parallel import rendezvous as lost
-from trainer_cli.parallel.rendezvous import Loss, introduce, late, report_failure, what_happened
+from trainer_cli.parallel.rendezvous import LostRanks, find_lost_ranks, report_failure, wait_for_hosts, write_host
 
 dist: Any = torch.distributed
 
@@ -31,12 +31,12 @@ class CountingStore:
         return getattr(self.store, name)
 
 
-def _answers(store: Any, world_size: int, dead: set[int], wait_s: float = 0.5) -> dict[int, Loss]:
+def _answers(store: Any, world_size: int, dead: set[int], wait_s: float = 0.5) -> dict[int, LostRanks]:
     """What each rank that lives finds out."""
-    answers: dict[int, Loss] = {}
+    answers: dict[int, LostRanks] = {}
 
     def ask(rank: int) -> None:
-        answers[rank] = what_happened(store, rank, world_size, wait_s=wait_s)
+        answers[rank] = find_lost_ranks(store, rank, world_size, wait_s=wait_s)
 
     threads = [threading.Thread(target=ask, args=(rank,)) for rank in range(world_size) if rank not in dead]
     for thread in threads:
@@ -48,8 +48,8 @@ def _answers(store: Any, world_size: int, dead: set[int], wait_s: float = 0.5) -
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lost, "_RANK_0_COMES_IN_S", 0.3)
-    monkeypatch.setattr(lost, "_LOOK_AFTER_S", 0.01)
+    monkeypatch.setattr(lost, "_RANK_0_ANSWERS_IN_S", 0.3)
+    monkeypatch.setattr(lost, "_POLL_S", 0.01)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_one_rank_names_those_that_are_lost_and_the_others_leave_it_to_that_rank
 ) -> None:
     store = CountingStore()
     for rank in range(world_size):
-        introduce(store, rank, f"host{rank}")
+        write_host(store, rank, f"host{rank}")
     store.requests.clear()
     answers = _answers(store, world_size, dead)
     asked = {rank: loss for rank, loss in answers.items() if loss.is_asked}
-    assert list(asked.values()) == [Loss(absent=tuple(named))]
+    assert list(asked.values()) == [LostRanks(absent=tuple(named))]
     assert (0 in asked) or 0 in dead
     # Each lets hear of itself, and one looks a hundred times at most.
     assert sum(store.requests.values()) < 10 * world_size + 400
@@ -88,16 +88,16 @@ def test_every_rank_hears_what_the_one_that_failed_has_said() -> None:
 @pytest.mark.parametrize("how", [{"silent": True}, {"ended": True}])
 def test_without_an_answer_of_the_store_no_rank_is_named(how: dict[str, bool]) -> None:
     store = CountingStore(**how)
-    assert what_happened(store, 1, 4, wait_s=0.1) == Loss(store_answers=False)
+    assert find_lost_ranks(store, 1, 4, wait_s=0.1) == LostRanks(store_answers=False)
 
 
 def test_ranks_that_are_late_are_found_by_few_requests() -> None:
     store = CountingStore()
     for rank in range(600):
         if rank not in (7, 300):
-            introduce(store, rank, "host")
+            write_host(store, rank, "host")
     store.requests.clear()
-    assert lost._lacking(store, lost._HOST, list(range(600))) == [7, 300]
+    assert lost._find_absent(store, lost._HOST, list(range(600))) == [7, 300]
     assert store.requests["check"] < 60
     store.store.set_timeout(lost.timedelta(seconds=1))
-    assert late(store, 600, lost.timedelta(seconds=0.1)) == [7, 300]
+    assert wait_for_hosts(store, 600, lost.timedelta(seconds=0.1)) == [7, 300]

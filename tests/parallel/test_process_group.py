@@ -15,7 +15,7 @@ from ranks import HERE, on_ranks
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import rendezvous
 from trainer_cli.parallel.process_group import ALONE, from_environment
-from trainer_cli.parallel.rendezvous import LostRankError, noting, waited
+from trainer_cli.parallel.rendezvous import LostRankError, noted_activity, noting
 
 ZERO = "ZeroDivisionError: division by zero"
 
@@ -67,7 +67,7 @@ def test_after_a_rank_is_lost_the_innermost_activity_is_reported_and_of_other_er
     ):
         with pytest.raises(RuntimeError) as caught, noting("while trained"), noting("while evaluating"):
             raise RuntimeError(message)
-        assert waited(caught.value, "otherwise") == expected
+        assert noted_activity(caught.value, "otherwise") == expected
 
 
 def test_one_process_needs_no_torch_distributed() -> None:
@@ -84,7 +84,7 @@ def test_one_process_needs_no_torch_distributed() -> None:
 def test_a_rank_that_does_not_start_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rendezvous, "_SAID_AFTER", timedelta(seconds=0.2))
+    monkeypatch.setattr(rendezvous, "_SILENT", timedelta(seconds=0.2))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}

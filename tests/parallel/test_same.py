@@ -10,7 +10,7 @@ import torch
 
 from ranks import HERE
 from trainer_cli.errors import UserError
-from trainer_cli.parallel import agreement as same
+from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.trainer.metrics import WeightedMeans
 

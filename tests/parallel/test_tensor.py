@@ -14,7 +14,7 @@ from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy
 from trainer_cli.errors import ConfigError
 from trainer_cli.models.gpt import GPT
 from trainer_cli.models.mlp import MLP
-from trainer_cli.parallel.fsdp import styles_of
+from trainer_cli.parallel.fsdp import read_styles
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.build import strategy_of
 
@@ -32,7 +32,7 @@ class Planned(nn.Module):
 
 
 def kinds(model: nn.Module, size: int) -> dict[str, str]:
-    return {name: type(style).__name__.removesuffix("Parallel") for name, style in styles_of(model, size).items()}
+    return {name: type(style).__name__.removesuffix("Parallel") for name, style in read_styles(model, size).items()}
 
 
 def test_the_shipped_models_are_divided_in_pairs() -> None:
@@ -50,7 +50,7 @@ def test_the_shipped_models_are_divided_in_pairs() -> None:
 
 def test_a_plan_may_have_styles_of_torch_and_gather_outputs() -> None:
     own = RowwiseParallel()
-    styles = styles_of(Planned({"first": "colwise_gather_output", "second": own}), 3)
+    styles = read_styles(Planned({"first": "colwise_gather_output", "second": own}), 3)
     assert styles["second"] is own
     assert isinstance(styles["first"], ColwiseParallel)
     assert styles["first"].output_layouts == (Replicate(),)
@@ -69,11 +69,11 @@ class OfTransformers(nn.Module):
 
 def test_plans_of_transformers_are_taken() -> None:
     assert kinds(OfTransformers(), 2) == {"embed": "Rowwise", "query": "Colwise", "head": "Colwise"}
-    embed = styles_of(OfTransformers(), 2)["embed"]
+    embed = read_styles(OfTransformers(), 2)["embed"]
     assert isinstance(embed, RowwiseParallel)
     assert embed.input_layouts == (Replicate(),)
     with pytest.raises(ConfigError, match="is 4, which does not divide the model's 2 num_key_value_heads"):
-        styles_of(OfTransformers(), 4)
+        read_styles(OfTransformers(), 4)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_plans_of_transformers_are_taken() -> None:
 )
 def test_a_plan_that_does_not_fit_is_refused(model: nn.Module, size: int, said: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){said}") as raised:
-        styles_of(model, size)
+        read_styles(model, size)
     assert raised.value.location == "parallel.tensor_size"
 
 

@@ -1,4 +1,4 @@
-"""What the ranks tell one another at every step: one sum of a few numbers, started before the last backward."""
+"""Agreement of the ranks at every step: one sum of a few numbers, started before the last backward to cost no wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WEIGHT, _SAMPLES, _REQUESTS, _WRITTEN, _FAILED, _COUNT = range(6)
 
 
 class Agreement:
-    """The sums over the ranks of a step's weights and samples, and of what the ranks ask for or report.
+    """Sums over the ranks of a step: its weight, its samples, and the flags that ranks request and report.
 
     `start` and `finish` are collective. Every rank has the same results after the same `finish`, so a decision that
     depends on these alone is the same on every rank. `request` and `report` may be called by any thread.
@@ -24,14 +24,15 @@ class Agreement:
         self.batch_samples = 0
         """Samples of this rank in the step so far."""
         self.samples = 0
-        """Samples of all ranks in the last step, those of a tensor group once."""
+        """Samples of all ranks in the last step; those of a tensor group are counted once."""
         self.interrupt = False
-        """Whether some rank had a request, or all writers are done, or one has failed; until it is set to False."""
+        """Set if a rank had a request, all writers are done, or one has failed. The caller sets it to False."""
         self.all_written = False
         """Whether every rank has reported that its checkpoint is written."""
         self.any_failed = False
         """Whether a rank has reported that its checkpoint could not be written."""
         self._requested = self._written = self._has_failed = False
+        # In 64 bits sums of samples are exact. Numpy's view of the same memory is faster to read and write.
         self._values = torch.zeros(_COUNT, dtype=torch.float64)
         self._numbers = self._values.numpy()
         self._work: torch.distributed.Work | None = None
@@ -39,16 +40,16 @@ class Agreement:
         self._started = False
 
     def request(self) -> None:
-        """Ask every rank to handle requests after the step that is next agreed on."""
+        """Set `interrupt` on every rank after the next `finish`."""
         self._requested = True
 
     def report(self, *, written: bool = False, failed: bool = False) -> None:
-        """What this rank's writer of the checkpoint in flight has done so far; both False: nothing yet. It holds
-        until the next report."""
+        """Report the state of this rank's writer of the checkpoint in flight, until the next report; both False: still
+        writing."""
         self._written, self._has_failed = written, failed
 
     def saved(self) -> None:
-        """The checkpoint in flight is committed, or has failed."""
+        """Reset the reports: the checkpoint in flight is committed, or has failed."""
         self.report()
         self.all_written = self.any_failed = False
 
@@ -58,7 +59,8 @@ class Agreement:
         return self._started
 
     def start(self, weight: Number | Tensor = 0) -> None:
-        """Start the sum, with this rank's part of the step's weight. One on a GPU is summed there, without a wait."""
+        """Start the sum, with this rank's part of the step's weight. A weight on a GPU is summed there, because to read
+        it would wait for the device."""
         numbers = self._numbers
         if isinstance(weight, Tensor) and weight.is_cuda:
             total = weight.detach().double()
@@ -69,7 +71,7 @@ class Agreement:
         self._started, self._work = True, self.group.start_sum(self._values)
 
     def finish(self) -> float | Tensor:
-        """Wait for the sum, and return the weight of all ranks, which in a tensor group is that of each."""
+        """Wait for the sum. Returns the weight of all ranks; within a tensor group each rank adds the same weight."""
         if self._work is not None:
             self._work.wait()
         self._started, self._work = False, None
@@ -87,6 +89,6 @@ class Agreement:
         return total
 
     def total(self, number: int) -> int:
-        """The sum of the ranks' numbers, at once; those that a tensor group has together are counted once. It is 0 only
-        if all are."""
+        """The sum of the ranks' numbers, computed at once; a tensor group counts once. It is 0 only if all are."""
+        # Rounded up: only one rank of a tensor group may have a number.
         return -(-int(self.group.sum(torch.tensor([number]))[0]) // self.group.tensor_size)

@@ -1,4 +1,4 @@
-"""The blocks of a model: what is sharded, and computed again in the backward, as one."""
+"""The blocks of a model: modules that FSDP shards, or the backward computes again, as a unit."""
 
 from __future__ import annotations
 
@@ -12,52 +12,61 @@ from torch.utils.checkpoint import checkpoint
 from trainer_cli.errors import ConfigError
 
 
-def blocks_of(model: nn.Module, classes: Sequence[str] = (), min_parameters: int | None = None) -> list[nn.Module]:
-    """The blocks of a model, inner ones first; the model itself is none.
+def find_blocks(model: nn.Module, classes: Sequence[str] = (), min_parameters: int | None = None) -> list[nn.Module]:
+    """The blocks of a model, inner ones first, without the model itself.
 
     Args:
-        classes: names of their classes; not given: the modules in each ModuleList, as of the layers of a transformer.
-        min_parameters: blocks too are modules that have this many parameters beside those of blocks inside them.
+        classes: names of their classes; if empty, the modules in each ModuleList, such as the layers of a transformer.
+        min_parameters: also modules that have this many parameters besides those of blocks inside them.
 
     Raises:
         ConfigError: no module is of one of the classes.
     """
-    found: dict[nn.Module, None] = {}
-    inside: dict[nn.Module, set[nn.Parameter]] = {}
+    # A dict as an ordered set.
+    blocks: dict[nn.Module, None] = {}
+    in_blocks: dict[nn.Module, set[nn.Parameter]] = {}
     listed = {child for module in model.modules() if isinstance(module, nn.ModuleList) for child in module}
     seen: set[str] = set()
+    # Reversed, so that the blocks inside a module are known before it.
     for module in reversed(list(model.modules())):
-        taken = {one for child in module.children() for one in inside.get(child, ())}
-        own = set(module.parameters())
+        of_inner_blocks = {parameter for child in module.children() for parameter in in_blocks.get(child, ())}
+        parameters = set(module.parameters())
         name = type(module).__name__
         seen.add(name)
         is_block = name in classes if classes else min_parameters is None and module in listed
         if min_parameters is not None:
-            is_block = is_block or sum(one.numel() for one in own - taken) >= min_parameters
-        if is_block and module is not model and own:
-            found[module] = None
-            taken = own
-        inside[module] = taken
+            count = sum(parameter.numel() for parameter in parameters - of_inner_blocks)
+            is_block = is_block or count >= min_parameters
+        if is_block and module is not model and parameters:
+            blocks[module] = None
+            of_inner_blocks = parameters
+        in_blocks[module] = of_inner_blocks
     if unknown := [name for name in classes if name not in seen]:
         raise ConfigError(
             f"parallel.wrap names {', '.join(unknown)}, but the model has no module of such a class",
             location="parallel.wrap",
             hint=f"It has {', '.join(sorted(seen)[:12])}.",
         )
-    return list(found)
+    return list(blocks)
 
 
-def apart(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The blocks that share no parameter with a module outside of them: tied weights are gathered together."""
+def without_tied(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
+    """The blocks that share no parameter with a module outside of them.
 
-    def uses(module: nn.Module) -> Counter[nn.Parameter]:
-        return Counter(one for _, one in module.named_parameters(remove_duplicate=False))
+    A tied weight must be gathered whenever one of its modules is computed, so it stays with the model.
+    """
 
-    all_uses = uses(model)
-    return [block for block in blocks if all(all_uses[one] == count for one, count in uses(block).items())]
+    def count_uses(module: nn.Module) -> Counter[nn.Parameter]:
+        return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
+
+    uses = count_uses(model)
+    return [
+        block for block in blocks if all(uses[parameter] == count for parameter, count in count_uses(block).items())
+    ]
 
 
 def recompute(blocks: Sequence[nn.Module]) -> None:
     """Keep only the inputs of each block for the backward, which computes the block again. Names stay as they are."""
     for block in blocks:
+        # An attribute of the instance, not a wrapping module: state dicts keep the names of parameters.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

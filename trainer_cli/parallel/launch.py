@@ -12,26 +12,26 @@ from typing import Any
 from uuid import uuid4
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
-"""What is handed on to the processes, which then save and stop."""
+"""Signals that are forwarded to the processes, which then save and stop."""
 _SAVING_S = 24 * 3600
 """How long stopping processes may take. The default, half a minute, would kill them during a save."""
 _STOPPED_EARLY = 75
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
-    """Run `train ARGUMENTS` in so many processes. Returns 0, or the exit code of the first process that failed.
+    """Run `train ARGUMENTS` in this number of processes. Returns 0, or the exit code of the first that failed.
 
-    Signals are handed on; the exit code is then 75, as of processes that saved and stopped.
+    Signals are forwarded; the exit code is then 75, the same as that of a process that saved and stopped.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-    # The end of their stdin, which comes when this process ends in any way, stops the processes.
+    # The processes stop at the end of their stdin: a pipe to this process ends even if it is killed.
     os.dup2(os.pipe()[0], 0)
     # Each failure is reported by its process.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    # As torchrun: the processes would each use all cores.
+    # Else each process would use all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     settings: dict[str, Any] = {
         "min_nodes": 1,
@@ -49,12 +49,14 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         ),
         "shutdown_timeout": _SAVING_S,
     }
-    known = {field.name for field in dataclasses.fields(LaunchConfig)}
-    config = LaunchConfig(**{name: value for name, value in settings.items() if name in known})
+    # Older versions of torch lack some of these settings.
+    names = {field.name for field in dataclasses.fields(LaunchConfig)}
+    config = LaunchConfig(**{name: value for name, value in settings.items() if name in names})
     try:
         launch_agent(config, sys.executable, ["-m", "trainer_cli", *arguments])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
+        # Negative: the number of the signal that killed the process.
         if failure.exitcode < 0:
             name = signal.Signals(-failure.exitcode).name
             print(f"train: error: rank {rank} was killed by {name}", file=sys.stderr)

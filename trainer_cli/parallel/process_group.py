@@ -14,11 +14,11 @@ from trainer_cli.core.ranks import Ranks, check_tensor_size, ranks_in
 from trainer_cli.parallel.rendezvous import (
     LostRankError,
     PeerError,
+    find_lost_ranks,
     has_agent_store,
     meet,
     noting,
     report_failure,
-    what_happened,
 )
 
 if TYPE_CHECKING:
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TOGETHER, _DONE = "together", "done"
+"""What rank 0 broadcasts inside `lead`; an exit code if it failed."""
 _FAILURES = "trainer_cli/failures"
-_COMES_IN_S = 5.0
+_REPORTS_IN_S = 5.0
 """How long a rank may take to report a failure after another."""
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
-"""As torch's own."""
-_LONGEST = 2000
-"""Characters of an error for other ranks."""
+"""Torch's default."""
+_MAX_ERROR_LENGTH = 2000
+"""Characters of an error that are sent to other ranks."""
 
 
 def _nothing() -> None:
@@ -43,7 +44,10 @@ def _nothing() -> None:
 
 
 class ProcessGroup:
-    """One process alone; the base of several. Every rank calls the same methods in the same order, from one thread."""
+    """A group of one process, and the interface of larger ones.
+
+    Every rank calls the same methods in the same order, from one thread.
+    """
 
     rank, world_size, local_rank, node_rank = 0, 1, 0, 0
     tensor_size = 1
@@ -58,12 +62,12 @@ class ProcessGroup:
 
     @property
     def data_rank(self) -> int:
-        """Which part of the samples this rank trains on; the same in all of a tensor group."""
+        """Index of the part of the samples that this rank trains on; the same in a whole tensor group."""
         return self.rank // self.tensor_size
 
     @property
     def data_size(self) -> int:
-        """Into how many parts the samples are divided."""
+        """Number of parts that the samples are divided into."""
         return self.world_size // self.tensor_size
 
     def divide_layers(self, tensor_size: int) -> None:
@@ -91,21 +95,21 @@ class ProcessGroup:
         return tensor
 
     def start_sum(self, tensor: Tensor) -> Work | None:
-        """Start `sum`, of a tensor on the CPU or the rank's GPU. Wait for the result; None: it is there already."""
+        """Start `sum` of a tensor on the CPU or the rank's GPU. Returns what to wait for; None: the sum is complete."""
         return None
 
     def on_main(self, function: Callable[[], T], joined: Callable[[], object] = _nothing) -> T:
-        """What rank 0 gets from `function`, on every rank; if it fails, its error there and PeerError on the others.
-        `joined` is that of `lead`."""
+        """Call `function` on rank 0, and return its result on every rank. If it fails, the others raise PeerError. See
+        `lead` for `joined`."""
         return function()
 
     def lead(self, function: Callable[[], object], joined: Callable[[], object]) -> None:
-        """Rank 0 calls `function`; the others call `joined` each time that it calls `together(joined)`. If it fails,
-        the others raise PeerError."""
+        """Call `function` on rank 0; the others call `joined` each time that `function` calls `together(joined)`. If it
+        fails, the others raise PeerError."""
         function()
 
     def together(self, joined: Callable[[], T]) -> T:
-        """Call a function that has collectives; inside `lead` the other ranks call it too."""
+        """Call a function that has collectives; inside `lead`, make the other ranks call it too."""
         return joined()
 
     def checked(self, function: Callable[[], T], phase: str) -> T:
@@ -113,21 +117,21 @@ class ProcessGroup:
         and the others PeerError."""
         return function()
 
-    def fails_first(self, error: BaseException | None = None) -> bool:
-        """Whether this is the first rank to call this: of the ranks that fail, the one that says why. The others hear
-        its `error` by `lost`."""
+    def claim_failure(self, error: BaseException | None = None) -> bool:
+        """Report `error` to the others, for `lost_error`, if no rank has called this before. True for that rank alone:
+        it shows the error to the user."""
         return True
 
-    def limit(self, seconds: float) -> None:
-        """From now on a collective fails that some rank does not enter within so many seconds."""
+    def set_timeout(self, seconds: float) -> None:
+        """Set the time after which a collective fails that some rank has not entered."""
 
-    def limit_also(self, groups: Iterable[TorchGroup]) -> None:
-        """The same for further groups of torch's."""
+    def set_timeout_of(self, groups: Iterable[TorchGroup]) -> None:
+        """Set the group's timeout for further groups of torch, such as those of a device mesh."""
 
-    def lost(self, doing: str) -> PeerError:
-        """After a collective failed: an error with what the rank that failed has said, or with the ranks that are
+    def lost_error(self, activity: str) -> PeerError:
+        """After a collective failed: the error with the message of the rank that failed, or with the ranks that are
         missing. Takes some seconds."""
-        return LostRankError(f"no rank is missing, {doing}")
+        return LostRankError(f"no rank is missing, {activity}")
 
     def close(self) -> None:
         """Leave the group."""
@@ -137,7 +141,8 @@ ALONE = ProcessGroup()
 
 
 def default_ranks() -> Ranks:
-    """Which rank of torch's default group this is; that of one process where no such group is initialised."""
+    """The rank in torch's default group; rank 0 of one process where no such group is initialised."""
+    # Without an import: if torch.distributed is not loaded, no other code has initialised it.
     dist: Any = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return Ranks()
@@ -145,18 +150,18 @@ def default_ranks() -> Ranks:
 
 
 def default_group() -> ProcessGroup:
-    """The ranks of torch's default group, which another program has initialised; `ALONE` without one. Collective."""
+    """The processes of torch's default group, if other code has initialised one; else `ALONE`. Collective."""
     ranks = default_ranks()
-    # The store serves reports of lost ranks, which are those of `train` alone.
-    return ALONE if ranks.world_size == 1 else _Several(ranks, None, _DEFAULT_TIMEOUT)
+    # No store: it serves the reports of lost ranks, which only `train` makes.
+    return ALONE if ranks.world_size == 1 else _DistributedGroup(ranks, None, _DEFAULT_TIMEOUT)
 
 
 def _in_short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:_LONGEST]
+    return f"{type(error).__name__}: {error}"[:_MAX_ERROR_LENGTH]
 
 
-class _Several(ProcessGroup):
-    """A gloo group of its own for objects, so that they never mix with the collectives of the training."""
+class _DistributedGroup(ProcessGroup):
+    """Several processes of torch.distributed."""
 
     def __init__(self, ranks: Ranks, store: Any, timeout: timedelta, store_holder: str = "the store") -> None:
         import torch.distributed as dist
@@ -167,6 +172,7 @@ class _Several(ProcessGroup):
         self._dist = dist
         self._leads = False
         self._timeout = timeout
+        # A gloo group of its own for objects, so that they never mix with the collectives of the training.
         self._objects = dist.new_group(backend="gloo", timeout=timeout)
 
     def divide_layers(self, tensor_size: int) -> None:
@@ -174,6 +180,7 @@ class _Several(ProcessGroup):
         super().divide_layers(tensor_size)
         if tensor_size != before:
             parts = [list(range(first, self.world_size, tensor_size)) for first in range(tensor_size)]
+            # Every rank creates all groups, in the same order, as torch demands.
             new_groups: Any = self._dist.new_subgroups_by_enumeration
             self.data_group = new_groups(parts, timeout=self._timeout)[0] if tensor_size > 1 else None
 
@@ -195,7 +202,7 @@ class _Several(ProcessGroup):
         return tensor
 
     def start_sum(self, tensor: Tensor) -> Work | None:
-        # Once a step: torch's function around it takes longer than the call.
+        # Once a step: `dist.all_reduce` around this call takes longer than the call itself.
         group: Any = self._dist.group.WORLD if tensor.is_cuda else self._objects
         work: Work = group.allreduce([tensor])
         return work
@@ -206,22 +213,23 @@ class _Several(ProcessGroup):
         return self.broadcast(values[0] if self.is_main else None)  # type: ignore[return-value]
 
     def lead(self, function: Callable[[], object], joined: Callable[[], object]) -> None:
-        word: str | int = _DONE
+        signal: str | int = _DONE
         if not self.is_main:
-            while (word := self.broadcast(word)) == _TOGETHER:
+            while (signal := self.broadcast(signal)) == _TOGETHER:
                 joined()
-            if isinstance(word, int):
-                raise PeerError("rank 0 failed", word)
+            if isinstance(signal, int):
+                raise PeerError("rank 0 failed", signal)
             return
         self._leads = True
         try:
             function()
         except BaseException as error:
-            word = int(getattr(error, "exit_code", 1))
+            signal = int(getattr(error, "exit_code", 1))
             raise
         finally:
             self._leads = False
-            self.broadcast(word)
+            # Also after an error, or the others would wait in their broadcast until the timeout.
+            self.broadcast(signal)
 
     def together(self, joined: Callable[[], T]) -> T:
         if self._leads:
@@ -236,53 +244,55 @@ class _Several(ProcessGroup):
             error = raised
         with noting(phase):
             errors = self.gather(None if error is None else (int(getattr(error, "exit_code", 1)), _in_short(error)))
-        failed = [(rank, *one) for rank, one in enumerate(errors) if one is not None]
+        failed = [(rank, *failure) for rank, failure in enumerate(errors) if failure is not None]
+        # One rank shows its error in full; the same fault often strikes all.
         if error is not None and failed[0][0] == self.rank:
             error.add_note(f"on rank {self.rank} of {self.world_size}, {phase}")
             raise error
         if failed:
-            rank, code, why = failed[0]
-            raise PeerError(f"rank {rank} failed: {why}", code)
+            rank, exit_code, reason = failed[0]
+            raise PeerError(f"rank {rank} failed: {reason}", exit_code)
         return value
 
-    def fails_first(self, error: BaseException | None = None) -> bool:
+    def claim_failure(self, error: BaseException | None = None) -> bool:
         try:
-            first = bool(self._store.add(_FAILURES, 1) == 1)
-            if first and error is not None:
+            # The store's counter is atomic: exactly one rank gets 1.
+            is_first = bool(self._store.add(_FAILURES, 1) == 1)
+            if is_first and error is not None:
                 report_failure(self._store, self.rank, _in_short(error))
-            return first
+            return is_first
         except RuntimeError:
             # The process that holds the store has ended, and so another rank has failed.
             return False
 
-    def limit(self, seconds: float) -> None:
+    def set_timeout(self, seconds: float) -> None:
         self._timeout = timedelta(seconds=seconds)
-        self.limit_also((self._objects, self._dist.group.WORLD))
+        self.set_timeout_of((self._objects, self._dist.group.WORLD))
 
-    def limit_also(self, groups: Iterable[Any]) -> None:
+    def set_timeout_of(self, groups: Iterable[Any]) -> None:
         from torch.distributed.distributed_c10d import _set_pg_timeout
 
         for group in groups:
             _set_pg_timeout(self._timeout, group)
 
-    def lost(self, doing: str) -> PeerError:
-        loss = what_happened(self._store, self.rank, self.world_size, wait_s=_COMES_IN_S)
-        if loss.failure is not None:
-            return PeerError(loss.failure)
-        if not loss.is_asked:
-            return PeerError(f"a rank has ended or hangs; another rank finds out which; this one waited {doing}")
-        if not loss.store_answers:
+    def lost_error(self, activity: str) -> PeerError:
+        lost = find_lost_ranks(self._store, self.rank, self.world_size, wait_s=_REPORTS_IN_S)
+        if lost.failure is not None:
+            return PeerError(lost.failure)
+        if not lost.is_asked:
+            return PeerError(f"a rank has ended or hangs; another rank finds out which; this one waited {activity}")
+        if not lost.store_answers:
             return LostRankError(
                 f"a rank has ended or hangs; which one could not be found out, as {self._store_holder} does not "
-                f"answer; this one waited {doing}"
+                f"answer; this one waited {activity}"
             )
-        if not loss.absent:
-            return LostRankError(f"the connection between the ranks failed {doing}")
-        if len(loss.absent) == 1:
-            return LostRankError(f"{loss.absent[0]} has ended or hangs; the others waited {doing}")
+        if not lost.absent:
+            return LostRankError(f"the connection between the ranks failed {activity}")
+        if len(lost.absent) == 1:
+            return LostRankError(f"{lost.absent[0]} has ended or hangs; the others waited {activity}")
         # One of them may only wait for another.
-        named = ", ".join(loss.absent)
-        return LostRankError(f"{named} do not answer, or wait for one of them; the others waited {doing}")
+        ranks = ", ".join(lost.absent)
+        return LostRankError(f"{ranks} do not answer, or wait for one of them; the others waited {activity}")
 
     def close(self) -> None:
         if self._dist.is_initialized():
@@ -296,11 +306,11 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
 
     Args:
         timeout_s: seconds after which a collective that some rank has not entered fails.
-        alone_too: also one process joins a group, as FSDP needs one.
+        alone_too: one process joins a group too, as FSDP needs one.
 
     Raises:
         UserError: the variables are incomplete, or the port of rank 0 is in use.
-        PeerError: a rank does not come; on one of the others a LostRankError.
+        PeerError: a rank does not connect in time; on one of the others a LostRankError.
     """
     ranks = ranks_in(environ)
     if ranks.world_size == 1 and not alone_too:
@@ -310,6 +320,7 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
 
     timeout = timedelta(seconds=timeout_s)
     cuda = torch.cuda.is_available()
+    # Before any allocation: by default every process would take memory of GPU 0.
     if cuda and ranks.local_rank < torch.cuda.device_count():
         torch.cuda.set_device(ranks.local_rank)
     store = meet(ranks, environ, timeout)
@@ -321,4 +332,4 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
         timeout=timeout,
     )
     holder = "torchrun's agent" if has_agent_store(environ) else "rank 0"
-    return _Several(ranks, store, timeout, f"{holder}, which holds the store,")
+    return _DistributedGroup(ranks, store, timeout, f"{holder}, which holds the store,")

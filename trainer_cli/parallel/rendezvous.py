@@ -1,9 +1,8 @@
-"""How ranks find one another: a store that rank 0 holds, or torchrun's agent.
+"""How ranks meet through a store, and find out which of them is lost when a collective fails.
 
-Errors which say that another rank has failed, has ended or hangs, and what this one was at.
-
-What has happened when a collective failed: a rank that fails says why through the store, and the ranks that see the
-collective fail say that they are here.
+Rank 0 or torchrun's agent holds the store. Each rank writes its machine's name into it at the start. A rank that fails
+writes why before it ends; ranks that see a collective fail write that they are alive, and those without such a key are
+lost.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,11 +21,20 @@ from trainer_cli.core.ranks import Ranks
 from trainer_cli.errors import UserError
 
 _BACKENDS = ("gloo/", "NCCL", "nccl")
-"""One of these is in every error of torch's that says that another rank has ended, or does not answer."""
+"""Every error of torch about a rank that has ended, or does not answer, contains one of these."""
+_HOST, _ALIVE, _FAILED = "trainer_cli/host/", "trainer_cli/here/", "trainer_cli/failed"
+_ALIVE_COUNT, _ASKING = "trainer_cli/here", "trainer_cli/asking"
+"""Keys in the store; those that end in a slash are followed by a rank."""
+_SILENT = timedelta(seconds=30)
+"""How long ranks wait for one that has not started before they print that they wait."""
+_POLL_S = 0.1
+_RANK_0_ANSWERS_IN_S = 1.0
+"""How long another rank waits for rank 0 before it searches in its place."""
+_MOST_NAMED = 8
 
 
 class PeerError(Exception):
-    """Another rank failed, and says why; this one only ends, with the same exit code if that is known."""
+    """Another rank failed; this one ends, with the same exit code if that is known."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -34,44 +42,39 @@ class PeerError(Exception):
 
 
 class LostRankError(PeerError):
-    """A rank has ended without a word, is stopped, or hangs; the message names it."""
+    """A rank has ended without an error, is stopped, or hangs; the message names it."""
 
 
 def is_of_peer(error: BaseException) -> bool:
-    """Whether an error only says that another rank has failed or ended."""
+    """Whether the cause of an error is another rank, which has failed or ended."""
     return isinstance(error, PeerError) or (
         isinstance(error, RuntimeError) and any(name in str(error) for name in _BACKENDS)
     )
 
 
 @contextmanager
-def noting(doing: str) -> Iterator[None]:
-    """Add a note to an error which says that another rank has ended or hangs: `while` and what this one was at."""
+def noting(activity: str) -> Iterator[None]:
+    """Add a note (`while …`, what this rank was doing) to an error of a lost rank."""
     try:
         yield
     except RuntimeError as error:
         if is_of_peer(error):
-            error.add_note(doing)
+            error.add_note(activity)
         raise
 
 
-def waited(error: BaseException, otherwise: str) -> str:
-    """What this rank was at when it waited for one that did not come, by the notes of the error."""
+def noted_activity(error: BaseException, default: str) -> str:
+    """What this rank was doing when it waited for a lost rank: the first note of `noting`, which is the innermost."""
     notes: list[str] = getattr(error, "__notes__", [])
-    return next((note for note in notes if note.startswith("while ")), otherwise)
-
-
-_SAID_AFTER = timedelta(seconds=30)
-"""How long ranks wait in silence for one that has not started."""
-_LOOK_AFTER_S = 0.1
+    return next((note for note in notes if note.startswith("while ")), default)
 
 
 def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
-    """The store by which the ranks find one another, once all have come to it.
+    """Connect to the store, and return it once all ranks have.
 
     Raises:
         UserError: the port of rank 0 is in use.
-        PeerError: a rank does not come; on one of the others a LostRankError.
+        PeerError: a rank does not connect in time; on one of the others a LostRankError.
     """
     import torch.distributed
 
@@ -79,31 +82,32 @@ def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
     if ranks.address is None:
         return dist.HashStore()
     host, port = ranks.address
-    serves = ranks.rank == 0 and not has_agent_store(environ)
-    if not serves:
+    is_server = ranks.rank == 0 and not has_agent_store(environ)
+    if not is_server:
         _wait_for_rank_0(ranks, host, port, timeout)
     try:
-        served = dist.TCPStore(host, port, is_master=serves, timeout=timeout, wait_for_workers=False)
+        tcp_store = dist.TCPStore(host, port, is_master=is_server, timeout=timeout, wait_for_workers=False)
     except dist.DistNetworkError as error:
-        if serves:
+        if is_server:
             cure = "Set MASTER_PORT to a free port, the same on all ranks."
             raise UserError(
                 f"rank 0 cannot listen at {host}:{port}: {error}", where="MASTER_PORT", cure=cure
             ) from error
         raise LostRankError(f"rank 0 does not answer rank {ranks.rank} at {host}:{port}") from error
-    store = dist.PrefixStore(f"attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", served)
+    # torchrun's agent keeps its store over restarts: keys of an earlier attempt must not be read.
+    store = dist.PrefixStore(f"attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp_store)
     try:
-        introduce(store, ranks.rank, socket.gethostname())
-        absent = late(store, ranks.world_size, min(timeout, _SAID_AFTER))
-        if absent and ranks.rank == _speaker(ranks, absent):
+        write_host(store, ranks.rank, socket.gethostname())
+        absent = wait_for_hosts(store, ranks.world_size, min(timeout, _SILENT))
+        if absent and ranks.rank == _reporter(ranks, absent):
             print(f"train: waiting for {_named(absent)} of {ranks.world_size} processes to start", file=sys.stderr)
         if absent:
-            absent = late(store, ranks.world_size, timeout - min(timeout, _SAID_AFTER))
+            absent = wait_for_hosts(store, ranks.world_size, timeout - min(timeout, _SILENT))
     except RuntimeError as error:
         raise PeerError("rank 0, which holds the store, has ended") from error
     if not absent:
         return store
-    if ranks.rank != _speaker(ranks, absent):
+    if ranks.rank != _reporter(ranks, absent):
         raise PeerError("a rank did not start")
     have = "has" if len(absent) == 1 else "have"
     raise LostRankError(f"{_named(absent)} of {ranks.world_size} {have} not started in {timeout.total_seconds():g} s")
@@ -115,28 +119,28 @@ def has_agent_store(environ: Mapping[str, str]) -> bool:
 
 
 def _wait_for_rank_0(ranks: Ranks, host: str, port: int, timeout: timedelta) -> None:
-    """Wait until something listens at the address of rank 0. Torch waits without a word, and handles no signal.
+    """Wait until something listens at the address of rank 0. Torch would wait in silence, and handle no signal.
 
     Raises:
         LostRankError: nothing does within the timeout.
     """
-    until, say_at = (time.monotonic() + wait.total_seconds() for wait in (timeout, min(timeout, _SAID_AFTER)))
+    deadline, say_at = (time.monotonic() + wait.total_seconds() for wait in (timeout, min(timeout, _SILENT)))
     while True:
         try:
-            socket.create_connection((host, port), timeout=_SAID_AFTER.total_seconds()).close()
+            socket.create_connection((host, port), timeout=_SILENT.total_seconds()).close()
             return
         except OSError as error:
             now, why = time.monotonic(), f"{host}:{port} (MASTER_ADDR, MASTER_PORT): {error}"
-            if now >= until:
+            if now >= deadline:
                 raise LostRankError(f"rank 0 does not answer rank {ranks.rank} at {why}") from error
             if now >= say_at and (ranks.local_rank == 0 or ranks.rank == 1):
                 print(f"train: rank {ranks.rank} is waiting for rank 0 at {why}", file=sys.stderr)
-                say_at = until
-            time.sleep(_LOOK_AFTER_S)
+                say_at = deadline
+            time.sleep(_POLL_S)
 
 
-def _speaker(ranks: Ranks, absent: list[int]) -> int:
-    """The first rank that is there."""
+def _reporter(ranks: Ranks, absent: list[int]) -> int:
+    """The first rank that is not absent: one message, not one from each."""
     return min(set(range(ranks.world_size)) - set(absent))
 
 
@@ -144,111 +148,101 @@ def _named(ranks: list[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
 
-_HOST, _HERE, _FAILED = "trainer_cli/host/", "trainer_cli/here/", "trainer_cli/failed"
-_COUNT, _ASKING = "trainer_cli/here", "trainer_cli/asking"
-_RANK_0_COMES_IN_S = 1.0
-"""How long another rank waits for rank 0 before it asks in its place."""
-_MOST_NAMED = 8
-
-
 @dataclass(frozen=True, slots=True)
-class Loss:
+class LostRanks:
     """What one rank could find out after a collective failed."""
 
     failure: str | None = None
-    """What a rank that failed has said of itself."""
+    """The message of the rank that failed, as it wrote it into the store."""
     absent: tuple[str, ...] = ()
     """The ranks that did not answer, the first of them with their machines."""
     is_asked: bool = True
-    """False if another rank asks, and reports, in place of this one."""
+    """False if another rank searches, and reports, in place of this one."""
     store_answers: bool = True
-    """False if the store did not answer, so that nothing could be found out."""
+    """False if the store did not answer, so that the cause is unknown."""
 
 
-def introduce(store: Any, rank: int, host: str) -> None:
-    """Write the name of a rank's machine into the store, for `what_happened`."""
+def write_host(store: Any, rank: int, host: str) -> None:
+    """Write the name of a rank's machine into the store."""
     store.set(f"{_HOST}{rank}", host)
 
 
-def late(store: Any, world_size: int, timeout: timedelta) -> list[int]:
-    """Wait until every rank has called `introduce`. Returns the ranks that have not in time."""
+def wait_for_hosts(store: Any, world_size: int, timeout: timedelta) -> list[int]:
+    """Wait until every rank has called `write_host`. Returns the ranks that have not in time."""
     keys = [f"{_HOST}{rank}" for rank in range(world_size)]
     try:
         store.wait(keys, timeout)
     except RuntimeError:
-        return _lacking(store, _HOST, list(range(world_size)))
+        return _find_absent(store, _HOST, list(range(world_size)))
     return []
 
 
 def report_failure(store: Any, rank: int, why: str) -> None:
-    """Write into the store that a rank fails, and why, before it ends."""
+    """Write into the store why a rank fails, before it ends."""
     store.set(_FAILED, f"rank {rank} failed: {why}")
 
 
-def what_happened(store: Any, rank: int, world_size: int, *, wait_s: float) -> Loss:
-    """What a rank that failed has said of itself; if none has, the ranks that do not call this, too, within `wait_s`
-    seconds.
+def find_lost_ranks(store: Any, rank: int, world_size: int, *, wait_s: float) -> LostRanks:
+    """After a collective failed: the message of the rank that failed, or the ranks that have ended, are stopped or
+    hang: those that do not call this, too, within `wait_s` seconds.
 
-    Rank 0 asks, or the first other rank, if rank 0 does not call this. All others return at once: the connections that
-    a rank closes when it ends tell its neighbours, which may wait for it alone. So the requests grow with the number of
-    ranks, and not with its square.
-
-    A rank that has ended, is stopped, or hangs in something else does not call this.
+    Rank 0 searches, or the first other rank if rank 0 does not call this. All others return at once: the connections
+    that a rank closes when it ends tell its neighbours, which may wait for it alone. So the number of requests grows
+    with the number of ranks, not with its square.
     """
-    found: list[Loss] = []
+    results: list[LostRanks] = []
 
-    def ask() -> None:
-        if not store.check([f"{_HERE}{rank}"]):
-            store.set(f"{_HERE}{rank}", "")
-            store.add(_COUNT, 1)
-        if rank != 0 and not _asks_for_rank_0(store):
-            said = store.get(_FAILED).decode() if store.check([_FAILED]) else None
-            found.append(Loss(said, is_asked=False))
+    def search() -> None:
+        # A rank may search twice (a failure during its end), but is counted once.
+        if not store.check([f"{_ALIVE}{rank}"]):
+            store.set(f"{_ALIVE}{rank}", "")
+            store.add(_ALIVE_COUNT, 1)
+        if rank != 0 and not _searches_for_rank_0(store):
+            failure = store.get(_FAILED).decode() if store.check([_FAILED]) else None
+            results.append(LostRanks(failure, is_asked=False))
             return
-        until = time.monotonic() + wait_s
-        while store.add(_COUNT, 0) < world_size and time.monotonic() < until:
+        deadline = time.monotonic() + wait_s
+        while store.add(_ALIVE_COUNT, 0) < world_size and time.monotonic() < deadline:
             if store.check([_FAILED]):
                 break
-            time.sleep(_LOOK_AFTER_S)
+            time.sleep(_POLL_S)
         if store.check([_FAILED]):
-            found.append(Loss(store.get(_FAILED).decode()))
+            results.append(LostRanks(store.get(_FAILED).decode()))
             return
-        absent = _lacking(store, _HERE, list(range(world_size)))
-        named = [f"rank {one} ({store.get(f'{_HOST}{one}').decode()})" for one in absent[:_MOST_NAMED]]
+        absent = _find_absent(store, _ALIVE, list(range(world_size)))
+        ranks = [f"rank {lost} ({store.get(f'{_HOST}{lost}').decode()})" for lost in absent[:_MOST_NAMED]]
         more = [f"{len(absent) - _MOST_NAMED} more"] if len(absent) > _MOST_NAMED else []
-        found.append(Loss(absent=(*named, *more)))
+        results.append(LostRanks(absent=(*ranks, *more)))
 
-    # A store whose process is stopped never answers.
-    asking = threading.Thread(target=_quietly, args=(ask,), name="missing-ranks", daemon=True)
-    asking.start()
-    asking.join(2 * wait_s)
-    return found[0] if found else Loss(store_answers=False)
+    def try_search() -> None:
+        # A RuntimeError means that the process that holds the store has ended.
+        with suppress(RuntimeError):
+            search()
+
+    # In a thread with a time limit: a store whose process is stopped never answers, and torch's call cannot be stopped.
+    thread = threading.Thread(target=try_search, name="missing-ranks", daemon=True)
+    thread.start()
+    thread.join(2 * wait_s)
+    return results[0] if results else LostRanks(store_answers=False)
 
 
-def _asks_for_rank_0(store: Any) -> bool:
-    """Whether this rank asks: the first that comes, if rank 0 does not come soon."""
+def _searches_for_rank_0(store: Any) -> bool:
+    """Whether this rank searches in place of rank 0: it is the first of the others, and rank 0 does not soon."""
     if store.add(_ASKING, 1) != 1:
         return False
-    until = time.monotonic() + _RANK_0_COMES_IN_S
-    while time.monotonic() < until:
-        if store.check([f"{_HERE}0"]):
+    deadline = time.monotonic() + _RANK_0_ANSWERS_IN_S
+    while time.monotonic() < deadline:
+        if store.check([f"{_ALIVE}0"]):
             return False
-        time.sleep(_LOOK_AFTER_S)
+        time.sleep(_POLL_S)
     return True
 
 
-def _lacking(store: Any, prefix: str, ranks: list[int]) -> list[int]:
-    """The ranks whose key is not in the store. Few requests, where few lack."""
+def _find_absent(store: Any, prefix: str, ranks: list[int]) -> list[int]:
+    """The ranks that have no key in the store, by bisection: few requests if few are absent."""
     if not ranks or store.check([f"{prefix}{rank}" for rank in ranks]):
         return []
     if len(ranks) == 1:
         return ranks
     half = len(ranks) // 2
-    return _lacking(store, prefix, ranks[:half]) + _lacking(store, prefix, ranks[half:])
-
-
-def _quietly(function: Any) -> None:
-    try:
-        function()
-    except RuntimeError:
-        """The process that holds the store has ended."""
+    return _find_absent(store, prefix, ranks[:half]) + _find_absent(store, prefix, ranks[half:])

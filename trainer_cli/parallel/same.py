@@ -14,26 +14,27 @@ from torch import Tensor
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 
-_LOOK_AFTER_S = 0.2
+_POLL_S = 0.2
 _ROUNDING = 0.01
-"""How far losses of one tensor group may differ, relatively: copies of a weight may drift apart by the last digits."""
+"""Relative difference allowed between losses of a tensor group: copies of a weight may differ in the last digits."""
 APPEARS_IN_S = 60.0
-"""A network file system may remember for a minute that a file was not there, or what was in it."""
+"""A network file system may cache for a minute that a file does not exist, or its old content."""
 
 
 def check_same_file(group: ProcessGroup, file: Path) -> None:
-    """Check that every rank sees what rank 0 has just written into a file. Collective.
+    """Check that every rank reads the same content of a file as rank 0. Collective.
 
     Raises:
-        UserError: on every rank, with the ranks and machines that do not see it.
+        UserError: on every rank, with the ranks and machines that do not.
     """
     digest = group.broadcast(_digest(file))
-    until = time.monotonic() + APPEARS_IN_S
-    while not (seen := _digest(file) == digest) and time.monotonic() < until:
-        time.sleep(_LOOK_AFTER_S)
+    deadline = time.monotonic() + APPEARS_IN_S
+    while not (seen := _digest(file) == digest) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
     answers = group.gather((seen, socket.gethostname()))
     blind = [f"rank {rank} ({host})" for rank, (sees, host) in enumerate(answers) if not sees]
     if blind:
+        # Rank 0's path: that of another rank may differ, which is the mistake.
         where = group.broadcast(str(file.parent.absolute()))
         raise UserError(
             f"{', '.join(blind)} cannot see {where}, the run directory of rank 0 ({answers[0][1]})",
@@ -50,12 +51,13 @@ def check_same(
     Raises:
         UserError: on every rank, with the first fact that differs, and the ranks where it does.
     """
-    first, *others = group.gather(dict(facts))
-    for name, value in first.items():
-        others_have = [f"{own[name]} on rank {rank}" for rank, own in enumerate(others, 1) if own[name] != value]
-        if others_have:
+    facts_of_ranks = group.gather(dict(facts))
+    for name, value in facts_of_ranks[0].items():
+        values = [rank_facts[name] for rank_facts in facts_of_ranks]
+        different = [f"{other} on rank {rank}" for rank, other in enumerate(values) if other != value]
+        if different:
             raise UserError(
-                f"the ranks do not have the same {name}: {value} on rank 0, {', '.join(others_have)}",
+                f"the ranks do not have the same {name}: {value} on rank 0, {', '.join(different)}",
                 where=where,
                 cure=cure,
             )
@@ -65,17 +67,17 @@ def check_same_samples(group: ProcessGroup, tensors: Iterable[Tensor]) -> None:
     """Check that all ranks of each tensor group have the same tensors of a batch. Collective.
 
     Raises:
-        UserError: on every rank, with the first rank that has others than the first of its group.
+        UserError: on every rank, with the first rank whose samples differ from those of the first of its group.
     """
-
-    own = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in tensors:
+        # A sparse tensor does not have its values in one piece of memory.
         if tensor.layout is torch.strided:
-            own.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    digests = group.gather(own.hexdigest())
-    for rank, digest in enumerate(digests):
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digests = group.gather(digest.hexdigest())
+    for rank, rank_digest in enumerate(digests):
         first = rank - rank % group.tensor_size
-        if digest != digests[first]:
+        if rank_digest != digests[first]:
             raise UserError(
                 f"ranks {first} and {rank} divide layers between them, and have different samples",
                 where="parallel.tensor_size",
@@ -85,10 +87,10 @@ def check_same_samples(group: ProcessGroup, tensors: Iterable[Tensor]) -> None:
 
 
 def check_same_losses(group: ProcessGroup, losses: Sequence[float]) -> None:
-    """Check that the losses of the ranks are the same in each tensor group, but for rounding.
+    """Check that the losses of the ranks are the same in each tensor group, except for rounding.
 
     Raises:
-        UserError: with the first rank that has another loss than the first of its group.
+        UserError: with the first rank whose loss differs from that of the first of its group.
     """
     for rank, loss in enumerate(losses):
         first = rank - rank % group.tensor_size

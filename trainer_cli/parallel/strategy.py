@@ -1,8 +1,7 @@
-"""What the trainer asks of the way in which one model is trained, by one process or by several.
+"""How a model is placed and its gradients are averaged: the interface `Strategy`, one process, and DDP.
 
-One process on one device.
-
-Every process holds the whole model; gradients are averaged (torch's DistributedDataParallel).
+`Single` trains on one device. Under `DDP` every process holds the whole model (torch's DistributedDataParallel). The
+third strategy, which shards the model, is in `fsdp.py`: it imports parts of torch that take long to import.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from trainer_cli.parallel.torch_compat import ddp_with_fixed_buckets
 
 @runtime_checkable
 class Strategy(Protocol):
-    """How a model is placed, and what is computed over all processes that train it."""
+    """How a model is placed, and the operations that involve all processes that train it."""
 
     world_size: int
     """Processes that train this model."""
@@ -30,27 +29,28 @@ class Strategy(Protocol):
     """These processes."""
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model on the device of this process, before its optimizers are made."""
+        """Move the model to the device of this process. Called before its optimizers are made."""
 
     def trained(self, model: nn.Module) -> nn.Module:
-        """What a training forward calls: the placed model, or a wrapper whose backward averages gradients."""
+        """The module that a training forward calls: the model, or a wrapper whose backward averages gradients."""
 
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
-        """Whether the next forward and backward averages gradients over the processes, or only adds to its own."""
+        """Set whether the next forward and backward averages gradients over the processes. Off, gradients only
+        accumulate on each."""
 
     def check_averaged(self, model: nn.Module) -> None:
-        """Check, after the last backward of several processes, that gradients are averaged.
+        """Check, after the last backward of a step, that gradients were averaged over the processes.
 
         Raises:
-            UserError: parameters without a gradient have kept others from it.
+            UserError: parameters without a gradient prevented it.
         """
 
     def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Around an evaluation: the model is the same on all processes, also where training leaves differences.
-        Collective."""
+        """A context for an evaluation, in which the model is the same on all processes, buffers too. Collective."""
 
     def clip_norm(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
-        """Scale gradients down to this norm over all processes. Returns the norm before, without a wait for it."""
+        """Scale gradients down to this norm over all processes. Returns the norm before, as a tensor: to read its value
+        would wait for the device."""
 
 
 class Single:
@@ -66,10 +66,10 @@ class Single:
         return model
 
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
-        """There are no other gradients."""
+        """Nothing to average."""
 
     def check_averaged(self, model: nn.Module) -> None:
-        """There are no other gradients."""
+        """Nothing to average."""
 
     def evaluation(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()
@@ -79,7 +79,7 @@ class Single:
 
 
 def on_local_device(device: torch.device, group: ProcessGroup) -> torch.device:
-    """The device of this rank: of several GPUs, that of its number on its machine.
+    """The device of this rank: for `cuda`, the GPU with its local rank.
 
     Raises:
         UserError: this machine has fewer GPUs than processes.
@@ -95,14 +95,14 @@ def on_local_device(device: torch.device, group: ProcessGroup) -> torch.device:
 
 
 class DDP:
-    """The model on every rank. Gradients are averaged in buckets, each while the backward computes those that follow.
+    """The whole model on every rank. Gradients are averaged in buckets, while the backward computes the next ones.
 
-    Buckets hold the parameters in the reverse of the order in which the model registers them: an all-reduce starts when
-    the bucket is complete, and after those before it. A model that registers modules in the order of their use overlaps
-    most.
+    Buckets hold the parameters in the reverse of the order in which the model registers them. An all-reduce starts when
+    its bucket is complete and those before it have started, so a model that registers modules in the order of their
+    use overlaps most.
 
     Args:
-        find_unused_parameters: also parameters without a gradient in some steps are handled; that costs time.
+        find_unused_parameters: allow parameters without a gradient in some steps; that costs time.
     """
 
     def __init__(self, group: ProcessGroup, *, find_unused_parameters: bool = False) -> None:
@@ -113,6 +113,7 @@ class DDP:
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         device = on_local_device(device, self.group)
         model = model.to(device)
+        # DistributedDataParallel refuses a model without a parameter to train.
         if any(parameter.requires_grad for parameter in model.parameters()):
             self._wrapped = ddp_with_fixed_buckets(
                 model,
@@ -127,7 +128,7 @@ class DDP:
 
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         if self._wrapped is not None:
-            # As its no_sync() does; the forward reads this too.
+            # The attribute that its no_sync() sets. The forward reads it too, so it is set before the forward.
             self._wrapped.require_backward_grad_sync = on
 
     def check_averaged(self, model: nn.Module) -> None:
@@ -135,23 +136,24 @@ class DDP:
             return
         reducer: Any = self._wrapped.reducer
         try:
-            # Torch does so in _rebuild_buckets, after the optimizer's step.
+            # Torch checks this in `_rebuild_buckets` of the next forward: too late, after the optimizer's step.
             reducer._check_reducer_finalized()
         except RuntimeError as error:
-            unused = [name for name, one in model.named_parameters() if one.requires_grad and one.grad is None]
-            named = f" ({', '.join(unused[:3])}{', …' if len(unused) > 3 else ''})" if unused else ""
+            parameters = model.named_parameters()
+            unused = [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
+            names = f" ({', '.join(unused[:3])}{', …' if len(unused) > 3 else ''})" if unused else ""
             cure = "Set it to true, or freeze parameters that get none."
             if self._find_unused:
                 cure = "Return tensors, or mappings or lists of them, from forward; name no optimizer in self.backward."
             raise UserError(
-                f"parameters{named} got no gradient, so the gradients of the processes were not averaged",
+                f"parameters{names} got no gradient, so the gradients of the processes were not averaged",
                 where="parallel.find_unused_parameters",
                 cure=cure,
             ) from error
 
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:
-        # The buffers of rank 0 are those of a checkpoint.
+        # Each rank has its own running statistics; a checkpoint has those of rank 0, so these are evaluated.
         for buffer in model.buffers():
             torch.distributed.broadcast(buffer, src=0)
         yield

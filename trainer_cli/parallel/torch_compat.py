@@ -1,12 +1,12 @@
-"""Everything that depends on torch's private names, with the fallback if a name is missing.
+"""Code of training and parallelism that uses torch's private names, each with a fallback if a name is missing.
 
 leave_compiler_out   `torch._dynamo` is half of the time to the first step. Torch wraps methods of its optimizers so
                      that a compiled function does not trace into them, and imports the compiler at their first call.
                      The wrappers are recognised layer by layer; where they differ, nothing is changed.
-step_lightly         the same wrappers cost each step; where they differ, `optimizer.step` stays as it is.
-foreach_…_           one kernel for many tensors; where there is none, one for each tensor.
+step_lightly         the same wrappers cost time at each step; where they differ, `optimizer.step` is not changed.
+foreach_…_           one kernel for many tensors; where it is missing, one call for each tensor.
 ddp_with_fixed_…     the same buckets of gradients at every step. Where a torch before 2.13 does not assign
-                     them by the known function, there is one, whose all-reduce starts after the backward.
+                     them by the expected function, there is one, whose all-reduce starts after the backward.
 overflow_flags       which steps GradScaler skips, without waiting for the device; where missing, none is counted.
 """
 
@@ -39,7 +39,7 @@ _WITHOUT_GRADIENTS = "_use_grad_for_differentiable.<locals>._use_grad"
 
 
 def leave_compiler_out() -> None:
-    """Until the compiler is imported, call the optimizers' untraced methods without it. For the whole process."""
+    """Call the optimizers' untraced methods without the compiler until it is imported. For the whole process."""
     if _COMPILER in sys.modules:
         return
     for method in vars(Optimizer).values():
@@ -52,7 +52,7 @@ def _bare(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[
     def call(*args: Any, **kwargs: Any) -> Any:
         if _COMPILER not in sys.modules:
             return function(*args, **kwargs)
-        # The compiler was imported: torch makes its wrapper again.
+        # The compiler was imported: without the attribute, torch makes its wrapper again at the next call.
         if getattr(function, _BARE, None) is call:
             delattr(function, _BARE)
         return method(*args, **kwargs)
@@ -72,15 +72,18 @@ def step_lightly(optimizer: Optimizer) -> None:
     module = vars(sys.modules[Optimizer.__module__])
     hooks = [module.get(f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
     hooks += [getattr(optimizer, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post")]
-    known = _is_layer(whole, _PROFILED) and _is_layer(guarded, _WITHOUT_GRADIENTS) and "step" not in vars(optimizer)
-    if not known or update is None or profiling is None or None in hooks:
+    is_expected = _is_layer(whole, _PROFILED) and _is_layer(guarded, _WITHOUT_GRADIENTS)
+    # A step in the instance was replaced, as torch's schedulers do.
+    is_replaced = "step" in vars(optimizer)
+    if not is_expected or is_replaced or update is None or profiling is None or None in hooks:
         return
     compiling = torch.compiler.is_compiling
-    every_before, every_after, own_before, own_after = hooks
+    # The dicts themselves, not copies: hooks that are registered later are seen.
+    global_before, global_after, before, after = hooks
 
     @functools.wraps(whole)
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if compiling() or profiling() or own_before or own_after or every_before or every_after:
+        if compiling() or profiling() or before or after or global_before or global_after:
             return whole(self, *args, **kwargs)
         with torch.set_grad_enabled(self.defaults["differentiable"]):
             return update(self, *args, **kwargs)
@@ -94,13 +97,15 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The tensor, or all ranks' parts of one that is sharded; then collective."""
-    found: Tensor = tensor if type(tensor) is Tensor else getattr(tensor, "full_tensor", lambda: tensor)()
-    return found
+    """The tensor, or the whole of one that is sharded: then collective."""
+    if type(tensor) is Tensor or not hasattr(tensor, "full_tensor"):
+        return tensor
+    full: Tensor = tensor.full_tensor()
+    return full
 
 
 def foreach_div_(tensors: list[Tensor], divisor: float | Tensor) -> None:
-    """Divide each tensor in place."""
+    """Divide each tensor by the divisor, in place."""
     if (kernel := getattr(torch, "_foreach_div_", None)) is not None:
         kernel(tensors, divisor)
         return
@@ -145,6 +150,7 @@ def dense_stand_in(parameter: Tensor) -> Tensor:
     if gradient is None or not (gradient.is_sparse or gradient.is_complex()):
         return parameter
     if gradient.is_sparse:
+        # Values of equal indices must be summed before a norm is taken.
         parameter.grad = gradient = gradient.coalesce()
         gradient = gradient.values().detach()
     if gradient.is_complex():
@@ -156,7 +162,7 @@ def dense_stand_in(parameter: Tensor) -> Tensor:
 
 def foreach_norm(tensors: list[Tensor]) -> list[Tensor]:
     """The 2-norm of each tensor, on its device."""
-    tensors = [one.coalesce().values() if one.is_sparse else one for one in tensors]
+    tensors = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
     if (kernel := getattr(torch, "_foreach_norm", None)) is not None:
         return list(kernel(tensors)) if tensors else []
     return [torch.linalg.vector_norm(tensor) for tensor in tensors]
@@ -196,8 +202,7 @@ def ddp_with_fixed_buckets(model: nn.Module, **settings: Any) -> DistributedData
 
 @contextmanager
 def _limited_buckets() -> Iterator[None]:
-    """Assign parameters to buckets of limited size, also where torch has no argument for the limits of the first
-    step."""
+    """Use `_BUCKETS_MIB` in the first step too, where torch has no argument for it."""
     module: Any = torch.distributed
     assign = getattr(module, _ASSIGN_BUCKETS, None)
     if assign is None:
@@ -215,13 +220,13 @@ def _limited_buckets() -> Iterator[None]:
 
 
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[Tensor]:
-    """Device -> a tensor there that is above zero if the gradients of this step overflowed."""
-    found = getattr(scaler, "_found_inf_per_device", None)
-    return [] if found is None else list(found(optimizer).values())
+    """A tensor for each device, above zero if gradients on it overflowed in this step."""
+    flags_per_device = getattr(scaler, "_found_inf_per_device", None)
+    return [] if flags_per_device is None else list(flags_per_device(optimizer).values())
 
 
 def compile_deterministically() -> None:
-    """Let the compiler choose no kernel by its time."""
+    """Keep the compiler from choosing kernels by measured time."""
     # Read when the compiler is imported, at the first compilation.
     os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
     if (inductor := sys.modules.get("torch._inductor.config")) is not None:

@@ -34,7 +34,7 @@ from trainer_cli.core.types import call_parameters, misfits
 from trainer_cli.core.url_path import as_path
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
-from trainer_cli.parallel.blocks import blocks_of, recompute
+from trainer_cli.parallel.blocks import find_blocks, recompute
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.strategy import DDP, Single, Strategy
 from trainer_cli.trainer.messages import Logging
@@ -153,7 +153,7 @@ class Builder:
     def _trained_model(self, source: Any) -> nn.Module:
         model, parallel = self.model(source), self.config.parallel
         if parallel.activation_checkpointing:
-            recompute(blocks_of(model, parallel.wrap, parallel.wrap_min_parameters))
+            recompute(find_blocks(model, parallel.wrap, parallel.wrap_min_parameters))
         return model
 
     def optimizer(self, model: nn.Module) -> Optimizer | dict[str, Optimizer]:

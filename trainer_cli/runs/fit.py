@@ -39,7 +39,7 @@ from trainer_cli.core.naming import CONFIG_FILE, parse_step
 from trainer_cli.core.simulation import simulate
 from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.parallel.rendezvous import is_of_peer, noting, waited
+from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.metrics import summarize_metrics
@@ -353,7 +353,7 @@ def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, sta
         if not is_of_peer(error):
             raise
         otherwise = "while the training was started" if trainer.stop_reason is None else "while the training ended"
-        raise trainer.strategy.group.lost(waited(error, otherwise)) from error
+        raise trainer.strategy.group.lost_error(noted_activity(error, otherwise)) from error
 
 
 def _read_metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:

@@ -40,7 +40,7 @@ from trainer_cli.core.stopping import Ended, verdict
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
-from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noting, waited
+from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noted_activity, noting
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
 from trainer_cli.trainer.messages import to_console
@@ -141,7 +141,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
     try:
         with noting("while rank 0 composed the config"):
             composed = group.on_main(compose)
-        group.limit(composed.config.parallel.timeout_s)
+        group.set_timeout(composed.config.parallel.timeout_s)
         from trainer_cli.runs.fit import fit
 
         code = fit(composed, allow_pickle=allow_pickle, group=group)
@@ -152,7 +152,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
     except Exception as error:
         if is_of_peer(error):
             return _after_a_peer(error, group)
-        if not group.fails_first(error):
+        if not group.claim_failure(error):
             return int(getattr(error, "exit_code", ExitCode.FAILED))
         if not group.is_main:
             print(f"train: on rank {group.rank} of {group.world_size}:", file=sys.stderr)
@@ -164,8 +164,8 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
 def _after_a_peer(error: Exception, group: ProcessGroup) -> int:
     """The exit code after another rank failed. The first rank that finds one gone says so."""
     if not isinstance(error, PeerError):
-        error = group.lost(waited(error, "while the run was started"))
-    if isinstance(error, LostRankError) and group.fails_first():
+        error = group.lost_error(noted_activity(error, "while the run was started"))
+    if isinstance(error, LostRankError) and group.claim_failure():
         print(f"error: {error}", file=sys.stderr)
     return error.exit_code
 
