@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.scheduler_intervals import Scheduled
     from trainer_cli.trainer.schedulers import scheduler_factory
     from trainer_cli.trainer.train_step import TrainStep
-    from trainer_cli.trainer.trainer import FitResult, Trainer
-    from trainer_cli.trainer.training_loop import TrainingLoop
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
     from trainer_cli.trainer.validation_loop import ValidationLoop
     from trainer_cli.trainer.warmup import (
         WarmupCosine,
@@ -106,7 +106,7 @@ _MODULES = {
     "Evaluation": "trainer_cli.trainer.evaluate",
     "find_batch_size": "trainer_cli.trainer.find",
     "find_learning_rate": "trainer_cli.trainer.find",
-    "FitResult": "trainer_cli.trainer.trainer",
+    "FitResult": "trainer_cli.trainer.training_loop",
     "GMP": "trainer_cli.callbacks.sparse_training",
     "GPT": "trainer_cli.models.gpt",
     "JsonlLogger": "trainer_cli.loggers.text_files",

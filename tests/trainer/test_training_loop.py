@@ -597,4 +597,4 @@ def test_samples_of_the_last_attempt_start_where_it_started(tmp_path: Path) -> N
         trained = trainer(callbacks=stop, checkpoint=CheckpointerCallback(tmp_path))
         trained.fit(loader(10, 4))
     assert trained.progress.samples == 20
-    assert trained.samples_this_time == 6
+    assert trained.progress.samples - trained.loading.start_samples == 6

@@ -84,7 +84,7 @@ class CheckFinite(Callback):
         loop.leave_out_not_finite = skips
         self._scales_only_here = skips and not trainer.precision.scaler(trainer.device)
         if self._scales_only_here and trainer.scaler is None:
-            trainer.scaler = LossScaler(trainer.device, 1.0)
+            trainer.set_scaler(LossScaler(trainer.device, 1.0))
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -146,7 +146,7 @@ class CheckFinite(Callback):
             self._skipped += self._skips
             self._skips.zero_()
             self._sum.zero_()
-        if step < trainer.loop.next_event and not trainer.interrupt_requested:
+        if step < trainer.loop.next_event and not trainer.requests.interrupt_requested:
             return
         if self.policy is NotFinitePolicy.skip:
             self.times = int(self._skipped)

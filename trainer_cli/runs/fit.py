@@ -65,7 +65,8 @@ from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
 if TYPE_CHECKING:
     from trainer_cli.runs.build import Data
-    from trainer_cli.trainer.trainer import FitResult, Trainer
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import FitResult
 
 log = logging.getLogger(__name__)
 
@@ -325,6 +326,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
         outcome = None
         try:
             best, newest = _read_metrics(composed, run)
+            samples = trainer.progress.samples - trainer.loading.start_samples
             outcome = Outcome(
                 status=status,
                 reason=reason,
@@ -332,7 +334,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
                 wall_time_s=round(wall_s, 3),
                 best_metrics=best,
                 last_metrics=newest,
-                throughput={"samples_per_s": round(trainer.samples_this_time / max(wall_s, 1e-9), 2)},
+                throughput={"samples_per_s": round(samples / max(wall_s, 1e-9), 2)},
                 checkpoints=_kept_checkpoints(trainer),
             )
             run.end_attempt(outcome, now=time.time())

@@ -8,22 +8,25 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.find import expanded
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.hooks import Callback, second_to
 from trainer_cli.trainer.lengths import length_of
+from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
 from trainer_cli.trainer.model_call import ForwardState
+from trainer_cli.trainer.setup import check_type, loader_settings, name_loaders
 from trainer_cli.trainer.state import load_for_evaluation
 from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop, exceptions_reported
 
@@ -78,6 +81,59 @@ def evaluate_rest(trainer: Trainer, due: Due) -> None:
         log.warning("the run was stopped before its last evaluation on %s", ", ".join(due.loaders) or "callbacks")
 
 
+def evaluate_all(
+    trainer: Trainer,
+    val_loaders: Any,
+    ckpt_paths: str | Path | Iterable[str | Path | None] | Unset,
+    load: LoadOptions,
+    loop: ValidationLoop | None,
+) -> list[Evaluation]:
+    """Evaluate every checkpoint on every loader; arguments as of `Trainer.validate_all`."""
+    with ExitStack() as stack:
+        stack.callback(trainer.requests.clear)
+        if not trainer.fitting:
+            stack.enter_context(trainer.recording.opened())
+            stack.enter_context(_finalized(trainer))
+        paths = _find_paths(trainer, ckpt_paths)
+        settings = loader_settings(trainer.seed, trainer.device, trainer.strategy.group)
+        loaders = name_loaders(val_loaders, settings)
+        load = replace(load, states=("model",))
+        if loop is not None:
+            trainer.hooks.add_family(check_type("loop", loop, ValidationLoop).hook)
+        stack.enter_context(trainer.logging.shown())
+        return [row for path in paths for row in evaluate_checkpoint(trainer, loaders, path, load, loop)]
+
+
+@contextmanager
+def _finalized(trainer: Trainer) -> Iterator[None]:
+    """Let callbacks clean up after the block; a second error becomes a note of the first."""
+    try:
+        yield
+    except BaseException as error:
+        with second_to(error):
+            trainer.hooks.call_all("finalize")
+        raise
+    trainer.hooks.call_all("finalize")
+
+
+def _find_paths(
+    trainer: Trainer, ckpt_paths: str | Path | Iterable[str | Path | None] | Unset
+) -> Sequence[Path | None]:
+    """The checkpoints that are named, globs expanded; None for the present weights."""
+    if isinstance(ckpt_paths, Unset):
+        newest = trainer.loading.find_newest() if trainer.loading.is_untouched else None
+        if newest is not None:
+            log.info("evaluating %s, the newest checkpoint of this run", newest)
+        return [newest]
+    patterns: Iterable[Any] = [ckpt_paths]
+    if isinstance(ckpt_paths, Iterable) and not isinstance(ckpt_paths, str):
+        patterns = ckpt_paths
+    paths: list[Path | None] = []
+    for pattern in patterns:
+        paths += [None] if pattern is None else expanded(pattern)
+    return paths
+
+
 def evaluate_checkpoint(
     trainer: Trainer, loaders: Mapping[str, Any], path: Path | None, load: LoadOptions, loop: ValidationLoop | None
 ) -> list[Evaluation]:
@@ -88,10 +144,10 @@ def evaluate_checkpoint(
     Args:
         loop: evaluates each loader; None: those of the training loop.
     """
-    at, epoch = trainer.progress, trainer.epoch_reached()
+    at, epoch = trainer.progress, trainer.loop.epochs_at(trainer.progress)
     if path is not None:
         evaluating = any(callback.evaluates for callback in trainer.callbacks.values())
-        state = trainer.read_checkpoint(path, load, *(["callbacks"] if evaluating else []))
+        state = trainer.loading.read(path, load, *(["callbacks"] if evaluating else []))
         load_for_evaluation(trainer, state, load, path)
         at = Progress(trainer.loaded_step, int(state.get("progress", {}).get("epoch", 0)))
         epoch = float(at.epoch)
@@ -122,9 +178,10 @@ def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | No
         with trainer.modes.evaluating(), exceptions_reported(trainer), ExitStack() as stack:
             trainer.hooks.call("on_enter_validate_all", trainer, stack, due.loaders)
             for name, loader in due.loaders.items():
-                trainer.evaluating = loop or trainer.loop.validation_of(name)
+                loader_loop = loop or trainer.loop.validation_of(name)
+                trainer.set_evaluating(loader_loop)
                 with trainer.name_scope(name):
-                    means = trainer.evaluating.run(trainer, loader, name)
+                    means = loader_loop.run(trainer, loader, name)
                 trainer.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
             if due.callbacks:
                 trainer.hooks.call("run_validation", trainer, is_last)
@@ -213,11 +270,11 @@ def _without_a_trace(trainer: Trainer) -> Iterator[None]:
     of_step = copy.deepcopy(trainer.step.state_dict())
     of_model = ForwardState(trainer.model, parameters=True)
     began = time.monotonic()
-    trainer.sanity_checking = True
+    trainer.set_sanity_checking(True)
     try:
         yield
     finally:
-        trainer.sanity_checking = False
+        trainer.set_sanity_checking(False)
         for name, state in states.items():
             if state:
                 trainer.callbacks[name].load_state_dict(state)

@@ -160,7 +160,7 @@ def _trial(trainer: Trainer) -> Iterator[None]:
         with torch.no_grad():
             for buffer, kept in buffers:
                 buffer.copy_(kept)
-        trainer.rng = rng
+        trainer.loading.keep_rng(rng)
         trainer.model.train(training)
         trainer.step.bind(trainer)
 

@@ -36,7 +36,7 @@ class LossCheck:
             self._since = step
             log.warning("the loss is not finite at step %d. %s", step, _last_finite(trainer)[0])
         else:
-            trainer.flush_record()
+            trainer.recording.flush()
             what = f"the loss is not finite since step {self._since}, so the training ends at step {step}"
             raise not_finite(trainer, what)
 
@@ -98,9 +98,9 @@ def roll_back(trainer: Trainer, train_loader: Any) -> None:
     loop.pending_eval_record = None
     train_loader.check_state(data)
     loop.pass_over(trainer, *place)
-    trainer.restore_rng()
-    trainer.start_loggers()
-    trainer.roll_back_requested, trainer.interrupt_requested = False, trainer.stop_request is not None
+    trainer.loading.restore_rng()
+    trainer.recording.start()
+    trainer.requests.end_roll_back()
     log.warning(
         "went back from step %d to step %d; the training continues with the data after step %d",
         step, trainer.progress.step, step,

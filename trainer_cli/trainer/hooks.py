@@ -356,6 +356,14 @@ class Hooks:
         """The methods that override a hook, to be bound once and called in turn."""
         return self._hooks[hook]
 
+    def add_family(self, base: str) -> None:
+        """Bind the hooks that `ValidationLoop(hook=base)` calls, too."""
+        if base not in self.families:
+            self.families.add(base)
+            names = {pattern.format(base) for pattern in _FAMILY}
+            self._family_names |= names
+            self._hooks |= {hook: self._bind(hook) for hook in names}
+
     def call(self, hook: str, *args: Any) -> None:
         """Call every method of a hook in order, up to the first exception."""
         for call in self._hooks[hook]:

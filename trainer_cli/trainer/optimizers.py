@@ -18,7 +18,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from trainer_cli.core.patterns import did_you_mean, matches
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.trainer.setup import check_pattern, made, matches_nothing, typed
+from trainer_cli.trainer.setup import check_pattern, check_type, make_instance, no_match_error
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def parameters_of(
             check_pattern(pattern, at)
             names = [name for name in trained if matches(name, pattern)]
             if not names:
-                raise matches_nothing(pattern, trained, at, "trained parameter")
+                raise no_match_error(pattern, trained, at, "trained parameter")
             for name in names:
                 if owner.setdefault(name, optimizer) != optimizer:
                     raise ConfigError(f"{name} is in two optimizers, {owner[name]} and {optimizer}", location=where)
@@ -145,7 +145,7 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
             leaves a trained parameter without an optimizer.
     """
     _refuse_class(optimizer)
-    optimizer = made(optimizer, Optimizer, model)
+    optimizer = make_instance(optimizer, Optimizer, model)
     if optimizer is None:
         return {}
     is_mapping = isinstance(optimizer, Mapping)
@@ -157,9 +157,9 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
             _refuse_class(value)
             if not str(name).isidentifier() or name == ONLY:
                 raise UserError(f"an optimizer is called {name!r}", cure="Give it another name, of letters and digits.")
-            optimizers[name] = typed(f"optimizer.{name}", made(value, Optimizer, model), Optimizer)
+            optimizers[name] = check_type(f"optimizer.{name}", make_instance(value, Optimizer, model), Optimizer)
         else:
-            optimizers[name] = typed(ONLY, value, Optimizer)
+            optimizers[name] = check_type(ONLY, value, Optimizer)
         for group in optimizers[name].param_groups:
             for parameter in group["params"]:
                 if owner.setdefault(parameter, name) != name:
@@ -228,7 +228,7 @@ def parameter_groups(
             raise ConfigError(f"param_groups: '{pattern}' must hold optimizer settings", location="param_groups")
         check_pattern(pattern, "param_groups")
         if not any(matches(name, pattern) for name, _ in model.named_parameters()):
-            raise matches_nothing(pattern, [name for name, _ in model.named_parameters()], "param_groups")
+            raise no_match_error(pattern, [name for name, _ in model.named_parameters()], "param_groups")
     # A list, not a dict by settings: a setting may be a list, which is not hashable.
     groups: list[tuple[list[tuple[str, Any]], list[Any]]] = []
     for name, parameter in model.named_parameters():

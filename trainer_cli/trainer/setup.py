@@ -1,17 +1,12 @@
-"""Check and make the parts of a trainer: modules, optimizers, names, device, seed.
-
-Compile a model's forward in place, so that the names in its state stay as they are.
-
-Parameters by patterns of their names: freeze them, and say what a pattern that matches nothing may have meant.
-"""
+"""Check and make what a trainer is given: model, optimizers, loaders, names, device and seed."""
 
 from __future__ import annotations
 
 import logging
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,33 +15,53 @@ from torch.nn.parameter import is_lazy
 
 from trainer_cli.core.order import sample_seed
 from trainer_cli.core.patterns import did_you_mean, matches, why_no_pattern
+from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import ConfigError, UserError
-from trainer_cli.parallel.torch_compat import compile_deterministically
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
+
+P = TypeVar("P")
+
+log = logging.getLogger(__name__)
+
+_SMALLEST_RANDOM_SEED = 2**32
+"""Torch starts with a random seed of 53 bits; seeds that people give are smaller."""
+SUBCLASSED = ("Callback", "Logger", "TrainStep")
+"""Public classes whose subclasses a user gives."""
 
 
-def compile_model(model: nn.Module, settings: Mapping[str, Any]) -> None:
-    """Compile the forward of a model at its first call; `settings` are those of torch.compile.
+def compile_model(model: nn.Module, settings: Mapping[str, Any] | None) -> None:
+    """Compile the forward of a model at its first call, in place, so that the names in its state stay as they are.
+
+    Args:
+        settings: arguments of torch.compile; None: the model is not compiled, and the compiler not imported.
 
     Raises:
         ConfigError: torch has no such backend, or refuses the settings.
     """
+    if settings is None:
+        leave_compiler_out()
+        return
     if not isinstance(settings, Mapping):
-        what = f"compile: expected a mapping of arguments of torch.compile, got {type(settings).__name__}"
-        raise ConfigError(what, location="compile", hint="Give {} for its defaults.")
+        raise ConfigError(
+            f"compile: expected a mapping of arguments of torch.compile, got {type(settings).__name__}",
+            location="compile",
+            hint="Give {} for its defaults.",
+        )
     settings = {key: value for key, value in settings.items() if value is not None}
     backend = settings.get("backend", "inductor")
     if isinstance(backend, str) and backend != "inductor":
-        known = torch.compiler.list_backends(exclude_tags=())
-        if backend not in known:
-            cure = did_you_mean(backend, known).strip() or f"There are {', '.join(known)}."
-            raise ConfigError(f"there is no compiler '{backend}'", location="compile.backend", hint=cure)
+        backends = torch.compiler.list_backends(exclude_tags=())
+        if backend not in backends:
+            hint = did_you_mean(backend, backends).strip() or f"There are {', '.join(backends)}."
+            raise ConfigError(f"there is no compiler '{backend}'", location="compile.backend", hint=hint)
     try:
         model.compile(**settings)
     except (TypeError, RuntimeError, ValueError) as error:
         raise ConfigError(f"torch.compile refused its settings: {error}", location="compile") from error
 
 
-def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Set `requires_grad` to False for the parameters whose names match a glob, or a regular expression after `re:`.
 
     Returns the norms whose `running_mean` matches too. They belong in evaluation mode, where the statistics stay.
@@ -54,15 +69,16 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     Raises:
         ConfigError: a pattern matches no parameter, or all are frozen.
     """
-    named = dict(model.named_parameters(remove_duplicate=False))
+    # Duplicates too: a pattern may match either name of a shared parameter.
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         check_pattern(pattern, "freeze")
-        found = [parameter for name, parameter in named.items() if matches(name, pattern)]
-        if not found:
-            raise matches_nothing(pattern, list(named), "freeze")
-        for parameter in found:
+        matching = [parameter for name, parameter in parameters.items() if matches(name, pattern)]
+        if not matching:
+            raise no_match_error(pattern, list(parameters), "freeze")
+        for parameter in matching:
             parameter.requires_grad_(False)
-    if patterns and not any(parameter.requires_grad for parameter in named.values()):
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
         raise ConfigError("freeze: no parameter is left to train", location="freeze")
     norms = [
         module
@@ -76,26 +92,20 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 
 
 def check_pattern(pattern: str, where: str) -> None:
-    """Refuse what is no regular expression."""
+    """Raise ConfigError for a pattern that is not a regular expression."""
     if (fault := why_no_pattern(pattern)) is not None:
         raise ConfigError(f"{where}: {fault}", location=where)
 
 
-def matches_nothing(pattern: str, names: Sequence[str], where: str, what: str = "parameter") -> ConfigError:
+def no_match_error(pattern: str, names: Sequence[str], where: str, what: str = "parameter") -> ConfigError:
     """The error for a pattern that matches none of these names, with the nearest name or module."""
     modules = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
-    like = f"Its parameters are named like {', '.join(names[:4])}."
+    examples = f"Its parameters are named like {', '.join(names[:4])}."
     return ConfigError(
         f"{where}: '{pattern}' matches no {what} of the model",
         location=where,
-        hint=" ".join(filter(None, (did_you_mean(pattern, [*sorted(modules), *names]).strip(), like))),
+        hint=" ".join(filter(None, (did_you_mean(pattern, [*sorted(modules), *names]).strip(), examples))),
     )
-
-
-log = logging.getLogger(__name__)
-
-_LEAST_OF_CHANCE = 2**32
-"""Torch begins with a random seed of 53 bits, people give smaller ones."""
 
 
 def seed_everything(seed: int) -> None:
@@ -105,23 +115,28 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def warn_if_never_seeded() -> None:
-    """Warn that weights which a module has drawn already differ from process to process, unless torch was seeded."""
-    if torch.initial_seed() >= _LEAST_OF_CHANCE:
+def seed_before_model(seed: int | None, model: Any) -> None:
+    """Seed before the model is made, if there is a seed, and warn of a module that was made before."""
+    if seed is None:
+        return
+    # torch starts with a random seed, unless the caller has set one.
+    if isinstance(model, nn.Module) and torch.initial_seed() >= _SMALLEST_RANDOM_SEED:
         log.warning(
             "the model was made before the seed was set: weights that it drew at random differ from process to "
             "process. Give its class, or a function that makes it"
         )
+    seed_everything(seed)
 
 
 def seed_rank(seed: int, rank: int, step: int = 0) -> None:
-    """Seed a rank but the first with numbers of its own, so that ranks do not draw the same dropout."""
+    """Seed every rank except the first by its rank, so that ranks do not draw the same dropout."""
     if rank:
         seed_everything(sample_seed(seed, step, rank))
 
 
-def be_deterministic() -> None:
-    """Use only deterministic kernels from now on, on every device, and let no compiler choose kernels by their time."""
+def use_deterministic_kernels() -> None:
+    """Use only deterministic kernels in this process, and no timing of kernels in the compiler."""
+    # cuBLAS reads this when its first handle is made, so before any kernel runs.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     compile_deterministically()
     torch.use_deterministic_algorithms(True)
@@ -129,7 +144,7 @@ def be_deterministic() -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is cuda, else mps, else cpu. `meta` has shapes, but no values.
+    """The device of that name; `auto` is cuda, else mps, else cpu. Tensors on `meta` have shapes, but no values.
 
     Raises:
         UserError: this machine has no such device.
@@ -149,13 +164,36 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-SUBCLASSED = ("Callback", "Logger", "TrainStep")
-"""Public classes whose subclasses a user gives."""
+def make_instance(source: Any, kind: type, *args: Any) -> Any:
+    """An instance of a class, or what a function without an instance returns for these arguments."""
+    return source if isinstance(source, kind) or not callable(source) else source(*args)
 
 
-def made(given: Any, kind: type, *args: Any) -> Any:
-    """A part, made by calling it if it is a function."""
-    return given if isinstance(given, kind) or not callable(given) else given(*args)
+def make_part(slot: str, value: Any, kind: type[P]) -> P:
+    """The value, or an instance with its defaults for None.
+
+    Raises:
+        UserError: the value is not of this kind.
+    """
+    part: P = kind() if value is None else check_type(slot, value, kind)
+    return part
+
+
+def make_model(source: nn.Module | Callable[[], nn.Module], optimizer: Any) -> nn.Module:
+    """The model, made by calling it if it is a class or a function.
+
+    Raises:
+        UserError: it is not a module, a parameter has no shape, or an optimizer instance cannot be over its parameters.
+    """
+    optimizers = optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,)
+    if not isinstance(source, nn.Module) and any(isinstance(value, torch.optim.Optimizer) for value in optimizers):
+        raise UserError(
+            "optimizer is an instance, but model is a function: the optimizer cannot hold its parameters",
+            cure="Give the optimizer as a function `model -> optimizer`.",
+        )
+    model: nn.Module = check_type("model", make_instance(source, nn.Module), nn.Module)
+    refuse_lazy(model)
+    return model
 
 
 def refuse_lazy(model: nn.Module) -> None:
@@ -173,8 +211,8 @@ def refuse_lazy(model: nn.Module) -> None:
             )
 
 
-def typed(slot: str, value: Any, kind: type) -> Any:
-    """The value, if it is of this kind; else raise UserError."""
+def check_type(slot: str, value: Any, kind: type) -> Any:
+    """Return the value, or raise UserError if it is not of this kind."""
     if not isinstance(value, kind):
         got, cure = type(value).__name__, None
         if isinstance(value, type) and issubclass(value, kind):
@@ -185,41 +223,84 @@ def typed(slot: str, value: Any, kind: type) -> Any:
     return value
 
 
-def named(slot: str, given: Any, kind: type) -> dict[str, Any]:
-    """A mapping, or a sequence by the names of its classes, with every value checked."""
-    if not isinstance(given, Mapping | Iterable):
-        raise UserError(f"{slot}: expected a sequence or mapping of {kind.__name__}, got {type(given).__name__}")
-    found: dict[str, Any] = {}
-    if isinstance(given, Mapping):
-        for name, value in given.items():
-            if value is not None and found.setdefault(str(name), value) is not value:
+def name_values(slot: str, values: Any, kind: type) -> dict[str, Any]:
+    """A mapping of names to values of one kind; the values of a sequence are named by their classes.
+
+    Raises:
+        UserError: a value is of another kind, or two have the same name.
+    """
+    if not isinstance(values, Mapping | Iterable):
+        raise UserError(f"{slot}: expected a sequence or mapping of {kind.__name__}, got {type(values).__name__}")
+    by_name: dict[str, Any] = {}
+    if isinstance(values, Mapping):
+        for name, value in values.items():
+            # None turns an entry of a config off.
+            if value is not None and by_name.setdefault(str(name), value) is not value:
                 raise UserError(f"{slot}: two are called '{name}'", cure="Name each of them in a mapping.")
     else:
-        add_by_class(found, given)
-    for name, value in [*found.items()]:
-        first = next(other for other, earlier in found.items() if earlier is value)
+        add_by_class(by_name, values)
+    for name, value in [*by_name.items()]:
+        first = next(other for other, earlier in by_name.items() if earlier is value)
         if first != name:
             log.warning("%s: '%s' is the same object as '%s', and is used once", slot, name, first)
-            del found[name]
-    return {name: typed(f"{slot}.{name}", value, kind) for name, value in found.items()}
+            del by_name[name]
+    return {name: check_type(f"{slot}.{name}", value, kind) for name, value in by_name.items()}
 
 
-def leave_out_frozen(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Remove the parameters that need no gradient from new optimizers, and groups that are then empty."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
-        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
-
-
-def add_by_class(found: dict[str, Any], given: Iterable[Any]) -> None:
-    """Add each under the name of its class, with a number behind it where the name is taken."""
-    for value in given:
+def add_by_class(by_name: dict[str, Any], values: Iterable[Any]) -> None:
+    """Add each value under the name of its class, with a number after it if the name is in use."""
+    for value in values:
         name, count = type(value).__name__, 1
-        while name in found:
+        while name in by_name:
             count += 1
             name = f"{type(value).__name__}_{count}"
-        found[name] = value
+        by_name[name] = value
+
+
+def loader_settings(seed: int | None, device: torch.device, group: ProcessGroup) -> dict[str, Any]:
+    """The arguments with which a trainer makes a loader of a dataset."""
+    return {
+        "seed": seed or 0,
+        "pin_memory": device.type == "cuda",
+        "rank": group.data_rank,
+        "world_size": group.data_size,
+    }
+
+
+def name_loaders(val_loader: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The validation loaders by name: a single one is `val`, those of a list are `validate_0` and so on."""
+    if val_loader is None:
+        return {}
+    if isinstance(val_loader, list | tuple) and val_loader and all(map(is_loader, val_loader)):
+        val_loader = {f"validate_{index}": loader for index, loader in enumerate(val_loader)}
+    elif not isinstance(val_loader, Mapping):
+        val_loader = {"val": val_loader}
+    return {name: as_loader(loader, shuffle=False, **settings) for name, loader in val_loader.items()}
+
+
+def check_data(train_loader: Any, val_loaders: Mapping[str, Any]) -> None:
+    """Log what the train loader promises, and refuse a validation loader with the name of the training's metrics."""
+    if promise := getattr(train_loader, "promise", None):
+        log.info(promise)
+    if "train" in val_loaders:
+        raise UserError(
+            "a validation loader is called 'train', as the training's own metrics are", cure="Give it another name."
+        )
+
+
+def prepare_optimizers(optimizers: Iterable[torch.optim.Optimizer], *, drops_frozen: bool) -> None:
+    """Make new optimizers' steps cheap.
+
+    Args:
+        drops_frozen: remove the parameters that need no gradient, and groups that are then empty.
+    """
+    for optimizer in optimizers:
+        if drops_frozen:
+            for group in optimizer.param_groups:
+                group["params"] = [parameter for parameter in group["params"] if parameter.requires_grad]
+            # In place: a wrapper may hold this list.
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
+        step_lightly(optimizer)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -227,7 +308,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def reset(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> None:
+def reset_optimizer(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> None:
     """Reset an optimizer to these groups and settings, without state or gradients."""
     optimizer.zero_grad()
     optimizer.state.clear()

@@ -13,16 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
-from trainer_cli.checkpoint.foreign.read import read_foreign
-from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.checkpoint.format.sharded import RANKS
 from trainer_cli.checkpoint.model_state import Fitting, weights_of
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.core.left_out import check_load
 from trainer_cli.core.load_options import LoadOptions, LoadReport, advice
 from trainer_cli.core.progress import Progress
-from trainer_cli.errors import CheckpointError, TrainError, UserError
+from trainer_cli.errors import TrainError, UserError
 from trainer_cli.trainer.metrics import merged
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.schedulers import MOVED
@@ -31,7 +27,6 @@ from trainer_cli.trainer.setup import seed_rank
 if TYPE_CHECKING:
     from torch import nn
 
-    from trainer_cli.checkpoint.checkpointer import Checkpointer
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
@@ -137,52 +132,6 @@ def of_this_rank(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any
     return own
 
 
-def read_state(
-    checkpointer: Checkpointer, path: Path, load: LoadOptions, *more: str, model: nn.Module | None = None
-) -> dict[str, Any]:
-    """The state in a checkpoint: what is to be loaded of it, and `more` of its top-level keys.
-
-    Args:
-        model: if its tensors are sharded, this rank's part of what is for them is read.
-
-    Raises:
-        CheckpointError: there is none, it is damaged, or it lacks what is to be loaded.
-        UserError: it is of another program, and more than its weights is to be loaded.
-    """
-    targets = None if model is None else _targets_in(model, load)
-    if kind_of(path) is not None:
-        return _foreign_state(path, load, targets)
-    left_out = checkpointer.left_out(path)
-    check_load(str(path), left_out, load)
-    if left_out and load.resumes:
-        log.warning("%s was saved without %s: the training goes on with new ones", path, ", ".join(left_out))
-    keys = load.keys()
-    keys = None if keys is None else [*keys, *more]
-    state = checkpointer.read(path, keys) if targets is None else checkpointer.read(path, keys, targets=targets)
-    needed = (["model"] if load.takes("model") else []) + (["progress"] if load.resumes else [])
-    if lacking := [name for name in needed if name not in state]:
-        raise CheckpointError(
-            f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
-        )
-    return state
-
-
-def _targets_in(model: nn.Module, load: LoadOptions) -> Targets | None:
-    """The sharded tensors of a model, by their names in a checkpoint."""
-    named = model_state.capture_model(model)
-    return targets_of(named, lambda name: model_state.plain_name(load.renamed([name])[name], named))
-
-
-def _foreign_state(path: Path, load: LoadOptions, targets: Targets | None) -> dict[str, Any]:
-    refuse_foreign(path, load.states)
-    found = read_foreign(path, allow_pickle=load.allow_pickle)
-    state: dict[str, Any] = {"model": found.model if targets is None else distributed(dict(found.model), targets)}
-    if found.step is not None:
-        state["progress"] = {"step": found.step}
-    log.info("%s is a %s", path, found.program)
-    return state
-
-
 def load_weights(
     trainer: Trainer, state: dict[str, Any], options: LoadOptions, path: Path, average: str | None = None
 ) -> None:
@@ -230,7 +179,7 @@ def load_all(
     keep_settings: Sequence[str],
     path: Path,
 ) -> None:
-    """Load all states, or those that `options` name; the RNG state is kept in `trainer.rng` until the first step.
+    """Load all states, or those that `options` name; the RNG state is kept until the first step.
 
     Callbacks and a loss scale that only the checkpoint or only the trainer has are logged, not refused.
 
@@ -274,7 +223,7 @@ def load_all(
     for line in _one_sided(trainer, state, options):
         log.warning("%s", line)
     if options.takes("rng"):
-        trainer.rng = state["rng"]
+        trainer.loading.keep_rng(state["rng"])
     if not options.whole:
         log.info("loaded %s from %s", ", ".join(options.states), path)
     if report.lines:

@@ -2,129 +2,50 @@
 
 from __future__ import annotations
 
-import copy
-import logging
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.find import expanded
-from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
-from trainer_cli.checkpoint.group_verify import verify_share
-from trainer_cli.checkpoint.model_state import evaluated_average
 from trainer_cli.core.field_rules import checked_values
 from trainer_cli.core.load_options import WEIGHTS, WHOLE, LoadOptions
-from trainer_cli.core.policy import Occasion
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import ModelCall, SchedulerInterval, TrainConfig
+from trainer_cli.core.schema import ModelCall, TrainConfig
 from trainer_cli.core.stopping import Stop
-from trainer_cli.core.url_path import as_path, local_path
-from trainer_cli.data.adapt import as_loader, is_loader
+from trainer_cli.core.url_path import local_path
+from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import Logger, Now, RunFacts
-from trainer_cli.parallel.same import check_same
+from trainer_cli.loggers.base import Logger
+from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.strategy import Single, Strategy
-from trainer_cli.parallel.torch_compat import leave_compiler_out, step_lightly
-from trainer_cli.trainer.evaluate import Evaluation, evaluate_checkpoint, sanity_check
-from trainer_cli.trainer.finite import check_end
-from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks, second_to
-from trainer_cli.trainer.lengths import Requests
+from trainer_cli.trainer import setup
+from trainer_cli.trainer.callback_set import CallbackSet
+from trainer_cli.trainer.evaluate import Evaluation, evaluate_all, sanity_check
+from trainer_cli.trainer.hooks import Callback, CheckpointSaver, second_to
+from trainer_cli.trainer.loading import UNSET, Loading, Unset, sync_checkpointer
 from trainer_cli.trainer.messages import Logging
-from trainer_cli.trainer.metric_logger import EVALUATING, SAVING, MetricLogger, Recording
+from trainer_cli.trainer.metric_logger import MetricLogger
 from trainer_cli.trainer.metrics import SampleCheck
 from trainer_cli.trainer.optimizer_modes import OptimizerModes
 from trainer_cli.trainer.optimizers import make_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.prefetch import close_at_the_end
-from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
-from trainer_cli.trainer.setup import (
-    add_by_class,
-    be_deterministic,
-    compile_model,
-    leave_out_frozen,
-    made,
-    named,
-    pick_device,
-    refuse_lazy,
-    reset,
-    seed_everything,
-    seed_rank,
-    settings_of,
-    typed,
-    warn_if_never_seeded,
-)
-from trainer_cli.trainer.setup import freeze as freeze_parameters
-from trainer_cli.trainer.state import capture, load_all, load_weights, read_state
+from trainer_cli.trainer.recording import Recording
+from trainer_cli.trainer.requests import Requests
+from trainer_cli.trainer.schedulers import Schedulers, by_name
+from trainer_cli.trainer.state import capture
 from trainer_cli.trainer.train_step import TrainStep
-from trainer_cli.trainer.training_loop import TrainingLoop
+from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
 
 Factory = Callable[..., Any]
 C = TypeVar("C", bound=Callback)
-P = TypeVar("P")
-
-log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FitResult:
-    """How a fit ended."""
-
-    finished: bool
-    reason: str
-    step: int
-    metrics: dict[str, float]
-    """The last record; of a finished run that was resumed, those of its last checkpoint."""
-
-
-def _part(slot: str, value: Any, kind: type[P]) -> P:
-    """A part of the trainer; one with its defaults, if none is given."""
-    part: P = kind() if value is None else typed(slot, value, kind)
-    return part
-
-
-def _with_sparsity(
-    callbacks: dict[str, Callback], sparsity: Callback | Callable[[], Callback] | None
-) -> dict[str, Callback]:
-    if sparsity is None:
-        return callbacks
-    if "sparsity" in callbacks:
-        raise UserError("two callbacks are called 'sparsity'", cure="Give it once, as sparsity=.")
-    return {"sparsity": typed("sparsity", made(sparsity, Callback), Callback), **callbacks}
-
-
-def _checked_saver(checkpoint: CheckpointSaver | None, callbacks: Mapping[str, Callback]) -> CheckpointSaver | None:
-    if checkpoint is not None:
-        if "checkpoint" in callbacks:
-            raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
-        typed("checkpoint", typed("checkpoint", checkpoint, Callback), CheckpointSaver)
-    for name, one in callbacks.items():
-        if isinstance(one, CheckpointSaver):
-            # It would save, and nothing of that would be resumed.
-            raise UserError(
-                f"callbacks holds a {type(one).__name__}, as {name!r}",
-                cure="One saves: give it as checkpoint=, or in YAML under the name callbacks.checkpoint.",
-            )
-    return checkpoint
-
-
-class Unset:
-    """The default of `ckpt_path`: the newest checkpoint of this run, if there is one, or else the present weights."""
-
-
-UNSET = Unset()
-
-
-class Trainer(Recording, Requests):
+class Trainer:
     """Trains a model and evaluates it.
 
     Args:
@@ -158,26 +79,14 @@ class Trainer(Recording, Requests):
         config, hparams: for loggers: the run's config as YAML, and the values that tell it from other runs.
     """
 
-    callbacks: dict[str, Callback]
-    hooks: Hooks
     scaler: LossScaler | None = None
-    loaded_from: Path | None = None
-    """The checkpoint that the present state, or a part of it, was loaded from."""
-    loaded_step = 0
-    resumed = False
-    """Whether the training goes on from an earlier step."""
-    rng: dict[str, Any] | None = None
-    """The random state of a loaded checkpoint, until it is restored."""
     stop_reason: str | None = None
     sanity_checking = False
+    fitting = False
+    """Whether a fit is in progress."""
     evaluating: ValidationLoop | None = None
     """The loop that evaluates, or has evaluated last."""
-    _used = False
-    """Whether it has begun to train, or a checkpoint was loaded."""
-    _is_whole = False
-    """Whether the record of the step that a fit began with had been written before."""
     _train_loader: Any = None
-    _start_samples = 0
 
     def __init__(
         self,
@@ -209,70 +118,58 @@ class Trainer(Recording, Requests):
         checked = checked_values(TrainConfig, values if seed is None else {**values, "seed": seed})
         self.model_call: ModelCall = checked["model_call"]
         self.seed: int | None = checked.get("seed")
-        self.precision = _part("precision", precision, Precision)
+        self.precision = setup.make_part("precision", precision, Precision)
         self._only_validates = isinstance(loop, ValidationLoop)
-        self.loop = _part("loop", None if isinstance(loop, ValidationLoop) else loop, TrainingLoop)
+        self.loop = setup.make_part("loop", None if isinstance(loop, ValidationLoop) else loop, TrainingLoop)
         if isinstance(loop, ValidationLoop):
             self.loop.validation = loop
-        self.step = _part("step", step, TrainStep)
-        self._own_callbacks = _with_sparsity(named("callbacks", callbacks, Callback), sparsity)
-        self.checkpoint = _checked_saver(checkpoint, self._own_callbacks)
-        Recording.__init__(self, named("loggers", loggers, Logger))
-        Requests.__init__(self, typed("strategy", Single() if strategy is None else strategy, Strategy))
-        self._global_callbacks = global_callbacks()
-        self._bind_callbacks()
-        self.logging = _part("logging", logging, Logging)
-        self.device = pick_device(device)
+        self.step = setup.make_part("step", step, TrainStep)
+        self.checkpoint = checkpoint
+        self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop.evaluations)
+        # Attributes rather than properties: the loop reads them at every event.
+        self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
+        self.loggers: dict[str, Logger] = setup.name_values("loggers", loggers, Logger)
+        self.recording = Recording(self, self.loggers)
+        self.strategy: Strategy = setup.check_type("strategy", Single() if strategy is None else strategy, Strategy)
+        group = self.strategy.group
+        self.agreement = Agreement(group) if self.strategy.world_size > 1 else None
+        """What the ranks exchange at each step; None for one process."""
+        may_hold = self.loop.settings.min_duration is not None
+        self.requests = Requests(group, self.agreement, self.checkpoint, may_hold=may_hold)
+        self.loading = Loading(self)
+        self.logging = setup.make_part("logging", logging, Logging)
+        self.device = setup.pick_device(device)
         self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
-        self.name = name
-        self.config, self.hparams = config, dict(hparams or {})
-        self._given_model, self._given_schedulers = model, schedulers
-        self._run_id = uuid.uuid4().hex[:12]
+        self.name, self.config, self.hparams = name, config, dict(hparams or {})
+        self._model_source, self._scheduler_source = model, schedulers
         self.progress = Progress()
         self.schedulers = Schedulers()
         self.sample_check = SampleCheck()
-        self.checkpointer = make_sync_checkpointer() if checkpoint is None else checkpoint.checkpointer
-        if checkpoint is None:
-            self.checkpointer.join(self.strategy.group)
+        self.checkpointer = sync_checkpointer(group) if checkpoint is None else checkpoint.checkpointer
         if checked["deterministic"]:
-            be_deterministic()
-        if self.seed is not None:
-            if isinstance(model, nn.Module):
-                warn_if_never_seeded()
-            seed_everything(self.seed)
+            setup.use_deterministic_kernels()
+        setup.seed_before_model(self.seed, model)
         self.hooks.call("pre_setup", self)
         self._make(optimizer, checked["freeze"], compile)
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
-        self._first_states = {name: copy.deepcopy(call.state_dict()) for name, call in self.callbacks.items()}
+        for callback_name in self.callbacks:
+            self._callback_set.keep_first_state(callback_name)
 
     def _make(self, optimizer: Any, freeze: Sequence[str], compile: Mapping[str, Any] | None) -> None:
         """Make the model and the optimizers over its parameters."""
-        given = optimizer.values() if isinstance(optimizer, Mapping) else (optimizer,)
-        model = self._given_model
-        if not isinstance(model, nn.Module) and any(isinstance(one, torch.optim.Optimizer) for one in given):
-            raise UserError(
-                "optimizer is an instance, but model is a function: the optimizer cannot hold its parameters",
-                cure="Give the optimizer as a function `model -> optimizer`.",
-            )
-        own: nn.Module = typed("model", made(model, nn.Module), nn.Module)
-        refuse_lazy(own)
-        self._frozen_norms = freeze_parameters(own, freeze)
-        self.model: nn.Module = self.strategy.place(own, self.device)
-        if compile is None:
-            leave_compiler_out()
-        else:
-            compile_model(self.model, compile)
+        model = setup.make_model(self._model_source, optimizer)
+        self._frozen_norms = setup.freeze_parameters(model, freeze)
+        self.model: nn.Module = self.strategy.place(model, self.device)
+        setup.compile_model(self.model, compile)
+        # After `place`: a strategy may replace parameters by shards of them.
         self.optimizers = make_optimizers(optimizer, self.model)
-        if freeze:
-            leave_out_frozen(self.optimizers.values())
-        for one in self.optimizers.values():
-            step_lightly(one)
-        self.first_settings = {name: settings_of(one) for name, one in self.optimizers.items()}
+        setup.prepare_optimizers(self.optimizers.values(), drops_frozen=bool(freeze))
+        self.first_settings = {name: setup.settings_of(optimizer) for name, optimizer in self.optimizers.items()}
         self.modes = OptimizerModes(self.optimizers.values())
         if self.optimizers:
             self.scaler = self.precision.scaler(self.device)
-            name_schedulers(self._given_schedulers, self.optimizers)
+            by_name(self._scheduler_source, self.optimizers)
 
     def fit(
         self,
@@ -307,16 +204,14 @@ class Trainer(Recording, Requests):
         if self._only_validates:
             raise UserError("loop is a ValidationLoop, so this trainer can only validate", cure="Give a TrainingLoop.")
         self._join_global_callbacks()
-        train = as_loader(train_loader, shuffle=True, **self._loader_settings)
-        val = self._val_loaders(val_loader)
-        self._train_loader = train
-        if promise := getattr(train, "promise", None):
-            log.info(promise)
-        self._check_names(val)
+        settings = setup.loader_settings(self.seed, self.device, self.strategy.group)
+        self._train_loader = train = as_loader(train_loader, shuffle=True, **settings)
+        val = setup.name_loaders(val_loader, settings)
+        setup.check_data(train, val)
         self.loop.evaluations.check(val)
-        if ckpt_path is None and self._used:
+        if ckpt_path is None and not self.loading.is_untouched:
             self._reset()
-        self._used = self.fitting = True
+        self.loading.is_untouched, self.fitting = False, True
         # Gradients that an interrupted fit left would be added to the first step's.
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
@@ -329,68 +224,30 @@ class Trainer(Recording, Requests):
                 self.hooks.call("on_enter_fit", self, stack, train, val, self.loop)
                 self.modes.train()
                 stack.callback(self.modes.eval)
-                self._load_or_start(ckpt_path, load, keep_settings)
-                self._start_samples = self.progress.samples
+                self.loading.load_or_start(ckpt_path, load, keep_settings, train)
                 # Callbacks that refuse to start do so here, before loggers are rewound.
                 self.hooks.call("on_fit_start", self, train, val, self.loop)
                 sanity_check(self, val)
-                self.start_loggers()
-                if self.rng is None and self.progress.step == 0:
-                    seed_rank(self.seed or 0, self.strategy.group.data_rank)
+                self.recording.start()
+                if self.loading.rng is None and self.progress.step == 0:
+                    setup.seed_rank(self.seed or 0, self.strategy.group.data_rank)
                 stop = self.loop.run(self, val)
                 self.hooks.call_all("on_fit_end", self, self.loop)
         except BaseException as error:
-            with ExitStack() as after:
-                after.callback(self._close_after, error)
+            # Both run, whatever the other raises; a second error becomes a note of the first.
+            try:
                 with second_to(error):
                     self.hooks.call_all("on_fit_exception", self, error)
+            finally:
+                with second_to(error):
+                    self.recording.end_fit()
             raise
         finally:
             self.fitting = False
-            self._clear_requests()
+            self.requests.clear()
         # A resumed fit without a step is that of a finished run, whose end was logged before.
-        self.close(writes_rest=not self._is_whole or self.step.step_idx >= 0)
-        return FitResult(stop.finished, stop.reason, self.progress.step, self._last_metrics())
-
-    def _last_metrics(self) -> dict[str, float]:
-        """The last record of metrics; where a finished run was resumed and no step made, that of its checkpoint."""
-        last: Mapping[str, float] = self.metric_logger.last
-        if not last and self.resumed and self.loaded_from is not None and self.progress.step == self.loaded_step:
-            last = self.checkpointer.metrics(self.loaded_from)
-        return dict(last)
-
-    def _load_or_start(
-        self, ckpt_path: str | Path | Unset | None, load: LoadOptions, keep_settings: Sequence[str]
-    ) -> None:
-        """Bring model, optimizers, schedules and the loop to the step at which the training begins. As of `fit`."""
-        group, loop, train = self.strategy.group, self.loop, self._train_loader
-        if isinstance(ckpt_path, Unset):
-            ckpt_path, load = self._newest_checkpoint(), WHOLE
-        elif ckpt_path is not None:
-            ckpt_path = self.checkpointer.locate(ckpt_path)
-            refuse_foreign(ckpt_path, load.states)
-        loop.agree_on_length(train, group)
-        counts = self._progress_of(ckpt_path) if ckpt_path is not None and load.resumes else self.progress
-        loop.prepare(self, train, counts)
-        if ckpt_path is not None:
-            self.load_checkpoint(ckpt_path, load, keep_settings)
-            check_same(group, {"step": self.progress.step, "number of samples": self.progress.samples})
-        else:
-            self._make_schedulers()
-            # An earlier fit of this trainer, or a loaded state: the records up to here stay.
-            self.resumed = self.resumed or self.progress.step > 0
-        epoch = self.progress.epoch
-        loop.start_at(train, self.progress)
-        if self.progress.epoch != epoch:
-            self.schedulers.step(self, SchedulerInterval.epoch)
-
-    def _newest_checkpoint(self) -> Path | None:
-        """The newest valid checkpoint of this run; None if there is none, or nothing that saves."""
-        if self.checkpoint is None:
-            return None
-        group = self.strategy.group
-        newest: Path | None = group.on_main(self.checkpoint.newest, partial(verify_share, group))
-        return newest
+        self.recording.end_fit(writes_rest=not self.recording.first_step_recorded or self.step.step_idx >= 0)
+        return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics())
 
     def validate(
         self,
@@ -431,52 +288,86 @@ class Trainer(Recording, Requests):
             FileNotFoundError: a glob matches no checkpoint.
         """
         self._join_global_callbacks()
-        with ExitStack() as stack:
-            stack.callback(self._clear_requests)
-            if not self.fitting:
-                stack.enter_context(self._opened_loggers())
-                stack.push(self._finalize)
-            paths = self._paths_to_evaluate(ckpt_paths)
-            loaders = self._val_loaders(val_loaders)
-            load = replace(load, states=("model",))
-            if loop is not None and typed("loop", loop, ValidationLoop).hook not in self.hooks.families:
-                self.hooks = Hooks(self.callbacks, {*self.hooks.families, loop.hook})
-            stack.enter_context(self.logging.shown())
-            return [row for path in paths for row in evaluate_checkpoint(self, loaders, path, load, loop)]
+        return evaluate_all(self, val_loaders, ckpt_paths, load, loop)
 
-    def _paths_to_evaluate(self, ckpt_paths: str | Path | Iterable[str | Path | None] | Unset) -> list[Path | None]:
-        """The checkpoints that are named, globs expanded; None for the present weights."""
-        if isinstance(ckpt_paths, Unset):
-            newest = None if self._used else self._newest_checkpoint()
-            if newest is not None:
-                log.info("evaluating %s, the newest checkpoint of this run", newest)
-            return [newest]
-        patterns: Iterable[Any] = [ckpt_paths]
-        if isinstance(ckpt_paths, Iterable) and not isinstance(ckpt_paths, str):
-            patterns = ckpt_paths
-        paths: list[Path | None] = []
-        for pattern in patterns:
-            paths += [None] if pattern is None else expanded(pattern)
-        return paths
+    def stop(self, reason: str, *, finished: bool = True, by: Callback | None = None) -> None:
+        """Request an end after the current step.
 
-    def _finalize(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        """Let callbacks clean up after an evaluation; a second error becomes a note of the first."""
-        with ExitStack() as stack:
-            if error is not None:
-                stack.enter_context(second_to(error))
-            self.hooks.call_all("finalize")
+        Args:
+            finished: the run is finished, and stays so when it is started again, unless with a longer `max_duration`.
+                Before `loop.min_duration` the request is held until then. False: the run ends with exit code 75, to
+                be resumed.
+            by: the callback that decided it. If its `end_rule` has changed, a run started again continues.
+        """
+        name = next((name for name, callback in self.callbacks.items() if callback is by), None)
+        self.requests.stop(Stop(reason, finished, name, () if by is None else tuple(by.end_rule())))
 
-    def flush_record(self, *, wait: bool = True) -> dict[str, float]:
-        """Pass the record of this step to every logger, and return its metrics. Without `wait`, one whose metrics are
-        on a device is passed on later."""
-        return self.metric_logger.flush(self.progress, self.epoch_reached(), wait=wait)
+    @property
+    def stop_request(self) -> Stop | None:
+        """The stop that is requested for the end of the current step."""
+        return self.requests.stop_request
+
+    def ask_for_save(self) -> None:
+        """Request a save after the current step; from any thread."""
+        self.requests.save()
+
+    def ask_for_evaluation(self) -> None:
+        """Request an evaluation after the current step; from any thread."""
+        self.requests.evaluate()
+
+    def ask_to_roll_back(self) -> None:
+        """Request to go back, after the current step, to the newest checkpoint, and on with the data after this step.
+
+        The training ends with a NotFiniteError if there is no checkpoint whose weights are finite.
+        """
+        self.requests.roll_back()
+
+    def interrupt(self) -> None:
+        """Let the loop handle requests after the current step, on every rank; from any thread."""
+        self.requests.interrupt()
+
+    @property
+    def metric_logger(self) -> MetricLogger:
+        """The record of the current step, the last record, and the rate of the training."""
+        return self.recording.metric_logger
+
+    def log_metrics(self, metrics: Mapping[str, float | Tensor] | None = None, **named: float | Tensor) -> None:
+        """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
+        step, evaluation or save, so that no step waits for them. Inside a `name_scope` their names begin with it.
+        """
+        self.recording.log_metrics({**(metrics or {}), **named})
+
+    def log_text(self, name: str, text: str) -> None:
+        """Add a text, which may be Markdown, to the record of the current step."""
+        self.recording.log_text(name, text)
+
+    def log_image(self, name: str, image: Any) -> None:
+        """Add an image of shape (height, width) or (channels, height, width); see `Recording.log_image`."""
+        self.recording.log_image(name, image)
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Add the distribution of the finite values to the record of the current step."""
+        self.recording.log_histogram(name, values)
+
+    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Add a table of texts and numbers to the record of the current step."""
+        self.recording.log_table(name, columns, rows)
+
+    def name_scope(self, name: str) -> AbstractContextManager[str]:
+        """Put `name/` before the names of what is logged inside the block; see `Recording.name_scope`."""
+        return self.recording.name_scope(name)
+
+    @property
+    def name_scope_path(self) -> str:
+        """What names begin with now: each scope with a `/` after it; empty outside of any."""
+        return self.recording.name_scope_path
 
     def get_callbacks(self, kind: type[C]) -> dict[str, C]:
         """The callbacks of a class, or of subclasses, by name."""
-        return {name: one for name, one in self.callbacks.items() if isinstance(one, kind)}
+        return {name: callback for name, callback in self.callbacks.items() if isinstance(callback, kind)}
 
     def get_callback(self, kind: type[C]) -> C | None:
-        """The first callback of a class; None if there is none."""
+        """The first callback of a class, or None."""
         return next(iter(self.get_callbacks(kind).values()), None)
 
     @property
@@ -501,39 +392,59 @@ class Trainer(Recording, Requests):
         `max_duration` or `hard_stop` in steps or epochs, or because a stop was requested."""
         return bool(self.loop.is_final(self))
 
-    def maybe_checkpoint(self, stop: Stop | None, *, over: bool = False) -> None:
-        """Offer a save after a step: an ordinary one, the final one, or one that stops early. `over`: the stop came
-        when no step was left.
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer, the first if there are many, or None."""
+        return next(iter(self.optimizers.values()), None)
 
-        Raises:
-            NotFiniteError: the training is at its end, and its weights are not finite.
-        """
-        if over or (stop is not None and stop.finished):
-            check_end(self)
-        early = Occasion.last_stop if over else Occasion.stop
-        occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
-        self.stop_reason = stop.reason if stop is not None else None
-        self.loop.note_stop(self, stop)
-        with self.metric_logger.pause(SAVING, self.progress):
-            self.hooks.call("on_save_opportunity", self, occasion)
+    @property
+    def loaded_from(self) -> Path | None:
+        """The checkpoint that the present state, or a part of it, was loaded from."""
+        return self.loading.path
+
+    @property
+    def loaded_step(self) -> int:
+        """The step of that checkpoint; 0 without one."""
+        return self.loading.step
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the training continues from an earlier step."""
+        return self.loading.resumed
+
+    @property
+    def rng(self) -> dict[str, Any] | None:
+        """The random state of a loaded checkpoint, until it is restored before the first step."""
+        return self.loading.rng
 
     def train_mode(self) -> None:
-        """Put the model into train mode, but for frozen norms."""
+        """Put the model into train mode, except for frozen norms."""
         self.model.train()
         for norm in self._frozen_norms:
             norm.eval()
 
-    def callback_steps(self) -> list[int]:
-        """The next steps at which callbacks may save."""
-        steps = (call(self) for call in self.hooks["next_step"])
-        return [step for step in steps if step is not None]
+    def set_evaluating(self, loop: ValidationLoop) -> None:
+        """Set the loop that evaluates, before it runs."""
+        self.evaluating = loop
+
+    def set_sanity_checking(self, active: bool) -> None:
+        """Set whether the evaluations before the first step are in progress."""
+        self.sanity_checking = active
+
+    def set_scaler(self, scaler: LossScaler) -> None:
+        """Scale losses, also where the precision needs no scale; for callbacks that skip steps by it."""
+        self.scaler = scaler
+
+    def note_stop(self, stop: Stop | None) -> None:
+        """Set `stop_reason` before a save; None: the training continues."""
+        self.stop_reason = None if stop is None else stop.reason
 
     def checkpoint_state(self) -> dict[str, Any]:
         """The state that a resume needs, as one tree, with what hooks added. Of sharded tensors it has this rank's
         part."""
-        growing = capture(self, self._train_loader)
-        self.hooks.call("on_save_checkpoint", self, growing)
-        state = dict(growing)
+        tree = capture(self, self._train_loader)
+        self.hooks.call("on_save_checkpoint", self, tree)
+        state = dict(tree)
         self.hooks.call("postprocess_checkpoint", self, state)
         return state
 
@@ -544,20 +455,7 @@ class Trainer(Recording, Requests):
         Raises:
             SaveError: nothing was committed; what was there before still is.
         """
-        path = as_path(path)
-        metadata = CheckpointMetadata(
-            step=self.progress.step,
-            epoch=self.progress.epoch,
-            run_id=self._run_id,
-            files=model_state.model_files(self.model),
-            average=evaluated_average(self.callbacks),
-            progress=self.progress.state_dict(),
-        )
-        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        checkpointer = make_sync_checkpointer()
-        checkpointer.join(self.strategy.group)
-        checkpointer.save(self.checkpoint_state, path, metadata=metadata, trained=trained)
-        return path
+        return self.loading.save(path)
 
     def load_checkpoint(self, path: str | Path, load: LoadOptions = WHOLE, keep_settings: Sequence[str] = ()) -> None:
         """Load a checkpoint of this program or of another one. The RNG state is restored when training begins.
@@ -566,201 +464,35 @@ class Trainer(Recording, Requests):
             load: what to load, and under which names.
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
         """
-        path = self.checkpointer.locate(path)
-        self._make_schedulers()
-        average = self._evaluated_average(path) if load.average and load.weights_alone else None
-        state = self.read_checkpoint(path, load, *(["callbacks"] if average is not None else []))
-        if load.weights_alone:
-            load_weights(self, state, load, path, average)
-        else:
-            if load.takes("optimizer"):
-                self.modes.train()
-            load_all(self, self._train_loader, state, load, keep_settings, path)
-        if load.whole:
-            self.hooks.call("on_load_checkpoint", self, state)
-        self.resumed = load.resumes
+        self.loading.load(path, load, keep_settings, self._train_loader)
 
-    def _bind_callbacks(self) -> None:
-        """The trainer's own callbacks, the global ones, and the one that saves; the hooks of all."""
-        self.callbacks = dict(self._own_callbacks)
-        if self.checkpoint is not None:
-            self.callbacks["checkpoint"] = self.checkpoint  # type: ignore[assignment]
-        add_by_class(self.callbacks, [one for one in self._global_callbacks if one not in self.callbacks.values()])
-        if self.checkpoint is not None:
-            self.callbacks["checkpoint"] = self.callbacks.pop("checkpoint")
-        self.hooks = Hooks(self.callbacks, families={"validate", *self.loop.evaluations.hooks()})
-
-    def _join_global_callbacks(self) -> None:
-        """Take over global callbacks that were added or removed since the last fit or evaluation."""
-        before, now = self._global_callbacks, global_callbacks()
-        if now == before:
-            return
-        self._global_callbacks = now
-        self._bind_callbacks()
-        for name, callback in self.callbacks.items():
-            if callback in now and callback not in before:
-                callback.setup(self)
-                callback.post_setup(self)
-                self._first_states[name] = copy.deepcopy(callback.state_dict())
-
-    def _make_schedulers(self) -> None:
+    def make_schedulers(self) -> None:
         """Make the schedules once: made over a trained optimizer, they would start from its present rates."""
         if not self.schedulers.live:
-            self.schedulers = Schedulers(self._given_schedulers, self.optimizers)
+            self.schedulers = Schedulers(self._scheduler_source, self.optimizers)
+
+    def _join_global_callbacks(self) -> None:
+        """Adopt global callbacks that were added or removed since the last fit or evaluation."""
+        added = self._callback_set.update()
+        self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
+        for name, callback in added.items():
+            callback.setup(self)
+            callback.post_setup(self)
+            self._callback_set.keep_first_state(name)
 
     def _reset(self) -> None:
         """Undo the changes of an earlier fit. A model given as an instance keeps its weights."""
         if self.seed is not None:
-            seed_everything(self.seed)
-        if not isinstance(self._given_model, nn.Module):
-            self.model.load_state_dict(made(self._given_model, nn.Module).state_dict())
+            setup.seed_everything(self.seed)
+        if not isinstance(self._model_source, nn.Module):
+            # Into the same tensors, which the optimizers and the compiled forward hold.
+            self.model.load_state_dict(setup.make_instance(self._model_source, nn.Module).state_dict())
         for name, optimizer in self.optimizers.items():
-            reset(optimizer, self.first_settings[name])
+            setup.reset_optimizer(optimizer, self.first_settings[name])
         self.schedulers = Schedulers()
         self.scaler = self.precision.scaler(self.device)
-        for name, state in self._first_states.items():
-            if state and name in self.callbacks:
-                self.callbacks[name].load_state_dict(copy.deepcopy(state))
+        self._callback_set.load_first_states()
         self.progress = Progress()
-        self.metric_logger = MetricLogger(self.loggers)
+        self.recording.reset()
         self.loop.reset()
-        self.loaded_from, self.loaded_step, self.resumed, self.rng = None, 0, False, None
-
-    def _progress_of(self, path: str | Path) -> Progress | None:
-        """The progress of a checkpoint, if it has one."""
-        return Progress.of(self.checkpointer.progress(path) or {})
-
-    def _evaluated_average(self, path: Path) -> str | None:
-        """Name of the callback whose average was evaluated in place of a checkpoint's weights, if there is one."""
-        return None if kind_of(path) is not None else self.checkpointer.average(path)
-
-    def read_checkpoint(self, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
-        """The state in a checkpoint, or what is to be loaded of it, as changed by hooks."""
-        self._used = True
-        self.hooks.call("on_before_load_checkpoint", self, path)
-        state: dict[str, Any] = self.strategy.group.checked(
-            lambda: read_state(self.checkpointer, path, load, *more, model=self.model), "while a checkpoint was read"
-        )
-        self.hooks.call("preprocess_checkpoint", self, state)
-        self.loaded_from, self.loaded_step = path, int(state.get("progress", {}).get("step", 0))
-        return state
-
-    def restore_rng(self) -> None:
-        """Restore the random state of the loaded checkpoint, last before the first step."""
-        if self.rng is not None:
-            model_state.restore_rng(self.rng)
-            self.rng = None
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer (the first of several), or None."""
-        return next(iter(self.optimizers.values()), None)
-
-    @property
-    def samples_this_time(self) -> int:
-        """Samples trained on in this process."""
-        return self.progress.samples - self._start_samples
-
-    def close(self, *, writes_rest: bool = True) -> None:
-        """Close all loggers and callbacks, also after an error in one.
-
-        Args:
-            writes_rest: write what was logged after the last record.
-        """
-        with ExitStack() as stack:
-            # Last: a save in flight makes durable what was logged before it.
-            stack.callback(self.metric_logger.close)
-            stack.callback(self._write_rest if writes_rest else self.metric_logger.record.clear)
-            stack.callback(self.hooks.call_all, "finalize")
-
-    def _write_rest(self) -> None:
-        """Pass on what was logged after the last record. What a step logged that failed is of that step."""
-        if self.metric_logger.is_open:
-            step = max(self.progress.step, self.step.step_idx + 1) if self.fitting else self.progress.step
-            self.metric_logger.flush(replace(self.progress, step=step), self.epoch_reached())
-
-    @contextmanager
-    def _opened_loggers(self) -> Iterator[None]:
-        """Outside of a fit: open the loggers for what is logged inside the block. What was logged before the first fit
-        stays for it."""
-        record = self.metric_logger.record
-        before = {} if self.metric_logger.was_closed else dict(record)
-        for name in before:
-            del record[name]
-        self.metric_logger.reopen(self._facts())
-        try:
-            yield
-        finally:
-            with ExitStack() as stack:
-                stack.callback(record.update, before)
-                stack.callback(self.metric_logger.close)
-                stack.callback(self._write_rest)
-
-    def _write_if_closed(self) -> None:
-        if self.metric_logger.was_closed and not self.metric_logger.is_open and not self.fitting:
-            with self._opened_loggers():
-                pass
-
-    def _close_after(self, error: BaseException) -> None:
-        with second_to(error):
-            self.close()
-
-    def start_loggers(self) -> None:
-        """Drop the records that are later than the present state, and open the loggers."""
-        self._is_whole = self.resumed and self.loop.pending_eval_record is None
-        keep = self.progress.step if self._is_whole else self.progress.step - 1
-        tolerant = self.checkpoint is not None and self.checkpoint.tolerates_errors
-        self.metric_logger.start(self._facts(), self.progress, keep=keep, tolerant=tolerant)
-
-    def _facts(self) -> RunFacts:
-        return RunFacts(
-            run_dir=self.run_dir,
-            name=self.name,
-            total_steps=self.loop.last_step if self.fitting else None,
-            start_step=self.progress.step,
-            start_samples=self.progress.samples,
-            console=self.logging.console,
-            config=self.config,
-            hparams=self.hparams,
-            now=self._now,
-        )
-
-    def _now(self) -> Now:
-        """What the training is at, for displays, which call this in threads of their own."""
-        doing, loop = self.metric_logger.activity, self.evaluating
-        if doing == EVALUATING and loop is not None:
-            doing = f"{doing} {loop.name}, batch {loop.batch_idx + 1:,}"
-        return Now(self.progress.step, self.progress.samples, doing, self.metric_logger.pauses)
-
-    @staticmethod
-    def _check_names(val_loaders: Mapping[str, Any]) -> None:
-        if "train" in val_loaders:
-            raise UserError(
-                "a validation loader is called 'train', as the training's own metrics are", cure="Give it another name."
-            )
-
-    def _val_loaders(self, val_loader: Any) -> dict[str, Any]:
-        if val_loader is None:
-            return {}
-        if isinstance(val_loader, list | tuple) and val_loader and all(map(is_loader, val_loader)):
-            val_loader = {f"validate_{index}": one for index, one in enumerate(val_loader)}
-        elif not isinstance(val_loader, Mapping):
-            val_loader = {"val": val_loader}
-        return {name: as_loader(loader, shuffle=False, **self._loader_settings) for name, loader in val_loader.items()}
-
-    @property
-    def _loader_settings(self) -> dict[str, Any]:
-        group = self.strategy.group
-        return {
-            "seed": self.seed or 0,
-            "pin_memory": self.device.type == "cuda",
-            "rank": group.data_rank,
-            "world_size": group.data_size,
-        }
-
-    def epoch_reached(self) -> float:
-        """Epochs trained, with a fraction where the length of one is known."""
-        per_epoch = self.loop.steps_per_epoch
-        if per_epoch is None:
-            return float(self.progress.epoch)
-        return float(round((self.progress.step + self.loop.epoch_offset) / per_epoch, 4))
+        self.loading.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,9 +19,10 @@ from trainer_cli.core.stopping import Stop, next_stop_step, reopens, why_stop
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.rendezvous import is_of_peer
 from trainer_cli.trainer.evaluate import evaluate, evaluate_rest
-from trainer_cli.trainer.finite import LossCheck, roll_back
+from trainer_cli.trainer.finite import LossCheck, check_end, roll_back
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.lengths import Lengths
+from trainer_cli.trainer.metric_logger import SAVING
 from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.optimizers import ONLY
@@ -31,6 +32,17 @@ from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 if TYPE_CHECKING:
     from trainer_cli.core.progress import Progress
     from trainer_cli.trainer.trainer import Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """How a fit ended."""
+
+    finished: bool
+    reason: str
+    step: int
+    metrics: dict[str, float]
+    """The last record; of a finished run that was resumed, those of its last checkpoint."""
 
 
 class TrainingLoop(Lengths):
@@ -150,7 +162,7 @@ class TrainingLoop(Lengths):
         self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
         self._resume_stop(trainer)
         stop = self._first_moments(trainer, val_loaders)
-        trainer.restore_rng()
+        trainer.loading.restore_rng()
         loop_idx = 0
         try:
             while stop is None:
@@ -167,8 +179,8 @@ class TrainingLoop(Lengths):
 
     def why_stop(self, trainer: Trainer) -> Stop | None:
         """The stop that is due, or None."""
-        process_s = trainer.share_requests(time.monotonic() - self._began)
-        trainer.hold_stop(holds=self._holds(trainer.progress))
+        process_s = trainer.requests.share(time.monotonic() - self._began)
+        trainer.requests.hold_stop(holds=self._holds(trainer.progress))
         return why_stop(self.limits, trainer.progress, process_s=process_s, stop_request=trainer.stop_request)
 
     def state_dict(self) -> dict[str, Any]:
@@ -211,11 +223,11 @@ class TrainingLoop(Lengths):
             trainer.metric_logger.record.clear()
             return trainer.stop_request
         if not written:
-            trainer.flush_record()
+            trainer.recording.flush()
         trainer.hooks.call("on_save_opportunity", trainer, Occasion.pre_train)
         stop = self.why_stop(trainer)
         if stop is not None:
-            trainer.maybe_checkpoint(stop)
+            self._offer_save(trainer, stop)
         return stop
 
     def _resume_stop(self, trainer: Trainer) -> None:
@@ -229,15 +241,6 @@ class TrainingLoop(Lengths):
         if (ended["by"] is None or same_rule) and (ended["held"] or not reopens(before, self.settings)):
             trainer.stop(ended["reason"], by=callback)
 
-    def note_stop(self, trainer: Trainer, stop: Stop | None) -> None:
-        """Before a save: note a requested end of the run, or one that is held, for the next fit."""
-        held = self._holds(trainer.progress)
-        end = trainer.stop_request if trainer.stop_request and trainer.stop_request.finished else trainer.held_stop
-        self._ended = None if end is None or not end.finished else {
-            "step": trainer.progress.step, "held": held, "reason": end.reason, "by": end.by, "rule": list(end.rule),
-            "max_duration": self.settings.max_duration, "hard_stop": self.settings.hard_stop,
-        }  # fmt: skip
-
     def _wants_evaluation_at_start(self, trainer: Trainer) -> bool:
         progress = trainer.progress
         return self.settings.eval_at_start and progress.step == 0 and progress.evaluated_step != 0
@@ -245,6 +248,7 @@ class TrainingLoop(Lengths):
     def _run_until_eval(self, trainer: Trainer, val_loaders: Mapping[str, Any], loop_idx: int) -> Stop | None:
         """Train up to the next evaluation or the end, with logs and saves on the way; then evaluate."""
         assert self._means_since_log is not None
+        requests = trainer.requests
         stop = due = None
         with ExitStack() as stack:
             try:
@@ -255,9 +259,8 @@ class TrainingLoop(Lengths):
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     self._steps(trainer, self._next_event(trainer))
-                    eval_requested = self._take_requests(trainer)
-                    if trainer.roll_back_requested:
-                        trainer.evaluation_requested = eval_requested
+                    eval_requested = requests.take_evaluation(holds=self._holds(trainer.progress))
+                    if requests.roll_back_requested:
                         roll_back(trainer, self._train_loader)
                         continue
                     self._count_time(trainer)
@@ -273,8 +276,8 @@ class TrainingLoop(Lengths):
                         due = everything or self.evaluations.due(trainer.progress, val_loaders)
                     if due is not None or stop is not None:
                         break
-                    trainer.flush_record(wait=logs)
-                    trainer.maybe_checkpoint(None)
+                    trainer.recording.flush(wait=logs)
+                    self._offer_save(trainer, None)
             except BaseException as error:
                 with second_to(error):
                     trainer.hooks.call_all("on_train_exception", trainer, error)
@@ -290,39 +293,58 @@ class TrainingLoop(Lengths):
                 if stop is not None and stop.finished and (rest.loaders or trainer.hooks["run_validation"]):
                     evaluate_rest(trainer, rest)
             self._log_what_is_left(trainer, stop)
-        trainer.flush_record()
-        trainer.maybe_checkpoint(stop)
+        trainer.recording.flush()
+        self._offer_save(trainer, stop)
         return stop
 
     def _stop_before_eval(self, trainer: Trainer) -> Stop:
         """Stop before a due evaluation: the next attempt makes it, and completes this step's record."""
-        self.pending_eval_record = trainer.flush_record()
+        self.pending_eval_record = trainer.recording.flush()
         stop = trainer.stop_request or self.why_stop(trainer)
         assert stop is not None, "an evaluation is only put off for a stop"
         end = why_stop(self.limits, trainer.progress, process_s=0.0, stop_request=None)
-        trainer.maybe_checkpoint(stop, over=end is not None)
+        self._offer_save(trainer, stop, over=end is not None)
         return stop
+
+    def _offer_save(self, trainer: Trainer, stop: Stop | None, *, over: bool = False) -> None:
+        """Offer callbacks a save after a step: an ordinary one, the final one, or one that stops early.
+
+        Args:
+            over: the stop came when no step was left.
+
+        Raises:
+            NotFiniteError: the training is at its end, and its weights are not finite.
+        """
+        if over or (stop is not None and stop.finished):
+            check_end(trainer)
+        early = Occasion.last_stop if over else Occasion.stop
+        occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
+        trainer.note_stop(stop)
+        self._note_end(trainer)
+        with trainer.metric_logger.pause(SAVING, trainer.progress):
+            trainer.hooks.call("on_save_opportunity", trainer, occasion)
+
+    def _note_end(self, trainer: Trainer) -> None:
+        """Before a save: note a requested end of the run, or one that is held, for the next fit."""
+        is_held = self._holds(trainer.progress)
+        request, end = trainer.requests.stop_request, trainer.requests.held_stop
+        if request is not None and request.finished:
+            end = request
+        self._ended = None if end is None or not end.finished else {
+            "step": trainer.progress.step, "held": is_held, "reason": end.reason, "by": end.by, "rule": list(end.rule),
+            "max_duration": self.settings.max_duration, "hard_stop": self.settings.hard_stop,
+        }  # fmt: skip
 
     def _holds(self, now: Progress) -> bool:
         """Whether a request to finish the run is held."""
         least = self.limits.min_duration
         return least is not None and not least.reached(now)
 
-    def _take_requests(self, trainer: Trainer) -> bool:
-        """Whether an evaluation was requested. Later requests of other threads are handled after the next step."""
-        trainer.interrupt_requested = False
-        trainer.share_requests(0.0)
-        trainer.hold_stop(holds=self._holds(trainer.progress))
-        if trainer.stop_request is not None:
-            trainer.interrupt_requested = True
-        requested, trainer.evaluation_requested = trainer.evaluation_requested, False
-        return requested
-
     def _next_event(self, trainer: Trainer) -> int:
         """The earliest step after this one at which something other than training may be due."""
         now = trainer.progress
-        end = next_stop_step(self.limits, now, holds=trainer.held_stop is not None)
-        steps = [end, *trainer.callback_steps()]
+        end = next_stop_step(self.limits, now, holds=trainer.requests.held_stop is not None)
+        steps = [end, *(step for call in trainer.hooks["next_step"] if (step := call(trainer)) is not None)]
         steps += [
             interval.next_step(now) for interval in (self.log_interval, *self._eval_intervals) if interval is not None
         ]
@@ -346,9 +368,9 @@ class TrainingLoop(Lengths):
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
         check, train_loader = trainer.sample_check.check, self._train_loader
         tokens: Tensor | int | None = None
-        agreement, fillers, length = trainer.agreement, self._fillers, self.epoch_batches
+        requests, agreement, fillers, length = trainer.requests, trainer.agreement, self._fillers, self.epoch_batches
 
-        while progress.step < event and not trainer.interrupt_requested:
+        while progress.step < event and not requests.interrupt_requested:
             step.step_idx = progress.step
             progress.last_samples, progress.last_tokens, progress.last_epoch = (
                 progress.samples, progress.tokens, progress.epoch,
@@ -405,7 +427,7 @@ class TrainingLoop(Lengths):
                         if self.counts_tokens:
                             progress.tokens, tokens = progress.tokens + agreement.total(int(tokens or 0)), None
                         if agreement.interrupt:
-                            trainer.interrupt_requested, agreement.interrupt = True, False
+                            requests.accept_interrupt()
                     if last:
                         progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
                         trainer.schedulers.step(trainer, SchedulerInterval.epoch)
@@ -419,9 +441,9 @@ class TrainingLoop(Lengths):
             if record:
                 if agreement is None:
                     break
-                if progress.step < event and not trainer.interrupt_requested:
+                if progress.step < event and not requests.interrupt_requested:
                     # The other ranks may have nothing to record.
-                    trainer.flush_record()
+                    trainer.recording.flush()
         if tokens is not None or (agreement is not None and not self.counts_tokens):
             # Tokens are not needed at every step, so the device is waited for only here.
             found = int(tokens or 0)

@@ -252,8 +252,8 @@ def _turns(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
         if not agreement.finish():
             return
         if agreement.interrupt:
-            agreement.interrupt, trainer.interrupt_requested = False, True
-            trainer.share_requests(0.0)
+            trainer.requests.accept_interrupt()
+            trainer.requests.share(0.0)
         if following is not _END:
             batch = following
         elif batch is None:

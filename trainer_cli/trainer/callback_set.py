@@ -1,0 +1,89 @@
+"""The callbacks of one trainer: those it was given, then the global ones, and last the one that saves."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_callbacks
+from trainer_cli.trainer.setup import add_by_class, check_type, make_instance, name_values
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.validation_loop import Evaluations
+
+
+class CallbackSet:
+    """The callbacks by name, their hooks, and the states that they were made with.
+
+    Args:
+        callbacks, sparsity, saver: as of `Trainer`.
+
+    Raises:
+        UserError: two have the same name, or one is not of its kind.
+    """
+
+    def __init__(
+        self,
+        callbacks: Mapping[str, Callback] | Iterable[Callback],
+        sparsity: Callback | Callable[[], Callback] | None,
+        saver: CheckpointSaver | None,
+        evaluations: Evaluations,
+    ) -> None:
+        self._configured: dict[str, Callback] = name_values("callbacks", callbacks, Callback)
+        if sparsity is not None:
+            if "sparsity" in self._configured:
+                raise UserError("two callbacks are called 'sparsity'", cure="Give it once, as sparsity=.")
+            mask = check_type("sparsity", make_instance(sparsity, Callback), Callback)
+            self._configured = {"sparsity": mask, **self._configured}
+        self._check_saver(saver)
+        self._saver, self._evaluations = saver, evaluations
+        self._first_states: dict[str, dict[str, Any]] = {}
+        self._global = global_callbacks()
+        self._bind()
+
+    def _check_saver(self, saver: CheckpointSaver | None) -> None:
+        if saver is not None:
+            if "checkpoint" in self._configured:
+                raise UserError("two callbacks are called 'checkpoint'", cure="Give it once, as checkpoint=.")
+            check_type("checkpoint", check_type("checkpoint", saver, Callback), CheckpointSaver)
+        for name, callback in self._configured.items():
+            if isinstance(callback, CheckpointSaver):
+                # The trainer resumes only what `checkpoint` has saved.
+                raise UserError(
+                    f"callbacks holds a {type(callback).__name__}, as {name!r}",
+                    cure="One saves: give it as checkpoint=, or in YAML under the name callbacks.checkpoint.",
+                )
+
+    def _bind(self) -> None:
+        self.callbacks = dict(self._configured)
+        saver: Any = self._saver
+        if saver is not None:
+            # Before the global callbacks are named, so that none of them takes this name.
+            self.callbacks["checkpoint"] = saver
+        present = list(self.callbacks.values())
+        add_by_class(self.callbacks, [callback for callback in self._global if callback not in present])
+        if saver is not None:
+            # Called last, so that it saves what the others have changed.
+            self.callbacks["checkpoint"] = self.callbacks.pop("checkpoint")
+        self.hooks = Hooks(self.callbacks, families={"validate", *self._evaluations.hooks()})
+
+    def update(self) -> dict[str, Callback]:
+        """Adopt global callbacks that were added or removed since the last call; returns the added ones by name."""
+        before, self._global = self._global, global_callbacks()
+        if self._global == before:
+            return {}
+        self._bind()
+        added = [callback for callback in self._global if callback not in before]
+        return {name: callback for name, callback in self.callbacks.items() if callback in added}
+
+    def keep_first_state(self, name: str) -> None:
+        """Copy the state of a callback that is set up. Callbacks have no reset: a fit from step 0 loads this state."""
+        self._first_states[name] = copy.deepcopy(self.callbacks[name].state_dict())
+
+    def load_first_states(self) -> None:
+        """Load the states that the callbacks were made with."""
+        for name, state in self._first_states.items():
+            if state and name in self.callbacks:
+                self.callbacks[name].load_state_dict(copy.deepcopy(state))

@@ -1,0 +1,215 @@
+"""Save and load checkpoints of a trainer, and bring it to the step at which a fit begins."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.checkpointer import Checkpointer, CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
+from trainer_cli.checkpoint.foreign.read import read_foreign
+from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
+from trainer_cli.checkpoint.group_verify import verify_share
+from trainer_cli.core.left_out import check_load
+from trainer_cli.core.load_options import WHOLE, LoadOptions
+from trainer_cli.core.progress import Progress
+from trainer_cli.core.schema import SchedulerInterval
+from trainer_cli.core.url_path import as_path
+from trainer_cli.errors import CheckpointError
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.same import check_same
+from trainer_cli.trainer.state import load_all, load_weights
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class Unset:
+    """The default of `ckpt_path`: the newest checkpoint of this run, if there is one, or else the present weights."""
+
+
+UNSET = Unset()
+
+
+class Loading:
+    """Loads checkpoints into a trainer, and remembers which one its state is from."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._run_id = uuid.uuid4().hex[:12]
+        self.is_untouched = True
+        """Whether no fit has begun and no checkpoint was read, so that the weights are the first ones."""
+        self.start_samples = 0
+        """Samples of the run before this fit."""
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the checkpoint that was loaded."""
+        self.path: Path | None = None
+        """The checkpoint that the present state, or a part of it, was loaded from."""
+        self.step = 0
+        self.resumed = False
+        """Whether the training continues from an earlier step."""
+        self.rng: dict[str, Any] | None = None
+        """The random state of a loaded checkpoint, until it is restored."""
+
+    def load_or_start(
+        self, ckpt_path: str | Path | Unset | None, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any
+    ) -> None:
+        """Bring model, optimizers, schedules and loop to the step at which a fit begins; arguments as of `fit`."""
+        trainer = self._trainer
+        group, loop = trainer.strategy.group, trainer.loop
+        if isinstance(ckpt_path, Unset):
+            ckpt_path, load = self.find_newest(), WHOLE
+        elif ckpt_path is not None:
+            ckpt_path = trainer.checkpointer.locate(ckpt_path)
+            refuse_foreign(ckpt_path, load.states)
+        loop.agree_on_length(train_loader, group)
+        # The loop needs the counts before the state is loaded: schedules are made with its lengths.
+        counts: Progress | None = trainer.progress
+        if ckpt_path is not None and load.resumes:
+            counts = Progress.of(trainer.checkpointer.progress(ckpt_path) or {})
+        loop.prepare(trainer, train_loader, counts)
+        if ckpt_path is not None:
+            self.load(ckpt_path, load, keep_settings, train_loader)
+            check_same(group, {"step": trainer.progress.step, "number of samples": trainer.progress.samples})
+        else:
+            trainer.make_schedulers()
+            # An earlier fit of this trainer, or a loaded state: the records up to this step stay.
+            self.resumed = self.resumed or trainer.progress.step > 0
+        epoch = trainer.progress.epoch
+        loop.start_at(train_loader, trainer.progress)
+        if trainer.progress.epoch != epoch:
+            trainer.schedulers.step(trainer, SchedulerInterval.epoch)
+        self.start_samples = trainer.progress.samples
+
+    def find_newest(self) -> Path | None:
+        """The newest valid checkpoint of this run; None if there is no checkpoint, or no callback that saves."""
+        trainer = self._trainer
+        if trainer.checkpoint is None:
+            return None
+        group = trainer.strategy.group
+        # Rank 0 alone lists the folder, so that all ranks choose the same; all verify files.
+        newest: Path | None = group.on_main(trainer.checkpoint.newest, partial(verify_share, group))
+        return newest
+
+    def load(self, path: str | Path, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any) -> None:
+        """Load a checkpoint; see `Trainer.load_checkpoint`."""
+        trainer = self._trainer
+        path = trainer.checkpointer.locate(path)
+        trainer.make_schedulers()
+        average = None
+        if load.average and load.weights_alone and kind_of(path) is None:
+            average = trainer.checkpointer.average(path)
+        state = self.read(path, load, *(["callbacks"] if average is not None else []))
+        if load.weights_alone:
+            load_weights(trainer, state, load, path, average)
+        else:
+            if load.takes("optimizer"):
+                trainer.modes.train()
+            load_all(trainer, train_loader, state, load, keep_settings, path)
+        if load.whole:
+            trainer.hooks.call("on_load_checkpoint", trainer, state)
+        self.resumed = load.resumes
+
+    def read(self, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
+        """The state in a checkpoint, or what is to be loaded of it and `more` of its keys, as changed by hooks."""
+        trainer = self._trainer
+        self.is_untouched = False
+        trainer.hooks.call("on_before_load_checkpoint", trainer, path)
+        # If reading fails on one rank, all ranks must raise: the others would wait for it in the next collective.
+        state: dict[str, Any] = trainer.strategy.group.checked(
+            lambda: self._read(path, load, more), "while a checkpoint was read"
+        )
+        trainer.hooks.call("preprocess_checkpoint", trainer, state)
+        self.path, self.step = path, int(state.get("progress", {}).get("step", 0))
+        return state
+
+    def _read(self, path: Path, load: LoadOptions, more: Sequence[str]) -> dict[str, Any]:
+        """Read a checkpoint; of what is for sharded tensors, read this rank's part.
+
+        Raises:
+            CheckpointError: the path is no checkpoint, or it is damaged, or lacks what is to be loaded.
+            UserError: the checkpoint is of another program, and more than its weights is to be loaded.
+        """
+        checkpointer = self._trainer.checkpointer
+        targets = self._sharded_targets(load)
+        if kind_of(path) is not None:
+            return _read_foreign_state(path, load, targets)
+        left_out = checkpointer.left_out(path)
+        check_load(str(path), left_out, load)
+        if left_out and load.resumes:
+            log.warning("%s was saved without %s: the training goes on with new ones", path, ", ".join(left_out))
+        keys = load.keys()
+        keys = None if keys is None else [*keys, *more]
+        state = checkpointer.read(path, keys) if targets is None else checkpointer.read(path, keys, targets=targets)
+        needed = (["model"] if load.takes("model") else []) + (["progress"] if load.resumes else [])
+        if lacking := [name for name in needed if name not in state]:
+            raise CheckpointError(
+                f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
+            )
+        return state
+
+    def _sharded_targets(self, load: LoadOptions) -> Targets | None:
+        """The sharded tensors of the model, by their names in a checkpoint."""
+        tensors = model_state.capture_model(self._trainer.model)
+        return targets_of(tensors, lambda name: model_state.plain_name(load.renamed([name])[name], tensors))
+
+    def last_metrics(self) -> dict[str, float]:
+        """The last record of metrics. A finished run that was resumed has made no step: use that of its checkpoint."""
+        trainer = self._trainer
+        last: Mapping[str, float] = trainer.metric_logger.last
+        if not last and self.resumed and self.path is not None and trainer.progress.step == self.step:
+            last = trainer.checkpointer.metrics(self.path)
+        return dict(last)
+
+    def save(self, path: str | Path) -> Path:
+        """Save a checkpoint outside of the run's folder; see `Trainer.save_checkpoint`."""
+        trainer, path = self._trainer, as_path(path)
+        metadata = CheckpointMetadata(
+            step=trainer.progress.step,
+            epoch=trainer.progress.epoch,
+            run_id=self._run_id,
+            files=model_state.model_files(trainer.model),
+            average=model_state.evaluated_average(trainer.callbacks),
+            progress=trainer.progress.state_dict(),
+        )
+        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        # Not the run's checkpointer, which may have a save in flight.
+        checkpointer = sync_checkpointer(trainer.strategy.group)
+        checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trained)
+        return path
+
+    def keep_rng(self, rng: dict[str, Any] | None) -> None:
+        """Keep a random state until `restore_rng`."""
+        self.rng = rng
+
+    def restore_rng(self) -> None:
+        """Restore the random state of the loaded checkpoint, last before the first step."""
+        if self.rng is not None:
+            model_state.restore_rng(self.rng)
+            self.rng = None
+
+
+def sync_checkpointer(group: ProcessGroup) -> Checkpointer:
+    """A checkpointer without a background writer, for all ranks of a group."""
+    checkpointer = make_sync_checkpointer()
+    checkpointer.join(group)
+    return checkpointer
+
+
+def _read_foreign_state(path: Path, load: LoadOptions, targets: Targets | None) -> dict[str, Any]:
+    refuse_foreign(path, load.states)
+    foreign = read_foreign(path, allow_pickle=load.allow_pickle)
+    state: dict[str, Any] = {"model": foreign.model if targets is None else distributed(dict(foreign.model), targets)}
+    if foreign.step is not None:
+        state["progress"] = {"step": foreign.step}
+    log.info("%s is a %s", path, foreign.program)
+    return state

@@ -1,0 +1,119 @@
+"""Requests to a training from callbacks, signals and other threads: a stop, a save, an evaluation, a roll-back."""
+
+from __future__ import annotations
+
+from trainer_cli.core.stopping import Stop
+from trainer_cli.parallel.agreement import Agreement
+from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.trainer.hooks import CheckpointSaver
+
+
+class Requests:
+    """The open requests to a trainer. The loop handles them after the current step.
+
+    Args:
+        agreement: the sums that the ranks exchange at each step; None for one process.
+        saver: the callback that saves, if there is one.
+        may_hold: whether the run has a `loop.min_duration`, before which a request to finish is held.
+    """
+
+    def __init__(
+        self, group: ProcessGroup, agreement: Agreement | None, saver: CheckpointSaver | None, *, may_hold: bool
+    ) -> None:
+        self._group, self._agreement, self._saver, self._may_hold = group, agreement, saver, may_hold
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop all requests: those to one fit or evaluation do not apply to the next one."""
+        self.stop_request: Stop | None = None
+        self.held_stop: Stop | None = None
+        """A request to finish the run that came before `loop.min_duration`."""
+        self.evaluation_requested = False
+        self.interrupt_requested = False
+        """Whether the loop must handle a request after this step."""
+        self.roll_back_requested = False
+        """Whether the loop must go back to the newest checkpoint after this step."""
+        self._stop_of_rank: Stop | None = None
+        """The stop that this rank has requested, and that the other ranks may not know yet."""
+
+    def stop(self, stop: Stop) -> None:
+        """Request an end after the current step; see `Trainer.stop`."""
+        if self._agreement is not None:
+            self._stop_of_rank = self._stop_of_rank or stop
+        elif self.stop_request is None:
+            self.stop_request = stop
+        elif self.stop_request.finished and not stop.finished and self._may_hold:
+            # A signal must end this process although the first request may be held.
+            self.held_stop, self.stop_request = self.stop_request, stop
+        self.interrupt()
+
+    def save(self) -> None:
+        """Request a save after the current step; from any thread."""
+        if self._saver is not None:
+            self._saver.save_requested = True
+        self.interrupt()
+
+    def evaluate(self) -> None:
+        """Request an evaluation after the current step; from any thread."""
+        self.evaluation_requested = True
+        self.interrupt()
+
+    def roll_back(self) -> None:
+        """Request a roll-back after the current step; see `Trainer.ask_to_roll_back`."""
+        self.roll_back_requested = True
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """Let the loop handle requests after the current step, on every rank; from any thread."""
+        if self._agreement is None:
+            self.interrupt_requested = True
+        else:
+            # All ranks must leave their loops after the same step, so the next agreement carries the request.
+            self._agreement.request()
+
+    def accept_interrupt(self) -> None:
+        """Let the loop handle requests, because a rank asked for it in the last agreement."""
+        assert self._agreement is not None
+        self._agreement.interrupt, self.interrupt_requested = False, True
+
+    def share(self, seconds: float) -> float:
+        """Make every rank's requests those of all. Returns rank 0's `seconds`. Collective."""
+        if self._agreement is None:
+            return seconds
+        rank_requests = self._stop_of_rank, self.evaluation_requested, self.roll_back_requested, seconds
+        stops, evaluations, roll_backs, times = zip(*self._group.gather(rank_requests), strict=True)
+        self.stop_request = self.stop_request or next(filter(None, stops), None)
+        self.evaluation_requested, self.roll_back_requested = any(evaluations), any(roll_backs)
+        return float(times[0])
+
+    def hold_stop(self, *, holds: bool) -> None:
+        """Hold a request to finish the run; or, if `holds` is False, release the one that was held."""
+        request = self.stop_request
+        if not holds:
+            self.stop_request, self.held_stop = request or self.held_stop, None
+        elif request is not None and request.finished:
+            self.stop_request = self._stop_of_rank = None
+            self.held_stop = self.held_stop or request
+
+    def take_evaluation(self, *, holds: bool) -> bool:
+        """Share the requests, and return whether an evaluation must be made now. Collective.
+
+        A request beside a roll-back stays open until the training has gone back.
+
+        Args:
+            holds: whether `loop.min_duration` is not reached yet.
+        """
+        # First: a request that another thread makes from here on is handled after the next step.
+        self.interrupt_requested = False
+        self.share(0.0)
+        self.hold_stop(holds=holds)
+        if self.stop_request is not None:
+            self.interrupt_requested = True
+        if self.roll_back_requested:
+            return False
+        requested, self.evaluation_requested = self.evaluation_requested, False
+        return requested
+
+    def end_roll_back(self) -> None:
+        """The training has gone back; only a stop still interrupts it."""
+        self.roll_back_requested, self.interrupt_requested = False, self.stop_request is not None
