@@ -230,6 +230,7 @@ OF_POLICY = {
 
 LOOP, STEP = "trainer_cli/trainer/training_loop.py", "trainer_cli/trainer/train_step.py"
 PRECISION, MEANS = "trainer_cli/trainer/precision.py", "trainer_cli/trainer/metrics.py"
+LOG = "trainer_cli/trainer/training_log.py"
 COUNTED = "trainer_cli/callbacks/validation_callback.py"
 HOOKS = ("tests/trainer/test_hooks.py::test_an_exception_is_reported_once_to_the_hook_of_its_part",)
 OF_SCALE = (
@@ -312,9 +313,9 @@ OF_TRAINER = {
         MEANS, "total.add_(value, alpha=weight)", "total.add_(value, alpha=1)", OF_MEANS
     ),
     "a mean begins anew on a resume": Mutant(
-        LOOP, 'self._saved_means = state["meter"]', "self._saved_means = None", OF_MEANS
+        LOG, "self._saved_means = state\n", "self._saved_means = None\n", OF_MEANS
     ),
-    "a mean keeps what was logged": Mutant(LOOP, "        self._means_since_log.reset()\n", "", OF_MEANS),
+    "a mean keeps what was logged": Mutant(LOG, "        self.means.reset()\n", "", OF_MEANS),
     "accumulated batches weigh the same": Mutant(
         STEP, "relative_weight = weight / self._unit", "relative_weight = 1.0", OF_ACCUMULATION
     ),

@@ -71,7 +71,7 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
     return True
 
 
-def evaluate_rest(trainer: Trainer, due: Due) -> None:
+def evaluate_remaining(trainer: Trainer, due: Due) -> None:
     """At an end that the last evaluation caused: evaluate on the loaders that were not due, and let callbacks make
     their last evaluations."""
     try:
@@ -214,7 +214,7 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
             raise UserError(f"the validation loader '{name}' has no batches", cure="Check data and data.batch_size.")
     wanted = _wanted(trainer)
     of_training = {setting: metric for setting, metric in wanted.items() if metric.startswith(TRAIN_PREFIX)}
-    trainer.loop.expect_metrics(of_training)
+    trainer.loop.training_log.expect_metrics(of_training, trainer.loop.log_interval)
     wanted = {setting: metric for setting, metric in wanted.items() if setting not in of_training}
     if not wanted and trainer.loop.settings.eval_sanity_steps is None:
         return

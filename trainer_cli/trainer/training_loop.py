@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,21 +12,20 @@ from torch import Tensor
 
 from trainer_cli.core.field_rules import build_section
 from trainer_cli.core.intervals import Interval
-from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.policy import Occasion
-from trainer_cli.core.schema import TRAIN_PREFIX, LoopConfig, SchedulerInterval
+from trainer_cli.core.schema import LoopConfig, SchedulerInterval
 from trainer_cli.core.stopping import Stop, next_stop_step, reopens, why_stop
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.rendezvous import is_of_peer
-from trainer_cli.trainer.evaluate import evaluate, evaluate_rest
-from trainer_cli.trainer.finite import LossCheck, check_end, roll_back
+from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
+from trainer_cli.trainer.finite import check_end, roll_back
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.lengths import Lengths
 from trainer_cli.trainer.metric_logger import SAVING
-from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count
+from trainer_cli.trainer.metrics import batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
-from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.prefetch import FillerPrefetcher, TrainBatches, device_prefetcher
+from trainer_cli.trainer.training_log import TrainingLog
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 
 if TYPE_CHECKING:
@@ -98,15 +97,11 @@ class TrainingLoop(Lengths):
         """Samples in a batch of one rank, or 1 if the loader does not say."""
         self._batches: TrainBatches | None = None
         self._fillers: FillerPrefetcher | None = None
-        self._means_since_log: WeightedMeans | None = None
-        self._saved_means: dict[str, Any] | None = None
-        self._loss_check = LossCheck()
+        self.training_log = TrainingLog()
         self._start_step = 0
         self._ended: dict[str, Any] | None = None
         """Of a loaded checkpoint, or of the one being saved: the requested end of the run, or one that is held."""
         self._eval_intervals: list[Interval] = []
-        self._expected: dict[str, str] = {}
-        """Setting -> training metric that it needs; empty once these were found."""
 
     @property
     def validation(self) -> ValidationLoop:
@@ -116,11 +111,6 @@ class TrainingLoop(Lengths):
     @validation.setter
     def validation(self, loop: ValidationLoop) -> None:
         self.evaluations.validation = loop
-
-    @property
-    def returned_metrics(self) -> Iterable[Any]:
-        """The metrics with a state of their own that the model has returned in the training."""
-        return () if self._means_since_log is None else self._means_since_log.gathering.values()
 
     def prepare(self, trainer: Trainer, train_loader: Any, resumed: Progress | None = None) -> None:
         """Prepare to train on a loader.
@@ -137,10 +127,7 @@ class TrainingLoop(Lengths):
         self._fillers = None if trainer.agreement is None else FillerPrefetcher(prefetcher, trainer.strategy.group)
         self._batches = TrainBatches(train_loader, self._fillers or prefetcher, self.epoch_batches)
         self.batch_size = getattr(train_loader, "batch_size", None) or 1
-        if self._means_since_log is None:
-            self._means_since_log = WeightedMeans(trainer.device, only_finite=self.leave_out_not_finite)
-            if self._saved_means is not None:
-                self._means_since_log.load_state_dict(self._saved_means)
+        self.training_log.prepare(trainer.device, only_finite=self.leave_out_not_finite)
         self._began = time.monotonic()
 
     def pass_over(self, trainer: Trainer, epoch: int, batch: int, epoch_samples: int) -> None:
@@ -161,7 +148,7 @@ class TrainingLoop(Lengths):
         self._start_step, trainer.step.step_idx = trainer.progress.step, -1
         self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
         self._resume_stop(trainer)
-        stop = self._first_moments(trainer, val_loaders)
+        stop = self._begin(trainer, val_loaders)
         trainer.loading.restore_rng()
         loop_idx = 0
         try:
@@ -185,28 +172,25 @@ class TrainingLoop(Lengths):
 
     def state_dict(self) -> dict[str, Any]:
         """The means since the last log, and the record of a pending evaluation."""
-        means = self._means_since_log.state_dict() if self._means_since_log is not None else None
-        state = {"meter": means, "owed_record": self.pending_eval_record}
+        state = {"meter": self.training_log.state_dict(), "owed_record": self.pending_eval_record}
         return state if self._ended is None else {**state, "ended": self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the means and the pending evaluation."""
-        self._saved_means = state["meter"]
-        if self._means_since_log is not None and self._saved_means is not None:
-            self._means_since_log.load_state_dict(self._saved_means)
+        self.training_log.load_state_dict(state["meter"])
         self.pending_eval_record, self._ended = state["owed_record"], state.get("ended")
 
     def reset(self) -> None:
         """Reset the state of an earlier training."""
-        self._means_since_log, self._saved_means, self.pending_eval_record, self._ended = None, None, None, None
-        self._loss_check = LossCheck()
+        self.training_log.reset()
+        self.pending_eval_record, self._ended = None, None
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """The train loader's position after the last batch trained on, not after one fetched ahead."""
         assert self._batches is not None
         return self._batches.state(trainer.progress)
 
-    def _first_moments(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
+    def _begin(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop | None:
         """The evaluation and save before the first step of this process; returns a stop that is already due."""
         # The record of the resumed step is written already: metrics logged now join the next one.
         written = trainer.resumed and self.pending_eval_record is None and not self._wants_evaluation_at_start(trainer)
@@ -218,7 +202,7 @@ class TrainingLoop(Lengths):
             due = None if done else self.evaluations.due(trainer.progress, val_loaders)
             if not evaluate(trainer, due or Due(val_loaders), is_last=done):
                 return self._stop_before_eval(trainer)
-            self._log_what_is_left(trainer, self.why_stop(trainer))
+            self._log_remaining(trainer, self.why_stop(trainer))
         elif self._wants_evaluation_at_start(trainer) and not evaluate(trainer, Due(val_loaders), is_last=False):
             trainer.metric_logger.record.clear()
             return trainer.stop_request
@@ -247,7 +231,6 @@ class TrainingLoop(Lengths):
 
     def _run_until_eval(self, trainer: Trainer, val_loaders: Mapping[str, Any], loop_idx: int) -> Stop | None:
         """Train up to the next evaluation or the end, with logs and saves on the way; then evaluate."""
-        assert self._means_since_log is not None
         requests = trainer.requests
         stop = due = None
         with ExitStack() as stack:
@@ -268,9 +251,9 @@ class TrainingLoop(Lengths):
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
                     # If a stop was requested between two steps, this step has its record and evaluation already.
-                    logs = (done or _due(self.log_interval, trainer.progress)) and self._has_means(trainer)
+                    logs = (done or _due(self.log_interval, trainer.progress)) and self.training_log.has_means(trainer)
                     if logs:
-                        self._log_training(trainer)
+                        self.training_log.write(trainer)
                     if trainer.progress.evaluated_step != trainer.progress.step:
                         everything = Due(val_loaders) if done or eval_requested else None
                         due = everything or self.evaluations.due(trainer.progress, val_loaders)
@@ -284,15 +267,16 @@ class TrainingLoop(Lengths):
                 raise
             trainer.hooks.call_all("on_train_end", trainer, trainer.model, self, loop_idx)
         if due is not None and (due.loaders or (due.callbacks and trainer.hooks["run_validation"])):
-            wanted = stop is not None and not stop.finished
-            if wanted or not evaluate(trainer, due, is_last=done):
+            stops_early = stop is not None and not stop.finished
+            if stops_early or not evaluate(trainer, due, is_last=done):
                 return self._stop_before_eval(trainer)
             if stop is None:
                 stop = self.why_stop(trainer)
-                rest = due.rest(val_loaders)
-                if stop is not None and stop.finished and (rest.loaders or trainer.hooks["run_validation"]):
-                    evaluate_rest(trainer, rest)
-            self._log_what_is_left(trainer, stop)
+                # This evaluation may have ended the run, and the final weights are evaluated on every loader.
+                remaining = due.remaining(val_loaders)
+                if stop is not None and stop.finished and (remaining.loaders or trainer.hooks["run_validation"]):
+                    evaluate_remaining(trainer, remaining)
+            self._log_remaining(trainer, stop)
         trainer.recording.flush()
         self._offer_save(trainer, stop)
         return stop
@@ -358,8 +342,9 @@ class TrainingLoop(Lengths):
         training.
         """
         model, progress, step = trainer.model, trainer.progress, trainer.step
-        assert self._means_since_log is not None and self._batches is not None
-        accum, means, hooks = self.settings.grad_accum_steps, self._means_since_log, trainer.hooks
+        assert self._batches is not None
+        training_log = self.training_log
+        accum, means, hooks = self.settings.grad_accum_steps, training_log.means, trainer.hooks
         record, batches = trainer.metric_logger.record, self._batches
         # The loader's samples per batch can differ from the leading size of the tensors.
         counted = batches.samples_per_batch
@@ -399,16 +384,19 @@ class TrainingLoop(Lengths):
                 if step.counts:
                     means.add(loss, outputs, batch_weight(outputs, size) if outputs else size)
                     check(train_loader, "train", batch, size, outputs)
-                if self._expected:
-                    self._check_expected(trainer)
+                if training_log.expected:
+                    training_log.check_expected(trainer)
                 progress.samples += size
                 if outputs and "tokens" in outputs and step.counts:
-                    found = outputs["tokens"]
-                    if agreement is None and (self.counts_tokens or not isinstance(found, Tensor)):
-                        progress.tokens += int(found)
+                    batch_tokens = outputs["tokens"]
+                    if agreement is None and (self.counts_tokens or not isinstance(batch_tokens, Tensor)):
+                        # On a device this waits for it: a duration in tokens needs the count at every step.
+                        progress.tokens += int(batch_tokens)
                     else:
-                        found = found.detach().long() if isinstance(found, Tensor) else found
-                        tokens = found if tokens is None else tokens + found
+                        batch_tokens = (
+                            batch_tokens.detach().long() if isinstance(batch_tokens, Tensor) else batch_tokens
+                        )
+                        tokens = batch_tokens if tokens is None else tokens + batch_tokens
                 elif self.counts_tokens and step.counts:
                     raise UserError(
                         "a duration is counted in tokens, but the model's outputs have no 'tokens'",
@@ -446,54 +434,9 @@ class TrainingLoop(Lengths):
                     trainer.recording.flush()
         if tokens is not None or (agreement is not None and not self.counts_tokens):
             # Tokens are not needed at every step, so the device is waited for only here.
-            found = int(tokens or 0)
-            progress.tokens += found if agreement is None else agreement.total(found)
+            rank_tokens = int(tokens or 0)
+            progress.tokens += rank_tokens if agreement is None else agreement.total(rank_tokens)
             progress.last_tokens = progress.tokens
-
-    def expect_metrics(self, wanted: Mapping[str, str]) -> None:
-        """Refuse settings whose training metric is not logged; with the first batch, those that it does not report.
-
-        Args:
-            wanted: setting -> `train/NAME`.
-
-        Raises:
-            UserError: nothing of the training is logged.
-        """
-        self._expected = dict(wanted)
-        if wanted and self.log_interval is None:
-            setting, metric = next(iter(wanted.items()))
-            raise UserError(
-                f"{setting} is '{metric}', but loop.log_interval is null, so that it is only known at the end",
-                cure="Set loop.log_interval: the metric is the mean over the steps since the log before.",
-            )
-
-    def _check_expected(self, trainer: Trainer) -> None:
-        """With the first batch, before its step is made.
-
-        Raises:
-            UserError: a training metric that a setting needs is not reported.
-        """
-        assert self._means_since_log is not None
-        names = trainer.strategy.group.gather(self._means_since_log.names)
-        reported = {f"{TRAIN_PREFIX}{name}" for of_rank in names for name in of_rank} | self._own_metrics(trainer)
-        for setting, metric in self._expected.items():
-            if metric not in reported:
-                known = f"Reported are {', '.join(sorted(reported))}."
-                raise UserError(
-                    f"{setting} is '{metric}', which the training does not report",
-                    cure=did_you_mean(metric, reported).strip() or known,
-                )
-        self._expected = {}
-
-    @staticmethod
-    def _own_metrics(trainer: Trainer) -> set[str]:
-        """The training metrics that are logged besides those of the model."""
-        names = {"samples_per_s", *(() if trainer.scaler is None else trainer.scaler.metrics())}
-        norm = trainer.precision.clip_norm is not None
-        for name in trainer.optimizers:
-            suffix = "" if name == ONLY else f"/{name}"
-            names |= {f"lr{suffix}"} | ({f"grad_norm{suffix}"} if norm else set())
-        return {f"{TRAIN_PREFIX}{name}" for name in names}
 
     def validation_of(self, name: str) -> ValidationLoop:
         """The loop that evaluates the loader with this name."""
@@ -520,39 +463,10 @@ class TrainingLoop(Lengths):
         seconds = trainer.strategy.group.broadcast(trainer.metric_logger.seconds())
         progress.last_seconds, progress.seconds = progress.seconds, seconds
 
-    def _log_what_is_left(self, trainer: Trainer, stop: Stop | None) -> None:
+    def _log_remaining(self, trainer: Trainer, stop: Stop | None) -> None:
         """Log the means since the last log at the end of the run."""
-        if stop is not None and stop.finished and self._has_means(trainer):
-            self._log_training(trainer)
-
-    def _has_means(self, trainer: Trainer) -> bool:
-        """Whether some rank has trained on a batch since the last log."""
-        has = self._means_since_log is not None and not self._means_since_log.empty
-        return has if trainer.agreement is None else trainer.agreement.total(has) > 0
-
-    def _log_training(self, trainer: Trainer) -> None:
-        assert self._means_since_log is not None
-        means = self._means_since_log.means(trainer.strategy.group)
-        metrics = {f"train/{name}": value for name, value in means.items()}
-        finite = self._means_since_log.loss_is_finite
-        self._means_since_log.reset()
-        norms = trainer.step.grad_norms()
-        used = trainer.step.settings_used()
-        for name, optimizer in trainer.optimizers.items():
-            suffix = "" if name == ONLY else f"/{name}"
-            metrics[f"train/lr{suffix}"] = float(used.get(name, optimizer.param_groups)[0]["lr"])
-            if name in norms:
-                metrics[f"train/grad_norm{suffix}"] = float(norms[name])
-        if trainer.scaler is not None:
-            metrics.update({f"train/{name}": value for name, value in trainer.scaler.metrics().items()})
-        metrics["train/samples_per_s"] = trainer.metric_logger.samples_per_second(trainer.progress.samples)
-        trainer.metric_logger.add(metrics)
-        trainer.hooks.call("on_log", trainer, metrics)
-        if trainer.schedulers.has(SchedulerInterval.log):
-            # No decision may differ between ranks.
-            of_main = trainer.strategy.group.broadcast(metrics)
-            trainer.schedulers.step(trainer, SchedulerInterval.log, of_main)
-        self._loss_check.check(trainer, finite=finite)
+        if stop is not None and stop.finished and self.training_log.has_means(trainer):
+            self.training_log.write(trainer)
 
 
 def _after_step(trainer: Trainer) -> Progress | None:

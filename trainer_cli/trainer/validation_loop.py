@@ -127,9 +127,9 @@ class Due:
     is_all: bool = True
     """Whether these are all loaders."""
 
-    def rest(self, loaders: Mapping[str, Any]) -> Due:
-        """The loaders that are not in it."""
-        return Due({name: one for name, one in loaders.items() if name not in self.loaders}, is_all=False)
+    def remaining(self, loaders: Mapping[str, Any]) -> Due:
+        """The evaluation on the loaders that this one leaves out."""
+        return Due({name: loader for name, loader in loaders.items() if name not in self.loaders}, is_all=False)
 
 
 class ValidationLoop:
@@ -195,7 +195,11 @@ class ValidationLoop:
         batch_idx, counts = -1, True
         # What they gathered in the training, and in an evaluation that was interrupted. A model may hold metrics that
         # are no submodules: these are known once it has returned them.
-        for metric in (*filter(is_metric, model.modules()), *trainer.loop.returned_metrics, *self._returned.values()):
+        for metric in (
+            *filter(is_metric, model.modules()),
+            *trainer.loop.training_log.returned_metrics,
+            *self._returned.values(),
+        ):
             gather_among(metric, trainer.strategy.group)
             metric.reset()
         self._returned = meter.gathering
