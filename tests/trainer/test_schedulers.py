@@ -193,7 +193,6 @@ def test_a_second_fit_of_the_same_trainer_goes_on_along_the_same_schedule(tmp_pa
         checkpoint=CheckpointerCallback(tmp_path / "parts"),
     )
     made.fit(loader())
-    made.stop_request = None
     assert made.fit(loader()).step == 9
     assert seen.of == whole.of
 

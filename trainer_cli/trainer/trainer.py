@@ -35,7 +35,7 @@ from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
-from trainer_cli.trainer.schedulers import Schedulers, by_name
+from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
 from trainer_cli.trainer.state import capture
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
@@ -169,7 +169,7 @@ class Trainer:
         self.modes = OptimizerModes(self.optimizers.values())
         if self.optimizers:
             self.scaler = self.precision.scaler(self.device)
-            by_name(self._scheduler_source, self.optimizers)
+            name_schedulers(self._scheduler_source, self.optimizers)
 
     def fit(
         self,
