@@ -12,16 +12,8 @@ import pytest
 from trainer_cli.commands.sweep_table import JobStatus, as_table
 from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
 from trainer_cli.core.policy import BestRule
-from trainer_cli.runs.metrics import (
-    Columns,
-    Series,
-    best_rule,
-    best_values,
-    describe,
-    mode_of,
-    shared_keep_best,
-    summarize_metrics,
-)
+from trainer_cli.runs.curves import Columns, Series, best_values, summarize_metrics
+from trainer_cli.runs.metrics import best_rule, describe, mode_of, shared_keep_best
 
 NAMES = ["train/loss", "val/loss", "other/loss", "val/f1", "val/accuracy"]
 

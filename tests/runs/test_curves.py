@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.runs.metrics import Columns, best_values, pace, pauses, read_columns, reduce
+from trainer_cli.runs.curves import Columns, best_values, pace, pauses, read_columns, reduce
 
 
 def written(file: Path, *records: Any, tail: str = "") -> Columns:

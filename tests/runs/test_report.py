@@ -12,8 +12,9 @@ import pytest
 from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.text_files import JsonlLogger
+from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.fit import print_outcome
-from trainer_cli.runs.metrics import MODES, summarize_metrics
+from trainer_cli.runs.metrics import MODES
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 
 NO_RULE = KeepBestConfig()

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from trainer_cli.runs.metrics import Array, Columns, Series, best_rule, reduce, shared_keep_best
+from trainer_cli.runs.curves import Array, Columns, Series, reduce
+from trainer_cli.runs.metrics import best_rule, shared_keep_best
 from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, short_keys, unix
 from trainer_cli.terminal import format_clock
 

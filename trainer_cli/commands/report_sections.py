@@ -22,7 +22,8 @@ from trainer_cli.commands.report_blocks import (
     what_became,
     when_saved,
 )
-from trainer_cli.runs.metrics import Series, by_last_part, describe, pace, pauses, shared_keep_best
+from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
+from trainer_cli.runs.metrics import describe, shared_keep_best
 from trainer_cli.runs.record import RunRecord, SweepJob, as_text, unix
 from trainer_cli.runs.results import Row, best_row
 

@@ -41,8 +41,8 @@ from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
+from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.environment import environment, versions
-from trainer_cli.runs.metrics import summarize_metrics
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
 from trainer_cli.runs.plan_view import schedule_lines

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.history import Life, lives
@@ -23,10 +23,13 @@ from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, s
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.runs.find_runs import Listings, RunFinder
-from trainer_cli.runs.metrics import Columns, GrowingFile, best_values, modes_of, read_columns
+from trainer_cli.runs.metrics import GrowingFile, modes_of
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import checkpoints_of, run_config
+
+if TYPE_CHECKING:
+    from trainer_cli.runs.curves import Columns
 
 SWEEP_FILE = "sweep.csv"
 
@@ -81,6 +84,9 @@ def read_run(path: Path, now: float) -> RunRecord | None:
     Raises:
         OSError: one of its files cannot be read.
     """
+    # Imported here: `train top` looks at runs without numpy.
+    from trainer_cli.runs.curves import best_values, read_columns
+
     view = RunReader(path).look(now)
     if view is None:
         return None

@@ -1,0 +1,208 @@
+"""The records of `metrics.jsonl` as arrays: best values, their course, and curves for a screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainer_cli.core.checkpoint_config import KeepBestConfig
+from trainer_cli.runs.metrics import is_validation_metric, modes_of, parse_json_lines
+
+Array = np.ndarray[Any, Any]
+_FACTS = ("step", "epoch", "time")
+
+
+@dataclass(slots=True)
+class Columns:
+    """The records of `metrics.jsonl`; every array has one element for each record, in the order of the file."""
+
+    step: Array = field(default_factory=lambda: np.zeros(0, np.int64))
+    epoch: Array = field(default_factory=lambda: np.zeros(0))
+    time: Array = field(default_factory=lambda: np.zeros(0))
+    """Unix seconds."""
+    metrics: dict[str, Series] = field(default_factory=dict)
+
+
+class Series(NamedTuple):
+    """The values of one metric, which may be NaN or infinite, and the indices of the records that hold them."""
+
+    rows: Array
+    values: Array
+
+
+def read_columns(file: Path) -> Columns:
+    """Read a `metrics.jsonl`. Lines that are truncated or not this package's are left out; a missing file has none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return Columns()
+    facts: list[tuple[int, float, float]] = []
+    rows_by_keys: dict[tuple[str, ...], list[int]] = {}
+    records: list[dict[str, Any]] = []
+    for record in parse_json_lines(content):
+        try:
+            facts.append((int(record["step"]), float(record["epoch"]), float(record["time"])))
+        except (ValueError, TypeError, KeyError):
+            continue
+        rows_by_keys.setdefault(tuple(record), []).append(len(records))
+        records.append(record)
+    rows: dict[str, list[int]] = {}
+    values: dict[str, list[Any]] = {}
+    # Grouped by keys, because one loop per record is much slower.
+    for keys, same_keys in rows_by_keys.items():
+        for key in keys:
+            if key not in _FACTS:
+                rows.setdefault(key, []).extend(same_keys)
+                values.setdefault(key, []).extend([records[row][key] for row in same_keys])
+    step, epoch, time = zip(*facts, strict=True) if facts else ((), (), ())
+    metrics = {key: series for key in rows if len((series := _series(rows[key], values[key])).rows)}
+    return Columns(np.array(step, np.int64), np.array(epoch, float), np.array(time, float), metrics)
+
+
+def _series(rows: Sequence[int], values: Sequence[Any]) -> Series:
+    try:
+        series = Series(np.array(rows, np.int64), np.array(values, float))
+    except (ValueError, TypeError):
+        # Some values are no numbers: convert one at a time and leave these out.
+        numbers = {
+            row: number for row, value in zip(rows, values, strict=True) if (number := _number(value)) is not None
+        }
+        series = Series(np.array(list(numbers), np.int64), np.array(list(numbers.values()), float))
+    # Grouping by keys has put records of different keys out of the order of the file.
+    order = np.argsort(series.rows, kind="stable")
+    return Series(series.rows[order], series.values[order])
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        return None
+
+
+def best_values(columns: Columns, modes: Mapping[str, str]) -> dict[str, tuple[float, int]]:
+    """Best finite value and its step of each metric whose mode, `min` or `max`, is given; of equal ones the newest."""
+    best: dict[str, tuple[float, int]] = {}
+    for name, mode in modes.items():
+        series = columns.metrics.get(name)
+        finite = np.flatnonzero(np.isfinite(series.values)) if series is not None else ()
+        if series is not None and len(finite):
+            # argmin and argmax return the first of equal values: reversed, that is the newest.
+            newest_first = series.values[finite][::-1]
+            index = int(np.argmin(newest_first) if mode == "min" else np.argmax(newest_first))
+            row = finite[len(finite) - 1 - index]
+            best[name] = float(series.values[row]), int(columns.step[series.rows[row]])
+    return best
+
+
+def summarize_metrics(file: Path, keep_best: KeepBestConfig) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """Best and newest value of each validation metric of a `metrics.jsonl`, as `summary.json` holds them.
+
+    A best value has its step and its mode; a metric of unknown mode has none. A newest value may be NaN or infinite.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    columns = read_columns(file)
+    modes = modes_of(columns.metrics, keep_best.metric, keep_best.mode)
+    best = {
+        name: {"value": value, "step": step, "mode": modes[name]}
+        for name, (value, step) in best_values(columns, modes).items()
+    }
+    newest = {name: float(series.values[-1]) for name, series in columns.metrics.items() if is_validation_metric(name)}
+    return best, newest
+
+
+class Reduced(NamedTuple):
+    """A curve for a screen: the indices of the points that are drawn, and, if some are not, means to smooth."""
+
+    indices: Array
+    means: Means | None
+
+
+class Means(NamedTuple):
+    """For each bucket the index of its middle point, and the mean of its finite values."""
+
+    indices: Array
+    values: Array
+
+
+def reduce(x: Array, y: Array, buckets: int) -> Reduced:
+    """Reduce a curve to the smallest and the largest value in each of `buckets` equal parts of the x axis.
+
+    Both ends and the edges of what is not finite stay. A curve of at most two points per bucket stays whole. `x` must
+    not decrease.
+    """
+    count = len(x)
+    if count <= 2 * buckets:
+        return Reduced(np.arange(count), None)
+    width = (x[-1] - x[0]) / buckets or 1
+    bucket = np.minimum(((x - x[0]) / width).astype(np.int64), buckets - 1)
+    finite = np.flatnonzero(np.isfinite(y))
+    by_value = finite[np.lexsort((y[finite], bucket[finite]))]
+    starts = np.flatnonzero(np.diff(bucket[by_value], prepend=-1))
+    ends = np.append(starts[1:], len(by_value)) - 1
+    not_finite = np.flatnonzero(~np.isfinite(y))
+    # The first and last point of each stretch of NaN or infinity show where it is.
+    edges = not_finite[(np.diff(not_finite, prepend=-2) > 1) | (np.diff(not_finite, append=count + 1) > 1)]
+    kept = np.unique(np.concatenate([[0, count - 1], by_value[starts], by_value[ends], edges]))
+    if not len(finite):
+        return Reduced(kept, None)
+    first = np.flatnonzero(np.diff(bucket[finite], prepend=-1))
+    sizes = np.diff(np.append(first, len(finite)))
+    return Reduced(kept, Means(finite[first + sizes // 2], np.add.reduceat(y[finite], first) / sizes))
+
+
+class Pause(NamedTuple):
+    """The time between two records that took much longer than usual."""
+
+    row: int
+    """Index of the record that ends it."""
+    seconds: float
+    usual_s: float
+    """Seconds that as many steps usually take."""
+
+
+def pace(columns: Columns, starts: Sequence[float]) -> Series:
+    """Seconds per step between consecutive records, at the row of the later one.
+
+    Args:
+        starts: unix times at which attempts started; no interval across one of them is counted.
+    """
+    rows, steps = np.arange(1, len(columns.step)), np.diff(columns.step)
+    restarts = np.searchsorted(np.sort(np.array(starts, float)), columns.time, side="right")
+    usable = (steps > 0) & (np.diff(restarts) == 0) & (np.diff(columns.time) >= 0)
+    return Series(rows[usable], np.diff(columns.time)[usable] / steps[usable])
+
+
+def pauses(
+    columns: Columns, per_step: Series, *, most: int, factor: float = 3.0, at_least_s: float = 1.0
+) -> list[Pause]:
+    """The `most` longest pauses, longest first: over `factor` times the usual time, and `at_least_s` above it."""
+    if not len(per_step.rows):
+        return []
+    usual = float(np.median(per_step.values))
+    steps = columns.step[per_step.rows] - columns.step[per_step.rows - 1]
+    seconds = per_step.values * steps
+    slow = (per_step.values > factor * usual) & (seconds - usual * steps > at_least_s)
+    found_pauses = [
+        Pause(int(per_step.rows[index]), float(seconds[index]), float(usual * steps[index]))
+        for index in np.flatnonzero(slow)
+    ]
+    return sorted(found_pauses, key=lambda pause: pause.usual_s - pause.seconds)[:most]
+
+
+def by_last_part(names: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Group metrics by the name after the loader's, as `train/loss` and `val/loss`: the name, and its metrics."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(name.partition("/")[2] or name, []).append(name)
+    yield from groups.items()
