@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from trainer_cli.checkpoint.format.tensor_file import DTYPES, ELEMENT_BYTES
+from trainer_cli.checkpoint.format.header import ELEMENT_BYTES
+from trainer_cli.checkpoint.format.tensor_file import DTYPES
 
 
 def test_every_type_of_element_has_the_size_that_torch_gives_it() -> None:

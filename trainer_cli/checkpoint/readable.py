@@ -7,9 +7,9 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.format import tree as codec
 from trainer_cli.checkpoint.format.archive import unpack
+from trainer_cli.checkpoint.format.header import own_file, parsed_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.open import new_format
 from trainer_cli.checkpoint.format.sharded import decode_own, is_sharded, why_uncovered
-from trainer_cli.checkpoint.format.tensor_file import own_file, parsed_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
 from trainer_cli.checkpoint.storage.base import ReadableFolder
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry, catalog_of
-from trainer_cli.checkpoint.format.tensor_file import (
+from trainer_cli.checkpoint.format.header import (
     ELEMENT_BYTES,
     TensorEntry,
     own_file,

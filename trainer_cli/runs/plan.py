@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
 from trainer_cli.checkpoint.format.base import Format
-from trainer_cli.checkpoint.format.tensor_file import state_file
+from trainer_cli.checkpoint.format.header import state_file
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.config.arguments import SAVER

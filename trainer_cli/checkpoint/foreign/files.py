@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer_cli.checkpoint.foreign.kind import INDEXES, WHOLE_FILES
-from trainer_cli.checkpoint.format.tensor_file import read_entries, unique_keys
+from trainer_cli.checkpoint.format.header import read_entries, unique_keys
 from trainer_cli.checkpoint.format.torch_file import load_torch_file
 from trainer_cli.core.naming import is_plain
 from trainer_cli.errors import CheckpointError

@@ -10,16 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from trainer_cli.checkpoint.format import tree as codec
+from trainer_cli.checkpoint.format.header import TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.sharded import read_file
-from trainer_cli.checkpoint.format.tensor_file import (
-    FileLayout,
-    TensorEntry,
-    bytes_of,
-    lay_out,
-    rendered_header,
-    state_file,
-    tensor_file,
-)
+from trainer_cli.checkpoint.format.tensor_file import FileLayout, bytes_of, lay_out
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 

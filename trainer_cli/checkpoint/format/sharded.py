@@ -25,21 +25,23 @@ import torch
 
 from trainer_cli.checkpoint.format import tree as codec
 from trainer_cli.checkpoint.format.dtensor import Part, Target, Targets, distributed, is_dtensor, local_of, part_of
+from trainer_cli.checkpoint.format.header import (
+    TensorEntry,
+    own_file,
+    parsed_header,
+    read_entries,
+    state_file,
+    tensor_file,
+)
 from trainer_cli.checkpoint.format.tensor_file import (
     DTYPES,
     FileLayout,
-    TensorEntry,
     bytes_of,
     check_booleans,
     identity,
     lay_out,
     memory_of,
     new_tensor,
-    own_file,
-    parsed_header,
-    read_entries,
-    state_file,
-    tensor_file,
 )
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.core.checkpoint_config import DigestAlgorithm

@@ -22,7 +22,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from trainer_cli.checkpoint.format import tree as codec
-from trainer_cli.checkpoint.format.tensor_file import TORCH_DTYPES, FileLayout, TensorEntry, bytes_of, lay_out
+from trainer_cli.checkpoint.format.header import TensorEntry
+from trainer_cli.checkpoint.format.tensor_file import TORCH_DTYPES, FileLayout, bytes_of, lay_out
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.errors import CheckpointError

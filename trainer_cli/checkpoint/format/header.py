@@ -1,0 +1,136 @@
+"""The header of a tensor file: safetensors, padded; tensors follow one another without holes. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile
+from trainer_cli.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+ELEMENT_BYTES = {
+    "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
+    "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+}  # fmt: skip
+"""Every type of element, by its name in safetensors."""
+ALIGNMENT = 4096
+"""Where the first tensor begins is a multiple of this, as is what may be written past the page cache."""
+LINE = 64
+"""Bytes that a processor's cache takes at once. Tensors begin at a multiple of it where they can, as torch's own do."""
+_LONGEST_HEADER = 100_000_000
+_MOST_DIMENSIONS = 64
+_LARGEST = 2**63
+
+
+def tensor_file(rank: int) -> str:
+    """The name of a rank's tensor file."""
+    return f"rank{rank}.safetensors"
+
+
+def state_file(rank: int) -> str:
+    """The name of a rank's file of small states."""
+    return f"rank{rank}.json"
+
+
+def own_file(rank: int) -> str:
+    """The name of the file of what a rank of several saves for itself."""
+    return f"rank{rank}.own.json"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file."""
+
+    name: str
+    code: str
+    shape: tuple[int, ...]
+    size_bytes: int
+
+
+def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
+    """The beginning of a file with these tensors, in this order."""
+    fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for entry in layout:
+        end = offset + entry.size_bytes
+        fields[entry.name] = {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    if len(text) > _LONGEST_HEADER:
+        raise UserError(f"the state has {len(fields)} tensors, more than one file can name")
+    return len(text).to_bytes(8, "little") + text
+
+
+def parsed_header(file: VerifiedFile) -> list[TensorEntry]:
+    """The tensors of a file, in its order, whose sizes and offsets were checked to fill it exactly."""
+    try:
+        return read_entries(file.take, file.left_bytes)
+    except ValueError as error:
+        raise file.damaged(str(error)) from None
+
+
+def read_entries(take: Callable[[int], bytes], file_bytes: int) -> list[TensorEntry]:
+    """The tensors of any safetensors file, in its order.
+
+    Args:
+        take: returns the next bytes of the file.
+        file_bytes: the size of the whole file.
+
+    Raises:
+        ValueError: saying what is wrong with the header, or that its tensors do not fill the file exactly.
+    """
+    if file_bytes < 8:
+        raise ValueError("it is too short for a header")
+    length = int.from_bytes(take(8), "little")
+    if length > min(_LONGEST_HEADER, file_bytes - 8):
+        raise ValueError("its header is longer than the file")
+    try:
+        fields = json.loads(take(length).decode("utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its header is not JSON: {str(error)[:120]}") from None
+    if not isinstance(fields, dict):
+        raise ValueError("its header is not a JSON object")
+    fields.pop("__metadata__", None)
+    placed = sorted((_placed(name, entry) for name, entry in fields.items()), key=lambda one: one[:2])
+    offset = 0
+    for begin, end, entry in placed:
+        if begin != offset:
+            raise ValueError(f"{entry.name[:80]!r} does not begin where the tensor before it ends")
+        offset = end
+    if offset != file_bytes - 8 - length:
+        raise ValueError("its tensors do not fill it")
+    return [entry for _, _, entry in placed]
+
+
+def _placed(name: str, raw: object) -> tuple[int, int, TensorEntry]:
+    if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{name[:80]!r} is not described by type, shape and place")
+    code, shape, place = raw["dtype"], raw["shape"], raw["data_offsets"]
+    if not isinstance(code, str) or code not in ELEMENT_BYTES:
+        raise ValueError(f"{name[:80]!r} has a type of element that does not exist")
+    if not _are_sizes(shape) or not _are_sizes(place) or len(place) != 2 or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"{name[:80]!r} has a shape or place that cannot be")
+    size_bytes = math.prod(shape) * ELEMENT_BYTES[code]
+    if math.prod(size for size in shape if size) >= _LARGEST or place[1] - place[0] != size_bytes:
+        raise ValueError(f"{name[:80]!r} has a shape that does not fit its place")
+    return place[0], place[1], TensorEntry(name, code, tuple(shape), size_bytes)
+
+
+def _are_sizes(raw: object) -> bool:
+    return isinstance(raw, list) and all(type(one) is int and 0 <= one < _LARGEST for one in raw)
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names are all different. Raises ValueError."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
