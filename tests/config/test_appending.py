@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from trainer_cli.config import override_values
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
-from trainer_cli.config.overrides import Append, parsed
+from trainer_cli.config.overrides import Append, parse_overrides
 
 STEPS = "checkpoint.fixed_steps"
 
@@ -30,7 +30,7 @@ STEPS = "checkpoint.fixed_steps"
     ],
 )
 def test_what_is_set_later_takes_the_place_of_what_was_added(arguments: list[str], kept: list[str]) -> None:
-    assert [append.line for append in parsed(arguments).appends] == kept
+    assert [append.line for append in parse_overrides(arguments).appends] == kept
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_is_set_later_takes_the_place_of_what_was_added(arguments: list[str
 )
 def test_a_value_goes_to_the_end_and_a_list_item_by_item(argument: str, expected: list[Any]) -> None:
     values: dict[str, Any] = {"a": {"list": [1, 2]}}
-    (append,) = parsed([argument]).appends
+    (append,) = parse_overrides([argument]).appends
     assert override_values.append(values, append) is None
     assert values["a"]["list"] == expected
 
@@ -78,7 +78,7 @@ def test_an_experiments_list_grows(project: Path, write: Callable[[str, str], Pa
 
 
 def test_checkpoints_add_up() -> None:
-    line = parsed(["ckpt=a", "ckpt+=b*"])
+    line = parse_overrides(["ckpt=a", "ckpt+=b*"])
     assert line.ckpt == ["a", "b*"]
 
 

@@ -54,7 +54,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def wrong(root: Path, trust: Trust | None = None, **sections: Any) -> list[str]:
     config = TrainConfig(**{"model": NET, "data": DATA, "optimizer": SGD, **sections})
-    return [str(error) for error in arguments.binding_mistakes(config, Provenance([]), trust or Trust())]
+    return [str(error) for error in arguments.check_bindings(config, Provenance([]), trust or Trust())]
 
 
 @pytest.mark.parametrize(

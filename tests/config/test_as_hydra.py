@@ -26,7 +26,7 @@ from random_project import COMPONENTS, RandomProject
 
 import trainer_cli
 from trainer_cli.config import fields, override_values, overrides, search_path
-from trainer_cli.config.check import contents
+from trainer_cli.config.check import to_plain
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles
 from trainer_cli.config.hydra_compat import SCHEMA
@@ -141,7 +141,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def compose_plainly(search: SearchPath, lines: Sequence[str]) -> dict[str, Any]:
     """The values that we make of the files and overrides, before the schema's defaults and checks."""
-    given = overrides.read(lines).overrides
+    given = overrides.read_overrides(lines).overrides
     choices = [one for one in given if search.is_choice(one)]
     files = ConfigFiles(search)
     merged = merge(search, choices, files)
@@ -154,7 +154,7 @@ def hydras(folder: Path, lines: Sequence[str], primary: str = "config") -> dict[
     """What Hydra's own `compose` makes of it."""
     with warnings.catch_warnings(), initialize_config_dir(str(folder), version_base="1.3"):
         warnings.simplefilter("ignore")
-        return contents(hydra_compose(primary, list(lines)))
+        return to_plain(hydra_compose(primary, list(lines)))
 
 
 def ours(project: Path, primary: str, *lines: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from trainer_cli.config import search_path
-from trainer_cli.config.check import completed, wrong_overrides
+from trainer_cli.config.check import fill_defaults, find_wrong_overrides
 from trainer_cli.config.compose import ABSENT, compose, diff, from_yaml, to_yaml
 from trainer_cli.config.fields import defaults, fields
-from trainer_cli.config.overrides import read
+from trainer_cli.config.overrides import read_overrides
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.core.schema import Dtype, TrainConfig
 from trainer_cli.errors import ConfigError
@@ -161,7 +161,7 @@ def test_folders_that_a_primary_config_adds_are_searched_last(
 )
 def test_values_lie_over_the_defaults_as_omegaconf_merges_them(values: dict[str, Any]) -> None:
     merged = OmegaConf.merge(defaults(), values)
-    assert completed(values) == OmegaConf.to_container(merged)
+    assert fill_defaults(values) == OmegaConf.to_container(merged)
 
 
 @pytest.mark.parametrize("overrides", [["seed=???"], ["+experiment=small", "loop.max_duration=???"]])
@@ -266,7 +266,7 @@ def test_independent_mistakes_are_reported_together(project: Path) -> None:
 def test_a_folder_without_experiments_does_not_silently_train_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     place = SearchPath([tmp_path], tmp_path, tmp_path, "config")
-    ((_, mistake),) = wrong_overrides(place, read(["experiment=small"]))
+    ((_, mistake),) = find_wrong_overrides(place, read_overrides(["experiment=small"]))
     assert str(mistake) == f"there are no experiments: no folder experiment/ in {tmp_path} (command line)."
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.config.check import contents
+from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import compose
 
 Write = Callable[[str, str], Path]
@@ -52,7 +52,7 @@ def _experiments(project: Path, write: Write) -> None:
 )  # fmt: skip
 def test_what_is_given_stands_in_the_component(overrides: list[str], expected: dict[str, Any]) -> None:
     composed = compose(overrides, sections=())
-    assert contents(composed.raw)["model"] == expected
+    assert to_plain(composed.raw)["model"] == expected
 
 
 @pytest.mark.parametrize("off", ["~scheduler", "scheduler=null"])

@@ -483,7 +483,7 @@ LETTERS = st.text("abc.=+~[]{}()'\"$,:@/ \\\u00e9\n0129-_*?#!%&|<>", max_size=12
 @given(st.lists(st.one_of(LETTERS, st.text(max_size=8), st.builds("{}={}".format, LETTERS, LETTERS),
                           st.builds("seed{}{}".format, st.sampled_from(["=", "+=", "+", "=="]), LETTERS)), max_size=4))  # fmt: skip
 def test_every_argument_is_an_override_or_a_mistake(arguments: list[str]) -> None:
-    line = overrides.parsed(arguments)
+    line = overrides.parse_overrides(arguments)
     ckpt = [one for one in arguments if re.match(r"\+*ckpt\+*=", one)]
     assert len(line.overrides) + len(line.mistakes) <= len(arguments)
     assert all(isinstance(mistake, ConfigError) for mistake in line.mistakes)

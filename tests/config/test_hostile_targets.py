@@ -51,7 +51,7 @@ operator.attrgetter itertools.starmap ctypes.CDLL ctypes.PyDLL yaml.load yaml.un
 hydra.utils.instantiate hydra.utils.call hydra.utils.get_method hydra.utils.get_class hydra.main hydra.compose
 omegaconf.OmegaConf.register_new_resolver omegaconf.OmegaConf.create torch.compile torch.jit.script
 torch.fx.wrap torch.library.impl torch.autograd.Function.apply sys.settrace atexit.register signal.signal
-trainer_cli.config.compose.compose trainer_cli.config.targets.component trainer_cli.errors.ConfigError
+trainer_cli.config.compose.compose trainer_cli.config.targets.import_target trainer_cli.errors.ConfigError
 torch.nn.modules.module.functools.partial torch.optim.lr_scheduler.partial torch.nn.modules.module.Callable
 """)
 FILES = words("""
@@ -230,7 +230,7 @@ os.system os.popen os.execvp os.remove subprocess.run subprocess.Popen subproces
 pickle.loads pickle.Unpickler runpy.run_path ctypes.CDLL tempfile.mkdtemp threading.Thread multiprocessing.Process
 urllib.request.urlopen importlib.import_module builtins.open functools.reduce logging.FileHandler
 omegaconf.OmegaConf.load yaml.unsafe_load trainer_cli.Trainer trainer_cli.runs.fit.fit trainer_cli.commands.main.main
-trainer_cli.core.files.replace trainer_cli.load_checkpoint trainer_cli.config.targets.component
+trainer_cli.core.files.replace trainer_cli.load_checkpoint trainer_cli.config.targets.import_target
 """)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.config.modules import missing
+from trainer_cli.config.modules import find_missing
 
 FILES = {
     "mine/__init__.py": "from .nets import *\n",
@@ -36,7 +36,7 @@ def root(tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_what_may_exist_is_let_through(root: Path, path: str) -> None:
-    assert missing(path, [root]) is None
+    assert find_missing(path, [root]) is None
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,19 @@ def test_what_may_exist_is_let_through(root: Path, path: str) -> None:
     ],
 )
 def test_what_does_not_exist_is_reported_with_the_names_that_do(root: Path, path: str, what: str, nearby: str) -> None:
-    found = missing(path, [root])
+    found = find_missing(path, [root])
     assert found is not None
     assert found.what == what
     assert nearby in found.names
 
 
 def test_a_misspelt_layer_of_torch_is_reported(root: Path) -> None:
-    found = missing("torch.nn.Linera", [root])
+    found = find_missing("torch.nn.Linera", [root])
     assert found is not None
     assert found.what == "package torch.nn has no 'Linera'"
 
 
 def test_nothing_is_imported(root: Path) -> None:
     sys.modules.pop("mine", None)
-    assert missing("mine.nets.Nope", [root]) is not None
+    assert find_missing("mine.nets.Nope", [root]) is not None
     assert not {"mine", "mine.nets"} & set(sys.modules)

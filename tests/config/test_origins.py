@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from trainer_cli.config import search_path
-from trainer_cli.config.check import contents
+from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed, compose, from_yaml, to_yaml
 from trainer_cli.config.fields import defaults
-from trainer_cli.config.provenance import DEFAULT, Given, Provenance, Source
+from trainer_cli.config.provenance import DEFAULT, Assignment, Provenance, Source
 
 Write = Callable[[str, str], Path]
 SHIPPED = Path(__file__).parents[2] / "configs"
@@ -46,14 +46,14 @@ def test_each_line_that_is_named_for_a_shipped_experiment_holds_that_key_and_val
     composed = compose([f"experiment={name}"], cwd=SHIPPED.parent, missing_ok=True)
     standard = dict(leaves(defaults()))
     named = 0
-    for path, value in leaves(contents(composed.raw)):
+    for path, value in leaves(to_plain(composed.raw)):
         said = composed.provenance.exact(path)
-        if said.place == DEFAULT:
+        if said.source == DEFAULT:
             assert value == standard[path]
         elif said.words:
             assert path == ("name",) or value in (None, {})
         else:
-            line = OmegaConf.to_container(OmegaConf.create(line_at(said.place, SHIPPED.parent).strip()))
+            line = OmegaConf.to_container(OmegaConf.create(line_at(said.source, SHIPPED.parent).strip()))
             assert (path[-1], value) in [(key[-1], found) for key, found in leaves(line)]
             named += 1
     assert named > 20
@@ -67,7 +67,7 @@ def test_each_line_that_is_named_for_a_choice_of_a_shipped_experiment_makes_it(n
         choice = composed.provenance.choices[section,]
         group, _, option = choice.origin.words.partition("=")
         assert group == section
-        assert f"{group}: {option}" in line_at(choice.origin.place, SHIPPED.parent)
+        assert f"{group}: {option}" in line_at(choice.origin.source, SHIPPED.parent)
         assert choice.label == f"configs/{group}/{option}.yaml"
 
 
@@ -106,8 +106,8 @@ def rich(project: Path, write: Write) -> Path:
 @pytest.mark.parametrize("overrides", [[], ["experiment=base"], ["experiment=child"], ["experiment=own"]], ids=str)
 def test_changing_the_line_that_is_named_changes_the_value(rich: Path, overrides: list[str]) -> None:
     composed = compose(overrides)
-    numbers = {path for path, value in leaves(contents(composed.raw)) if type(value) is int}
-    named = {path: str(said) for path in numbers if (said := composed.provenance.exact(path)).place != DEFAULT}
+    numbers = {path for path, value in leaves(to_plain(composed.raw)) if type(value) is int}
+    named = {path: str(said) for path in numbers if (said := composed.provenance.exact(path)).source != DEFAULT}
     assert len(named) >= 8
     new = {place: 900 + index for index, place in enumerate(sorted(set(named.values())))}
     for place, number in new.items():
@@ -115,7 +115,7 @@ def test_changing_the_line_that_is_named_changes_the_value(rich: Path, overrides
         lines = (rich / file).read_text().splitlines(keepends=True)
         lines[int(line) - 1] = re.sub(r": \d+", f": {number}", lines[int(line) - 1])
         (rich / file).write_text("".join(lines))
-    changed = dict(leaves(contents(compose(overrides).raw)))
+    changed = dict(leaves(to_plain(compose(overrides).raw)))
     assert {path: changed[path] for path in named} == {path: new[place] for path, place in named.items()}
 
 
@@ -134,7 +134,7 @@ def test_a_key_that_only_its_section_names_is_a_default(rich: Path) -> None:
 
 
 def chosen(composed: Composed, section: str) -> str:
-    return str(composed.provenance.chosen((section,), contents(composed.raw)[section]))
+    return str(composed.provenance.chosen((section,), to_plain(composed.raw)[section]))
 
 
 def test_a_choice_is_named_with_who_made_it(rich: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_choice_is_named_with_who_made_it(rich: Path) -> None:
 
 def test_a_choice_of_which_nothing_is_left_is_not_named(rich: Path) -> None:
     composed = compose(["experiment=own"])
-    assert contents(composed.raw)["model"] == {"_target_": "mine.Net", "width": 19, "hidden": 2}
+    assert to_plain(composed.raw)["model"] == {"_target_": "mine.Net", "width": 19, "hidden": 2}
     assert chosen(composed, "model") == "None"
     assert chosen(composed, "optimizer") == "configs/config.yaml:6: optimizer=late"
     assert origin(composed, "model.width") == "configs/experiment/own.yaml:4"
@@ -186,7 +186,7 @@ NUMBERS = {"seed": 1, "optimizer.lr": 3, "model.hidden": 2, "loop.eval_steps": 1
 def test_of_overrides_of_one_key_the_last_is_named(pairs: list[tuple[str, int]]) -> None:
     lines = [f"{key}={value}" for key, value in pairs]
     provenance = Provenance(
-        [], [Given(tuple(key.split(".")), line, v) for (key, v), line in zip(pairs, lines, strict=True)]
+        [], [Assignment(tuple(key.split(".")), line, v) for (key, v), line in zip(pairs, lines, strict=True)]
     )
     last = {key: line for (key, _), line in zip(pairs, lines, strict=True)}
     for key in NUMBERS:

@@ -33,29 +33,29 @@ from trainer_cli.errors import ConfigError
     ],
 )
 def test_ckpt_takes_globs_and_lists_as_they_are_written(arguments: list[str], expected: str | list[str] | None) -> None:
-    line = overrides.read([*arguments, "seed=1"])
+    line = overrides.read_overrides([*arguments, "seed=1"])
     assert line.ckpt == expected
     assert line.ckpt_given
     assert line.lines == ["seed=1"]
 
 
 def test_without_ckpt_none_is_given() -> None:
-    assert not overrides.read(["seed=1"]).ckpt_given
+    assert not overrides.read_overrides(["seed=1"]).ckpt_given
 
 
 @pytest.mark.parametrize("argument", ["ckpt=", "ckpt=[]", "ckpt=[a,]"])
 def test_an_empty_ckpt_is_an_error(argument: str) -> None:
     with pytest.raises(ConfigError, match="command line"):
-        overrides.read([argument])
+        overrides.read_overrides([argument])
 
 
 def test_experiment_is_appended_to_the_defaults() -> None:
-    assert overrides.read(["experiment=x", "+experiment=y"]).lines == ["+experiment=x", "+experiment=y"]
+    assert overrides.read_overrides(["experiment=x", "+experiment=y"]).lines == ["+experiment=x", "+experiment=y"]
 
 
 def test_every_unreadable_override_is_reported_with_a_hint_on_quoting() -> None:
     with pytest.raises(ConfigError) as caught:
-        overrides.read(["name=a=b", "seed=1", "digits"])
+        overrides.read_overrides(["name=a=b", "seed=1", "digits"])
     message = str(caught.value)
     assert "2 mistakes" in message
     assert """'name="a=b"'""" in message
@@ -63,12 +63,12 @@ def test_every_unreadable_override_is_reported_with_a_hint_on_quoting() -> None:
 
 
 def test_the_quoting_that_is_suggested_can_be_read() -> None:
-    assert overrides.read(['name="a=b"']).overrides[0].value() == "a=b"
+    assert overrides.read_overrides(['name="a=b"']).overrides[0].value() == "a=b"
 
 
 def test_several_values_for_one_run_are_refused_with_both_ways_out() -> None:
     with pytest.raises(ConfigError) as caught:
-        overrides.read(["optimizer.lr=1,2"])
+        overrides.read_overrides(["optimizer.lr=1,2"])
     assert "optimizer.lr=[1,2]" in str(caught.value)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.config.check import contents
+from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.errors import ConfigError
 
@@ -55,15 +55,15 @@ def value_at(values: Any, key: str) -> Any:
 @pytest.mark.parametrize(("overrides", "key", "expected"), CASES, ids=str)
 def test_an_option_stands_at_its_package(overrides: list[str], key: str, expected: Any) -> None:
     composed = compose(overrides, sections=())
-    assert value_at(contents(composed.raw), key) == expected
+    assert value_at(to_plain(composed.raw), key) == expected
 
 
 @pytest.mark.parametrize("key", ["callbacks.two", "callbacks.first"])
 def test_an_option_replaces_the_node_of_a_recovered_config(key: str) -> None:
     text = to_yaml(compose(["+experiment=slots", "callbacks.first.width=5"], sections=()))
     again = from_yaml(text, [f"+callbacks@{key}=other", "param_groups.head.lr=3"], trusted=True, sections=())
-    assert value_at(contents(again.raw), key) == OTHER
-    assert value_at(contents(again.raw), "param_groups.head") == {"lr": 3, "weight_decay": 0.0}
+    assert value_at(to_plain(again.raw), key) == OTHER
+    assert value_at(to_plain(again.raw), "param_groups.head") == {"lr": 3, "weight_decay": 0.0}
     assert again.where(f"{key}.width") == "configs/callbacks/other.yaml:2"
     assert again.where("callbacks.first.width" if key.endswith("two") else "seed").startswith("the recovered config:")
 

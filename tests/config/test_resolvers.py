@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from trainer_cli.commands.sweep_table import plan
 from trainer_cli.config.compose import compose, diff, freeze, from_yaml, thaw, to_yaml
 from trainer_cli.config.diff import changed_env_values, line_of_digests
-from trainer_cli.config.resolvers import MOMENT, one_moment
+from trainer_cli.config.resolvers import MOMENT, share_moment
 from trainer_cli.errors import ConfigError
 
 Write = Callable[[str, str], Path]
@@ -64,7 +64,7 @@ def test_a_format_that_is_an_interpolation_is_refused_by_name(project: Path) -> 
 
 def test_a_command_and_what_it_starts_have_one_time(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(MOMENT, raising=False)
-    with one_moment():
+    with share_moment():
         first, second = (compose(["+experiment=small", "name='${now:%f}'"]).config.name for _ in range(2))
         assert first == second
     assert compose(["+experiment=small", "name='${now:%f}'"]).config.name != first

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from trainer_cli.config.overrides import read
+from trainer_cli.config.overrides import read_overrides
 from trainer_cli.config.sweep import LONGEST_KEY, jobs, key_of, text_of
 from trainer_cli.errors import ConfigError
 
@@ -214,4 +214,4 @@ VALUES = st.recursive(
 def test_a_key_is_a_safe_file_name_and_its_override_reads_back_as_the_value(value: Any) -> None:
     key = key_of({"model.x": value})
     assert re.fullmatch(r"[a-z0-9=_.,-]{1,120}", key)
-    assert read([f"model.x={text_of(value)}"]).overrides[0].value() == value
+    assert read_overrides([f"model.x={text_of(value)}"]).overrides[0].value() == value

@@ -48,7 +48,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ["mine_pkg.nets.Net", "mine_pkg.Net", "mine_pkg.nets.make", "mine_pkg.Net.made", "mine_one.One", "math.sqrt"],
 )
 def test_a_users_own_config_may_name_any_class_or_function(mine: Path, path: str) -> None:
-    assert callable(targets.component(path, WHERE, OWN))
+    assert callable(targets.import_target(path, WHERE, OWN))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_users_own_config_may_name_any_class_or_function(mine: Path, path: str
 )
 def test_a_target_that_is_not_there_or_is_no_factory_is_reported(mine: Path, path: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        targets.component(path, WHERE, OWN)
+        targets.import_target(path, WHERE, OWN)
     assert expected in str(caught.value)
     assert "configs/model/mlp.yaml:2" in str(caught.value)
 
@@ -81,7 +81,7 @@ def test_a_target_that_is_not_there_or_is_no_factory_is_reported(mine: Path, pat
 )
 def test_an_error_inside_the_users_module_is_his_own_with_a_note(mine: Path, path: str, error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
-        targets.component(path, WHERE, OWN)
+        targets.import_target(path, WHERE, OWN)
     assert WHERE in "".join(caught.value.__notes__)
 
 
@@ -92,7 +92,7 @@ def test_an_error_inside_the_users_module_is_his_own_with_a_note(mine: Path, pat
 def test_what_runs_or_destroys_anything_is_refused_by_whatever_name(mine: Path, path: str, recovered: bool) -> None:
     trust = Trust(frozenset({"os", "posix", "shutil", "subprocess", "builtins", "mine_pkg"})) if recovered else OWN
     with pytest.raises(ConfigError, match="blocked"):
-        targets.component(path, WHERE, trust)
+        targets.import_target(path, WHERE, trust)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_recovered_config_may_name_the_project_and_our_components(
         fake = type(sys)("trainer_cli.data.x")
         fake.Local = type("Local", (), {"__module__": "trainer_cli.data.x"})  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "trainer_cli.data.x", fake)
-    assert callable(targets.component(path, WHERE, Trust.recovered(mine, [])))
+    assert callable(targets.import_target(path, WHERE, Trust.recovered(mine, [])))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_recovered_config_may_name_the_project_and_our_components(
 def test_a_recovered_config_may_name_nothing_else_not_even_by_an_alias(mine: Path, path: str) -> None:
     (mine / "mine_alias.py").write_text("from math import sqrt\n")
     with pytest.raises(ConfigError, match=r"comes from a config on disk .* trust=\["):
-        targets.component(path, WHERE, Trust.recovered(mine, []))
+        targets.import_target(path, WHERE, Trust.recovered(mine, []))
 
 
 def test_an_untrusted_package_is_not_even_imported(mine: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -131,18 +131,18 @@ def test_an_untrusted_package_is_not_even_imported(mine: Path, tmp_path_factory:
     (elsewhere / "mine_evil.py").write_text("raise SystemExit('imported')\n")
     sys.path.append(str(elsewhere))
     with pytest.raises(ConfigError, match="mine_evil"):
-        targets.component("mine_evil.X", WHERE, Trust.recovered(mine, []))
+        targets.import_target("mine_evil.X", WHERE, Trust.recovered(mine, []))
 
 
 def test_a_folder_of_the_projects_does_not_vouch_for_an_installed_namesake(mine: Path) -> None:
     (mine / "yaml").mkdir()
     (mine / "yaml/notes.py").write_text("")
-    assert "yaml" in set(targets.project_packages(mine))
+    assert "yaml" in set(targets.find_project_packages(mine))
     import yaml
 
     assert not str(yaml.__file__).startswith(str(mine))
     with pytest.raises(ConfigError, match=r"comes from a config on disk"):
-        targets.component("yaml.safe_load", WHERE, Trust.recovered(mine, []))
+        targets.import_target("yaml.safe_load", WHERE, Trust.recovered(mine, []))
 
 
 def test_an_environment_inside_the_project_is_not_the_project(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,22 +152,22 @@ def test_an_environment_inside_the_project_is_not_the_project(mine: Path, monkey
     (mine / "mine_installed/data.py").write_text("")
     monkeypatch.setattr(sys, "path", [str(site), *sys.path])
     with pytest.raises(ConfigError, match=r"comes from a config on disk"):
-        targets.component("mine_installed.Net", WHERE, Trust.recovered(mine, []))
+        targets.import_target("mine_installed.Net", WHERE, Trust.recovered(mine, []))
 
 
 def test_nothing_is_imported_by_way_of_an_alias(mine: Path) -> None:
     (mine / "mine_alias.py").write_text("import xml\n")
     for trust in (OWN, Trust.recovered(mine, [])):
         with pytest.raises(ConfigError):
-            targets.component("mine_alias.xml.sax.saxutils.escape_not", WHERE, trust)
+            targets.import_target("mine_alias.xml.sax.saxutils.escape_not", WHERE, trust)
         with pytest.raises(ConfigError):
-            targets.component("mine_alias.xml.dom.nosuch.X", WHERE, trust)
+            targets.import_target("mine_alias.xml.dom.nosuch.X", WHERE, trust)
 
 
 def test_a_module_that_ends_the_process_is_a_mistake_in_the_config(mine: Path) -> None:
     (mine / "mine_script.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(ConfigError, match="importing mine_script ends the process"):
-        targets.component("mine_script.X", WHERE, OWN)
+        targets.import_target("mine_script.X", WHERE, OWN)
 
 
 def test_wrapped_and_nested_ones_of_the_projects_own_are_trusted(mine: Path) -> None:
@@ -181,25 +181,25 @@ def test_wrapped_and_nested_ones_of_the_projects_own_are_trusted(mine: Path) -> 
         "class Outer:\n    class Inner: ...\n    @classmethod\n    @logged\n    def made(cls): ...\n"
     )
     for name in ("make", "Net", "NetTwo", "Outer.Inner", "Outer.made"):
-        assert callable(targets.component(f"mine_wrapped.{name}", WHERE, Trust.recovered(mine, [])))
+        assert callable(targets.import_target(f"mine_wrapped.{name}", WHERE, Trust.recovered(mine, [])))
 
 
 def test_a_checkout_of_ours_is_no_project_that_may_name_all_of_it() -> None:
     root = Path(targets.__file__).parents[2]
     for path in ("trainer_cli.commands.main.main", "trainer_cli.core.files.replace", "trainer_cli.runs.build.Builder"):
         with pytest.raises(ConfigError, match=r"comes from a config on disk"):
-            targets.component(path, WHERE, Trust.recovered(root, []))
+            targets.import_target(path, WHERE, Trust.recovered(root, []))
 
 
 def test_trust_on_the_command_line_lets_the_components_of_a_package_in(mine: Path) -> None:
     path = "torch.utils.data.TensorDataset"
     with pytest.raises(ConfigError, match=r"add trust=\[torch\]"):
-        targets.component(path, WHERE, Trust.recovered(mine, []))
-    assert targets.component(path, WHERE, Trust.recovered(mine, ["torch"])) is not None
+        targets.import_target(path, WHERE, Trust.recovered(mine, []))
+    assert targets.import_target(path, WHERE, Trust.recovered(mine, ["torch"])) is not None
 
 
 def test_a_projects_packages_are_its_own_and_no_standard_ones(mine: Path) -> None:
-    assert set(targets.project_packages(mine)) == {"mine_pkg", "mine_one", "mine_src"}
+    assert set(targets.find_project_packages(mine)) == {"mine_pkg", "mine_one", "mine_src"}
 
 
 def test_the_project_root_comes_first_on_the_path_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,10 +217,10 @@ import sys
 assert "torch" not in sys.modules
 trust = targets.Trust(frozenset())
 for path in ("torch.nn.Linear", "torch.optim.AdamW", "torch.optim.lr_scheduler.StepLR", "torch.optim.Adam"):
-    targets.component(path, "here", trust)
+    targets.import_target(path, "here", trust)
 for path in ("torch.hub.load", "torch.load", "torch.nn.Module.apply", "torch.nn.init.zeros_"):
     try:
-        targets.component(path, "here", trust)
+        targets.import_target(path, "here", trust)
     except ConfigError:
         continue
     raise SystemExit(path)
@@ -233,7 +233,7 @@ for path in ("torch.hub.load", "torch.load", "torch.nn.Module.apply", "torch.nn.
 def test_a_relative_import_outside_a_package_says_what_to_do(mine: Path) -> None:
     (mine / "mine_relative.py").write_text("import os\nfrom .mine_one import One\n")
     with pytest.raises(ConfigError) as refused:
-        targets.component("mine_relative.One", WHERE, OWN)
+        targets.import_target("mine_relative.One", WHERE, OWN)
     assert f"{mine}/mine_relative.py:2: from .mine_one import One: it is in no package" in refused.value.what
     assert refused.value.cure == (
         "Import without the leading dot (from x import y), or move the modules into a folder with an __init__.py."

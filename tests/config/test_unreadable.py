@@ -43,18 +43,18 @@ from trainer_cli.config.overrides import closes_at_end, hint_for
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_brackets_is_reported_and_no_quotes_around_the_whole(argument: str, cure: str) -> None:
-    (mistake,) = overrides.parsed([argument]).mistakes
+    (mistake,) = overrides.parse_overrides([argument]).mistakes
     assert mistake.cure == cure
     if ": '" in cure or ': "' in cure:
         (suggested,) = shlex.split(cure.partition(": ")[2].removesuffix("."))
-        assert overrides.parsed([suggested]).mistakes == []
+        assert overrides.parse_overrides([suggested]).mistakes == []
 
 
 @pytest.mark.parametrize("value", ["{a}{b}", "[ab]c,d", "[ab](c)"])
 def test_a_text_that_only_begins_with_a_bracket_needs_both_pairs_of_quotes(value: str) -> None:
     cure = hint_for(f"name={value}")
     assert cure.endswith(f"needs two pairs of quotes: 'name=\"{value}\"'.")
-    assert overrides.read([f'name="{value}"']).overrides[0].value() == value
+    assert overrides.read_overrides([f'name="{value}"']).overrides[0].value() == value
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 from trainer_cli import make_sync_checkpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
 from trainer_cli.checkpoint.find import expanded
-from trainer_cli.config.overrides import read
+from trainer_cli.config.overrides import read_overrides
 from trainer_cli.runs.select import all_of, ckpt_argument, select, select_one
 
 
@@ -103,4 +103,4 @@ def test_a_folder_that_exists_is_taken_as_written(name: str, rest: str, run: Pat
 def test_an_argument_that_is_printed_works_as_typed_in_a_shell(name: str) -> None:
     for pattern in (name, f"{name}/checkpoints/step*", f"{name}@latest"):
         [typed] = shlex.split(ckpt_argument(pattern))
-        assert Path(str(read([typed]).ckpt)) == Path(pattern)
+        assert Path(str(read_overrides([typed]).ckpt)) == Path(pattern)

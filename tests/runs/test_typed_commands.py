@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.commands.choices import no_verb
-from trainer_cli.config.overrides import read
+from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import ConfigError
 from trainer_cli.runs.fit import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
@@ -59,7 +59,7 @@ def test_the_commands_that_fit_ends_with_name_the_run(
     for folder in folders:
         verb, words = ["train", "validate"], next(found)
         assert words[:2] == verb
-        assert read(words[2:]).ckpt == f"{folder}/checkpoints/step*"
+        assert read_overrides(words[2:]).ckpt == f"{folder}/checkpoints/step*"
         assert next(found) == ["tensorboard", "--logdir", str(folder.parent)]
 
 
@@ -67,7 +67,7 @@ def test_the_commands_that_fit_ends_with_name_the_run(
 def test_the_checkpoint_that_an_error_names_is_the_one_that_is_read(shell: str) -> None:
     patterns = [f"{name}{rest}" for name in NAMES for rest in ("", "/checkpoints/step*", "@latest", "/step{1,2}")]
     typed = words_of(shell, [ckpt_argument(pattern) for pattern in patterns])
-    assert [Path(str(read(words).ckpt)) for words in typed] == [Path(pattern) for pattern in patterns]
+    assert [Path(str(read_overrides(words).ckpt)) for words in typed] == [Path(pattern) for pattern in patterns]
 
 
 def wrong_verbs(name: str) -> Iterator[list[str]]:
@@ -90,7 +90,7 @@ def test_the_quotes_that_a_text_is_advised_to_have_keep_it(shell: str) -> None:
     for name in names:
         for line in (f"+model.x={name}", f"+model.x={name},b"):
             try:
-                read([line])
+                read_overrides([line])
             except ConfigError as error:
                 if "text" in str(error.hint):
                     cures[line] = str(error.hint)
@@ -98,7 +98,7 @@ def test_the_quotes_that_a_text_is_advised_to_have_keep_it(shell: str) -> None:
     commands = [text.partition(", or -m")[0].rstrip(".") for text in shown]
     assert len(commands) > 30
     for line, (word,) in zip(cures, words_of(shell, commands), strict=True):
-        (override,) = read([word]).overrides
+        (override,) = read_overrides([word]).overrides
         text = line.partition("=")[2]
         assert override.value() == text, (line, word)
 

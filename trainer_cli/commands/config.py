@@ -163,12 +163,12 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     """The config as YAML, with the origin of each value, and what chose the option of each group."""
     from omegaconf import OmegaConf
 
-    from trainer_cli.config.check import contents
+    from trainer_cli.config.check import to_plain
     from trainer_cli.config.compose import compose
 
     composed = compose(overrides, **settings)
     provenance = composed.provenance
-    values = contents(composed.raw)
+    values = to_plain(composed.raw)
     for section, choice in provenance.choices.items():
         if section[0] not in values:
             yield f"# {choice.origin}"

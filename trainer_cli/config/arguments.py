@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.config.fields import DATA_KEYS, GLOBAL_BATCH_SIZE
-from trainer_cli.config.modules import missing
+from trainer_cli.config.modules import find_missing
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
-from trainer_cli.config.targets import Trust, absent, check_name, check_path, component
+from trainer_cli.config.targets import Trust, check_name, check_path, import_target, missing_name_error
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration
 from trainer_cli.core.patterns import nearest
@@ -41,7 +41,7 @@ _SOMETHING = object()
 """A value that comes from elsewhere."""
 
 
-def mistakes(
+def check_components(
     config: TrainConfig,
     provenance: Provenance,
     roots: Iterable[Path],
@@ -55,7 +55,7 @@ def mistakes(
     return _placed(_Checker(trust, list(roots)), config, provenance, sections)
 
 
-def binding_mistakes(
+def check_bindings(
     config: TrainConfig, provenance: Provenance, trust: Trust, sections: Collection[str] = SECTIONS
 ) -> Iterator[ConfigError]:
     """As `mistakes`, and also what the imported targets refuse: no class or function, or other arguments.
@@ -109,7 +109,7 @@ def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
         )
 
 
-def no_node(value: Any, where: str) -> ConfigError:
+def node_error(value: Any, where: str) -> ConfigError:
     """The error for a component that is no node."""
     return ConfigError(
         f"{where} is {value!r}, but it must be a node with `_target_`",
@@ -119,7 +119,7 @@ def no_node(value: Any, where: str) -> ConfigError:
     )
 
 
-def no_target(node: Mapping[Any, Any], where: str) -> ConfigError:
+def no_target_error(node: Mapping[Any, Any], where: str) -> ConfigError:
     """The error for a component whose node has no target."""
     name = where.rpartition(".")[2]
     if is_node(node.get(name)):
@@ -133,7 +133,7 @@ def no_target(node: Mapping[Any, Any], where: str) -> ConfigError:
     return ConfigError(f"{where} has no _target_", location=location, code=Code.target, hint=hint)
 
 
-def optimizers(optimizer: Any) -> dict[str, Any]:
+def list_optimizers(optimizer: Any) -> dict[str, Any]:
     """Key and node of each optimizer: `optimizer` is null, a node, or a mapping of names to nodes."""
     is_mapping_of_names = (
         isinstance(optimizer, Mapping) and not is_node(optimizer) and not is_node(optimizer.get("optimizer"))
@@ -143,7 +143,7 @@ def optimizers(optimizer: Any) -> dict[str, Any]:
     return {f"optimizer.{name}": node for name, node in optimizer.items() if node is not None}
 
 
-def schedules(scheduler: Any) -> list[tuple[str, Any]]:
+def list_schedules(scheduler: Any) -> list[tuple[str, Any]]:
     """Key and node of each schedule: `scheduler` is null, a node, or a mapping of names to nodes or such mappings."""
     return list(_schedules("scheduler", scheduler))
 
@@ -168,7 +168,7 @@ def steps_by_log(scheduler: Any) -> bool:
 
 
 def _intervals_of_metrics(scheduler: Any) -> Iterator[SchedulerInterval]:
-    for _, node in schedules(scheduler):
+    for _, node in list_schedules(scheduler):
         if isinstance(node, Mapping):
             if str(node.get("metric")).startswith(TRAIN_PREFIX):
                 yield SchedulerInterval.log
@@ -212,12 +212,12 @@ class _Checker:
             case "data":
                 yield from self._data(value)
             case "optimizer":
-                for where, node in optimizers(value).items():
+                for where, node in list_optimizers(value).items():
                     yield from self._optimizer(where, node)
             case "step" | "sparsity":
                 yield from self._component(name, value)
             case "scheduler":
-                for where, node in schedules(value):
+                for where, node in list_schedules(value):
                     yield from self._schedule(where, node)
             case "callbacks" | "loggers":
                 for key, node in value.items():
@@ -226,7 +226,7 @@ class _Checker:
 
     def groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
         """What is wrong in the settings of parameter groups: torch's optimizers would ignore one they do not have."""
-        nodes = list(optimizers(optimizer).values())
+        nodes = list(list_optimizers(optimizer).values())
         single_node = nodes[0] if len(nodes) == 1 and is_node(nodes[0]) else None
         target = self._target(single_node["_target_"], "optimizer")[0] if single_node else None
         parameters = None if target is None else call_parameters(target)
@@ -297,7 +297,7 @@ class _Checker:
         if is_node(node):
             yield from self._node(where, node, **supplied)
         elif isinstance(node, Mapping) and (node or "." in where):
-            yield no_target(node, where)
+            yield no_target_error(node, where)
 
     def _node(
         self,
@@ -355,13 +355,13 @@ class _Checker:
             return None, []
         try:
             if self.roots is None:
-                return component(path, where, self.trust), []
+                return import_target(path, where, self.trust), []
             check_path(path, where)
             check_name(path, where, self.trust)
         except ConfigError as error:
             return None, [error]
-        missing_part = missing(path, self.roots)
-        return None, [] if missing_part is None else [absent(path, where, *missing_part)]
+        missing_part = find_missing(path, self.roots)
+        return None, [] if missing_part is None else [missing_name_error(path, where, *missing_part)]
 
 
 def _or_duration(error: ConfigError, parameters: Sequence[Parameter]) -> ConfigError:

@@ -21,17 +21,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, unknown_key
 from trainer_cli.config.hydra_compat import value_in_quotes
-from trainer_cli.config.hydra_errors import why_unresolved
+from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
     COMMAND_LINE,
     HOW_TO_OVERRIDE,
     CommandLine,
     as_text,
     line_of,
-    no_option,
-    no_such_key,
+    override_error,
     path_of,
-    refused,
+    unknown_key_error,
+    unknown_option_error,
 )
 from trainer_cli.config.provenance import Provenance, label
 from trainer_cli.config.search_path import SearchPath, groups, options
@@ -48,14 +48,14 @@ _NO_VALUE = object()
 _TRUTH = dict.fromkeys(("true", "yes", "on", "y", "1"), True) | dict.fromkeys(("false", "no", "off", "n", "0"), False)
 
 
-def contents(config: DictConfig) -> dict[str, Any]:
+def to_plain(config: DictConfig) -> dict[str, Any]:
     """A config as plain values, unresolved."""
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
 
-def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+def fill_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values, and the schema's default of each key that they lack."""
     return _filled(values, defaults())
 
@@ -96,7 +96,7 @@ class _Validation:
         for name in map(str, values):
             if name not in known_fields:
                 key_path = (*path, name)
-                mistake = no_such_key(key_path, [*known_fields], self._provenance.within(key_path))
+                mistake = unknown_key_error(key_path, [*known_fields], self._provenance.within(key_path))
                 self.mistakes.append(self._misplaced(key_path, mistake))
         converted: dict[str, Any] = {}
         for name, config_field in known_fields.items():
@@ -126,7 +126,7 @@ class _Validation:
         choice = self._provenance.choices.get(path)
         if choice is None:
             return mistake
-        words, source = choice.origin.words, choice.origin.place
+        words, source = choice.origin.words, choice.origin.source
         key, _, option = words.partition("=")
         group, at_sign, _ = key.partition("@")
         if group == "experiment":  # Its own header says where it goes.
@@ -175,7 +175,7 @@ class _Validation:
                 value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             except (OmegaConfBaseException, RecursionError) as error:
                 known_keys = [".".join(path) for path, _ in leaves(self._values, ())]
-                message, hint = why_unresolved(error, value, known_keys)
+                message, hint = explain_unresolved(error, value, known_keys)
                 self._report(path, f"{'.'.join(path)}: {message}", hint, code=Code.unresolved)
                 node[key] = None  # What refers to it is no mistake of its own.
                 return None
@@ -242,7 +242,7 @@ class _Validation:
         if not value and key in ("model", "data") and not self._missing_ok:
             message = f"{key} is {'null' if value is None else 'empty'}, but nothing runs without"
             hint = f"Choose one with {key}=NAME; `train list {key}` shows them."
-            self._report((key,), message, hint, source=self._provenance.exact((key,)).place, code=Code.not_given)
+            self._report((key,), message, hint, source=self._provenance.exact((key,)).source, code=Code.not_given)
         if key not in _BY_NAME and value is not None and not isinstance(value, Mapping):
             hint = f"Choose one with {key}=NAME, in a file by '- override /{key}: NAME' in its defaults list."
             self._refuse((key,), value, NODE, hint)
@@ -322,7 +322,7 @@ def switches_off(choice: Override) -> bool:
     return chooses_none and choice.package is None and choice.key_or_group in COMPONENTS
 
 
-def wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str, ConfigError]]:
+def find_wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str, ConfigError]]:
     """Each wrong override, as written, and what is wrong with it."""
     switches = {
         override.key_or_group: line_of(override)
@@ -335,12 +335,15 @@ def wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str
         if search.is_choice(override) and (switch := switches.get((override.package or "").partition(".")[0])):
             message = f"{line_of(override)} has no effect: {switch} switches off what it is merged into"
             section, _, name = (override.package or "").partition(".")
-            yield line_of(override), refused(message, f"Write its node out: '{section}={{{name}: {{_target_: …}}}}'.")
+            yield (
+                line_of(override),
+                override_error(message, f"Write its node out: '{section}={{{name}: {{_target_: …}}}}'."),
+            )
     for append in line.appends:
         group = "/".join(append.path)
         if search.is_group(group):
             message = f"{append.line}: {group} is a group, and no list"
-            yield append.line, refused(message, f"Choose one with {group}=NAME.")
+            yield append.line, override_error(message, f"Choose one with {group}=NAME.")
         elif unknown := unknown_key(append.path):
             yield append.line, _no_key(search, *unknown)
         else:
@@ -351,23 +354,27 @@ def wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str
 def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
     key, path, line = override.key_or_group, path_of(override), line_of(override)
     if key == "experiment" and not search.is_group(key):
-        yield refused(f"there are no experiments: no folder experiment/ in {search.listed()}", code=Code.unknown_option)
+        yield override_error(
+            f"there are no experiments: no folder experiment/ in {search.listed()}", code=Code.unknown_option
+        )
     elif path[:1] == ("hydra",) or key.startswith("hydra/"):
-        yield refused(f"{line} has no effect", "Hydra only composes the config here.", Code.no_effect)
+        yield override_error(f"{line} has no effect", "Hydra only composes the config here.", Code.no_effect)
     elif search.is_choice(override):
         yield from _wrong_options(search, override)
     elif key == "experiment" or ("/" in key and search.is_group(key)):
         message = f"{key} is a group, and takes the name of an option"
-        yield refused(message, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type)
+        yield override_error(
+            message, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type
+        )
     elif not path:
-        yield refused(f"{line!r} is no override", HOW_TO_OVERRIDE)
+        yield override_error(f"{line!r} is no override", HOW_TO_OVERRIDE)
     elif override.package is not None or "/" in key:
         known_groups = groups(search.dirs)
         hint = f"There are: {', '.join(known_groups)}.{did_you_mean(key, known_groups)}"
         parts = tuple(key.split("/"))
         if override.package is None and (parts[:1] in sections() or parts[0] in OPEN) and unknown_key(parts) is None:
             hint = f"Parts of a key are joined by dots: '{line.replace(key, '.'.join(parts), 1)}'."
-        yield refused(f"there is no group '{key}'", hint, Code.unknown_option)
+        yield override_error(f"there is no group '{key}'", hint, Code.unknown_option)
     elif unknown := unknown_key(path):
         yield _no_key(search, *unknown)
     elif not override.is_delete():
@@ -376,7 +383,7 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
 
 def _no_key(search: SearchPath, path: KeyPath, known_keys: list[str]) -> ConfigError:
     names = groups(search.dirs) if len(path) == 1 else []
-    return no_such_key(path, [*known_keys, *(name for name in names if name not in known_keys)], COMMAND_LINE)
+    return unknown_key_error(path, [*known_keys, *(name for name in names if name not in known_keys)], COMMAND_LINE)
 
 
 def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigError]:
@@ -386,7 +393,7 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
         yield _text_not(key, PYTHONS_NULL, "not null", "null")
     elif isinstance(value, dict):
         if None in value:
-            yield refused(f"{key} has the key null, but keys are texts", code=Code.wrong_type)
+            yield override_error(f"{key} has the key null, but keys are texts", code=Code.wrong_type)
         for name, child in value.items():
             yield from _misleading((*path, str(name)), child, is_open=is_open)
     elif isinstance(value, list):
@@ -396,7 +403,7 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
     if not isinstance(text, str):
         return
     if why := why_no_interpolation(text):
-        yield refused(f"{key}: {text!r} is no interpolation: {why}", "Write ${key}.")
+        yield override_error(f"{key}: {text!r} is no interpolation: {why}", "Write ${key}.")
     elif is_open and not in_quotes:
         if plain := _NO_TRUTH.get(text.lower()):
             yield _text_not(key, text, f"not {plain}", plain)
@@ -406,7 +413,7 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
 
 def _text_not(key: str, text: str, difference: str, plain: str) -> ConfigError:
     hint = f"Write {plain}, or {as_text(text)} for the text."
-    return refused(f"{key}: {text} is a text here, and {difference}", hint, Code.wrong_type)
+    return override_error(f"{key}: {text} is a text here, and {difference}", hint, Code.wrong_type)
 
 
 def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigError]:
@@ -416,38 +423,42 @@ def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigErr
     if override.is_force_add():
         plain = line.lstrip("+")
         hint = f"Write '{plain}', or '+{plain}' where none is chosen yet."
-        yield refused(f"{line}: {key} is a group, whose option is chosen", hint)
+        yield override_error(f"{line}: {key} is a group, whose option is chosen", hint)
         return
     if key == "experiment" and override.package is not None:
         hint = f"Write 'experiment={line.partition('=')[2]}'."
-        yield refused(f"{line}: an experiment is merged into the root, and takes no package", hint)
+        yield override_error(f"{line}: an experiment is merged into the root, and takes no package", hint)
         return
     known_options = list(options(search.dirs, key))
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         hint = f"For several write a mapping of names: '{key}={{first: {{_target_: …}}}}'."
-        yield refused(f"{key} is a list, but it must be a mapping of keys to values", hint, Code.wrong_type)
+        yield override_error(f"{key} is a list, but it must be a mapping of keys to values", hint, Code.wrong_type)
         return
     if key == "experiment" and value in (None, []):
         hint = f"Leave it out, or choose one: {', '.join(known_options)}."
-        yield refused(f"{line.lstrip('+')} chooses no experiment", hint)
+        yield override_error(f"{line.lstrip('+')} chooses no experiment", hint)
     closed = (key,) in sections()
     for option in value if isinstance(value, list) else [value]:
         if option is None and closed:
-            yield refused(f"{key} is a section, and never null", code=Code.wrong_type)
+            yield override_error(f"{key} is a section, and never null", code=Code.wrong_type)
         elif option == PYTHONS_NULL and option not in known_options:
             hint = "Leave it out." if closed or key == "experiment" else f"For none write {key}=null."
-            yield refused(f"there is no {key} called {option!r}", hint, Code.unknown_option)
+            yield override_error(f"there is no {key} called {option!r}", hint, Code.unknown_option)
         elif option is not None and str(option).removesuffix(".yaml") not in known_options:
-            yield _not_read(search, key, str(option)) or no_option(key, str(option), known_options, COMMAND_LINE)
+            yield _not_read(search, key, str(option)) or unknown_option_error(
+                key, str(option), known_options, COMMAND_LINE
+            )
 
 
 def _not_read(search: SearchPath, group: str, option: str) -> ConfigError | None:
     """The error for an option whose file exists, but is called `.yml` or is in a folder of another name."""
     file = next((file for folder in search.dirs if (file := folder / group / f"{option}.yml").is_file()), None)
     if file is not None:
-        return refused(f"{label(file, search.cwd)} is not read", f"Rename it to {option}.yaml.", Code.unknown_option)
+        return override_error(
+            f"{label(file, search.cwd)} is not read", f"Rename it to {option}.yaml.", Code.unknown_option
+        )
     for name in _NO_FOLDERS:
         if (search.cwd / name / group / f"{option}.yaml").is_file():
             hint = f"Rename {name} to configs, or add -cd {name}."
-            return refused(f"{name}/{group}/{option}.yaml is not read", hint, Code.unknown_option)
+            return override_error(f"{name}/{group}/{option}.yaml is not read", hint, Code.unknown_option)
     return None

@@ -21,17 +21,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import arguments, hydra_compat, override_values
-from trainer_cli.config import files as defaults_list
-from trainer_cli.config.check import completed, contents, validate, wrong_overrides
+from trainer_cli.config.check import fill_defaults, find_wrong_overrides, to_plain, validate
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
-from trainer_cli.config.fields import KeyPath, allowed_mistakes, left_out_mistakes
+from trainer_cli.config.fields import KeyPath, check_left_out, check_resume_allow
 from trainer_cli.config.file_merge import merge
-from trainer_cli.config.files import ConfigFiles, overruled
-from trainer_cli.config.hydra_errors import translated
+from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, split_package
+from trainer_cli.config.hydra_errors import translate_error
 from trainer_cli.config.modules import refuse_shadows
-from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, parsed, refused
-from trainer_cli.config.provenance import Choice, Given, Provenance, Source, label
-from trainer_cli.config.resolvers import register_resolvers, with_moment
+from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, override_error, parse_overrides
+from trainer_cli.config.provenance import Assignment, Choice, Provenance, Source, label
+from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import SearchPath, find, own_config_dirs, primaries, project_root
 from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.config.yaml import read_file, read_text
@@ -80,7 +79,7 @@ class Composed(NamedTuple):
             ConfigError: naming all mistakes.
         """
         import_from(self.project_root)
-        raise_all(list(arguments.binding_mistakes(self.config, self.provenance, self.trust, sections)))
+        raise_all(list(arguments.check_bindings(self.config, self.provenance, self.trust, sections)))
 
 
 @uncollected()
@@ -108,7 +107,7 @@ def compose(
         hint = did_you_mean(search.primary, names).strip() or f"There are: {', '.join(names) or 'none'}."
         message = f"there is no {search.primary}.yaml in {search.listed()}"
         raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
-    draft = _composed(search, parsed(overrides))
+    draft = _composed(search, parse_overrides(overrides))
     return _checked(draft, overrides, search, missing_ok, lambda config: Trust(), sections)
 
 
@@ -133,7 +132,7 @@ def from_yaml(
     """
     search = SearchPath.of(config_dir, config_name, cwd)
     register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
-    line = parsed(overrides)
+    line = parse_overrides(overrides)
     if any(override.key_or_group == "experiment" for override in line.overrides):
         return compose(
             overrides,
@@ -151,10 +150,10 @@ def from_yaml(
         fresh = _composed(search, CommandLine(swaps))
         mistakes += fresh.mistakes
         for override in swaps:
-            path = tuple((override.package or override.key_or_group).replace("/", ".").split("."))
+            path = split_package(override.package or override.key_or_group)
             if not _replace_section(values, fresh.values, path):
                 message = f"{line_of(override)} names no section of the recovered config"
-                mistakes.append(refused(message, "Write experiment=NAME to compose anew.", Code.unknown_option))
+                mistakes.append(override_error(message, "Write experiment=NAME to compose anew.", Code.unknown_option))
                 continue
             sources[0] = sources[0]._replace(but=(*sources[0].but, path))
             sources += [source._replace(only=path) for source in fresh.provenance.sources]
@@ -195,7 +194,7 @@ def to_yaml(composed: Composed) -> str:
 
 def freeze(composed: Composed, below: str) -> str:
     """The config as YAML with a run directory below its own, for `thaw`."""
-    values = contents(composed.raw)
+    values = to_plain(composed.raw)
     return OmegaConf.to_yaml(OmegaConf.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
 
 
@@ -204,7 +203,7 @@ def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None
     text, cwd = file.read_text("utf-8"), Path.cwd()
     root = project_root(config_dir, cwd)
     register_resolvers(own_config_dirs(config_dir, cwd), root)
-    values = completed(yaml.load(text, Loader=hydra_compat.get_yaml_loader()))
+    values = fill_defaults(yaml.load(text, Loader=hydra_compat.get_yaml_loader()))
     provenance = Provenance([Source(label(file.resolve(), cwd), yaml.compose(text, Loader=yaml.SafeLoader))])
     config, mistakes = validate(values, provenance)
     raise_all(mistakes)
@@ -230,13 +229,15 @@ def _checked(
 ) -> Composed:
     """The config, if there is no mistake in it nor in its targets; all of them together otherwise."""
     provenance = draft.provenance
-    values, of_the_moment, untimely = with_moment(draft.values, provenance)
+    values, of_the_moment, untimely = substitute_now(draft.values, provenance)
     config, mistakes = validate(values, provenance, missing_ok=missing_ok)
     wrong_keys = [mistake.location or "" for mistake in mistakes]
     trust = trust_of(config)
-    mistakes += [mistake.at(provenance.source(("resume_allow",))) for mistake in allowed_mistakes(config.resume_allow)]
-    mistakes += [mistake.at(provenance.source(("checkpoint", "leave_out"))) for mistake in left_out_mistakes(config)]
-    for mistake in arguments.mistakes(config, provenance, [search.root], trust, sections):
+    mistakes += [
+        mistake.at(provenance.source(("resume_allow",))) for mistake in check_resume_allow(config.resume_allow)
+    ]
+    mistakes += [mistake.at(provenance.source(("checkpoint", "leave_out"))) for mistake in check_left_out(config)]
+    for mistake in arguments.check_components(config, provenance, [search.root], trust, sections):
         if not any(f"{mistake.location}.".startswith(f"{key}.") for key in wrong_keys):
             mistakes.append(mistake)
     reported = {mistake.source for mistake in draft.mistakes} - {COMMAND_LINE}
@@ -262,7 +263,7 @@ def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[C
                 reading.add(f"{name} has a key {key!r}, which no written config has", name, "", breaks=True)
     if reading.broken:
         raise_all(reading.mistakes)
-    recovered = completed({str(key): value for key, value in values.items() if key not in OF_ONE_COMMAND})
+    recovered = fill_defaults({str(key): value for key, value in values.items() if key not in OF_ONE_COMMAND})
     return recovered, Source(name, reading.node, but=tuple((key,) for key in OF_ONE_COMMAND)), reading.mistakes
 
 
@@ -279,7 +280,7 @@ class _Line(NamedTuple):
 
 
 def _checked_line(search: SearchPath, line: CommandLine) -> _Line:
-    mistakes_by_line = list(wrong_overrides(search, line))
+    mistakes_by_line = list(find_wrong_overrides(search, line))
     mistakes = [*line.mistakes, *(mistake for _, mistake in mistakes_by_line)]
     refused_lines = {text for text, _ in mistakes_by_line}
     choices = [override for override in line.overrides if search.is_choice(override)]
@@ -300,18 +301,16 @@ def _composed(search: SearchPath, command: CommandLine) -> _Draft:
     except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
         mistakes = [*line.mistakes, *files.mistakes]
         if line.whole and not files.broken:
-            mistakes.append(translated(error, search, command, files.read))
+            mistakes.append(translate_error(error, search, command, files.read))
         raise_all(mistakes)
         raise
-    choices = defaults_list.choices(search, listed, line.choices, lambda file: files[file].node)
+    choices = find_choices(files, listed, line.choices)
     whole = line.whole and not files.broken
     draft = _Draft(values, Provenance(sources, [], choices), [*line.mistakes, *files.mistakes], whole)
     experiments = [merged.name for merged in listed if merged.name.startswith("experiment/")]
     draft = _with_overrides(draft, line, search, experiments)
     if draft.whole and experiments:
-        overruled_choices = list(
-            overruled(line.choices, listed, search.dirs, files.__getitem__, draft.values, draft.provenance)
-        )
+        overruled_choices = list(find_overruled(line.choices, listed, files, draft.values, draft.provenance))
         # What else is wrong with such a mixture is no mistake of its own.
         draft = draft._replace(mistakes=draft.mistakes + overruled_choices, whole=not overruled_choices)
     return draft
@@ -320,17 +319,17 @@ def _composed(search: SearchPath, command: CommandLine) -> _Draft:
 def _with_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments: Sequence[str] = ()) -> _Draft:
     """The values after the overrides, completed by the schema's defaults, `ckpt` and `name`."""
     values, mistakes = override_values.apply(draft.values, line.values, search)
-    assignments = [Given.of(override) for override in line.values]
+    assignments = [Assignment.of(override) for override in line.values]
     if line.command.ckpt_given:
         values["ckpt"] = line.command.ckpt
-        assignments.append(Given(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
+        assignments.append(Assignment(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
     if values.get("name") is None:
         values["name"] = experiments[-1].rsplit("/")[-1].removesuffix(".yaml") if experiments else "default"
-    values = completed(values)
+    values = fill_defaults(values)
     for addition in line.appends:
         if (mistake := override_values.append(values, addition)) is not None:
             mistakes.append(mistake)
-        assignments.append(Given(addition.path, addition.line, addition.values, added=True))
+        assignments.append(Assignment(addition.path, addition.line, addition.values, added=True))
     provenance = Provenance(draft.provenance.sources, assignments, draft.provenance.choices)
     reported = draft.mistakes + (mistakes if draft.whole else [])
     return _Draft(values, provenance, reported, draft.whole)

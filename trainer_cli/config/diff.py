@@ -1,8 +1,7 @@
-"""Which values differ between two configs, and what set the new ones.
+"""Compare configs: with another config (`diff`), with the environment (digests), and with the defaults (`hparams`).
 
-Values of environment variables are stored as digests, which show a change without the content.
-
-The hyperparameters of a run: values of its config that differ from the schema's defaults, flat.
+A resume refuses values that differ from the run's config. Values that come from environment variables are compared by
+digests, which show a change and keep a secret.
 """
 
 from __future__ import annotations
@@ -11,24 +10,24 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config.check import completed, contents
+from trainer_cli.config.check import fill_defaults, to_plain
 from trainer_cli.config.fields import ABSENT_IF_NULL, KeyPath, defaults, whole_values, why_may_change
 from trainer_cli.config.provenance import Origin, Provenance
 from trainer_cli.core.types import in_yaml
 
 _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
-"""The environment, or a resolver of the project: what it gives is not in the text."""
+"""An interpolation with a resolver other than OmegaConf's own: its value can change while its text stays the same."""
 _LINE = "# digests of values from the environment: "
 
 
 class Absent(Enum):
-    """Stands for a value that one of two configs does not have."""
+    """The value of a key that one of two configs does not have."""
 
     ABSENT = "(not set)"
 
@@ -60,13 +59,16 @@ class Change(NamedTuple):
         return f"{self.key}: {self.values}"
 
     def origin(self, provenance: Provenance) -> Origin | None:
-        """What set the new value, or took the old one away; None if it is not known."""
+        """What set the new value or removed the old one; None if unknown."""
         return provenance.gone(self.path) if self.new is ABSENT else provenance.exact(self.path)
 
 
 def diff(old: DictConfig, new: DictConfig) -> list[Change]:
-    """Which unresolved values differ, in each section the vanished ones last. Defaults do not show."""
-    before, after = (completed(contents(config)) for config in (old, new))
+    """The unresolved values that differ, in each section removed keys last.
+
+    A key that is absent equals its default.
+    """
+    before, after = (fill_defaults(to_plain(config)) for config in (old, new))
     return list(_changes(before, after, ()))
 
 
@@ -78,6 +80,7 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
             yield from _changes(before, after, key_path)
         elif key_path in ABSENT_IF_NULL and {before, after} <= {None, ABSENT}:
             continue
+        # True == 1 in Python, but they are different values in YAML.
         elif before != after or isinstance(before, bool) is not isinstance(after, bool):
             yield Change(key_path, before, after)
 
@@ -88,13 +91,13 @@ def shown(value: Any) -> str:
 
 
 def line_of_digests(raw: DictConfig, salt: str) -> str:
-    """A comment that ends a frozen config: digests of the values that resolvers gave, or nothing."""
+    """A comment line for the end of a frozen config: digests of the values from resolvers. Empty if there are none."""
     digests = {".".join(path): digest for path, digest, _ in _digests(raw, salt)}
     return f"{_LINE}{json.dumps(digests, ensure_ascii=False)}\n" if digests else ""
 
 
 def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
-    """Which values of resolvers differ from the digests in a frozen config, though their text is the same."""
+    """The values from resolvers that differ from the digests in a frozen config while their text is the same."""
     before: Any = {}
     for line in frozen.splitlines():
         if line.startswith(_LINE):
@@ -107,14 +110,15 @@ def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
 
 
 def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
-    """Path, digest and text of each value that a resolver has a part in, where a change of it matters."""
-    for path, text in whole_values(contents(raw)):
+    """Path, digest and text of each value with a resolver in it, without keys that may change on a resume."""
+    for path, text in whole_values(to_plain(raw)):
         if not _RESOLVER.search(str(text)) or why_may_change(".".join(path)) is not None:
             continue
         node: Any = raw
         for name in path:
             node = node[next(key for key in node if str(key) == name)]
         value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        # Salted, so that short secrets cannot be looked up in a table of digests.
         plain = json.dumps([salt, path, value], default=str)
         yield path, hashlib.sha256(plain.encode()).hexdigest()[:16], text
 
@@ -123,30 +127,22 @@ SECTIONS = (
     "seed", "ckpt", "model", "model_call", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups",
     "freeze", "compile", "loop", "precision", "parallel", "callbacks",
 )  # fmt: skip
-"""Where they are. Other keys, such as `checkpoint`, do not change what is trained."""
+"""Sections that hold hyperparameters. Other keys, such as `checkpoint`, do not affect training."""
 
 
 def hparams(raw: DictConfig) -> dict[str, bool | int | float | str]:
-    """Dotted key -> value; a list as one text. Left out are nulls and what refers to another key or to the
-    environment, which may be a secret."""
-    usual = dict(_leaves(defaults(), ()))
+    """Dotted key -> value that differs from its default; a list as one text. Nulls and interpolations are left out."""
+    # An interpolation may be a secret from the environment, and a logger would publish it.
+    usual = dict(whole_values(defaults()))
     return {
         ".".join(path): _plain(value)
-        for path, value in _leaves(contents(raw), ())
+        for path, value in whole_values(to_plain(raw))
         if path[0] in SECTIONS and value is not None and value != usual.get(path) and "${" not in str(value)
     }
 
 
-def _leaves(values: Mapping[Any, Any], above: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    for key, value in values.items():
-        path = (*above, str(key))
-        if isinstance(value, Mapping):
-            yield from _leaves(value, path)
-        else:
-            yield path, value
-
-
 def _plain(value: Any) -> bool | int | float | str:
+    # JSON, which loggers write, has no infinity and no NaN.
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if isinstance(value, bool | int | float | str) else shown(value)

@@ -164,7 +164,7 @@ def matches_any(key: str, allowed: Iterable[str]) -> bool:
     return any(key == pattern or key.startswith(f"{pattern}.") or matches(key, pattern) for pattern in allowed)
 
 
-def allowed_mistakes(allowed: Iterable[str]) -> Iterator[ConfigError]:
+def check_resume_allow(allowed: Iterable[str]) -> Iterator[ConfigError]:
     """The keys and globs of `resume_allow` that match no key: a misspelt one would allow nothing, in silence."""
     for pattern in allowed:
         if pattern != SOURCE and not any(map(_may_match, alternatives(pattern))):
@@ -174,7 +174,7 @@ def allowed_mistakes(allowed: Iterable[str]) -> Iterator[ConfigError]:
             yield ConfigError(message, location="resume_allow", code=Code.unknown_key, hint=hint)
 
 
-def left_out_mistakes(config: schema.TrainConfig) -> Iterator[ConfigError]:
+def check_left_out(config: schema.TrainConfig) -> Iterator[ConfigError]:
     """What `checkpoint.leave_out` names that is no state of this training, and restarts that it makes impossible."""
     callbacks = [name for name, node in config.callbacks.items() if node is not None]
     if config.sparsity is not None:

@@ -18,13 +18,14 @@ from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from trainer_cli.config import hydra_compat
-from trainer_cli.config.check import COMPONENTS, contents, switches_off
+from trainer_cli.config.check import COMPONENTS, switches_off, to_plain
 from trainer_cli.config.fields import KeyPath, defaults
-from trainer_cli.config.files import ConfigFiles, chosen_groups, is_whole
+from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_groups, value_at
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
-from trainer_cli.config.overrides import line_of, parsed
+from trainer_cli.config.overrides import line_of, parse_overrides
 from trainer_cli.config.provenance import Provenance, Source, label
 from trainer_cli.config.search_path import SearchPath, find
+from trainer_cli.config.yaml import Reading
 
 
 class MergedFiles(NamedTuple):
@@ -36,16 +37,17 @@ class MergedFiles(NamedTuple):
 
 
 def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -> MergedFiles:
-    """Merge the files; one that does not merge is left out, and has a mistake in `files`.
+    """Merge the files. A file that does not merge is left out and gets a mistake in `files`.
 
     Raises:
-        HydraException, ValueError, RecursionError: the defaults list cannot be made.
+        HydraException, ValueError, RecursionError: the defaults list cannot be computed.
     """
     for_hydra = [_for_hydra(choice) for choice in choices]
     repository = hydra_compat.repository(files)
     listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
+    # Which experiments are listed is known only now, and they may remove groups: compute the list again.
     if replaced := [*_replaced_groups(search, listed, choices, files)]:
-        for_hydra += parsed([f"~{group}" for group in replaced]).overrides
+        for_hydra += parse_overrides([f"~{group}" for group in replaced]).overrides
         listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
     config = OmegaConf.create()
     sources: list[Source] = []
@@ -54,6 +56,7 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
         values: Mapping[Any, Any] = defaults() if entry.name == SCHEMA else {}
         file = find(search.dirs, entry.name)
         if file is not None:
+            # In the root, `hydra` has settings of Hydra's own; in a package it is a key like any other.
             hidden = ("defaults",) if package else ("defaults", "hydra")
             values = {key: value for key, value in (files[file].values or {}).items() if key not in hidden}
         reason = hydra_compat.merge_into(config, values, entry.package)
@@ -61,9 +64,10 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
             continue
         source = Source(label(file, search.cwd), files[file].node, package)
         if reason is not None:
-            _add_mistake(files, file, source, values, contents(config), Provenance(sources), reason)
+            _report_conflict(files[file], source, values, to_plain(config), Provenance(sources), reason)
         sources.append(source)
-    merged = contents(config)
+    merged = to_plain(config)
+    # After the merge, so that values of the section that a file sets go too.
     for choice in choices:
         if switches_off(choice):
             merged[choice.key_or_group] = None
@@ -71,63 +75,61 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
 
 
 def _for_hydra(choice: Override) -> Override:
-    """`group=null` in Hydra's grammar, `~group`, and options that look like numbers as texts; others as they are."""
+    """An override of a group as Hydra takes it: `group=null` as `~group`, and option names always as texts."""
     key, value = line_of(choice).partition("=")[0], choice.value()
     if choice.is_delete():
         return choice
     if value is None:
-        return parsed([f"~{key.lstrip('+')}"]).overrides[0]
+        return parse_overrides([f"~{key.lstrip('+')}"]).overrides[0]
     names = value if isinstance(value, list) else [value]
     if all(isinstance(name, str) for name in names):
         return choice
     texts = ",".join(f"'{name}'" for name in names)
-    return parsed([f"{key}=[{texts}]" if isinstance(value, list) else f"{key}={texts}"]).overrides[0]
+    return parse_overrides([f"{key}=[{texts}]" if isinstance(value, list) else f"{key}={texts}"]).overrides[0]
 
 
 def _replaced_groups(
     search: SearchPath, listed: DefaultsList, choices: Sequence[Override], files: ConfigFiles
 ) -> Iterator[str]:
-    """The groups whose default choice an experiment's own component takes the place of."""
+    """The groups whose default choice is replaced by a component that an experiment writes out."""
     files_of_experiments = [
         find(search.dirs, entry.name) for entry in listed.merged if entry.name.startswith("experiment/")
     ]
     documents = [files[file].values or {} for file in files_of_experiments if file is not None]
     kept = {choice.key_or_group for choice in choices if choice.package is None}
-    kept.update(group for document in documents for group in chosen_groups(document))
+    kept.update(group for document in documents for group in read_chosen_groups(document))
     for group in COMPONENTS:
         nodes = [document.get(group) for document in documents]
-        written_out = any(isinstance(node, Mapping) and is_whole(group, node) for node in nodes)
+        written_out = any(isinstance(node, Mapping) and is_component(group, node) for node in nodes)
         if written_out and group not in kept and listed.chosen.get(group) is not None:
             yield group
 
 
-def _add_mistake(
-    files: ConfigFiles,
-    file: Any,
+def _report_conflict(
+    reading: Reading,
     source: Source,
     values: Mapping[Any, Any],
     before: Mapping[Any, Any],
     provenance: Provenance,
     reason: str,
 ) -> None:
-    """Note in `files` where a file does not merge with those before it."""
-    section: Any = before
-    for key in source.package:
-        section = section.get(key) if isinstance(section, Mapping) else None
-    path = next(_other_kinds(section, values, source.package), None)
+    """Add to `reading` the key whose value does not merge with those of earlier files."""
+    path = next(_other_kinds(value_at(before, source.package), values, source.package), None)
     if path is None:
-        files[file].add(f"the file does not merge with those before it: {reason}", source.label, "", breaks=True)
+        reading.add(f"the file does not merge with those before it: {reason}", source.label, "", breaks=True)
         return
-    source_line, key = Provenance([source]).within(path), ".".join(path)
-    message = (
-        f"{key} is {_kind(_at(values, path[len(source.package) :]))}, but {provenance.exact(path).place} makes it "
+    new, old = value_at(values, path[len(source.package) :]), value_at(before, path)
+    message = f"{'.'.join(path)} is {_kind(new)}, but {provenance.exact(path).source} makes it {_kind(old)}"
+    reading.add(
+        message,
+        Provenance([source]).within(path),
+        "A list and a mapping do not merge: write both as one kind.",
+        breaks=True,
     )
-    message += _kind(_at(before, path))
-    files[file].add(message, source_line, "A list and a mapping do not merge: write both as one kind.", breaks=True)
 
 
 def _other_kinds(below: Any, above: Any, path: KeyPath) -> Iterator[KeyPath]:
-    """The keys that are a list in one tree, and a mapping in the other."""
+    """Paths of values that are a list in one tree and a mapping in the other."""
     if isinstance(below, Mapping) and isinstance(above, Mapping):
         for key in above:
             yield from _other_kinds(below.get(key), above[key], (*path, str(key)))
@@ -137,9 +139,3 @@ def _other_kinds(below: Any, above: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 def _kind(value: Any) -> str:
     return "a list" if isinstance(value, list) else "a mapping"
-
-
-def _at(values: Any, path: KeyPath) -> Any:
-    for key in path:
-        values = values.get(key) if isinstance(values, Mapping) else None
-    return values

@@ -1,8 +1,8 @@
-"""The defaults lists in YAML files: their mistakes, and which entry chose the option of each group.
+"""Read the YAML files of one composition, check each alone, and tell which defaults list chose which option.
 
-What an experiment overrides: a component that it writes out, and a choice on the command line.
-
-The YAML files of one composition, each read once, and the mistakes that can be seen in one file alone.
+`ConfigFiles` reads a file once and checks it: its defaults list, the shape of each section, and settings of Hydra.
+`find_choices` traces each option to the entry or override that chose it. `find_overruled` finds options that an
+experiment overwrites.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override
 
 from trainer_cli.config.fields import OPEN, KeyPath, sections, unknown_key, whole_values
 from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
-from trainer_cli.config.overrides import COMMAND_LINE, line_of, refused
+from trainer_cli.config.overrides import COMMAND_LINE, line_of, override_error
 from trainer_cli.config.provenance import Choice, Origin, Provenance, label
 from trainer_cli.config.search_path import SearchPath, every_group, find, options, search_folders
 from trainer_cli.config.yaml import Reading, read_file
@@ -28,24 +28,24 @@ from trainer_cli.errors import Code, ConfigError
 _TEXT = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
 _BACKSLASH = "\\"
-_HOW = "An entry is '- group: option', '- override /group: option', '- file' or '- _self_'."
+_ENTRY_FORMS = "An entry is '- group: option', '- override /group: option', '- file' or '- _self_'."
 
 
-def defaults_list_mistakes(
+def check_defaults_list(
     document: yaml.Node | None, name: str, group: str, groups: Sequence[str]
 ) -> Iterator[ConfigError]:
-    """What is wrong with the defaults list of a file that stands in the folder `group` (empty for the top)."""
+    """Check the defaults list of a file in the folder `group` (empty for the top folder)."""
     pairs = document.value if isinstance(document, yaml.MappingNode) else []
     defaults = next((value for key, value in pairs if key.value == "defaults"), None)
     if defaults is None:
         return
 
-    def mistake(node: yaml.Node, message: str, hint: str = _HOW) -> ConfigError:
+    def mistake(node: yaml.Node, message: str, hint: str = _ENTRY_FORMS) -> ConfigError:
         source = f"{name}:{node.start_mark.line + 1}"
         return ConfigError(message, source=source, code=Code.defaults_list, hint=hint)
 
     if not isinstance(defaults, yaml.SequenceNode):
-        hint = "Write an entry below it, or remove the line." if defaults.tag == _NULL else _HOW
+        hint = "Write an entry below it, or remove the line." if defaults.tag == _NULL else _ENTRY_FORMS
         yield mistake(defaults, "'defaults' must be a list", hint)
         return
     selves = [entry for entry in defaults.value if entry.value == "_self_"]
@@ -53,6 +53,7 @@ def defaults_list_mistakes(
         yield mistake(
             entry, f"_self_ stands twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them."
         )
+    # Hydra requires overrides at the end of the list: the last one seen before another entry is reported.
     override: yaml.Node | None = None
     for entry in defaults.value:
         key = entry.value[0][0] if isinstance(entry, yaml.MappingNode) and entry.value else entry
@@ -65,15 +66,15 @@ def defaults_list_mistakes(
             override = None
         if isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
             key, option = entry.value[0]
-            yield from _choice(key, option, group, groups, mistake)
+            yield from _check_choice(key, option, group, groups, mistake)
         elif not (isinstance(entry, yaml.ScalarNode) and entry.tag == _TEXT and entry.value.strip()):
             yield mistake(entry, "this entry of the defaults list is no choice")
         else:
-            yield from _config(entry, mistake)
+            yield from _check_config(entry, mistake)
 
 
-def _config(entry: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
-    """What is wrong with one `- file`."""
+def _check_config(entry: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """Check one `- file`."""
     *words, last = str(entry.value).split()
     name = last.partition("@")[0].lstrip("/")
     if name == "_self_" and entry.value != "_self_":
@@ -88,10 +89,10 @@ def _config(entry: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[C
         yield mistake(entry, f"{last} leads out of its folder", "Name a group from the top: '- /GROUP: OPTION'.")
 
 
-def _choice(
+def _check_choice(
     key: yaml.Node, option: yaml.Node, group: str, groups: Sequence[str], mistake: Callable[..., ConfigError]
 ) -> Iterator[ConfigError]:
-    """What is wrong with one `- group: option`."""
+    """Check one `- group: option`."""
     *words, last = str(key.value).split() or [""]
     chosen, at_sign, package = last.partition("@")
     resolved = chosen[1:] if chosen.startswith("/") else f"{group}/{chosen}".lstrip("/")
@@ -109,29 +110,30 @@ def _choice(
     elif "hydra" in (resolved.split("/")[0], chosen.split("/")[0]):
         yield mistake(key, f"{plain_name} has no effect", "Hydra only composes the config here.")
     elif resolved in groups:
-        yield from _option(chosen, option, mistake)
+        yield from _check_option(chosen, option, mistake)
         if at_sign:
-            yield from _package(key, package, mistake)
+            yield from _check_package(key, package, mistake)
     elif plain_name in groups:
         problem = f"looked for below {group}/" if not chosen.startswith((".", "/")) else "no group of the root"
         correction = (
-            str(option.value) if plain_name == group else entry_for(plain_name, str(option.value), at_sign + package)
+            str(option.value) if plain_name == group else write_entry(plain_name, str(option.value), at_sign + package)
         )
         yield mistake(key, f"{chosen} is {problem}", f"Write '- {correction}'.")
     elif "optional" not in words:
         hint = f"There are: {', '.join(groups)}."
         if (suggestion := nearest(plain_name, groups)) is not None:
-            correction = entry_for(
+            correction = write_entry(
                 suggestion, str(option.value), at_sign + package, words if words or not group else None
             )
             hint += f" Did you mean '- {correction}'?" if isinstance(option, yaml.ScalarNode) else f" '{suggestion}'?"
         yield mistake(key, f"there is no group '{resolved}'", hint)
 
 
-def entry_for(group: str, option: str, package: str = "", words: Sequence[str] | None = None) -> str:
-    """An entry that chooses an option of a group of the root; a group that the schema has is chosen already.
+def write_entry(group: str, option: str, package: str = "", words: Sequence[str] | None = None) -> str:
+    """The text of an entry that chooses an option of a top-level group.
 
-    `package` begins with its `@`; `words` are written before the group, as they are.
+    `package` begins with its `@`. `words` are written before the group; by default `override` for a group of the
+    schema, of which config.yaml has chosen an option already.
     """
     is_known = unknown_key(tuple(group.split("/"))) is None
     if words is None:
@@ -140,8 +142,8 @@ def entry_for(group: str, option: str, package: str = "", words: Sequence[str] |
     return f"{' '.join([*words, '/' + group])}{at}: {option}"
 
 
-def _option(chosen: str, option: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
-    """What is wrong with the option, or the options, after the colon."""
+def _check_option(chosen: str, option: yaml.Node, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """Check the option, or the options, after the colon."""
     is_list = isinstance(option, yaml.SequenceNode)
     texts = option.value if is_list else [option]
     if not all(text.tag == _TEXT or (text is option and text.tag == _NULL) for text in texts):
@@ -160,23 +162,26 @@ def _option(chosen: str, option: yaml.Node, mistake: Callable[..., ConfigError])
             yield mistake(option, f"{text} counts the entries of the list", "Name a group instead: '${GROUP}'.")
 
 
-def _package(key: yaml.Node, package: str, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
-    """What is wrong with how `@package` is written. Whether there is such a key, the merged config shows."""
+def _check_package(key: yaml.Node, package: str, mistake: Callable[..., ConfigError]) -> Iterator[ConfigError]:
+    """Check the syntax of `@package`. Whether the config has such a key is checked after the merge."""
     if not re.fullmatch(r"[\w$-]+(\.[\w$-]+)*", package):
         suggestion = ".".join(re.findall(r"[\w$-]+", package.rpartition(":")[2])) or "KEY"
         yield mistake(key, f"'@{package}' names no place in the config", f"Write '@{suggestion}'.")
 
 
 class Entry(NamedTuple):
-    """An entry of a defaults list: `option` of `group`, or none of it; or the config `option` in the folder `group`."""
+    """An entry of a defaults list: a choice (`- group: option`) or a config (`- folder/name`)."""
 
     config: str
-    """The config that it stands in, such as `experiment/x`."""
+    """Name of the config that lists it, such as `experiment/x`."""
     group: str
+    """The group, or the folder of a config."""
     option: str | None
-    place: str
+    """None: the entry chooses no option of the group."""
+    source: str
+    """`file:line`"""
     words: str
-    """What is written before the colon, and after it."""
+    """The entry as it is written."""
     package: str = ""
     is_override: bool = False
     is_choice: bool = True
@@ -187,80 +192,75 @@ class Entry(NamedTuple):
         """The config that it chooses."""
         return f"{self.group}/{self.option}".lstrip("/")
 
+    @property
+    def origin(self) -> Origin:
+        """Where a value of the option was chosen."""
+        return Origin(self.source, f"{self.group}={self.option or 'null'}")
+
     def is_of(self, key: str) -> bool:
-        """Whether it chooses for `group@package`. A package of a file that has one itself is not known here."""
+        """Whether it chooses for `group@package`."""
         group, _, package = key.partition("@")
+        # The package of an entry in another folder depends on where its file is merged, which is not known here.
         at_root = self.config.partition("/")[0] in (self.config, "experiment")
         own_package = self.package or self.group.replace("/", ".")
         return self.group == group and (not at_root or own_package == (package or group.replace("/", ".")))
 
 
-def choices(
-    search: SearchPath,
-    merged: Sequence[Merged],
-    overrides: Sequence[Override],
-    read: Callable[[Path], yaml.Node | None],
-) -> dict[KeyPath, Choice]:
-    """Section -> the choice of its group. An option that is merged into the tree's root is under `(group,)`.
-
-    `read` returns the YAML document of a file that was merged.
-    """
-    files = {merged_config.name: file for merged_config in merged if (file := find(search.dirs, merged_config.name))}
+def find_choices(files: ConfigFiles, merged: Sequence[Merged], overrides: Sequence[Override]) -> dict[KeyPath, Choice]:
+    """Section -> the choice of its group. An option that is merged into the tree's root is under `(group,)`."""
+    search = files.search
+    paths = {config.name: path for config in merged if (path := find(search.dirs, config.name))}
     entries = [
         entry
-        for name, file in files.items()
-        for entry in entries_of(read(file), label(file, search.cwd), name)
+        for name, path in paths.items()
+        for entry in read_entries(files[path].node, label(path, search.cwd), name)
         if entry.is_choice
     ]
-    # An override comes before what it overrides; of several the first counts, as in Hydra.
+    # The first entry that names a file counts, as in Hydra; so overrides go before the entries that they override.
     entries.sort(key=lambda entry: not entry.is_override)
     typed = [override for override in overrides if search.is_choice(override)]
     # experiment=x was rewritten to +experiment=x.
-    typed_lines = {path: line_of(override).removeprefix("+") for override in typed for path in _paths(override)}
+    typed_lines = {name: line_of(override).removeprefix("+") for override in typed for name in _chosen_files(override)}
     chosen: dict[KeyPath, Choice] = {}
-    for merged_config in merged:
-        group = merged_config.name.rpartition("/")[0]
-        file = files.get(merged_config.name)
-        if not group or file is None:
+    for config in merged:
+        group = config.name.rpartition("/")[0]
+        path = paths.get(config.name)
+        if not group or path is None:
             continue
-        section = _path(merged_config.package or group)
-        origin = _who(merged_config.name, typed_lines, entries)
+        origin = _find_chooser(config.name, typed_lines, entries)
         if origin is not None:
-            chosen[section] = Choice(origin, label(file, search.cwd))
-    # The rest chose nothing: null, or ~group.
+            chosen[split_package(config.package or group)] = Choice(origin, label(path, search.cwd))
+    # Overrides and entries that merged no file chose null, or removed the group.
     for override in typed:
-        chosen.setdefault(_path(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
+        chosen.setdefault(split_package(override.key_or_group), Choice(Origin(COMMAND_LINE, line_of(override))))
     for entry in entries:
-        if entry.option is None and entry.group != "experiment":  # as if the line were not there
-            chosen.setdefault(_path(entry.group), Choice(_origin(entry)))
-    # A run that is not named is called after its experiment.
+        if entry.option is None and entry.group != "experiment":
+            chosen.setdefault(split_package(entry.group), Choice(entry.origin))
+    # The name of a run defaults to that of its experiment.
     experiments = [choice for section, choice in chosen.items() if section[0] == "experiment"]
     return {**chosen, ("name",): experiments[-1]} if experiments else chosen
 
 
-def _path(name: str) -> KeyPath:
+def split_package(name: str) -> KeyPath:
+    """The keys of a group or package: `a/b` and `a.b` are both `("a", "b")`."""
     return tuple(name.replace("/", ".").split("."))
 
 
-def _paths(override: Override) -> list[str]:
-    """The files that a choice on the command line names."""
+def _chosen_files(override: Override) -> list[str]:
+    """Names of the configs that an override of a group chooses."""
     chosen = None if override.is_delete() else override.value()
     options = chosen if isinstance(chosen, list) else [chosen]
     return [f"{override.key_or_group}/{str(option).removesuffix('.yaml')}" for option in options if option is not None]
 
 
-def _who(path: str, typed_lines: dict[str, str], entries: Sequence[Entry]) -> Origin | None:
-    """Who chose a file: the command line, or the first entry that names it."""
+def _find_chooser(path: str, typed_lines: dict[str, str], entries: Sequence[Entry]) -> Origin | None:
+    """The override, or else the first entry, that names a config."""
     if path in typed_lines:
         return Origin(COMMAND_LINE, typed_lines[path])
-    return next((_origin(entry) for entry in entries if entry.names == path), None)
+    return next((entry.origin for entry in entries if entry.names == path), None)
 
 
-def _origin(entry: Entry) -> Origin:
-    return Origin(entry.place, f"{entry.group}={entry.option or 'null'}")
-
-
-def entries_of(node: yaml.Node | None, file: str, config: str) -> Iterator[Entry]:
+def read_entries(node: yaml.Node | None, file: str, config: str) -> Iterator[Entry]:
     """The entries of the defaults list of a config, whose file messages call `file`."""
     folder = config.rpartition("/")[0]
 
@@ -284,12 +284,12 @@ def entries_of(node: yaml.Node | None, file: str, config: str) -> Iterator[Entry
                 yield Entry(config, resolved(name), chosen, source, text, package, "override" in words)
 
 
-_MAKES_IT = (("_target_",), ("dtype",))
-"""Keys that identify an option: with another value of these it is another option."""
+_IDENTITY_KEYS = (("_target_",), ("dtype",))
+"""Keys that identify an option. An option that loses one of these to an experiment has no effect."""
 
 
-def is_whole(section: str, node: Mapping[str, Any]) -> bool:
-    """Whether a node is a whole component: it has a target, or names several schedulers that have one."""
+def is_component(section: str, node: Mapping[str, Any]) -> bool:
+    """Whether a node is a whole component: it has a target, or is a mapping of names to schedulers."""
     components = [child for child in node.values() if isinstance(child, Mapping) and "_target_" in child]
     are_schedulers = (
         section == "scheduler"
@@ -299,50 +299,51 @@ def is_whole(section: str, node: Mapping[str, Any]) -> bool:
     return "_target_" in node or are_schedulers
 
 
-def chosen_groups(document: Mapping[str, Any]) -> list[str]:
-    """The groups of which an experiment's defaults list chooses an option for their own section."""
+def read_chosen_groups(document: Mapping[str, Any]) -> list[str]:
+    """The groups of an experiment's defaults list, without those for another package."""
     defaults = document.get("defaults")
     entries = [entry for entry in defaults if isinstance(entry, Mapping)] if isinstance(defaults, list) else []
     names = [str(key).split()[-1].lstrip("/") for entry in entries for key in entry]
     return [name for name in names if "@" not in name]
 
 
-def overruled(
+def find_overruled(
     choices: Sequence[Override],
     merged: Sequence[Merged],
-    dirs: Sequence[Path],
-    read: Callable[[Path], Reading],
+    files: ConfigFiles,
     values: Mapping[str, Any],
     provenance: Provenance,
 ) -> Iterator[ConfigError]:
-    """A mistake for each of the command line's `choices` that the composed `values` do not show.
+    """A mistake for each of the command line's `choices` whose values an experiment overwrites in `values`.
 
-    `listed` has the package of each option. Options merged into the tree's root are left out.
+    `merged` has the package of each option. Options merged into the tree's root are left out.
     """
-    assigned = {assignment.path for assignment in provenance.given}
+    assigned = {assignment.path for assignment in provenance.assignments}
     for override in choices:
         group, option = override.key_or_group, None if override.is_delete() else override.value()
-        file = find(dirs, f"{group}/{option}") if isinstance(option, str) else None
+        file = find(files.search.dirs, f"{group}/{option}") if isinstance(option, str) else None
         if file is None:
             continue
-        section = _section(override, merged)
-        file_values = {key: value for key, value in (read(file).values or {}).items() if key != "defaults"}
+        section = _find_section(override, merged)
+        file_values = {key: value for key, value in (files[file].values or {}).items() if key != "defaults"}
         option_values = {(*section, *path): value for path, value in whole_values(file_values)}
-        lost = [path for path, value in option_values.items() if path not in assigned and _at(values, path) != value]
-        lost_identity = [path for path in lost if path[len(section) :] in _MAKES_IT]
+        lost = [
+            path for path, value in option_values.items() if path not in assigned and value_at(values, path) != value
+        ]
+        lost_identity = [path for path in lost if path[len(section) :] in _IDENTITY_KEYS]
         if section and (lost_identity or (lost and len(lost) == len(option_values))):
             key = (lost_identity or lost)[0]
-            source = provenance.exact(key).place
+            source = provenance.exact(key).source
             line = line_of(override).removeprefix("+")
-            yield refused(
-                f"{line} has no effect: {source} sets {'.'.join(key)} to {_at(values, key)}",
+            yield override_error(
+                f"{line} has no effect: {source} sets {'.'.join(key)} to {value_at(values, key)}",
                 f"Set its values ({'.'.join(key)}=…), or choose the option in the experiment "
                 f"('- override /{line.replace('=', ': ')}') instead of its values.",
                 Code.no_effect,
             )
 
 
-def _section(choice: Override, merged: Sequence[Merged]) -> KeyPath:
+def _find_section(choice: Override, merged: Sequence[Merged]) -> KeyPath:
     """The keys below which the option of a choice was merged; none for the tree's root."""
     name = f"{choice.key_or_group}/{str(choice.value()).removesuffix('.yaml')}"
     packages = [entry.package for entry in merged if entry.name == name]
@@ -350,23 +351,28 @@ def _section(choice: Override, merged: Sequence[Merged]) -> KeyPath:
     return tuple(package.split(".")) if package else ()
 
 
-def _at(values: Any, path: KeyPath) -> Any:
+def value_at(values: Any, path: KeyPath) -> Any:
+    """The value at a path; None where there is no such key."""
     for key in path:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
 
 
 class ConfigFiles:
-    """Configs by name, for Hydra's defaults list (hydra_compat.Configs). One with mistakes counts as empty."""
+    """The configs by name, as Hydra's defaults list needs them (hydra_compat.Configs).
+
+    A file with mistakes counts as empty, so that the other files are still checked.
+    """
 
     def __init__(self, search: SearchPath) -> None:
-        self._search = search
+        self.search = search
         self._groups = every_group(search.dirs)
         self.read: dict[Path, Reading] = {}
+        """The files read so far, in that order."""
 
     def load(self, name: str) -> Loaded | None:
         """The values of a config, and its package."""
-        file = find(self._search.dirs, name)
+        file = find(self.search.dirs, name)
         if file is None:
             return Loaded({}, None) if name == SCHEMA else None
         reading = self[file]
@@ -374,11 +380,11 @@ class ConfigFiles:
 
     def is_group(self, name: str) -> bool:
         """Whether there is such a group."""
-        return self._search.is_group(name)
+        return self.search.is_group(name)
 
     def options(self, group: str) -> list[str]:
         """The names of a group's configs."""
-        return [*options(self._search.dirs, group)]
+        return [*options(self.search.dirs, group)]
 
     @property
     def mistakes(self) -> list[ConfigError]:
@@ -396,16 +402,17 @@ class ConfigFiles:
         return self.read[path]
 
     def _read(self, path: Path) -> Reading:
-        name = label(path, self._search.cwd)
+        name = label(path, self.search.cwd)
         reading = read_file(path, name)
-        group = self._search.name_of(path).rpartition("/")[0]
+        group = self.search.name_of(path).rpartition("/")[0]
         if not reading.broken:
-            for mistake in defaults_list_mistakes(reading.node, name, group, self._groups):
+            for mistake in check_defaults_list(reading.node, name, group, self._groups):
                 reading.mistakes.append(mistake)
                 reading.broken, reading.values = True, None
-        if self._search.primary == self._search.name_of(path) and reading.package not in (None, "_global_"):
+        if self.search.primary == self.search.name_of(path) and reading.package not in (None, "_global_"):
             message = f"the primary config cannot go to '{reading.package}': all else is merged into it"
             reading.add(message, f"{name}:1", "Remove the line '# @package'.", breaks=True)
+        # An experiment sets keys of the whole config: without the header its keys would be below `experiment`.
         if group.partition("/")[0] == "experiment" and reading.package is None:
             if not reading.broken and not reading.mistakes and set(reading.values) - {"defaults"}:
                 section = group.replace("/", ".")
@@ -414,7 +421,7 @@ class ConfigFiles:
             reading.package = "_global_"
         if not reading.broken and (reading.package == "_global_" or not group):
             _refuse_shapes(reading, name)
-            _refuse_hydra(reading, name, self._search.cwd, primary=not group)
+            _refuse_hydra(reading, name, self.search.cwd, primary=not group)
         return reading
 
 
@@ -424,6 +431,7 @@ def _refuse_shapes(reading: Reading, name: str) -> None:
         values = reading.values
         for section in path[:-1]:
             values = values[section]
+        # Without the value, the rest of the file can still be merged and checked.
         values.pop(path[-1], None)
         is_list_of_components = (
             len(path) == 1 and path[0] in ("optimizer", "scheduler") and problem.startswith("a list")
@@ -451,7 +459,7 @@ def _misshapen(node: Any, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.Node, s
 
 
 def _refuse_hydra(reading: Reading, name: str, cwd: Path, *, primary: bool) -> None:
-    """Refuse settings of Hydra's own: only the primary config's search path has an effect here."""
+    """Refuse Hydra's own settings: only the primary config's search path has an effect here."""
     for key, value in reading.node.value if isinstance(reading.node, yaml.MappingNode) else ():
         if key.value != "hydra" or not isinstance(value, yaml.MappingNode):
             continue

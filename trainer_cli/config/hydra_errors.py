@@ -15,9 +15,9 @@ from hydra.errors import MissingConfigException
 from omegaconf.errors import InterpolationToMissingValueError, UnsupportedInterpolationType
 
 from trainer_cli.config.fields import unknown_key
-from trainer_cli.config.files import Entry, entries_of, entry_for
+from trainer_cli.config.files import Entry, read_entries, write_entry
 from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
-from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, no_option
+from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, unknown_option_error
 from trainer_cli.config.provenance import label
 from trainer_cli.config.search_path import SearchPath, every_group, find, options, primaries
 from trainer_cli.config.yaml import Reading
@@ -43,13 +43,13 @@ class _Lists(NamedTuple):
         return next((line_of(override) for override in choices if override.get_key_element().lstrip("+~") == key), "")
 
 
-def translated(
+def translate_error(
     error: Exception, search: SearchPath, command: CommandLine, files: Mapping[Path, Reading]
 ) -> ConfigError:
     """The error for one of Hydra's. `files` are those read so far: the mistake is in the last one, or it names it."""
     text = str(error) or str(error.__cause__ or "")
     entries = {
-        name: [*entries_of(reading.node, label(path, search.cwd), name)]
+        name: [*read_entries(reading.node, label(path, search.cwd), name)]
         for path, reading in files.items()
         for name in [search.name_of(path)]
     }
@@ -77,7 +77,7 @@ def translated(
     return _wrong(f"cannot compose: {message}", label([*files][-1], search.cwd) if files else None)
 
 
-def why_unresolved(error: Exception, text: str, known_keys: Sequence[str]) -> tuple[str, str]:
+def explain_unresolved(error: Exception, text: str, known_keys: Sequence[str]) -> tuple[str, str]:
     """What is wrong with the interpolation in `text`, and a hint; `known` are the keys that it could name."""
     words = str(getattr(error, "msg", None) or error or type(error).__name__).splitlines()[0]
     last = words.rpartition(" ")[2]
@@ -113,7 +113,7 @@ def _wrong_override(parent: str, key: str, candidates: Sequence[str], lists: _Li
     """An override in a defaults list, of what nothing chose before, or not for this package."""
     group, _, package = key.partition("@")
     entry = next((listed for listed in lists.entries.get(parent, ()) if listed.is_override and listed.is_of(key)), None)
-    where, option = (entry.place, entry.option or "null") if entry is not None else (parent, "OPTION")
+    where, option = (entry.source, entry.option or "null") if entry is not None else (parent, "OPTION")
     if group == "experiment":
         return _of_an_experiment(where, option)
     if candidates:
@@ -146,7 +146,7 @@ def _not_listed(key: str, candidates: Sequence[str], lists: _Lists, *, deletes: 
 def _not_chosen(slot: str, lists: _Lists) -> ConfigError:
     """A defaults list leaves the choice of a group to the command line (`- group: ???`)."""
     group = slot.partition("@")[0]
-    where = next((entry.place for entry in lists.of(slot) if entry.option == "???"), None)
+    where = next((entry.source for entry in lists.of(slot) if entry.option == "???"), None)
     hint = f"Add {slot}=NAME to the command line: {', '.join(options(lists.search.dirs, group)) or 'none'}."
     return ConfigError(f"{slot} must be chosen", source=where, code=Code.not_given, hint=hint)
 
@@ -159,21 +159,21 @@ def _chosen_twice(key: str, lists: _Lists) -> ConfigError:
     if group == "experiment":
         inside = next((entry for entry in entries if entry.config.startswith("experiment/")), None)
         if inside is not None:
-            return _of_an_experiment(inside.place, inside.option or "null")
-        if (where := next((entry.place for entry in entries if entry.option is not None), None)) is not None:
+            return _of_an_experiment(inside.source, inside.option or "null")
+        if (where := next((entry.source for entry in entries if entry.option is not None), None)) is not None:
             hint = "Remove the line, and choose it on the command line alone."
             return _wrong("experiment is chosen already", where, hint)
     if group != "experiment" and added and (entries or len(added) == 1):
         return _wrong(f"{added[0]}: {key} is chosen already", COMMAND_LINE, "Leave out the '+'.")
     for first, last in pairwise(sorted(entries, key=lambda entry: entry.config)):
         if first.config == last.config:
-            return _wrong(f"{key} is chosen twice", last.place, "Name it once.")
+            return _wrong(f"{key} is chosen twice", last.source, "Name it once.")
     if len(entries) > 1:
         first, last = entries[:2]
         if _is_above(first, last, lists):
             first, last = last, first
-        message = f"{key} is chosen already, in {first.place.rpartition(':')[0]}"
-        return _wrong(message, last.place, f"Write '- override /{key}: {last.option}'.")
+        message = f"{key} is chosen already, in {first.source.rpartition(':')[0]}"
+        return _wrong(message, last.source, f"Write '- override /{key}: {last.option}'.")
     return _wrong(f"{key} is chosen twice", COMMAND_LINE, "Name it once.")
 
 
@@ -197,7 +197,7 @@ def _no_interpolation(text: str, lists: _Lists) -> ConfigError:
     hint = "It can name a group that an earlier line of the same list chooses. " + (
         f"Write the option itself: {option_names}." if option_names else "Write the name itself."
     )
-    return _wrong(f"a defaults list cannot resolve {text}", entry.place if entry is not None else None, hint)
+    return _wrong(f"a defaults list cannot resolve {text}", entry.source if entry is not None else None, hint)
 
 
 def _missing_file(error: MissingConfigException, lists: _Lists) -> ConfigError:
@@ -208,18 +208,18 @@ def _missing_file(error: MissingConfigException, lists: _Lists) -> ConfigError:
     all_entries = [entry for entries in lists.entries.values() for entry in entries]
     # Groups may stand in groups: the entry says how much of the name is the group.
     entry = next((candidate for candidate in all_entries if candidate.names == missing), None)
-    where = entry.place if entry is not None else "defaults list"
+    where = entry.source if entry is not None else "defaults list"
     if entry is not None:
         group, option = entry.group, entry.option or ""
     if search.is_group(option) and not find(search.dirs, option):
         message = f"{option} is a group, and this entry names no option of it"
-        return _wrong(message, where, f"Write '- {entry_for(option, 'OPTION')}'.")
+        return _wrong(message, where, f"Write '- {write_entry(option, 'OPTION')}'.")
     if group and not search.is_group(group):
         known_groups = every_group(search.dirs)
         hint = f"There are: {', '.join(known_groups)}.{did_you_mean(group, known_groups)}"
         return ConfigError(f"there is no group '{group}'", source=where, code=Code.unknown_option, hint=hint)
     if group:
-        return no_option(group, option, list(options(search.dirs, group)), where)
+        return unknown_option_error(group, option, list(options(search.dirs, group)), where)
     hint = did_you_mean(option, [*primaries(search.dirs), SCHEMA]).strip() or "Remove the line."
     return _wrong(f"the defaults list names {option}.yaml, which is not there", where, hint)
 
@@ -234,7 +234,7 @@ def _back_to_itself(entries: Mapping[str, Sequence[Entry]], name: str, trail: tu
     """The place of the entry that leads back to a file above it."""
     for entry in entries.get(name, ()):
         if entry.names in (*trail, name):
-            return entry.place
+            return entry.source
         if (source := _back_to_itself(entries, entry.names, (*trail, name))) is not None:
             return source
     return None

@@ -52,7 +52,7 @@ _DYNAMIC = re.compile(
 )
 
 
-def missing(path: str, roots: Iterable[Path]) -> Missing | None:
+def find_missing(path: str, roots: Iterable[Path]) -> Missing | None:
     """The first part of a dotted path that certainly does not exist; None if all may exist.
 
     `roots` are searched before `sys.path`.

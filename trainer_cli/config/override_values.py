@@ -8,10 +8,10 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
-from trainer_cli.config.check import contents
+from trainer_cli.config.check import to_plain
 from trainer_cli.config.fields import KeyPath
 from trainer_cli.config.hydra_compat import SCHEMA, apply_override
-from trainer_cli.config.overrides import Append, line_of, path_of, refused
+from trainer_cli.config.overrides import Append, line_of, override_error, path_of
 from trainer_cli.config.search_path import SearchPath, options
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.types import MISSING, in_yaml
@@ -26,12 +26,12 @@ def apply(
     OmegaConf.set_struct(config, True)
     mistakes: list[ConfigError] = []
     for override in overrides:
-        mistake = _why_refused(contents(config), override, search)
+        mistake = _why_refused(to_plain(config), override, search)
         if mistake is None and (reason := apply_override(config, override)) is not None:
-            mistake = refused(f"{line_of(override)}: {reason}")
+            mistake = override_error(f"{line_of(override)}: {reason}")
         if mistake is not None:
             mistakes.append(mistake)
-    return contents(config), mistakes
+    return to_plain(config), mistakes
 
 
 def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPath) -> ConfigError | None:
@@ -53,7 +53,7 @@ def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPa
     if isinstance(value, Mapping) and isinstance(current, str) and "${" in current:
         return _of_an_interpolation(line, ".".join(path), current)
     if override.is_add() and current not in (None, MISSING) and not isinstance(value, dict | list):
-        return refused(f"{'.'.join(path)} exists already", "Leave out the '+'.")
+        return override_error(f"{'.'.join(path)} exists already", "Leave out the '+'.")
     return _no_merge(current, value, path, override)
 
 
@@ -65,7 +65,7 @@ def _no_merge(current: Any, value: Any, path: KeyPath, override: Override) -> Co
             names = {Mapping: "a mapping", list: "a list"}
             message = f"{line}: {key} is {names[kind]}, and {names[other_kind]} does not merge into it"
             again = f" '+{line.lstrip('+')}'" if path == path_of(override) else ""
-            return refused(message, f"Remove it first: '~{key}'{again}.", Code.wrong_type)
+            return override_error(message, f"Remove it first: '~{key}'{again}.", Code.wrong_type)
     # A mapping without keys takes any, as null does.
     if not isinstance(current, Mapping) or not isinstance(value, dict) or not current:
         return None
@@ -79,7 +79,7 @@ def _no_merge(current: Any, value: Any, path: KeyPath, override: Override) -> Co
             hint = f"{hint} To add it, write '+{line}'.".strip()
             if "_target_" in value and path == path_of(override):
                 hint += f" To replace the whole {key}, put {key}=null before it."
-            mistake = refused(f"there is no key '{key}.{name}'", hint, Code.unknown_key)
+            mistake = override_error(f"there is no key '{key}.{name}'", hint, Code.unknown_key)
         if mistake is not None:
             return mistake
     return None
@@ -94,19 +94,21 @@ def append(values: dict[str, Any], addition: Append) -> ConfigError | None:
     for depth, name in enumerate(addition.path):
         if not isinstance(current, Mapping | list):
             shown = "null" if current is None else "no mapping"
-            return refused(f"{addition.line}: {'.'.join(addition.path[:depth])} is {shown}")
+            return override_error(f"{addition.line}: {'.'.join(addition.path[:depth])} is {shown}")
         names = {str(index) for index in range(len(current))} if isinstance(current, list) else set(current)
         if name not in names:
             prefix = ".".join(addition.path[:depth])
             suggestion = did_you_mean(key, [f"{prefix}.{name}" for name in names]).strip()
             hint = f"{suggestion} To make the list, write '+{key}={list_text}'.".strip()
-            return refused(f"there is no key '{key}'", hint, Code.unknown_key)
+            return override_error(f"there is no key '{key}'", hint, Code.unknown_key)
         parent, index = current, (int(name) if isinstance(current, list) else name)
         current = parent[index]
     if current is not None and not isinstance(current, list):
         shown = "has no value yet" if current == MISSING else f"is {current!r}, and no list"
         single = current != MISSING and not isinstance(current, Mapping) and len(addition.values) == 1
-        return refused(f"{addition.line}: {key} {shown}", f"Write {key}={addition.values[0] if single else list_text}.")
+        return override_error(
+            f"{addition.line}: {key} {shown}", f"Write {key}={addition.values[0] if single else list_text}."
+        )
     parent[index] = [*(current or []), *addition.values]
     return None
 
@@ -115,7 +117,7 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
     """The error for `key=value` where the composed values have no such key."""
     if path[0] not in values:
         message = f"{search.primary}.yaml does not begin with the schema, so {path[0]!r} is not in it"
-        return refused(message, f"Put '- {SCHEMA}' first in its defaults list.")
+        return override_error(message, f"Put '- {SCHEMA}' first in its defaults list.")
     node: Any = values
     for depth, name in enumerate(path):
         prefix = ".".join(path[:depth])
@@ -125,7 +127,7 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
             hint = (
                 f"Choose one first, as in {prefix}=NAME." if node is None and depth == 1 else f"Write {prefix}=VALUE."
             )
-            return refused(f"{line}: {prefix} is {'null' if node is None else 'not a mapping'}", hint)
+            return override_error(f"{line}: {prefix} is {'null' if node is None else 'not a mapping'}", hint)
         if name not in node:
             known_keys = [".".join((*path[:depth], str(name))) for name in node]
             hint = f"{did_you_mean('.'.join(path), known_keys).strip()} To add it, write '+{line}'.".strip()
@@ -135,7 +137,7 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
             if depth == 1 and name in options(search.dirs, prefix):
                 is_mapping_of_components = prefix in ("callbacks", "loggers")
                 hint = f"Choose it first, as in {prefix}={f'[default,{name}]' if is_mapping_of_components else name}."
-            return refused(f"there is no key '{'.'.join(path)}'", hint, Code.unknown_key)
+            return override_error(f"there is no key '{'.'.join(path)}'", hint, Code.unknown_key)
         node = node[name]
     return None
 
@@ -145,19 +147,21 @@ def _no_removal(parent: Any, path: KeyPath, value: Any, *, has_value: bool) -> C
     key = ".".join(path)
     if not isinstance(parent, Mapping) or path[-1] not in parent:
         names = [".".join((*path[:-1], str(name))) for name in parent] if isinstance(parent, Mapping) else []
-        return refused(f"there is no '{key}' to remove", did_you_mean(key, names).strip() or "Leave it out.")
+        return override_error(f"there is no '{key}' to remove", did_you_mean(key, names).strip() or "Leave it out.")
     current = parent[path[-1]]
     if has_value and value != current:
-        return refused(f"{key} is {in_yaml(current)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}.")
+        return override_error(
+            f"{key} is {in_yaml(current)}, and not {in_yaml(value)}, so it is not removed", f"Write ~{key}."
+        )
     return None
 
 
 def _of_an_interpolation(line: str, key: str, text: str) -> ConfigError:
     """A key below an interpolation would be set in the node that it names, for all that refer to it."""
-    return refused(f"{line}: {key} is {text}, and what it names has that key", "Set the key there.")
+    return override_error(f"{line}: {key} is {text}, and what it names has that key", "Set the key there.")
 
 
 def _of_a_list(line: str, above: str) -> ConfigError:
     """A single item of a list cannot be set by its number, which would name another item when the list changes."""
     hint = f"Write the whole list, {above}=[...], or add to its end, {above}+=ITEM."
-    return refused(f"{line}: {above} is a list, whose items are not set singly", hint)
+    return override_error(f"{line}: {above} is a list, whose items are not set singly", hint)

@@ -52,12 +52,12 @@ class CommandLine:
         return [line_of(override) for override in self.overrides]
 
 
-def refused(message: str, hint: str | None = None, code: Code = Code.override) -> ConfigError:
+def override_error(message: str, hint: str | None = None, code: Code = Code.override) -> ConfigError:
     """The error for something on the command line."""
     return ConfigError(message, source=COMMAND_LINE, code=code, hint=hint)
 
 
-def no_such_key(path: KeyPath, known_keys: Sequence[str], source: str) -> ConfigError:
+def unknown_key_error(path: KeyPath, known_keys: Sequence[str], source: str) -> ConfigError:
     """The error for a key that does not exist, with the nearest that does."""
     section_key = ".".join(path[:-1])
     names = [f"{section_key}.{name}" if section_key else name for name in known_keys]
@@ -77,7 +77,7 @@ def no_such_key(path: KeyPath, known_keys: Sequence[str], source: str) -> Config
     return ConfigError(f"there is no key '{key}'", location=key, source=source, code=Code.unknown_key, hint=hint)
 
 
-def no_option(group: str, option: str, known_options: Sequence[str], source: str) -> ConfigError:
+def unknown_option_error(group: str, option: str, known_options: Sequence[str], source: str) -> ConfigError:
     """The error for an option that a group does not have."""
     suggestion = did_you_mean(option, known_options) or did_you_mean(
         option.removesuffix(".yaml").rpartition("/")[2], known_options
@@ -96,18 +96,18 @@ def path_of(override: Override) -> KeyPath:
     return tuple(word for word in re.split(r"[.\[\]]+", override.key_or_group) if word)
 
 
-def read(arguments: Sequence[str]) -> CommandLine:
+def read_overrides(arguments: Sequence[str]) -> CommandLine:
     """The overrides, all of which can be read.
 
     Raises:
         ConfigError: naming every argument that is no override, with a hint on quoting.
     """
-    line = parsed(arguments)
+    line = parse_overrides(arguments)
     raise_all(line.mistakes)
     return line
 
 
-def parsed(arguments: Sequence[str]) -> CommandLine:
+def parse_overrides(arguments: Sequence[str]) -> CommandLine:
     """Split off `ckpt=` and `key+=value`, rewrite `experiment=x` to `+experiment=x`, and parse the rest.
 
     Every argument that is no override stands in `mistakes`.
@@ -131,7 +131,7 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
         appends = bool(equals) and key.endswith("+")
         if appends and key.startswith(("+", "~")):
             hint = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
-            line.mistakes.append(refused(f"cannot read the override {argument!r}", hint))
+            line.mistakes.append(override_error(f"cannot read the override {argument!r}", hint))
             continue
         plain_argument = f"{key[:-1]}={value}" if appends else argument
         try:
@@ -141,12 +141,12 @@ def parsed(arguments: Sequence[str]) -> CommandLine:
             line.mistakes.append(_unreadable(argument))
             continue
         if is_too_deep:
-            line.mistakes.append(refused(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
+            line.mistakes.append(override_error(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
         elif override.is_sweep_override():
             line.mistakes.append(_sweep(argument, override.value()))
         elif _has_sweep(override.value()):
             hint = f"Give whole values instead: '{override.get_key_element()}=[A],[B]', with -m (train fit -m)."
-            line.mistakes.append(refused(f"{argument!r} has values to sweep inside of another", hint))
+            line.mistakes.append(override_error(f"{argument!r} has values to sweep inside of another", hint))
         elif appends:
             parsed_value: Any = override.value()
             values = parsed_value if isinstance(parsed_value, list) else [parsed_value]
@@ -189,25 +189,25 @@ def _depth(value: Any) -> int:
 
 def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
     """What `ckpt=VALUE` names: one pattern, or the parts of `[a,b]`."""
-    text = unquoted(value.strip())
+    text = strip_quotes(value.strip())
     if text == "null":
         return [], False
     if value.strip() == PYTHONS_NULL:
         hint = "Write ckpt=null."
-        raise refused(f"ckpt: {PYTHONS_NULL} is a text here, and not null", hint)
+        raise override_error(f"ckpt: {PYTHONS_NULL} is a text here, and not null", hint)
     if not text:
-        raise refused("ckpt= names nothing", "Give a path, a glob, or ckpt=null.")
+        raise override_error("ckpt= names nothing", "Give a path, a glob, or ckpt=null.")
     if not (text.startswith("[") and text.endswith("]") and closes_at_end(text)):
         return [text], False
-    patterns = [unquoted(pattern.strip()) for pattern in split_at_commas(text[1:-1])]
+    patterns = [strip_quotes(pattern.strip()) for pattern in split_at_commas(text[1:-1])]
     if not all(patterns):
-        raise refused(f"{argument} has an empty part", "Write ckpt='[a,b]'.")
+        raise override_error(f"{argument} has an empty part", "Write ckpt='[a,b]'.")
     return patterns, True
 
 
 def _unreadable(argument: str) -> ConfigError:
     message = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
-    return refused(message, hint_for(argument))
+    return override_error(message, hint_for(argument))
 
 
 def _sweep(argument: str, sweep: Any) -> ConfigError:
@@ -216,13 +216,15 @@ def _sweep(argument: str, sweep: Any) -> ConfigError:
     message = f"{argument!r} gives several values, but one run takes one"
     text = in_quotes(key, value)
     if isinstance(sweep, IntervalSweep):
-        return refused(message, f"An interval has no end of values: list them ({key}=1,2), with -m (train fit -m).")
+        return override_error(
+            message, f"An interval has no end of values: list them ({key}=1,2), with -m (train fit -m)."
+        )
     if re.match(r"\w+\(", value):
-        return refused(message, f"Add -m to run each (train fit -m), or for a text write {text}.")
+        return override_error(message, f"Add -m to run each (train fit -m), or for a text write {text}.")
     number = looks_like_number(value)
     hint = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
     hint += f" a list write {shlex.quote(f'{key}=[{value}]')}, for a text {text}, or -m to run each (train fit -m)."
-    return refused(message, hint)
+    return override_error(message, hint)
 
 
 def _has_sweep(value: Any) -> bool:
@@ -253,7 +255,7 @@ def as_text(text: str) -> str:
     return f"'\"{text}\"'"
 
 
-def unquoted(text: str) -> str:
+def strip_quotes(text: str) -> str:
     """A text without the one pair of quotes around it, where it has one."""
     quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
     return text[1:-1] if quoted else text
@@ -335,7 +337,7 @@ def hint_for(argument: str) -> str:
         return f"To add to the end of a list, write {shlex.quote(key.lstrip('+') + '+=' + item)}."
     if (match := re.match(r"(\w+)\(", value)) and (usage := _USAGE.get(match[1])):
         return f"It is written {usage}; for a text, write {in_quotes(key, value)}."
-    if "${" in value and why_no_interpolation(unquoted(value)) is not None:
+    if "${" in value and why_no_interpolation(strip_quotes(value)) is not None:
         return "An interpolation is written ${KEY}, and closed."
     filled = [value_part for value_part in split_at_commas(value) if value_part.strip()]
     if 0 < len(filled) < len(split_at_commas(value)) and _parse_or_none(f"{key}={','.join(filled)}") is not None:

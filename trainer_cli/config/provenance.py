@@ -28,7 +28,7 @@ class Source(NamedTuple):
     but: tuple[KeyPath, ...] = ()
 
 
-class Given(NamedTuple):
+class Assignment(NamedTuple):
     """What an override sets. A mapping is merged; `added`: the value was added to the end of a list."""
 
     path: KeyPath
@@ -37,18 +37,18 @@ class Given(NamedTuple):
     added: bool = False
 
     @classmethod
-    def of(cls, override: Override) -> Given:
+    def of(cls, override: Override) -> Assignment:
         return cls(path_of(override), line_of(override), None if override.is_delete() else override.value())
 
 
 class Origin(NamedTuple):
     """Where a value was set, and the words there."""
 
-    place: str
+    source: str
     words: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.words}" if self.words else self.place
+        return f"{self.source}: {self.words}" if self.words else self.source
 
 
 class Choice(NamedTuple):
@@ -70,7 +70,7 @@ class Provenance:
     """What a config was composed from, in the order of merging. The YAML is walked at the first question."""
 
     sources: list[Source]
-    given: list[Given] = field(default_factory=list)
+    assignments: list[Assignment] = field(default_factory=list)
     choices: Mapping[KeyPath, Choice] = field(default_factory=dict)
     """Section -> the option of its group that was chosen; what is merged into the tree's root under its group."""
     _settings: dict[KeyPath, _Setting] | None = None
@@ -80,16 +80,16 @@ class Provenance:
 
         A component that only its group's file sets has the line of its target, else that of the choice.
         """
-        if any(_below(assignment.path, key) for assignment in self.given):
+        if any(_below(assignment.path, key) for assignment in self.assignments):
             return COMMAND_LINE
         settings = self._read()
         for length in range(len(key), 0, -1):
             if setting := settings.get(key[:length]):
-                return setting.origin.place
+                return setting.origin.source
         if setting := settings.get((*key, "_target_")):
-            return setting.origin.place
+            return setting.origin.source
         choice = self._chosen_above(key)
-        return choice.origin.place if choice is not None else DEFAULT
+        return choice.origin.source if choice is not None else DEFAULT
 
     def within(self, key: KeyPath) -> str:
         """As `source`; of a key that no file names itself, such as a package, the first value below it."""
@@ -107,9 +107,9 @@ class Provenance:
         choice = self.choices.get(key)
         return choice.origin if choice is not None else Origin(DEFAULT)
 
-    def places(self, values: Mapping[Any, Any]) -> dict[str, str]:
+    def collect_sources(self, values: Mapping[Any, Any]) -> dict[str, str]:
         """The place of each value that is no default, by its dotted key."""
-        sources = {".".join(path): self.exact(path).place for path, _ in whole_values(values)}
+        sources = {".".join(path): self.exact(path).source for path, _ in whole_values(values)}
         return {key: source for key, source in sources.items() if source != DEFAULT}
 
     def written(self, key: KeyPath, number: float) -> str:
@@ -118,14 +118,14 @@ class Provenance:
         setting = next((settings[key[:length]] for length in range(len(key), 0, -1) if key[:length] in settings), None)
         if setting is None or not setting.text:
             return plain
-        if setting.origin.place != COMMAND_LINE:
+        if setting.origin.source != COMMAND_LINE:
             return setting.text
         words = [word for word in re.findall(r"[-+.\w]+", setting.text) if _reads_as(word, number)]
         return plain if plain in words else next(iter(words), plain)
 
     def gone(self, key: KeyPath) -> Origin | None:
         """What took a value away: `~key`, or the choice of another option above it."""
-        if any(assignment.path == key for assignment in self.given):
+        if any(assignment.path == key for assignment in self.assignments):
             return self.exact(key)
         choice = self._chosen_above(key)
         return choice.origin if choice is not None else None
@@ -135,7 +135,7 @@ class Provenance:
         choice = self.choices.get(section)
         if choice is None or not choice.label:
             return None
-        sources = (self.exact((*section, *path)).place for path, _ in whole_values(values))
+        sources = (self.exact((*section, *path)).source for path, _ in whole_values(values))
         return choice.origin if any(source.startswith(f"{choice.label}:") for source in sources) else None
 
     def _chosen_above(self, key: KeyPath) -> Choice | None:
@@ -150,11 +150,11 @@ class Provenance:
                     text = value.value if isinstance(value, yaml.ScalarNode) and value.style in (None, "") else ""
                     origin = Origin(f"{source.label}:{line}")
                     self._set(path, _Setting(origin, isinstance(value, yaml.MappingNode), text))
-            for assignment in self.given:
+            for assignment in self.assignments:
                 self._give(assignment.path, assignment.value, assignment)
         return self._settings
 
-    def _give(self, path: KeyPath, value: Any, assignment: Given) -> None:
+    def _give(self, path: KeyPath, value: Any, assignment: Assignment) -> None:
         is_mapping = isinstance(value, Mapping)
         origin = Origin(COMMAND_LINE, assignment.line)
         before = self._read().get(path)

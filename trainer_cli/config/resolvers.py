@@ -103,7 +103,7 @@ def _wrong(message: str, where: str, hint: str | None = None) -> ConfigError:
 
 
 @contextmanager
-def one_moment() -> Iterator[None]:
+def share_moment() -> Iterator[None]:
     """Within it, every composition takes `${now:…}` from one time, also in processes that are started."""
     outer = os.environ.get(MOMENT)
     os.environ.setdefault(MOMENT, datetime.now().isoformat())
@@ -114,7 +114,7 @@ def one_moment() -> Iterator[None]:
             del os.environ[MOMENT]
 
 
-def with_moment(
+def substitute_now(
     values: Mapping[str, Any], provenance: Provenance
 ) -> tuple[dict[str, Any], list[str], list[ConfigError]]:
     """Plain values with the time in place of `${now:FORMAT}`, the keys that have it, and what is wrong with others.

@@ -35,7 +35,7 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import HydraException
 
-from trainer_cli.config.overrides import read, refused
+from trainer_cli.config.overrides import override_error, read_overrides
 from trainer_cli.errors import ConfigError, raise_all
 
 MOST_JOBS = 10_000
@@ -63,9 +63,9 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
     parsed = [_parsed(argument) for argument in arguments]
     swept = [override for override in parsed if override is not None]
     raise_all(list(_mistakes(arguments, swept)))
-    read([argument for argument, override in zip(arguments, parsed, strict=True) if override is None])
+    read_overrides([argument for argument, override in zip(arguments, parsed, strict=True) if override is None])
     if not swept:
-        raise refused(
+        raise override_error(
             "-m, but nothing is swept",
             "Give a key several values, as in optimizer.lr=0.1,0.01 or seed=range(3), or leave -m out.",
         )
@@ -79,7 +79,7 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
     raise_all(mistakes)
     count = math.prod(map(len, values))
     if count > MOST_JOBS:
-        raise refused(f"this is a sweep of {count:,} jobs", f"At most {MOST_JOBS:,}.")
+        raise override_error(f"this is a sweep of {count:,} jobs", f"At most {MOST_JOBS:,}.")
     return [_job(arguments, parsed, combination) for combination in itertools.product(*values)]
 
 
@@ -131,28 +131,30 @@ def _parsed(argument: str) -> Override | None:
 def _mistakes(arguments: Sequence[str], swept: Sequence[Override]) -> Iterator[ConfigError]:
     keys = [argument.lstrip("+~").partition("=")[0] for argument in arguments]
     if _RUN_DIR in keys:
-        yield refused(
+        yield override_error(
             "run_dir= and -m: each job of a sweep has a directory of its own, runs/NAME/sweep/KEY",
             "Leave run_dir= out; name=NAME chooses where.",
         )
     for argument, key in zip(arguments, keys, strict=True):
         if key.endswith("+") and _parsed(argument.replace("+=", "=", 1)) is not None:
             hint = f"Sweep whole lists: {key[:-1]}=[a],[a,b]."
-            yield refused(f"{argument}: what is added to a list is not swept", hint)
+            yield override_error(f"{argument}: what is added to a list is not swept", hint)
     for override in swept:
         key = override.get_key_element().lstrip("+~")
         if override.is_delete():
-            yield refused(f"{override.input_line}: a removal takes no values to sweep")
+            yield override_error(f"{override.input_line}: a removal takes no values to sweep")
         elif keys.count(key) > 1:
             hint = "Give all its values at once."
-            yield refused(f"{key} is swept, and given again", hint)
+            yield override_error(f"{key} is swept, and given again", hint)
 
 
 def _values(override: Override, options: Callable[[str], Sequence[str] | None]) -> list[Any]:
     """All values of a swept override, plain; duplicates refused."""
     line, sweep = override.input_line, override.value()
     if isinstance(sweep, IntervalSweep):
-        raise refused(f"{line}: an interval has no end of values", "List them (a,b,c), or use range(START,STOP,STEP).")
+        raise override_error(
+            f"{line}: an interval has no end of values", "List them (a,b,c), or use range(START,STOP,STEP)."
+        )
     if isinstance(sweep, Glob):
         values = _globbed(override, sweep, options(override.key_or_group))
     elif isinstance(sweep, RangeSweep):
@@ -161,11 +163,11 @@ def _values(override: Override, options: Callable[[str], Sequence[str] | None]) 
         assert isinstance(sweep, ChoiceSweep)
         values = [_plain(value) for value in sweep.list]
     if not values:
-        raise refused(f"{line} gives no value at all")
+        raise override_error(f"{line} gives no value at all")
     texts = [text_of(value) for value in values]
     twice = sorted({text for text in texts if texts.count(text) > 1})
     if twice:
-        raise refused(f"{line} gives {', '.join(twice)} twice", "Name each value once.")
+        raise override_error(f"{line} gives {', '.join(twice)} twice", "Name each value once.")
     if getattr(sweep, "shuffle", False):
         # The same command gives the same order again.
         random.Random(line).shuffle(values)
@@ -185,7 +187,7 @@ def _globbed(override: Override, glob: Glob, option_names: Sequence[str] | None)
     """The options of a group that fit; `*` does not cross a `/`."""
     line = override.input_line
     if option_names is None:
-        raise refused(
+        raise override_error(
             f"{line}: glob() chooses among the options of a group, and {override.key_or_group} is none",
             "List the values: a,b,c.",
         )
@@ -197,7 +199,7 @@ def _globbed(override: Override, glob: Glob, option_names: Sequence[str] | None)
 
     matches = [name for name in option_names if matches_any(name, glob.include) and not matches_any(name, glob.exclude)]
     if not matches:
-        raise refused(f"{line} fits nothing", f"There are: {', '.join(option_names) or 'none'}.")
+        raise override_error(f"{line} fits nothing", f"There are: {', '.join(option_names) or 'none'}.")
     return matches
 
 
@@ -207,11 +209,11 @@ def _range(sweep: RangeSweep, line: str) -> list[Any]:
     assert sweep.stop is not None
     ends = (sweep.start, sweep.stop, sweep.step)
     if not all(math.isfinite(end) for end in ends) or sweep.step == 0:
-        raise refused(f"{line} has no end", "range(START,STOP,STEP) leaves out STOP.")
+        raise override_error(f"{line} has no end", "range(START,STOP,STEP) leaves out STOP.")
     start, stop, step = (Decimal(repr(end)) for end in ends)
     count = max(0, math.ceil((stop - start) / step))
     if count > MOST_JOBS:
-        raise refused(f"{line} gives {count:,} values", f"At most {MOST_JOBS:,}.")
+        raise override_error(f"{line} gives {count:,} values", f"At most {MOST_JOBS:,}.")
     whole = all(isinstance(end, int) for end in ends)
     numbers = [start + index * step for index in range(count)]
     return [int(number) if whole else float(number) for number in numbers]

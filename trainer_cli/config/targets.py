@@ -80,7 +80,7 @@ class Trust(NamedTuple):
             return is_public_name or path.startswith(
                 tuple(f"{prefix}." for prefix in (*COMPONENTS, "torch.nn", "torch.optim"))
             )
-        return self.project is not None and top in project_packages(self.project)
+        return self.project is not None and top in find_project_packages(self.project)
 
     def holds(self, module: str) -> bool:
         """Whether a module belongs to a trusted package or to the project."""
@@ -141,7 +141,7 @@ def is_component(definition: object, module: str) -> bool:
     )
 
 
-def component(path: str, where: str, trust: Trust) -> Callable[..., Any]:
+def import_target(path: str, where: str, trust: Trust) -> Callable[..., Any]:
     """The class or function that a `_target_` names, imported only if it may be.
 
     Raises:
@@ -181,7 +181,7 @@ def resolve(path: str, where: str, trust: Trust) -> object:
             current = getattr(current, name)
         except AttributeError:
             if not isinstance(current, ModuleType):
-                raise absent(path, where, f"{prefix} has no {name!r}", name, dir(current)) from None
+                raise missing_name_error(path, where, f"{prefix} has no {name!r}", name, dir(current)) from None
             current = _submodule(current, prefix, name, path, where)
     return current
 
@@ -224,7 +224,7 @@ def import_from(project: Path) -> None:
         sys.path.insert(0, root)
 
 
-def project_packages(project: Path) -> Iterator[str]:
+def find_project_packages(project: Path) -> Iterator[str]:
     """Names of the top-level packages and modules of a project, in its root or in `src/`."""
     for root in (project, project / "src"):
         if not root.is_dir():
@@ -236,7 +236,7 @@ def project_packages(project: Path) -> Iterator[str]:
                 yield name
 
 
-def absent(path: str, where: str, message: str, name: str, candidates: Iterable[str]) -> ConfigError:
+def missing_name_error(path: str, where: str, message: str, name: str, candidates: Iterable[str]) -> ConfigError:
     """The error for a part of a path that does not exist, with the nearest name that does."""
     public = [name for name in candidates if not name.startswith("_")]
     return _target_error(f"_target_ {path}: {message}", where, did_you_mean(name, public).strip() or None)
@@ -355,14 +355,14 @@ def _relative(error: ImportError, path: str, where: str) -> ConfigError:
 def _submodule(module: ModuleType, prefix: str, name: str, path: str, where: str) -> ModuleType:
     # Through an alias (`mine.np.random`) nothing is imported.
     if not hasattr(module, "__path__") or module.__name__ != prefix:
-        raise absent(path, where, f"module {prefix} has no {name!r}", name, dir(module))
+        raise missing_name_error(path, where, f"module {prefix} has no {name!r}", name, dir(module))
     try:
         return _import(f"{prefix}.{name}", path, where)
     except ModuleNotFoundError as error:
         if error.name != f"{prefix}.{name}":
             raise
         candidates = {*dir(module), *(file.stem for root in module.__path__ for file in Path(root).glob("*.py"))}
-        raise absent(path, where, f"package {prefix} has no {name!r}", name, candidates) from None
+        raise missing_name_error(path, where, f"package {prefix} has no {name!r}", name, candidates) from None
 
 
 def _no_component(path: str, where: str) -> ConfigError:

@@ -22,12 +22,12 @@ from trainer_cli.config.arguments import (
     SPECIAL,
     check_keys,
     is_node,
-    no_node,
-    optimizers,
+    list_optimizers,
+    node_error,
 )
 from trainer_cli.config.fields import DATA_KEYS, GLOBAL_BATCH_SIZE
 from trainer_cli.config.processes import batches_of_step, check_strategy
-from trainer_cli.config.targets import Trust, component
+from trainer_cli.config.targets import Trust, import_target
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.core.types import call_parameters, misfits
@@ -108,7 +108,7 @@ class Builder:
         node = _node(self.config.data, "data")
         settings = {key: node[key] for key in DATA_KEYS if key in node and key != GLOBAL_BATCH_SIZE}
         if isinstance(settings.get("collate_fn"), str):
-            settings["collate_fn"] = component(settings["collate_fn"], "data.collate_fn", self.trust)
+            settings["collate_fn"] = import_target(settings["collate_fn"], "data.collate_fn", self.trust)
         elif settings.get("collate_fn") is not None:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
         settings["batch_size"], _ = batches_of_step(self.config, self.group.data_size)
@@ -158,7 +158,7 @@ class Builder:
 
     def optimizer(self, model: nn.Module) -> Optimizer | dict[str, Optimizer]:
         """The optimizer over the model's parameters, in groups as `param_groups` says; or several, by name."""
-        several = optimizers(self.config.optimizer)
+        several = list_optimizers(self.config.optimizer)
         if list(several) == ["optimizer"]:
             return self._optimizer(model, "optimizer", several["optimizer"])
         names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in several.items()})
@@ -169,7 +169,7 @@ class Builder:
 
     def _optimizer(self, model: nn.Module, where: str, node: Any, names: list[str] | None = None) -> Optimizer:
         node = _node(node, where)
-        target = component(str(node.get("_target_")), f"{where}._target_", self.trust)
+        target = import_target(str(node.get("_target_")), f"{where}._target_", self.trust)
 
         def call(groups: Sequence[Any], settings: Mapping[str, Any], pattern: str | None) -> Any:
             return self.make(settings, where if pattern is None else f"param_groups.{pattern}", first=(groups,))
@@ -205,14 +205,14 @@ class Builder:
                 if own is not None
             }
         node = _node(node, where)
-        target = component(node["_target_"], f"{where}._target_", self.trust)
+        target = import_target(node["_target_"], f"{where}._target_", self.trust)
         interval = node.get("interval") or default_interval(target)
         made = partial(self._schedule, node, where, loop, interval)
         return Scheduled(made, interval, node.get("metric"), node.get("groups")).resolve(target, where)
 
     def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
         """A schedule; `total_steps` is given to one that takes it and has none in the config."""
-        target = component(str(node["_target_"]), f"{where}._target_", self.trust)
+        target = import_target(str(node["_target_"]), f"{where}._target_", self.trust)
         special = {key: value for key, value in node.items() if key in SPECIAL}
         own = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
         return self.make(
@@ -330,7 +330,7 @@ class Builder:
             return node
         if "_target_" not in node:
             return {key: self.make(value, f"{where}.{key}") for key, value in node.items()}
-        target: Any = component(node["_target_"], f"{where}._target_", self.trust)
+        target: Any = import_target(node["_target_"], f"{where}._target_", self.trust)
         raise_all(list(check_keys(node, where)))
         positional = [*first, *self.make(list(node.get("_args_", [])), f"{where}._args_")]
         named = {str(key): self.make(value, f"{where}.{key}") for key, value in node.items() if key not in SPECIAL}
@@ -417,7 +417,7 @@ def target_packages(config: TrainConfig) -> tuple[str, ...]:
 
 def _node(value: Any, where: str) -> Mapping[str, Any]:
     if not is_node(value):
-        raise no_node(value, where)
+        raise node_error(value, where)
     assert isinstance(value, Mapping)
     return value
 

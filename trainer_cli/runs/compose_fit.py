@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import Composed, compose, from_yaml
-from trainer_cli.config.overrides import unquoted
+from trainer_cli.config.overrides import strip_quotes
 from trainer_cli.config.provenance import DEFAULT, label
 from trainer_cli.config.sweep import text_of
 from trainer_cli.errors import UserError
@@ -21,7 +21,7 @@ _LISTED = 8
 
 def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
     """Compose the config of a fit. With `resume=RUN_DIR` it is the config of that run, with the overrides on top."""
-    named = [unquoted(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
+    named = [strip_quotes(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
     if named and named[-1] not in ("auto", "never", "must"):
         directory = RunDir(named[-1])
         if directory.exists_as_run():
@@ -62,6 +62,6 @@ def refuse_shipped_default(composed: Composed) -> None:
 def _is_chosen_by_user(composed: Composed, section: str, shipped: str) -> bool:
     """Whether the command line or one of the user's files chooses, holds or sets the component of a section."""
     choice = composed.provenance.choices.get((section,))
-    origins = [composed.provenance.exact((section, "_target_")).place]
-    origins += [] if choice is None else [choice.origin.place, choice.label]
+    origins = [composed.provenance.exact((section, "_target_")).source]
+    origins += [] if choice is None else [choice.origin.source, choice.label]
     return any(origin and origin != DEFAULT and not origin.startswith(f"{shipped}/") for origin in origins)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import verify_share
-from trainer_cli.config.check import contents
+from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
@@ -162,7 +162,7 @@ def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGrou
 def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitStack) -> None:
     """Make the directory of a new run; write the config and the begun attempt into it."""
     config, run = composed.config, start.run
-    places = composed.provenance.places(contents(composed.raw))
+    places = composed.provenance.collect_sources(to_plain(composed.raw))
     facts = _environment(composed, trainer)
     if start.is_new:
         stack.enter_context(

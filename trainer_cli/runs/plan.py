@@ -23,7 +23,7 @@ from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
-from trainer_cli.config.targets import component, import_from
+from trainer_cli.config.targets import import_from, import_target
 from trainer_cli.core.checkpoint_config import CheckpointConfig, CheckpointFormat, Compression, Newer, Removal
 from trainer_cli.core.intervals import StepCounts
 from trainer_cli.core.left_out import left_out, without
@@ -210,7 +210,7 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     loop.learn_lengths(data.train, start_point.progress)
     loop.start_at(data.train, start_point.progress)
     kinds = {
-        name: component(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
+        name: import_target(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
         for name, node in config.callbacks.items()
         if node is not None
     }

@@ -151,7 +151,7 @@ def refuse_no_optimizer(composed: Composed) -> None:
         choice = composed.provenance.choices.get(("optimizer",))
         raise ConfigError(
             "optimizer is null, but nothing trains without",
-            source=choice.origin.place if choice is not None and not choice.label else composed.where("optimizer"),
+            source=choice.origin.source if choice is not None and not choice.label else composed.where("optimizer"),
             hint="Choose one with optimizer=NAME; `train list optimizer` shows them.",
         )
 

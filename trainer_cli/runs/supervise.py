@@ -31,7 +31,7 @@ from typing import IO, TYPE_CHECKING
 import trainer_cli
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.processes import check_processes
-from trainer_cli.config.resolvers import one_moment
+from trainer_cli.config.resolvers import share_moment
 from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Unit
 from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_without_srun
@@ -61,7 +61,7 @@ def fit_in_processes(
         again: arguments of `train` that start this again, as a process that ends when this one does.
         supervised: this process was started by them.
     """
-    with one_moment():
+    with share_moment():
         return _fit_in_processes(compose, again, supervised=supervised, allow_pickle=allow_pickle)
 
 
