@@ -148,8 +148,8 @@ def _takes(name: str, module: str, wanted: tuple[str, ...]) -> bool:
 
 
 def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> None:
-    """`component` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
-    users = [name for name in MODULES if _takes(name, f"{ROOT}.config.targets", ("component", "resolve"))]
+    """`import_target` and `resolve` are where trust is asked for; nothing else makes an object of a `_target_`."""
+    users = [name for name in MODULES if _takes(name, f"{ROOT}.config.targets", ("import_target", "resolve"))]
     assert users == [f"{ROOT}.config.arguments", f"{ROOT}.runs.build", f"{ROOT}.runs.plan"]
     assert [name for name in MODULES if _takes(name, "hydra.utils", ("instantiate", "call", "get_object"))] == []
 
