@@ -289,7 +289,7 @@ OF_TRAINER = {
     "the last call of a ValidationCallback is left out": Mutant(COUNTED, "(is_last or trainer", "(trainer", OF_COUNT),
     "the loss scale has no bounds": Mutant(PRECISION, "if self._bounds != (None, None):", "if False:", OF_SCALE),
     "the first loss scale has no bounds": Mutant(
-        PRECISION, "min(max(_FIRST_SCALE, least or 0.0), most or math.inf)", "_FIRST_SCALE", OF_SCALE
+        PRECISION, "min(max(_FIRST_SCALE, min_scale or 0.0), max_scale or math.inf)", "_FIRST_SCALE", OF_SCALE
     ),
     "the steps since the loss scale grew are not restored": Mutant(
         PRECISION, '"_growth_tracker": state["steps_held"]', '"_growth_tracker": 0', OF_SCALE

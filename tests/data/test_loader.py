@@ -22,7 +22,7 @@ from torch.utils.data import (
 from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.datasets import Digits
-from trainer_cli.data.loader import Filler, Loader
+from trainer_cli.data.loader import Loader, PaddingBatch
 from trainer_cli.data.position import STATE_VERSION, kept_random_state, seed_random, timeout_seconds
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
@@ -82,7 +82,7 @@ def random_states() -> tuple[Any, ...]:
 
 
 def batches(loader: Loader | StreamLoader | UserLoader, epoch: int, **position: int) -> list[Any]:
-    return [[] if isinstance(one, Filler) else one.tolist() for one in loader.iterate(epoch, **position)]
+    return [[] if isinstance(one, PaddingBatch) else one.tolist() for one in loader.iterate(epoch, **position)]
 
 
 def samples(loader: Loader, epoch: int, start: int = 0) -> list[Any]:

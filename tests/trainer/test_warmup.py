@@ -106,7 +106,7 @@ def test_a_tag_that_no_group_has_is_refused() -> None:
 
 
 def test_a_dynamic_loss_scale_stays_in_its_bounds() -> None:
-    scaler = LossScaler(torch.device("cpu"), least=1024.0, most=32768.0)
+    scaler = LossScaler(torch.device("cpu"), min_scale=1024.0, max_scale=32768.0)
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([parameter], lr=0.0)
     assert scaler.metrics()["loss_scale"] == 32768

@@ -83,7 +83,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Filler:
+class PaddingBatch:
     """The batch of a rank for which no samples are left: it is computed as every rank computes one, but counts
     nothing."""
 
@@ -94,7 +94,7 @@ class SharedLoader:
     """Every rank iterates the same loader, and takes of each `world_size` batches in turn that of its rank.
 
     So the ranks have equally many batches, and the loader's order and position are those of one process. Where batches
-    are left over at the end of an epoch, the other ranks have a `Filler`.
+    are left over at the end of an epoch, the other ranks have a `PaddingBatch`.
     """
 
     def __init__(self, loader: Any, *, rank: int, world_size: int) -> None:
@@ -140,7 +140,7 @@ class SharedLoader:
                     turn.clear()
                     yield own
             if turn:
-                yield turn[self.rank] if self.rank < len(turn) else Filler(turn[0])
+                yield turn[self.rank] if self.rank < len(turn) else PaddingBatch(turn[0])
         finally:
             if (close := getattr(batches, "close", None)) is not None:
                 close()
@@ -190,8 +190,8 @@ class Loader:
 
     On `world_size` ranks the order is the same. `world_size * batch_size` samples of it at a time are
     cut into a batch for each rank, in the order of ranks, so every rank has equally many batches. Fewer at the
-    end of an epoch are cut as evenly, where they are fewer than the ranks, a rank without a sample has a `Filler`.
-    With `drop_last` both are left out.
+    end of an epoch are cut as evenly, where they are fewer than the ranks, a rank without a sample has a
+    `PaddingBatch`. With `drop_last` both are left out.
 
     Args:
         persistent_workers: keep workers between epochs, each with a copy of the dataset from their start. Not given:
@@ -321,7 +321,7 @@ class Loader:
                 first, end = self._share(start)
                 start += self.samples_per_batch
                 self.batch_samples = end - first
-                yield batch if end > first else Filler(batch)
+                yield batch if end > first else PaddingBatch(batch)
         finally:
             batches.close()
 

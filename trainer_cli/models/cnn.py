@@ -10,8 +10,9 @@ from trainer_cli.models.gpt import classification
 
 
 class CNN(nn.Module):
-    """3x3 convolutions with batch norm and ReLU, a 2x2 max-pooling after each but the first, then averaging
-    over the image, dropout and a linear layer.
+    """3x3 convolutions with batch norm and ReLU, averaging over the image, dropout and a linear layer.
+
+    A 2x2 max-pooling follows each convolution except the first.
 
     A batch is (images (N, inputs, height, width), labels (N)).
     """
@@ -22,6 +23,7 @@ class CNN(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for depth, width in enumerate(channels):
+            # No bias, because the norm that follows has one.
             layers += [nn.Conv2d(inputs, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
             if depth > 0:
                 layers.append(nn.MaxPool2d(2))
@@ -30,7 +32,7 @@ class CNN(nn.Module):
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(inputs, classes))
 
     def logits(self, images: Tensor) -> Tensor:
-        """(N, classes) scores."""
+        """The (N, classes) scores."""
         scores: Tensor = self.head(self.features(images))
         return scores
 

@@ -1,7 +1,4 @@
-"""A decoder-only transformer after GPT-2 (Radford et al., 2019), as in nanoGPT.
-
-What the shipped models return for a batch.
-"""
+"""A decoder-only transformer after GPT-2 (Radford et al., 2019), as in nanoGPT, and the outputs of a classifier."""
 
 from __future__ import annotations
 
@@ -15,7 +12,10 @@ from torch.nn import functional
 
 
 def classification(logits: Tensor, labels: Tensor, *, training: bool) -> dict[str, Tensor]:
-    """Mean cross-entropy of (N, classes) logits as `loss`; outside training `accuracy`, `logits`, `labels` too."""
+    """The outputs of a classifier: `loss`, and in evaluation `accuracy`, `logits` and `labels`.
+
+    The loss is the mean cross-entropy of (N, classes) logits and (N) labels.
+    """
     outputs = {"loss": functional.cross_entropy(logits, labels)}
     if not training:
         with torch.no_grad():
@@ -25,16 +25,17 @@ def classification(logits: Tensor, labels: Tensor, *, training: bool) -> dict[st
 
 
 IGNORED = -100
-"""The target of a place that has none."""
+"""Target of a position without a next token. It does not count in the loss."""
 
 
 class GPT(nn.Module):
     """Learned positions, pre-norm blocks, and a head tied to the token embedding.
 
     A batch is (tokens (N, T), next tokens (N, T)), with T at most `context`, or a mapping of packed rows as
-    `trainer_cli.data.text` makes them: there each token sees those before it in its own segment alone.
+    `trainer_cli.data.text` makes them. In a packed row each token attends to earlier tokens of its segment alone.
 
-    `fused_qkv`: one matrix makes queries, keys and values. With three, tensor parallelism divides the heads, too.
+    Args:
+        fused_qkv: compute queries, keys and values by one matrix. With three, tensor parallelism divides heads too.
     """
 
     def __init__(
@@ -62,64 +63,69 @@ class GPT(nn.Module):
         self._initialise(layers)
 
     def _initialise(self, layers: int) -> None:
-        """GPT-2's: normal with 0.02, and less for what is added to the residual stream `2 * layers` times."""
+        """Initialise as GPT-2: normal with 0.02, and smaller for the layers that add to the residual stream."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding) and module is not self.head:
-                added = name.endswith((".attention.out", ".mlp.out"))
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers) if added else 0.02)
+                is_residual = name.endswith((".attention.out", ".mlp.out"))
+                # The stream is a sum of 2 * layers outputs, whose variance shall not grow with the depth.
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * layers) if is_residual else 0.02)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
 
     def tensor_parallel_plan(self, tensor_size: int) -> dict[str, str]:
-        """The perceptrons are divided; without `fused_qkv` the heads of attention, too."""
+        """Divide the perceptrons, and without `fused_qkv` also the heads of attention."""
         plan = {"blocks.*.mlp.hidden": "colwise", "blocks.*.mlp.out": "rowwise"}
         if self.fused_qkv:
+            # Rows of queries, keys and values lie one after another, so a division by rows would not divide heads.
             return plan
         if self.heads % tensor_size:
             raise ValueError(f"model.heads is {self.heads}, which {tensor_size} processes cannot divide")
         return plan | {"blocks.*.attention.{query,key,value}": "colwise", "blocks.*.attention.out": "rowwise"}
 
     def logits(self, tokens: Tensor, segments: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """(N, T, vocab_size) scores of each next token.
+        """The (N, T, vocab_size) scores of each next token.
 
-        `segments` (N, T) keeps tokens of different segments apart; `positions` (N, T) are then those within them.
+        Args:
+            segments: (N, T) number of the segment of each token, for packed rows.
+            positions: (N, T) position of each token in its segment.
         """
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(f"{length} tokens are more than the model's context of {self.context}")
-        where = self.positions.weight[:length] if positions is None else self.positions(positions)
-        seen = None
+        position_embedding = self.positions.weight[:length] if positions is None else self.positions(positions)
+        mask = None
         if segments is not None:
-            seen = (segments.unsqueeze(2) == segments.unsqueeze(1)).tril().unsqueeze(1)
-        hidden = self.dropout(self.tokens(tokens) + where)
+            mask = (segments.unsqueeze(2) == segments.unsqueeze(1)).tril().unsqueeze(1)
+        hidden = self.dropout(self.tokens(tokens) + position_embedding)
         for block in self.blocks:
-            hidden = block(hidden, seen)
+            hidden = block(hidden, mask)
         scores: Tensor = self.head(self.norm(hidden))
         return scores
 
     def forward(self, batch: tuple[Tensor, Tensor] | Mapping[str, Any]) -> dict[str, Tensor | int]:
-        """Mean cross-entropy of the next tokens in nats, their number, and in evaluation the accuracy.
+        """The mean cross-entropy of the next tokens in nats, their number, and in evaluation the accuracy.
 
-        Of packed rows, only targets count that are there; their number is the batch's weight too.
+        In packed rows, positions without a target do not count. The number of targets is then also the batch's weight.
         """
         if isinstance(batch, Mapping):
-            following = batch["targets"].flatten()
+            targets = batch["targets"].flatten()
             scores = self.logits(batch["tokens"], batch["segments"], batch["positions"]).flatten(0, 1)
-            count = int(batch["count"]) if "count" in batch else int((following != IGNORED).sum())
+            # The loader counts on the host. A sum here makes the host wait for the device.
+            count = int(batch["count"]) if "count" in batch else int((targets != IGNORED).sum())
             outputs: dict[str, Tensor | int] = {"weight": count}
         else:
-            tokens, following = batch[0], batch[1].flatten()
-            scores, count, outputs = self.logits(tokens).flatten(0, 1), following.numel(), {}
-        outputs["loss"] = functional.cross_entropy(scores, following, ignore_index=IGNORED)
+            tokens, targets = batch[0], batch[1].flatten()
+            scores, count, outputs = self.logits(tokens).flatten(0, 1), targets.numel(), {}
+        outputs["loss"] = functional.cross_entropy(scores, targets, ignore_index=IGNORED)
         outputs["tokens"] = count
         if not self.training:
             with torch.no_grad():
-                outputs["accuracy"] = (scores.argmax(dim=1) == following).float().sum() / count
+                outputs["accuracy"] = (scores.argmax(dim=1) == targets).float().sum() / count
         return outputs
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron, each behind a norm and added to what came in."""
+    """Attention, then a perceptron, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float, bias: bool, fused_qkv: bool) -> None:
         super().__init__()
@@ -128,14 +134,14 @@ class Block(nn.Module):
         self.norm_2 = nn.LayerNorm(width, bias=bias)
         self.mlp = Perceptron(width, dropout, bias)
 
-    def forward(self, hidden: Tensor, seen: Tensor | None = None) -> Tensor:
-        hidden = hidden + self.attention(self.norm_1(hidden), seen)
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = hidden + self.attention(self.norm_1(hidden), mask)
         mixed: Tensor = hidden + self.mlp(self.norm_2(hidden))
         return mixed
 
 
 class Attention(nn.Module):
-    """Causal self-attention with several heads; `seen` (N, 1, T, T), where given, says what sees what."""
+    """Causal self-attention with several heads. `mask` (N, 1, T, T) is True where a token attends to another."""
 
     def __init__(self, width: int, heads: int, dropout: float, bias: bool, fused_qkv: bool) -> None:
         super().__init__()
@@ -148,27 +154,27 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, hidden: Tensor, seen: Tensor | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
         batch, length, _ = hidden.shape
         if hasattr(self, "qkv"):
             qkv = self.qkv(hidden).view(batch, length, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)
             query, key, value = qkv.unbind(0)
         else:
-            # Of several tensor-parallel processes each has its part of the heads.
+            # -1, because with tensor parallelism each process has only some of the heads.
             query, key, value = (
                 layer(hidden).view(batch, length, -1, self.head_width).transpose(1, 2)
                 for layer in (self.query, self.key, self.value)
             )
         dropout = self.attention_dropout if self.training else 0.0
         mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=seen, dropout_p=dropout, is_causal=seen is None
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=mask is None
         )
-        added: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
-        return added
+        output: Tensor = self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        return output
 
 
 class Perceptron(nn.Module):
-    """One hidden layer of four times the width, with GELU."""
+    """A hidden layer of four times the width, with GELU."""
 
     def __init__(self, width: int, dropout: float, bias: bool) -> None:
         super().__init__()
@@ -177,5 +183,5 @@ class Perceptron(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        added: Tensor = self.dropout(self.out(functional.gelu(self.hidden(hidden))))
-        return added
+        output: Tensor = self.dropout(self.out(functional.gelu(self.hidden(hidden))))
+        return output

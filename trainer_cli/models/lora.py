@@ -1,4 +1,4 @@
-"""LoRA: train small low-rank matrices beside frozen linear layers, by the `peft` package."""
+"""LoRA: train low-rank matrices beside frozen linear layers, with the `peft` package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer_cli.core.patterns import matches
 from trainer_cli.errors import ConfigError, UserError
 
 SCALING = "lora_scaling"
-"""Buffer of an adapted layer: the factor of its product, and 1 if the layer's weight is transposed, else 0."""
+"""Name of a buffer of each adapted layer: the scaling factor, and 1 if the layer's weight is transposed, else 0."""
 
 
 def lora(
@@ -25,16 +25,17 @@ def lora(
     rslora: bool = False,
     train: Sequence[str] = (),
 ) -> nn.Module:
-    """The same model with low-rank adapters (Hu et al., 2021, arXiv:2106.09685) in its linear layers. Everything else
-    is frozen. `train ckpt export --merge-lora` writes the weights of the model without adapters.
+    """Add low-rank adapters (Hu et al., 2021, arXiv:2106.09685) to linear layers of a model, and freeze all else.
+
+    `train ckpt export --merge-lora` writes the merged weights, without adapters. Returns the model.
 
     Args:
-        model: any module; its own weights are loaded before, or by `ckpt=` with `load.key_mapping`.
+        model: any module. Its weights are loaded before, or by `ckpt=` with `load.key_mapping`.
         targets: globs of the names of linear layers (or transformers' Conv1D), or `re:` and a regular expression.
-        r, alpha: the rank, and the factor: the product of both matrices is multiplied by alpha / r.
-        dropout: of the adapters' inputs.
+        r, alpha: rank, and numerator of the scaling: the product of both matrices is multiplied by alpha / r.
+        dropout: dropout of the adapters' inputs.
         rslora: multiply by alpha / sqrt(r) (Kalajdzievski, 2023, arXiv:2312.03732).
-        train: patterns of the names of further parameters that are trained, such as a new head's.
+        train: patterns of the names of other parameters to train, such as those of a new head.
 
     Raises:
         ConfigError: a pattern matches nothing, or a layer that is not linear.
@@ -46,32 +47,37 @@ def lora(
     except ImportError:
         raise UserError("LoRA needs the package peft", cure="pip install 'trainer-cli[lora]'") from None
     patterns = [targets] if isinstance(targets, str) else list(targets)
-    named = {name: module for name, module in model.named_modules() if name}
-    chosen = {name: one for name, one in named.items() if any(matches(name, pattern) for pattern in patterns)}
-    linear = {name: one for name, one in chosen.items() if isinstance(one, nn.Linear) or type(one).__name__ == "Conv1D"}
+    modules = {name: module for name, module in model.named_modules() if name}
+    linear = {
+        name: module
+        for name, module in modules.items()
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+        if any(matches(name, pattern) for pattern in patterns)
+    }
     if not linear:
-        could = [name for name, one in named.items() if isinstance(one, nn.Linear)]
-        raise ConfigError(f"no linear layer matches {patterns}", location="targets", hint=f"There are: {could[:20]}.")
+        names = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+        raise ConfigError(f"no linear layer matches {patterns}", location="targets", hint=f"There are: {names[:20]}.")
     config = LoraConfig(
         r=r,
         lora_alpha=alpha,
         lora_dropout=dropout,
         use_rslora=rslora,
         target_modules="|".join(re.escape(name) for name in linear),
-        fan_in_fan_out=all(type(one).__name__ == "Conv1D" for one in linear.values()),
+        fan_in_fan_out=all(type(module).__name__ == "Conv1D" for module in linear.values()),
     )
     with warnings.catch_warnings():
-        # peft corrects fan_in_fan_out of each layer, and says so.
+        # peft warns when it corrects fan_in_fan_out of a layer.
         warnings.simplefilter("ignore")
         inject_adapter_in_model(config, model)
     for module in model.modules():
         if isinstance(module, LoraLayer):
-            facts = [float(module.scaling["default"]), float(module.fan_in_fan_out)]
-            module.register_buffer(SCALING, torch.tensor(facts, dtype=torch.float32))
+            # Saved with the weights, so that an export can merge without the config.
+            scaling = [float(module.scaling["default"]), float(module.fan_in_fan_out)]
+            module.register_buffer(SCALING, torch.tensor(scaling, dtype=torch.float32))
     for pattern in [train] if isinstance(train, str) else train:
-        found = [one for name, one in model.named_parameters() if matches(name, pattern)]
-        if not found:
+        parameters = [parameter for name, parameter in model.named_parameters() if matches(name, pattern)]
+        if not parameters:
             raise ConfigError(f"no parameter matches '{pattern}'", location="train")
-        for parameter in found:
+        for parameter in parameters:
             parameter.requires_grad_(True)
     return model

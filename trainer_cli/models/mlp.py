@@ -1,4 +1,4 @@
-"""A multi-layer perceptron that classifies."""
+"""A multi-layer perceptron for classification."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(inputs, classes))
 
     def tensor_parallel_plan(self, tensor_size: int) -> dict[str, str]:
-        """The first layer of each pair is divided by its outputs, the second by its inputs."""
+        """Divide the first layer of each pair by its outputs, and the second by its inputs."""
+        # So only the outputs of the second layer have to be summed over the processes.
         names = [f"layers.{number}" for number, layer in enumerate(self.layers) if isinstance(layer, nn.Linear)]
         pairs = zip(names[::2], names[1::2], strict=False)
         return {name: style for pair in pairs for name, style in zip(pair, ("colwise", "rowwise"), strict=True)}
 
     def logits(self, inputs: Tensor) -> Tensor:
-        """(N, classes) scores."""
+        """The (N, classes) scores."""
         scores: Tensor = self.layers(inputs)
         return scores
 

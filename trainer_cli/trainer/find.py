@@ -1,8 +1,9 @@
-"""Find a learning rate and a batch size by short trials of a trainer, which is afterwards as it was before."""
+"""Find a learning rate and a batch size by short trials of a trainer, which are undone."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import math
 from collections.abc import Generator, Iterator
@@ -30,12 +31,12 @@ log = logging.getLogger(__name__)
 
 _SMOOTHING = 0.98
 _SKIPPED = (10, 1)
-"""Points at the beginning and at the end that are not suggested."""
+"""Number of points at the beginning and at the end that are not suggested."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningRates:
-    """The rates that were tried, the smoothed loss at each, and the one at which the loss falls fastest."""
+    """The tried rates, the smoothed loss at each, and the rate at which the loss falls fastest."""
 
     rates: list[float]
     losses: list[float]
@@ -45,32 +46,34 @@ class LearningRates:
 def find_learning_rate(
     trainer: Trainer, train_loader: Any, *, min_lr: float = 1e-7, max_lr: float = 1.0, steps: int = 100
 ) -> LearningRates:
-    """Train some steps with a rate that rises exponentially, and suggest the one where the smoothed loss falls fastest
-    (the range test of Smith, 2015, arXiv:1506.01186). Model, optimizers, schedules, loss scale and random numbers are
-    afterwards as they were. Callbacks are not called.
+    """Train with an exponentially rising learning rate, and suggest the one where the smoothed loss falls fastest.
+
+    This is the range test of Smith, 2015, arXiv:1506.01186. Model, optimizers, schedules, loss scale and random numbers
+    are restored afterwards. Callbacks are not called.
 
     Args:
-        train_loader: as of `Trainer.fit`.
-        min_lr, max_lr: the first and last rate of the group with the largest; others keep their ratio to it.
-        steps: how many rates; a loss four times the smallest ends the trial.
+        train_loader: see `Trainer.fit`.
+        min_lr, max_lr: first and last rate of the group with the largest rate; others keep their ratio to it.
+        steps: number of rates. A loss above four times the smallest ends the trial.
 
     Raises:
-        UserError: the trainer has no optimizer, or the range is none.
+        UserError: the trainer has no optimizer, or the rates do not rise.
     """
     if not 0 < min_lr < max_lr or steps < 2:
         raise UserError(f"the rates go from {min_lr} to {max_lr} in {steps} steps, which is no range")
     rates: list[float] = []
     losses: list[float] = []
     with _trial(trainer), closing(_batches(trainer, train_loader, steps)) as batches:
-        groups = [group for one in trainer.optimizers.values() for group in one.param_groups]
+        groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
         largest = max(float(group["lr"]) for group in groups) or 1.0
-        shares = [float(group["lr"]) / largest or 1.0 for group in groups]
+        ratios = [float(group["lr"]) / largest or 1.0 for group in groups]
         mean, smallest = 0.0, math.inf
         for number, (batch, samples) in enumerate(batches):
             rate = min_lr * (max_lr / min_lr) ** (number / (steps - 1))
-            for group, share in zip(groups, shares, strict=True):
-                group["lr"] = rate * share
+            for group, ratio in zip(groups, ratios, strict=True):
+                group["lr"] = rate * ratio
             mean = _SMOOTHING * mean + (1 - _SMOOTHING) * float(_step(trainer, batch, samples))
+            # The mean starts at 0, which is a bias of the first steps.
             smoothed = mean / (1 - _SMOOTHING ** (number + 1))
             smallest = min(smallest, smoothed)
             if not math.isfinite(smoothed) or smoothed > 4 * smallest:
@@ -87,13 +90,14 @@ def find_learning_rate(
 def find_batch_size(
     trainer: Trainer, train_loader: Any, *, start: int = 2, max_size: int = 8192, steps: int = 2
 ) -> int:
-    """The largest of `start`, twice that, four times that, … up to `max_size` and the number of samples, with which
-    `steps` steps fit into the memory. Everything is afterwards as after `find_learning_rate`.
+    """Find the largest batch size with which `steps` steps fit into memory.
 
-    On the CPU a system may end a process that needs too much memory, so that no error can be caught: choose `max_size`.
+    The sizes tried are `start` and its doubles, up to `max_size` and the number of samples. Everything is restored as
+    by `find_learning_rate`. On the CPU the system may kill a process that needs too much memory, which cannot be
+    caught: choose `max_size` accordingly.
 
     Raises:
-        UserError: no batch of `start` fits, or the data has no map-style dataset.
+        UserError: no batch of `start` fits, or the data is not a map-style dataset.
     """
     loader = as_loader(train_loader, shuffle=True, seed=trainer.seed or 0)
     if not isinstance(loader, Loader):
@@ -101,29 +105,30 @@ def find_batch_size(
             f"a batch size is found for a map-style dataset, and not for a {type(train_loader).__name__}",
             cure="Give the dataset itself.",
         )
-    found, size = None, start
+    fitting, size = None, start
     while size <= min(max_size, loader.length):
         try:
             with _trial(trainer):
                 for _ in range(steps):
-                    with model_state_kept():
+                    with rng_kept():
                         batch = to_device(loader.source.fetch((0, 0, size)), trainer.device)
                     _step(trainer, batch, size)
         except (torch.OutOfMemoryError, MemoryError):
             break
         finally:
             if trainer.device.type == "cuda":
+                # Cached blocks of this size would be missing for the next one.
                 torch.cuda.empty_cache()
-        found, size = size, size * 2
-    if found is None:
+        fitting, size = size, size * 2
+    if fitting is None:
         raise UserError(f"no batch of {start} samples fits: there are {loader.length}, or the memory is too small")
-    log.info("a batch of %d samples fits", found)
-    return found
+    log.info("a batch of %d samples fits", fitting)
+    return fitting
 
 
 @contextmanager
-def model_state_kept() -> Iterator[None]:
-    """The random numbers inside are drawn from a copy of the generators."""
+def rng_kept() -> Iterator[None]:
+    """Restore the random generators after the block."""
     before = model_state.capture_rng()
     try:
         yield
@@ -133,16 +138,17 @@ def model_state_kept() -> Iterator[None]:
 
 @contextmanager
 def _trial(trainer: Trainer) -> Iterator[None]:
-    """Steps inside call no callback, and are undone: everything that a checkpoint holds is restored, and buffers."""
+    """Undo the steps inside the block: restore all that a checkpoint holds, and buffers. Callbacks are not called."""
     if not trainer.optimizers:
         raise UserError("this trainer has no optimizer, so it cannot train", cure="Give it an optimizer.")
     hooks, rng, training = trainer.hooks, trainer.rng, trainer.model.training
     saved = copy.deepcopy(dict(capture(trainer, None)))
-    buffers = [(one, one.clone()) for one in trainer.model.buffers()]
-    settings = {name: settings_of(one) for name, one in trainer.optimizers.items()}
+    # Including those that are not persistent, which a checkpoint does not hold.
+    buffers = [(buffer, buffer.clone()) for buffer in trainer.model.buffers()]
+    settings = {name: settings_of(optimizer) for name, optimizer in trainer.optimizers.items()}
     trainer.hooks = Hooks({}, families={"validate"})
     try:
-        with model_state_kept():
+        with rng_kept():
             trainer.train_mode()
             trainer.modes.train()
             trainer.step.bind(trainer)
@@ -154,20 +160,22 @@ def _trial(trainer: Trainer) -> Iterator[None]:
             optimizer.zero_grad()
             for group, before in zip(optimizer.param_groups, settings[name], strict=True):
                 group.update(before)
-            # A state that was not there before would stay.
+            # Loading the saved state would not remove the state of parameters that had none.
             optimizer.state.clear()
         load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))
         with torch.no_grad():
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
+            for buffer, value in buffers:
+                buffer.copy_(value)
         trainer.loading.keep_rng(rng)
         trainer.model.train(training)
         trainer.step.bind(trainer)
 
 
 def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[tuple[Any, int | None], None, None]:
-    """So many batches on the device, each with its number of samples, epoch after epoch from the first; the generators
-    of a DataLoader are kept."""
+    """Yield `steps` batches on the device with their numbers of samples, from the first epoch on.
+
+    The generators of a DataLoader are restored.
+    """
     generators = generators_of(train_loader)
     states = [generator.get_state() for generator in generators]
     try:
@@ -178,22 +186,21 @@ def _batches(trainer: Trainer, train_loader: Any, steps: int) -> Generator[tuple
 
 
 def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[tuple[Any, int | None]]:
-    epoch, given = 0, 0
-    while given < steps:
-        before = given
+    count = 0
+    for epoch in itertools.count():
+        count_before = count
         with closing(loader.iterate(epoch)) as batches:
             for batch in batches:
                 yield to_device(batch, trainer.device), loader.batch_samples
-                given += 1
-                if given == steps:
+                count += 1
+                if count == steps:
                     return
-        if given == before:
+        if count == count_before:
             raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
-        epoch += 1
 
 
 def _step(trainer: Trainer, batch: Any, samples: int | None) -> torch.Tensor:
-    """One optimizer step over a batch; the loss before it."""
+    """Make an optimizer step with a batch. Returns the loss before the step."""
     step = trainer.step
     step.batch_size = sample_count(batch, samples)
     if step.evaluates_again:

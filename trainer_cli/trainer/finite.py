@@ -1,7 +1,4 @@
-"""Detect a loss or weights with NaN or infinity, and raise NotFiniteError.
-
-Go back to the newest checkpoint in the middle of a training, and pass over the data trained on since.
-"""
+"""Stop at NaN or infinity in the loss or the weights, or roll back to a checkpoint from before it."""
 
 from __future__ import annotations
 
@@ -18,13 +15,14 @@ log = logging.getLogger(__name__)
 
 
 class LossCheck:
-    """Checks the losses that are logged, so that nothing else is read from the device."""
+    """Check the losses that are logged, so that no value is read from the device for the check alone."""
 
     def __init__(self) -> None:
         self._since: int | None = None
+        """Step of the last log, if its loss was not finite."""
 
     def check(self, trainer: Trainer, *, finite: bool) -> None:
-        """Warn of a loss that is not finite; a single one may be from a step that loss scaling skipped.
+        """Warn of the first loss that is not finite: loss scaling may have skipped its step.
 
         Raises:
             NotFiniteError: it is the second in a row.
@@ -36,32 +34,29 @@ class LossCheck:
             self._since = step
             log.warning("the loss is not finite at step %d. %s", step, _last_finite(trainer)[0])
         else:
+            # The log shall show the loss that ends the training.
             trainer.recording.flush()
-            what = f"the loss is not finite since step {self._since}, so the training ends at step {step}"
-            raise not_finite(trainer, what)
+            message = f"the loss is not finite since step {self._since}, so the training ends at step {step}"
+            raise not_finite(trainer, message)
 
 
 def check_end(trainer: Trainer) -> None:
-    """Raise if the weights at the end of a training are not finite.
-
-    Raises:
-        NotFiniteError: they are not.
-    """
+    """Raise NotFiniteError if the weights at the end of a training are not finite."""
     fails = not is_finite(trainer.model)
+    # All ranks raise together: one that goes on would wait for the others in its next collective.
     if fails if trainer.agreement is None else trainer.agreement.total(fails) > 0:
         raise not_finite(
             trainer, f"the weights are not finite at the end of the training, step {trainer.progress.step}"
         )
 
 
-def not_finite(trainer: Trainer, what: str) -> NotFiniteError:
-    """The error, with the last finite checkpoint in its hint."""
-    known, cure = _last_finite(trainer)
-    return NotFiniteError(what, cure=f"{known} {cure}".rstrip())
+def not_finite(trainer: Trainer, message: str) -> NotFiniteError:
+    """Make the error, with the last finite checkpoint in its hint."""
+    return NotFiniteError(message, cure=" ".join(_last_finite(trainer)).rstrip())
 
 
 def _last_finite(trainer: Trainer) -> tuple[str, str]:
-    """The hint: the last checkpoint with finite weights, and how to resume it."""
+    """Two sentences for a hint: the last checkpoint with finite weights, and how to resume from it."""
     try:
         path = None if trainer.checkpoint is None else trainer.checkpoint.newest_finite()
     except OSError as error:
@@ -78,26 +73,28 @@ def _last_finite(trainer: Trainer) -> tuple[str, str]:
 
 
 def roll_back(trainer: Trainer, train_loader: Any) -> None:
-    """Load the newest intact checkpoint with finite weights; continue with the data after the present position.
+    """Load the newest intact checkpoint with finite weights, and continue with the data after the current position.
 
-    Records of the steps undone are dropped, as on a resume. The steps are made again, over other data, so the length
-    of the training stays as it is.
+    Records of the undone steps are dropped, as on a resume. The steps are made again with other data, so the length
+    of the training stays the same.
 
     Raises:
         NotFiniteError: there is no such checkpoint.
     """
     loop, step = trainer.loop, trainer.progress.step
+    # Before the checkpoint replaces the progress.
     data = loop.data_state(trainer)
     path = None if trainer.checkpoint is None else trainer.checkpoint.go_back(trainer)
     if path is None:
         raise not_finite(trainer, f"the training cannot go back from step {step}")
     trainer.metric_logger.record.clear()
     trainer.metric_logger.close()
-    place = trainer.progress.epoch, trainer.progress.batch, trainer.progress.epoch_samples
+    position = trainer.progress.epoch, trainer.progress.batch, trainer.progress.epoch_samples
     trainer.load_checkpoint(path)
     loop.pending_eval_record = None
     train_loader.check_state(data)
-    loop.pass_over(trainer, *place)
+    loop.pass_over(trainer, *position)
+    # After the loader, whose passing over may draw random numbers.
     trainer.loading.restore_rng()
     trainer.recording.start()
     trainer.requests.end_roll_back()

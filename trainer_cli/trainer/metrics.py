@@ -1,8 +1,7 @@
-"""Read loss, weight and metrics from a model's outputs, and average them.
+"""Batches, the outputs of a model for them, and weighted means of these outputs.
 
-Batches: find and move the tensors in any container, and the number of samples.
-
-How many samples a batch holds: as its loader says, else the leading size of its first tensor.
+A batch may be any container of tensors. It counts as many samples as its loader says, else as the leading size of its
+first tensor. Its outputs are a loss, and metrics that are averaged with the weight of the batch.
 """
 
 from __future__ import annotations
@@ -23,14 +22,22 @@ from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.same import check_same_losses
 
+log = logging.getLogger(__name__)
+
+Number = int | float
+_NUMBERS = (int, float, np.integer, np.floating)
+_NOT_METRICS = frozenset({"loss", "weight", "tokens"})
+_LOSS = "Compute it in forward, such as `return torch.nn.functional.cross_entropy(outputs, labels)`."
+
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on `device`.
+    """Copy every tensor in a batch to `device`.
 
-    Containers keep their type: mappings, lists, tuples, named tuples, dataclasses, PackedSequence, and whatever has a
-    method `to`. Everything else stays as it is.
+    Containers keep their type: mappings, lists, tuples, named tuples, dataclasses, and objects with a method `to`, such
+    as PackedSequence. Other objects are returned as they are.
     """
     if isinstance(batch, Tensor):
+        # From pinned memory the host does not wait for the copy.
         return batch.to(device, non_blocking=True)
     if type(batch) is dict:
         return {key: to_device(value, device) for key, value in batch.items()}
@@ -45,33 +52,33 @@ def to_device(batch: Any, device: torch.device) -> Any:
     if _is_dataclass(batch):
         moved = copy.copy(batch)
         for field in dataclasses.fields(batch):
-            # A frozen dataclass too.
+            # setattr would fail for a frozen dataclass.
             object.__setattr__(moved, field.name, to_device(getattr(batch, field.name), device))
         return moved
     return batch
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Every tensor in a batch, in order."""
+    """Yield every tensor in a batch, in order."""
     if isinstance(batch, Tensor):
         yield batch
     else:
-        for part in parts_of_batch(batch):
-            yield from tensors_of(part)
+        for value in _contents(batch):
+            yield from tensors_of(value)
 
 
 def leading_size(batch: Any) -> int | None:
-    """The leading size of the first tensor in a batch that has one: how many samples it holds. None without any."""
+    """The leading size of the first tensor in a batch, or None if no tensor has one."""
     if isinstance(batch, Tensor):
         return batch.shape[0] if batch.ndim else None
     if isinstance(batch, PackedSequence):
-        # Packed by time step, and the first step has every sequence. These sizes are in host memory.
+        # Packed by time step, and every sequence has a first step. These sizes are in host memory.
         return int(batch.batch_sizes[0])
-    return next((size for size in map(leading_size, parts_of_batch(batch)) if size is not None), None)
+    return next((size for size in map(leading_size, _contents(batch)) if size is not None), None)
 
 
-def parts_of_batch(batch: Any) -> Iterable[Any]:
-    """What a container of a batch holds; nothing for other objects."""
+def _contents(batch: Any) -> Iterable[Any]:
+    """The values in a container of a batch; empty for other objects."""
     if isinstance(batch, Mapping):
         return batch.values()
     if isinstance(batch, list | tuple):
@@ -86,7 +93,7 @@ def _is_dataclass(batch: Any) -> bool:
 
 
 def _mapping_like(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
-    """A mapping of the same type and attributes with other values."""
+    """Make a mapping with other values, and with the type and attributes of `batch`."""
     if not hasattr(batch, "__setitem__"):
         return type(batch)(values)  # type: ignore[call-arg]
     moved: Any = copy.copy(batch)
@@ -95,19 +102,17 @@ def _mapping_like(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Any:
     return moved
 
 
-log = logging.getLogger(__name__)
-
-
-def sample_count(batch: Any, known: int | None = None) -> int:
-    """Samples in a batch.
+def sample_count(batch: Any, loader_count: int | None = None) -> int:
+    """The number of samples in a batch.
 
     Args:
-        known: what the loader says; None: it does not say, so that the leading size of the first tensor counts.
+        loader_count: the number that the loader states; None: it states none, so the leading size of the first tensor
+            is used.
 
     Raises:
-        UserError: the loader does not say, and the batch holds no tensor with a leading dimension.
+        UserError: the loader states no number, and the batch has no tensor with a leading dimension.
     """
-    size = leading_size(batch) if known is None else known
+    size = leading_size(batch) if loader_count is None else loader_count
     if size is None:
         raise UserError(
             f"cannot tell how many samples a batch of type {type(batch).__name__} holds: it has no tensor with a "
@@ -118,25 +123,26 @@ def sample_count(batch: Any, known: int | None = None) -> int:
 
 
 class SampleCheck:
-    """Warns, once for each loader, of a batch whose form contradicts the number of samples that it counts as.
+    """Warn once for each loader if the shape of a batch contradicts its number of samples.
 
-    Each batch is looked at if its loader says how many samples it has, up to the first contradiction: a `collate_fn`
-    may drop samples now and then. Of another loader only the first batch is.
+    If the loader states the number, all batches are checked up to the first contradiction, because a `collate_fn` may
+    drop samples now and then. Otherwise only the first batch is checked.
     """
 
     def __init__(self) -> None:
         self._done: set[str] = set()
+        """Names of the loaders that need no more checks."""
 
     def check(self, loader: Any, name: str, batch: Any, size: int, outputs: Mapping[str, Any]) -> None:
-        """Check a batch that counts as `size` samples. The model may say otherwise by `weight`."""
+        """Check a batch that counts as `size` samples. A `weight` in the model's outputs takes precedence."""
         if name in self._done:
             return
-        known = loader.batch_samples is not None
-        if known and leading_size(batch) == size:
+        is_stated = loader.batch_samples is not None
+        if is_stated and leading_size(batch) == size:
             return
-        stated = getattr(loader, "stated_batch_size", None)
-        reason = _contradiction(batch, size) if known else _ambiguity(batch, size, stated)
-        if not known or reason is not None:
+        batch_size = getattr(loader, "stated_batch_size", None)
+        reason = _contradiction(batch, size) if is_stated else _ambiguity(batch, size, batch_size)
+        if not is_stated or reason is not None:
             self._done.add(name)
         if reason is not None and "weight" not in outputs:
             log.warning(
@@ -147,17 +153,17 @@ class SampleCheck:
 
 
 def _contradiction(batch: Any, size: int) -> str | None:
-    """Why a batch may not hold as many samples as its loader took, or None."""
-    items = list(_items(batch))
-    if any(_rows(item) == size or (isinstance(item, list | tuple) and len(item) == size) for item in items):
+    """Why a batch may not hold as many samples as its loader states, or None."""
+    values = list(_walk(batch))
+    if any(_rows(value) == size or (isinstance(value, list | tuple) and len(value) == size) for value in values):
         return None
-    rows = next(filter(None, map(_rows, items)), None)
+    rows = next(filter(None, map(_rows, values)), None)
     return None if rows is None else f"its first tensor has {rows} rows"
 
 
 def _ambiguity(batch: Any, size: int, batch_size: int | None) -> str | None:
     """Why the leading size of the first tensor may not be the number of samples, or None."""
-    rows = sorted({rows for item in _items(batch) if (rows := _rows(item)) is not None})
+    rows = sorted({rows for value in _walk(batch) if (rows := _rows(value)) is not None})
     if len(rows) > 1:
         return f"its tensors have {', '.join(map(str, rows[:5]))} rows"
     if batch_size is not None and batch_size != size:
@@ -171,55 +177,50 @@ def _are_samples(batch: list[Any] | tuple[Any, ...]) -> bool:
     return len(batch) > 1 and all(isinstance(item, Mapping) and item.keys() == batch[0].keys() for item in batch)
 
 
-def _items(batch: Any) -> Iterator[Any]:
-    """A batch and all that it contains, each object once, in order."""
-    left, seen = [batch], set[int]()
-    while left:
-        item = left.pop()
-        if id(item) not in seen:
-            seen.add(id(item))
-            yield item
-            if _rows(item) is None:
-                left.extend(reversed(list(parts_of_batch(item))))
+def _walk(batch: Any) -> Iterator[Any]:
+    """Yield a batch and all that it contains, each object once, in order."""
+    stack, seen = [batch], set[int]()
+    while stack:
+        value = stack.pop()
+        # Objects of a user may refer to each other.
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield value
+            if _rows(value) is None:
+                stack.extend(reversed(list(_contents(value))))
 
 
-def _rows(item: Any) -> int | None:
+def _rows(value: Any) -> int | None:
     """The leading size of a tensor, or the number of packed sequences."""
-    return leading_size(item) if isinstance(item, Tensor | PackedSequence) else None
-
-
-Number = int | float
+    return leading_size(value) if isinstance(value, Tensor | PackedSequence) else None
 
 
 def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:
-    """The weight of a batch in means and gradients: `weight` in the outputs, else its number of samples."""
+    """The weight of a batch in means and gradients: `weight` of the outputs, else its number of samples."""
     weight: Number | Tensor = outputs.get("weight", size)
     if not isinstance(weight, Tensor):
         return weight
-    # 16-bit sums of weights would be wrong by whole samples.
+    # A sum of weights in 16 bits would be wrong by whole samples.
     weight = weight.detach().reshape(())
     return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight
 
 
-_LOSS = "Compute it in forward, such as `return torch.nn.functional.cross_entropy(outputs, labels)`."
-
-
 def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
-    """Loss and other outputs of a model: a scalar tensor, `(loss, outputs)`, or a mapping with `loss`.
+    """The loss and the named outputs of a model that returns a loss, `(loss, outputs)`, or a mapping with `loss`.
 
     Raises:
-        UserError: the outputs are of none of these forms.
+        UserError: the outputs are something else, or the loss is not a scalar tensor.
     """
-    rest: Mapping[str, Any] = {}
+    named: Mapping[str, Any] = {}
     if isinstance(outputs, Tensor):
         loss = outputs
     elif isinstance(outputs, Mapping):
         if "loss" not in outputs:
-            found = sorted(map(str, outputs))
-            raise UserError(f"the model returned a mapping without 'loss'; it has {found}", cure=_LOSS)
-        loss, rest = outputs["loss"], outputs
+            names = sorted(map(str, outputs))
+            raise UserError(f"the model returned a mapping without 'loss'; it has {names}", cure=_LOSS)
+        loss, named = outputs["loss"], outputs
     elif isinstance(outputs, tuple) and len(outputs) == 2:
-        loss, rest = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else rest
+        loss, named = outputs[0], outputs[1] if isinstance(outputs[1], Mapping) else named
     else:
         raise UserError(
             f"the model returned {type(outputs).__name__}, expected a loss, (loss, outputs), or a mapping with 'loss'",
@@ -227,11 +228,13 @@ def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
         )
     if not _is_scalar(loss):
         if isinstance(outputs, tuple) and _is_scalar(outputs[1]):
-            what = "the model returned a pair whose second part is the loss, expected (loss, outputs)"
-            raise UserError(what, cure="Return the loss first: `return loss, outputs`.")
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise UserError(f"the model's loss is {what}, expected a scalar tensor", cure=_LOSS)
-    return loss, rest
+            raise UserError(
+                "the model returned a pair whose second part is the loss, expected (loss, outputs)",
+                cure="Return the loss first: `return loss, outputs`.",
+            )
+        kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise UserError(f"the model's loss is {kind}, expected a scalar tensor", cure=_LOSS)
+    return loss, named
 
 
 def _is_scalar(value: Any) -> bool:
@@ -239,23 +242,23 @@ def _is_scalar(value: Any) -> bool:
 
 
 def is_metric(value: Any) -> bool:
-    """Whether it gathers over batches itself, as the metrics of torchmetrics do."""
+    """Whether a value is a metric that accumulates over batches itself, as those of torchmetrics do."""
     return all(callable(getattr(value, name, None)) for name in ("update", "compute", "reset"))
 
 
 def gather_among(metric: Any, group: ProcessGroup) -> None:
-    """Let a metric of torchmetrics gather over the ranks that have different samples, unless it has a group."""
+    """Let a metric of torchmetrics gather over the ranks with different samples, unless it has a process group."""
+    # Over all ranks the samples of a tensor parallel group would count once for each of its ranks.
     if group.data_group is not None and isinstance(metric, nn.Module):
-        for part in metric.modules():
-            if getattr(part, "process_group", group) is None:
-                part.process_group = group.data_group  # type: ignore[assignment]
+        for module in metric.modules():
+            if getattr(module, "process_group", group) is None:
+                module.process_group = group.data_group  # type: ignore[assignment]
 
 
 def check_gathers(name: str, metric: Any, processes: int) -> None:
-    """Refuse a metric that knows the samples of its own process alone, if there are several.
+    """Raise UserError for a metric that has the samples of its process alone, if there are several processes.
 
-    Raises:
-        UserError: it is none of torchmetrics, whose `compute` gathers over the processes.
+    The `compute` of a metric of torchmetrics gathers over the processes.
     """
     if processes > 1 and not any(hasattr(metric, name) for name in ("sync", "compute_groups")):
         raise UserError(
@@ -265,43 +268,47 @@ def check_gathers(name: str, metric: Any, processes: int) -> None:
 
 
 def scalars(name: str, value: Any) -> dict[str, float | Tensor]:
-    """What a metric computed, by name: a number, or a mapping of names to numbers; whatever else is left out."""
+    """The numbers in the result of a metric, by name. Nested mappings are flattened, and other values left out."""
     if isinstance(value, Mapping):
-        return {key: one for part, own in value.items() for key, one in scalars(f"{name}/{part}", own).items()}
+        numbers: dict[str, float | Tensor] = {}
+        for key, entry in value.items():
+            numbers |= scalars(f"{name}/{key}", entry)
+        return numbers
     if isinstance(value, Tensor):
         return {name: value.detach().reshape(())} if value.numel() == 1 else {}
     return {name: float(value)} if isinstance(value, _NUMBERS) else {}
 
 
-_NUMBERS = (int, float, np.integer, np.floating)
-_NOT_METRICS = frozenset({"loss", "weight", "tokens"})
-
-
 class WeightedMeans:
-    """Weighted means of scalars, summed on the device; the host waits only in `means`.
+    """Weighted means of scalars, summed on the device. The host waits only in `means`.
 
-    `only_finite`: a batch whose loss is not finite is not counted.
+    After `reset` a metric stays in the state as zero, so that the layout of a checkpoint does not change.
 
-    A metric stays in the state after `reset`, as zero, so that the layout of a checkpoint does not change.
+    Args:
+        only_finite: do not count batches with a loss that is not finite.
     """
 
     def __init__(self, device: torch.device, *, only_finite: bool = False) -> None:
         self._device, self._only_finite = device, only_finite
+        # Exact for counts of samples and tokens, and the sum of a long training loses no digits. MPS lacks it.
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, Number | Tensor] = {}
         self._counted: dict[str, None] = {}
-        """Names since the last reset, in order of appearance."""
+        """Names counted since the last reset, in order of appearance; a dict used as an ordered set."""
         self.gathering: dict[str, Any] = {}
-        """Metrics in the outputs that gather over batches themselves, by name. They are not averaged here."""
+        """Metrics in the outputs that accumulate over batches themselves, by name. They are not averaged here."""
         self.loss_is_finite = True
-        """Whether all losses in the last `means` were finite; a mean is NaN also if all weights are zero."""
+        """Whether all losses in the last `means` were finite. The mean is also NaN if all weights are 0."""
 
     def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
-        """Count one batch: its loss, and every other number of its outputs, as a tensor without dimensions or not. With
-        a weight of 0 it adds nothing, NaN or not."""
+        """Count a batch: its loss, and every number or tensor without dimensions in its outputs.
+
+        With a weight of 0 it adds nothing, even if a value is NaN.
+        """
         loss = loss.detach().reshape(())
         if self._only_finite:
+            # By torch.where, because a test on the host would wait for the device.
             counts = torch.isfinite(loss)
             weight, loss = counts * weight, torch.where(counts, loss, 0)
             outputs = {name: _zero_unless(counts, value) for name, value in outputs.items() if name not in _NOT_METRICS}
@@ -326,7 +333,7 @@ class WeightedMeans:
             total = self._sums[name] = torch.zeros((), dtype=self._dtype, device=self._device)
             self._weights[name] = 0
         self._counted[name] = None
-        # A Python number is a kernel argument; a tensor would be copied, with a wait.
+        # A Python number becomes an argument of a kernel. As a tensor it would be copied, and the host would wait.
         if not isinstance(weight, Tensor):
             if weight != 0:
                 total.add_(value, alpha=weight)
@@ -342,7 +349,7 @@ class WeightedMeans:
 
     @property
     def names(self) -> list[str]:
-        """What has been counted."""
+        """Names of the counted metrics."""
         return list(self._counted)
 
     @property
@@ -351,30 +358,31 @@ class WeightedMeans:
         return not self._counted
 
     def means(self, group: ProcessGroup = ALONE) -> dict[str, float]:
-        """The means so far, over the batches of all ranks; with one wait for the device. Collective."""
+        """The means over the batches of all ranks. Collective; waits for the device once."""
         if group.world_size > 1:
             return self._means_of_all(group)
         if not self._counted:
             return {}
         values = [self._sums[name] / self._weights[name] for name in self._counted]
+        # Stacked, so that one copy to the host brings them all.
         *means, loss_sum = torch.stack([*values, self._sums["loss"]]).tolist()
         self.loss_is_finite = math.isfinite(loss_sum)
         return dict(zip(self._counted, means, strict=True))
 
     def _means_of_all(self, group: ProcessGroup) -> dict[str, float]:
-        # A rank may lack a metric, or have counted no batch.
-        found = group.gather((list(self._counted), float(self._sums.get("loss", 0))))
+        # The names are gathered first: a rank may lack a metric, or have counted no batch.
+        counted = group.gather((list(self._counted), float(self._sums.get("loss", 0))))
         if group.tensor_size > 1:
-            check_same_losses(group, [loss for _, loss in found])
-        names = list(dict.fromkeys(name for own, _ in found for name in own))
-        own = [[float(values.get(name, 0)) for name in names] for values in (self._sums, self._weights)]
-        sums, weights = group.sum(torch.tensor(own, dtype=torch.float64))
+            check_same_losses(group, [loss for _, loss in counted])
+        names = list(dict.fromkeys(name for rank_names, _ in counted for name in rank_names))
+        rank_sums = [[float(values.get(name, 0)) for name in names] for values in (self._sums, self._weights)]
+        sums, weights = group.sum(torch.tensor(rank_sums, dtype=torch.float64))
         loss = names.index("loss") if "loss" in names else None
         self.loss_is_finite = loss is None or math.isfinite(sums[loss])
         return dict(zip(names, (sums / weights).tolist(), strict=True))
 
     def reset(self) -> None:
-        """Forget everything counted."""
+        """Start the means anew."""
         self._counted.clear()
         for name, total in self._sums.items():
             total.zero_()
@@ -382,7 +390,7 @@ class WeightedMeans:
             self._weights[name] = torch.zeros_like(weight) if isinstance(weight, Tensor) else 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums and weights, so that a resume continues the mean."""
+        """The sums and weights, from which a resume continues the means."""
         return {"sums": dict(self._sums), "weights": dict(self._weights), "counted": list(self._counted)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -397,7 +405,8 @@ class WeightedMeans:
 
 
 def weighted(value: Any, weight: Number | Tensor) -> Any:
-    """A number or tensor times its weight; 0 for a weight of 0, NaN or not. Does not wait for the device."""
+    """A number or tensor times its weight; 0 for a weight of 0, even if the value is NaN."""
+    # A tensor is masked: to test its weight here would make the host wait for the device.
     if not isinstance(weight, Tensor):
         return value * weight if weight != 0 else 0
     if not isinstance(value, Tensor):
@@ -407,28 +416,31 @@ def weighted(value: Any, weight: Number | Tensor) -> Any:
 
 
 def is_known_zero(weight: Number | Tensor) -> bool:
-    """Whether a weight is 0, as far as is known without a wait for a device."""
+    """Whether a weight is 0. False for a weight on a device, which the host would have to wait for."""
     return bool(weight == 0) if not isinstance(weight, Tensor) or weight.device.type == "cpu" else False
 
 
 def _zero_unless(counts: Tensor, value: Any) -> Any:
-    """A metric of a batch, as a tensor: zero if the batch does not count."""
-    number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
-    return torch.where(counts, value, 0) if number or (isinstance(value, Tensor) and value.ndim == 0) else value
+    """A metric of a batch, or zero if the batch does not count. Values other than scalars are not changed."""
+    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    return torch.where(counts, value, 0) if is_number or (isinstance(value, Tensor) and value.ndim == 0) else value
 
 
-def merged(first: Mapping[str, Any], others: Sequence[Mapping[str, Any]], *, empty: bool) -> dict[str, Any]:
-    """The saved sums of several ranks as those of one; `empty`: only their names, of a rank that adds nothing."""
-    sums, weights, counted = (
-        dict(first["sums"]),
-        dict(first["weights"]),
-        dict.fromkeys(first.get("counted", first["sums"])),
-    )
-    for one in others:
-        for name in one["sums"]:
-            sums[name] = sums[name] + one["sums"][name] if name in sums else one["sums"][name]
-            weights[name] = weights.get(name, 0) + one["weights"][name]
-        counted |= dict.fromkeys(one["counted"])
+def merge_sums(first: Mapping[str, Any], states: Sequence[Mapping[str, Any]], *, empty: bool) -> dict[str, Any]:
+    """Merge the saved `WeightedMeans` of ranks into one.
+
+    Args:
+        first: state of the first rank.
+        states: those of the other ranks.
+        empty: keep only the names, for a rank that adds nothing to the means.
+    """
+    sums, weights = dict(first["sums"]), dict(first["weights"])
+    counted = dict.fromkeys(first.get("counted", first["sums"]))
+    for state in states:
+        for name, total in state["sums"].items():
+            sums[name] = sums[name] + total if name in sums else total
+            weights[name] = weights.get(name, 0) + state["weights"][name]
+        counted |= dict.fromkeys(state["counted"])
     if empty:
         sums = {name: torch.zeros_like(total) for name, total in sums.items()}
         weights, counted = dict.fromkeys(weights, 0), {}

@@ -24,9 +24,9 @@ _GROWTH_INTERVAL = 2000
 
 
 class LossScaler:
-    """Torch's GradScaler, with a fixed scale too, and a count of skipped steps, kept on the device.
+    """Torch's GradScaler with bounds, an optional fixed scale, and a count of skipped steps on the device.
 
-    A step whose gradients hold NaN or infinity changes no parameter and no state of the optimizer. It still counts as
+    A step with NaN or infinite gradients changes neither parameters nor the state of the optimizer. It still counts as
     a step for schedules and intervals, so that these do not depend on overflows.
     """
 
@@ -34,21 +34,23 @@ class LossScaler:
         self,
         device: torch.device,
         scale: str | float = DYNAMIC,
-        least: float | None = None,
-        most: float | None = None,
-        first: float | None = None,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
+        init_scale: float | None = None,
         growth_interval: int | None = None,
     ) -> None:
         self._fixed = None if scale == DYNAMIC else float(scale)
-        self._bounds = (least, most)
-        first = self._fixed or first or min(max(_FIRST_SCALE, least or 0.0), most or math.inf)
+        self._bounds = (min_scale, max_scale)
+        default = min(max(_FIRST_SCALE, min_scale or 0.0), max_scale or math.inf)
         self._scaler = torch.amp.GradScaler(
-            device.type, init_scale=first, growth_interval=growth_interval or _GROWTH_INTERVAL
+            device.type,
+            init_scale=self._fixed or init_scale or default,
+            growth_interval=growth_interval or _GROWTH_INTERVAL,
         )
         self._one = torch.ones((), device=device)
         self._complex: WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = WeakKeyDictionary()
-        """Optimizer -> its number of groups, and whether one of their parameters is complex."""
-        # Torch's schedulers warn if all optimizer steps so far were skipped.
+        """Optimizer -> its number of groups, and whether a parameter in them is complex."""
+        # Torch's schedulers warn if all optimizer steps so far were skipped, as the first ones with fp16 often are.
         warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before")
         self._skipped = torch.zeros((), dtype=torch.float64 if device.type != "mps" else torch.float32, device=device)
 
@@ -65,6 +67,7 @@ class LossScaler:
         if not self._complex[optimizer][1]:
             self._scaler.unscale_(optimizer)
             return
+        # Torch does not unscale complex gradients, so it is shown real views of them.
         optimizer.param_groups = [{"params": list(map(dense_stand_in, group["params"]))} for group in groups]
         try:
             self._scaler.unscale_(optimizer)
@@ -72,45 +75,46 @@ class LossScaler:
             optimizer.param_groups = groups
 
     def overflows(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-        """On each device a tensor that is above zero if gradients of the step being made are not finite."""
+        """One tensor for each device, above zero if gradients of the current step are not finite."""
         return overflow_flags(self._scaler, optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Step the optimizer unless its gradients overflowed; the host waits only if it is not fused."""
-        for found in self.overflows(optimizer):
-            self._skipped.add_(found.clamp(max=1.0))
+        """Step the optimizer unless its gradients overflowed. The host waits only if it is not fused."""
+        for overflow in self.overflows(optimizer):
+            self._skipped.add_(overflow.clamp(max=1.0))
         self._scaler.step(optimizer)
 
     def update(self) -> None:
         """Adapt a dynamic scale after all optimizers were stepped."""
         self._scaler.update(self._fixed)
         if self._bounds != (None, None):
-            # Torch has no bounds. A tensor is copied without a wait for the device.
+            # GradScaler has no bounds. The scale is passed as a tensor, which needs no wait for the device.
             self._scaler.update(self._scaler.scale(self._one).clamp(*self._bounds))
 
     def metrics(self) -> dict[str, float]:
-        """The scale and the number of skipped steps; waits for the device."""
+        """The scale and the number of skipped steps. Waits for the device."""
         return {"loss_scale": self._scaler.get_scale(), "skipped_steps": float(self._skipped)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale, the steps since it last changed, and the skipped steps."""
-        own = self._scaler.state_dict()
-        return {"scale": own["scale"], "steps_held": own["_growth_tracker"], "skipped_steps": int(self._skipped)}
+        """The scale, the number of steps since it last changed, and the number of skipped steps."""
+        state = self._scaler.state_dict()
+        return {"scale": state["scale"], "steps_held": state["_growth_tracker"], "skipped_steps": int(self._skipped)}
 
     def check_state(self, state: Any) -> list[str]:
-        """The parts of a saved state that do not fit."""
+        """A line for each key that a saved state lacks."""
         return [f"{key}: missing in the checkpoint" for key in self.state_dict() if key not in state]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a saved dynamic scale; a fixed one is the config's."""
-        own = self._scaler.state_dict()
+        """Load a saved state. A fixed scale is a setting of the config, and is not loaded."""
         scale = state["scale"] if self._fixed is None else self._fixed
-        self._scaler.load_state_dict({**own, "scale": scale, "_growth_tracker": state["steps_held"]})
+        self._scaler.load_state_dict(
+            {**self._scaler.state_dict(), "scale": scale, "_growth_tracker": state["steps_held"]}
+        )
         self._skipped.fill_(state["skipped_steps"])
 
 
 class Precision:
-    """Number format of forward and backward, loss scaling for fp16, and clipping of the whole gradients."""
+    """The number format of forward and backward, loss scaling for fp16, and clipping of the accumulated gradients."""
 
     def __init__(
         self,
@@ -141,7 +145,7 @@ class Precision:
         self.init_scale, self.growth_interval = settings.init_scale, settings.growth_interval
 
     def scaler(self, device: torch.device) -> LossScaler | None:
-        """The loss scaling of this format; None if it needs none."""
+        """The loss scaler for fp16; None for other formats."""
         if self.dtype is not Dtype.fp16:
             return None
         return LossScaler(
@@ -149,17 +153,18 @@ class Precision:
         )
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:
-        """A new autocast context; None for fp32. One object entered twice would leave autocast on."""
+        """A new autocast context; None for fp32."""
+        # Always a new one: an object that is entered twice would leave autocast enabled.
         if self.dtype is Dtype.fp32:
             return None
         return torch.autocast(device.type, dtype=torch.float16 if self.dtype is Dtype.fp16 else torch.bfloat16)
 
     def clip(self, parameters: list[nn.Parameter], strategy: Strategy) -> Tensor | None:
-        """Clip the gradients in place. Returns their norm before clipping, on the device, if it was computed."""
+        """Clip the gradients in place. Returns their norm before clipping, as a tensor on the device, if computed."""
         try:
             return self._clip(parameters, strategy)
         except NotImplementedError:
-            # Torch clips no sparse gradients, and no complex ones by value: there the values are clipped.
+            # Torch clips neither sparse gradients nor complex ones by value. Their dense, real values are clipped.
             stand_ins = list(map(dense_stand_in, parameters))
             if all(map(operator.is_, stand_ins, parameters)):
                 raise

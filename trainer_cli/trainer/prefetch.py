@@ -1,4 +1,4 @@
-"""The batches of an epoch, on the device: on CUDA the next one is copied while this one is trained on."""
+"""Copy batches to the device. On CUDA the next batch is copied while the current one is trained on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from trainer_cli.core.progress import Progress
-from trainer_cli.data.loader import Filler
+from trainer_cli.data.loader import PaddingBatch
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same_samples
@@ -19,20 +19,20 @@ log = logging.getLogger(__name__)
 
 
 class DevicePrefetcher(Protocol):
-    """Copies batches to the model's device."""
+    """Copy batches to the model's device."""
 
     ahead: bool
-    """Whether batches should be sent ahead."""
+    """Whether a batch should be sent before the previous one has been trained on."""
 
     def send(self, batch: Any) -> Any:
-        """Start to copy a batch; `receive` takes the returned value."""
+        """Start to copy a batch. The result is passed to `receive`."""
 
     def receive(self, sent: Any) -> Any:
-        """The batch, ready for kernels launched from now on."""
+        """The batch on the device, ready for kernels that are launched after this call."""
 
 
 class Direct:
-    """Copies a batch when it is needed; does nothing on the CPU."""
+    """Copy a batch when it is needed; does nothing on the CPU."""
 
     ahead = False
 
@@ -48,8 +48,9 @@ class Direct:
 
 
 class SideStream:
-    """Copies on a side stream, in parallel with the kernels of the previous step, without a wait of the host. From
-    pageable memory the copy is not parallel.
+    """Copy on a side stream, in parallel with the kernels of the previous step. The host does not wait.
+
+    A copy from pageable memory is not parallel.
     """
 
     ahead = True
@@ -60,6 +61,7 @@ class SideStream:
 
     def send(self, batch: Any) -> Any:
         if any(tensor.is_cuda for tensor in tensors_of(batch)):
+            # A loader computed it on the current stream, perhaps with kernels that have not ended.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             moved = to_device(batch, self._device)
@@ -70,28 +72,33 @@ class SideStream:
         current = torch.cuda.current_stream(self._device)
         current.wait_event(arrived)
         for tensor in tensors_of(moved):
-            # Memory of the side stream may be reused only after this step's kernels.
+            # Without this the allocator may reuse the memory before the kernels of this step have ended.
             if tensor.is_cuda:
                 tensor.record_stream(current)
         return moved
 
 
-class FillerPrefetcher:
-    """Copies batches of one of several ranks; `counts` says whether the batch last received is no `Filler`.
+class PaddingPrefetcher:
+    """Copy batches of a rank, of which some may be padding.
 
-    The first batch is compared with those of the other ranks of a tensor group.
+    The first batch is compared with those of the other ranks of a tensor parallel group.
     """
 
     def __init__(self, prefetcher: DevicePrefetcher, group: ProcessGroup) -> None:
         self._prefetcher, self.ahead = prefetcher, prefetcher.ahead
         self.counts = True
+        """Whether the last received batch is not a `PaddingBatch`."""
         self._unchecked = group if group.tensor_size > 1 else None
 
     def send(self, batch: Any) -> Any:
-        return Filler(self._prefetcher.send(batch.batch)) if type(batch) is Filler else self._prefetcher.send(batch)
+        return (
+            PaddingBatch(self._prefetcher.send(batch.batch))
+            if type(batch) is PaddingBatch
+            else self._prefetcher.send(batch)
+        )
 
     def receive(self, sent: Any) -> Any:
-        self.counts = type(sent) is not Filler
+        self.counts = type(sent) is not PaddingBatch
         batch = self._prefetcher.receive(sent if self.counts else sent.batch)
         if self._unchecked is not None:
             check_same_samples(self._unchecked, tensors_of(batch))
@@ -100,14 +107,14 @@ class FillerPrefetcher:
 
 
 def device_prefetcher(device: torch.device) -> DevicePrefetcher:
-    """The prefetcher of a device."""
+    """Make the prefetcher for a device."""
     return SideStream(device) if device.type == "cuda" else Direct(device)
 
 
 def close_at_the_end(close: Callable[[], None]) -> None:
-    """Close what loads data where nothing more is needed of it.
+    """Close a loader at the end of a training or an evaluation.
 
-    An error is a warning: it must not replace the result of a training that has saved, nor the error that ended one.
+    An error is logged as a warning, because it must not replace the result, or the error that ended the training.
     """
     try:
         close()
@@ -116,20 +123,22 @@ def close_at_the_end(close: Callable[[], None]) -> None:
 
 
 class TrainBatches:
-    """The batches of a train loader, epoch by epoch, from the position in `Progress`."""
+    """Iterate over the epochs of a train loader, from the position in `Progress`."""
 
     def __init__(self, loader: Any, prefetcher: DevicePrefetcher, length: int | None) -> None:
         self._loader, self._prefetcher, self._length = loader, prefetcher, length
         self.samples_per_batch: int | None = getattr(loader, "samples_per_batch", None)
-        """Samples by which a batch advances the loader's position; None if the loader does not count samples."""
+        """Number of samples by which a batch advances the loader's position; None if the loader does not count them."""
         self.batch_samples: int | None = None
-        """Samples of the batch that `next` gave last; None if the loader does not say."""
+        """Number of samples in the last batch; None if the loader does not state it."""
         self._stateful = bool(getattr(loader, "stateful", False))
         self._iterator: Iterator[Any] | None = None
         self._ahead: list[tuple[Any, int | None]] = []
+        """At most one batch sent ahead, with its number of samples."""
         self._ahead_state: dict[str, Any] | None = None
+        """State of the loader before the batch in `_ahead` was fetched."""
 
-    def next(self, at: Progress) -> Any:
+    def next(self, progress: Progress) -> Any:
         """The next batch, on the device.
 
         Raises:
@@ -139,52 +148,56 @@ class TrainBatches:
             sent, self.batch_samples = self._ahead.pop()
             return self._prefetcher.receive(sent)
         if self._iterator is None:
-            self._iterator = iter(self._loader.iterate(at.epoch, batch=at.batch, samples=at.epoch_samples))
+            self._iterator = iter(
+                self._loader.iterate(progress.epoch, batch=progress.batch, samples=progress.epoch_samples)
+            )
         try:
             batch = next(self._iterator)
             self.batch_samples = self._loader.batch_samples
             return self._prefetcher.receive(self._prefetcher.send(batch))
         except StopIteration:
             raise UserError(
-                f"the train loader ended after {at.batch} batches of epoch {at.epoch}"
+                f"the train loader ended after {progress.batch} batches of epoch {progress.epoch}"
                 + (f", but {self._length} were to come" if self._length is not None else ""),
                 cure="Check the loader's length, and loop.limit_train_batches.",
             ) from None
 
-    def is_over(self, at: Progress) -> bool:
-        """Whether the epoch is over after this batch. May send the next batch to the device.
+    def is_over(self, progress: Progress) -> bool:
+        """Whether this was the last batch of the epoch. May send the next batch to the device.
 
-        A loader without length must be asked for a batch, to see whether there is one. One that has both a length and a
-        position of its own is not: its state before would have to be taken for each batch.
+        For a loader without a length, only a fetch shows whether there is another batch. From a loader with a length
+        and a state, no batch is fetched ahead, because the state would have to be copied before each fetch.
         """
         assert self._iterator is not None
-        last = at.batch == self._length
-        if self._length is not None and (last or self._stateful or not self._prefetcher.ahead):
-            return last
+        is_last = progress.batch == self._length
+        if self._length is not None and (is_last or self._stateful or not self._prefetcher.ahead):
+            return is_last
         if self._stateful:
-            self._ahead_state = self._state(at)
+            self._ahead_state = self._state(progress)
         try:
             batch = next(self._iterator)
             self._ahead.append((self._prefetcher.send(batch), self._loader.batch_samples))
         except StopIteration:
-            # One that ends before its length is reported when the batch is needed.
+            # A loader that ends before its length is reported when the batch is needed.
             return self._length is None
         return False
 
-    def state(self, at: Progress) -> dict[str, Any]:
-        """The loader's position after the last batch trained on, not after one fetched ahead."""
-        return self._ahead_state or self._state(at)
+    def state(self, progress: Progress) -> dict[str, Any]:
+        """The state of the loader after the last batch trained on, not after one fetched ahead."""
+        return self._ahead_state or self._state(progress)
 
-    def _state(self, at: Progress) -> dict[str, Any]:
-        state: dict[str, Any] = self._loader.state_dict(at.epoch, samples=at.epoch_samples, batch=at.batch)
+    def _state(self, progress: Progress) -> dict[str, Any]:
+        state: dict[str, Any] = self._loader.state_dict(
+            progress.epoch, samples=progress.epoch_samples, batch=progress.batch
+        )
         return state
 
     def end(self) -> None:
-        """End the training's last epoch. An error is a warning, as in `close_at_the_end`."""
+        """End the last epoch of a training. See `close_at_the_end` for errors."""
         close_at_the_end(self.close)
 
     def close(self) -> None:
-        """End the epoch; the next batch begins another."""
+        """End the epoch. The next batch begins another."""
         iterator, self._iterator = self._iterator, None
         self._ahead.clear()
         self._ahead_state = None

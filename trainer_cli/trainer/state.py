@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimi
 from trainer_cli.core.load_options import LoadOptions, LoadReport, advice
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import TrainError, UserError
-from trainer_cli.trainer.metrics import merged
+from trainer_cli.trainer.metrics import merge_sums
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.schedulers import MOVED
 from trainer_cli.trainer.setup import seed_rank
@@ -128,7 +128,7 @@ def of_this_rank(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any
         model_state.restore_rng(before)
     if "loop" in state and state["loop"]["meter"] is not None:
         meters = [one["loop"]["meter"] for one in ranks[1:] if one["loop"]["meter"] is not None]
-        own["loop"] = {**state["loop"], "meter": merged(state["loop"]["meter"], meters, empty=rank > 0)}
+        own["loop"] = {**state["loop"], "meter": merge_sums(state["loop"]["meter"], meters, empty=rank > 0)}
     return own
 
 

@@ -24,7 +24,7 @@ from trainer_cli.trainer.lengths import Lengths
 from trainer_cli.trainer.metric_logger import SAVING
 from trainer_cli.trainer.metrics import batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
-from trainer_cli.trainer.prefetch import FillerPrefetcher, TrainBatches, device_prefetcher
+from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.training_log import TrainingLog
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop
 
@@ -96,7 +96,7 @@ class TrainingLoop(Lengths):
         self.batch_size = 1
         """Samples in a batch of one rank, or 1 if the loader does not say."""
         self._batches: TrainBatches | None = None
-        self._fillers: FillerPrefetcher | None = None
+        self._fillers: PaddingPrefetcher | None = None
         self.training_log = TrainingLog()
         self._start_step = 0
         self._ended: dict[str, Any] | None = None
@@ -124,7 +124,7 @@ class TrainingLoop(Lengths):
         self._train_loader = train_loader
         self.learn_lengths(train_loader, resumed)
         prefetcher = device_prefetcher(trainer.device)
-        self._fillers = None if trainer.agreement is None else FillerPrefetcher(prefetcher, trainer.strategy.group)
+        self._fillers = None if trainer.agreement is None else PaddingPrefetcher(prefetcher, trainer.strategy.group)
         self._batches = TrainBatches(train_loader, self._fillers or prefetcher, self.epoch_batches)
         self.batch_size = getattr(train_loader, "batch_size", None) or 1
         self.training_log.prepare(trainer.device, only_finite=self.leave_out_not_finite)

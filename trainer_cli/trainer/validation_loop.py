@@ -17,7 +17,7 @@ from trainer_cli.core.intervals import Interval
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import LoopConfig
-from trainer_cli.data.loader import Filler
+from trainer_cli.data.loader import PaddingBatch
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metrics import (
@@ -207,7 +207,7 @@ class ValidationLoop:
         batches = loader.iterate(0)
         try:
             for batch_idx, batch in enumerate(batches if trainer.agreement is None else _turns(trainer, batches)):
-                if type(batch) is Filler:
+                if type(batch) is PaddingBatch:
                     counts, batch = False, batch.batch
                 self.counts = counts
                 if trainer.stop_request is not None and not trainer.stop_request.finished:
@@ -262,6 +262,6 @@ def _turns(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
             batch = following
         elif batch is None:
             raise UserError("a validation loader has batches on some ranks, but none on this one")
-        elif type(batch) is not Filler:
-            batch = Filler(batch)
+        elif type(batch) is not PaddingBatch:
+            batch = PaddingBatch(batch)
         yield batch
