@@ -27,7 +27,7 @@ from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.core.manifest import DamagedCheckpoint
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import StoreAwayError, UserError
-from trainer_cli.runs.start import small_file
+from trainer_cli.runs.select import read_small_file
 
 pytestmark = pytest.mark.slow
 
@@ -259,7 +259,7 @@ def _archive(path: Path) -> None:
 
 
 def _read_side_file(path: Path) -> None:
-    assert small_file(path, "rank0.json")
+    assert read_small_file(path, "rank0.json")
 
 
 READERS = {"verify": _verify, "show": _show, "load": _load, "archive": _archive, "side file": _read_side_file}

@@ -19,8 +19,7 @@ from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
-from trainer_cli.runs.select import select_one
-from trainer_cli.runs.start import small_file
+from trainer_cli.runs.select import read_small_file, select_one
 
 WEIGHTS = {"weight": torch.arange(6.0).reshape(2, 3)}
 HABITS: dict[str, dict[str, Any]] = {
@@ -75,7 +74,7 @@ def _verifies(url: str) -> None:
 def _shows(url: str) -> None:
     with opened(select_one(url)) as content:
         assert content.states()
-    assert small_file(select_one(url), "rank0.json")
+    assert read_small_file(select_one(url), "rank0.json")
 
 
 def _finds_latest(url: str) -> None:

@@ -16,7 +16,7 @@ from trainer_cli.runs.fit import fit
 from trainer_cli.runs.plan import plan
 from trainer_cli.runs.plan_view import as_dict, shown
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.start import of_existing, of_new
+from trainer_cli.runs.start import start_existing, start_new
 
 RUN = [
     "+experiment=digits_mlp", "name=mine", "loop.max_duration=6", "loop.eval_interval=null",
@@ -49,7 +49,7 @@ def start(*more: str) -> tuple[str, int, str]:
     """The folder and the step that a fit would resume, and the reason."""
     longer = composed("checkpoint.copy_to.every=2", "loop.max_duration=9", *more)
     run = RunDir("runs/mine")
-    found = (of_existing if run.exists_as_run() else of_new)(run, longer, read_only=True)
+    found = (start_existing if run.exists_as_run() else start_new)(run, longer, read_only=True)
     return (str(found.folder), found.entry.step, found.reason)  # type: ignore[union-attr]
 
 

@@ -26,8 +26,8 @@ from trainer_cli.errors import ConfigError, RunDirectoryError, UserError
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import all_of, checkpoints_of, select_one
-from trainer_cli.runs.start import of_new, refuse_other_runs
+from trainer_cli.runs.select import checkpoints_of, select_all, select_one
+from trainer_cli.runs.start import refuse_other_runs, start_new
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 
@@ -80,7 +80,7 @@ def test_a_new_run_is_refused_before_anything_is_made(here: Path, resume: str) -
     save("shared/step4")
     composed = compose([DIGITS, "name=two", "checkpoint.folder=shared", f"resume={resume}"])
     with pytest.raises(RunDirectoryError, match="holds checkpoints of another run"):
-        of_new(RunDir("runs/two"), composed)
+        start_new(RunDir("runs/two"), composed)
     assert os.listdir(here) == ["shared"]
 
 
@@ -110,7 +110,7 @@ def _saves(path: str) -> None:
     assert load_checkpoint(path, model, finetune=True)[0] == 0
     assert latest_checkpoint(os.path.dirname(path)).name == "step1"
     assert select_one(path).name == "step1"
-    assert [found.name for found in all_of([path])] == ["step1"]
+    assert [found.name for found in select_all([path])] == ["step1"]
 
 
 @pytest.mark.parametrize("use", [save, _saves, lambda path: JsonlLogger(path), lambda path: CheckpointerCallback(path)])

@@ -14,7 +14,7 @@ from trainer_cli.config.compose import compose
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.start import of_new
+from trainer_cli.runs.start import start_new
 from trainer_cli.trainer.trainer import Trainer
 
 DIGITS = "+experiment=digits_mlp"
@@ -25,7 +25,7 @@ def start(name: str) -> None:
     """Begin a run of this name."""
     composed = compose([DIGITS, f'name="{name}"'])
     run = RunDir(composed.config.run_dir)
-    of_new(run, composed)
+    start_new(run, composed)
     run.create("{}", [], {}).release()
 
 
@@ -79,7 +79,7 @@ def test_a_run_and_the_jobs_of_a_sweep_of_its_name_stand_beside_each_other(empty
     start("mine")
     swept("mine")
     composed = compose([DIGITS, "name=mine", "run_dir='runs/mine/sweep/seed=1'"])
-    of_new(RunDir(composed.config.run_dir), composed)
+    start_new(RunDir(composed.config.run_dir), composed)
 
 
 def test_a_plan_refuses_what_a_fit_would(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

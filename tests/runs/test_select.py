@@ -14,7 +14,7 @@ from trainer_cli import make_sync_checkpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
 from trainer_cli.checkpoint.find import expanded
 from trainer_cli.config.overrides import read_overrides
-from trainer_cli.runs.select import all_of, ckpt_argument, select, select_one
+from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_a_folder_that_exists_is_taken_as_written(name: str, rest: str, run: Pat
     pattern = f"{folder}{rest}"
     paths = [folder / f"checkpoints/step{step}" for step in (10, 20, 30)][0 if "step" in rest else 2 :]
     assert select([pattern]).paths == paths
-    assert [path for path in all_of([pattern]) if path.name != "step40"][-1] == paths[-1]
+    assert [path for path in select_all([pattern]) if path.name != "step40"][-1] == paths[-1]
     if "step" in rest:
         assert expanded(pattern) == paths
 

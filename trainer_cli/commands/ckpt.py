@@ -374,9 +374,9 @@ ACTIONS: Mapping[str, _Action] = {
 
 
 def _select_one(name: str) -> Path:
-    from trainer_cli.runs.select import all_of
+    from trainer_cli.runs.select import select_all
 
-    matches = all_of([name])
+    matches = select_all([name])
     if len(matches) > 1:
         path, match = list(matches.items())[-1]
         such = path if match.run is None else f"{match.run}@latest, {match.run}@best or {path}"

@@ -17,7 +17,7 @@ from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.naming import MANIFEST_FILE, is_run_id
 from trainer_cli.errors import CheckpointError
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import Named, all_of, best_of, id_of
+from trainer_cli.runs.select import Named, select_all, best_of, id_of
 
 _READERS = 4
 _TRIES = 5
@@ -90,7 +90,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
     """
     # By folder, so that each folder is read once.
     matches: dict[Path, dict[str, Named]] = {}
-    for path, match in all_of(patterns).items():
+    for path, match in select_all(patterns).items():
         matches.setdefault(path.parent, {})[path.name] = match
     items: list[Item] = []
     for folder, names in matches.items():

@@ -63,7 +63,7 @@ def before_parsing(words: Sequence[str]) -> list[str]:
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] == "--diff" and not word.startswith("-"):
-            from trainer_cli.runs.start import is_on_disk
+            from trainer_cli.runs.select import is_on_disk
 
             is_override = ("=" in word or word.startswith("~")) and not is_on_disk(word)
             joined[-1:] = ["--diff=", word] if is_override else [f"--diff={word}"]
@@ -132,9 +132,9 @@ def field_lines(key: str = "") -> Iterator[str]:
 def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str, Any]) -> Iterator[str]:
     """The keys that differ, each with the value in `other`, the value in this config, and what set the latter."""
     from trainer_cli.config.compose import compose, diff, from_yaml
-    from trainer_cli.runs.start import config_file
+    from trainer_cli.runs.select import find_config_file
 
-    file = config_file(other) if other else None
+    file = find_config_file(other) if other else None
     words = [] if file is not None else _split_overrides(other)
     old = from_yaml(file, trusted=True, **settings) if file is not None else compose(words, **settings)
     new = compose(overrides, **settings)

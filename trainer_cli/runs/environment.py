@@ -38,18 +38,18 @@ def environment(project_root: Path, argv: Sequence[str], *, now: float) -> dict[
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
-    """Installed versions, without importing anything; null for what is not installed."""
-    found: dict[str, str | None] = {}
+    """Installed versions of packages, without importing them; None for a package that is not installed."""
+    installed: dict[str, str | None] = {}
     for package in packages:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            installed[package] = None
+    return installed
 
 
 def git_facts(folder: Path) -> dict[str, Any] | None:
-    """Commit, and whether tracked files differ from it; null outside a repository or without git."""
+    """The commit of a repository, and whether tracked files differ from it; None outside one or without git."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None
@@ -65,6 +65,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             capture_output=True,
             text=True,
             timeout=_GIT_TIMEOUT_S,
+            # `git status` would otherwise lock and write the index, beside a git command of the user.
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):

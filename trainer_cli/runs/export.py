@@ -22,8 +22,7 @@ from trainer_cli.core.naming import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.parallel.process_group import ALONE
-from trainer_cli.runs.select import run_holding
-from trainer_cli.runs.start import config_of, manifest_of, small_file
+from trainer_cli.runs.select import config_of, manifest_of, read_small_file, run_holding
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +170,7 @@ def evaluated_weights(path: Path, ema: str | None = None) -> tuple[dict[str, tor
 def _model_files(path: Path, given: Path | None = None) -> dict[str, bytes]:
     """The `config.json` of a model of transformers: the one that is given, else that of the checkpoint; or none."""
     if given is None and kind_of(path) is None:
-        content = small_file(path, MODEL_CONFIG_FILE)
+        content = read_small_file(path, MODEL_CONFIG_FILE)
         return {} if content is None else {MODEL_CONFIG_FILE: content}
     file = given or path / MODEL_CONFIG_FILE
     if given is None and not file.is_file():

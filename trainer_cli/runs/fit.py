@@ -46,7 +46,7 @@ from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
 from trainer_cli.runs.plan_view import schedule_lines
-from trainer_cli.runs.resume import frozen
+from trainer_cli.runs.resume import stored_config
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.runs.signals import StopSignals, TriggerFiles
@@ -55,10 +55,10 @@ from trainer_cli.runs.start import (
     Start,
     fork_of,
     load_options,
-    of_existing,
-    of_new,
     options_of,
     refuse_no_optimizer,
+    start_existing,
+    start_new,
 )
 from trainer_cli.terminal import columns, is_terminal, wrapped
 from trainer_cli.trainer.messages import SILENT, to_console, to_file
@@ -141,7 +141,7 @@ def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
     check_same_file(group, start.run.summary_file)
     check_same(group, versions(("trainer-cli", "torch")))
     # Legitimate for a folder of each machine.
-    configs = group.gather(frozen(composed, start.run_id))
+    configs = group.gather(stored_config(composed, start.run_id))
     if others := [rank for rank, own in enumerate(configs) if own != configs[0]]:
         log.warning("environment variables in the config have other values than on rank 0 on ranks %s", others)
 
@@ -149,10 +149,10 @@ def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
 def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGroup) -> Start | Done:
     """Lock a run that exists, and choose the checkpoint to resume."""
     if not run.exists_as_run():
-        return of_new(run, composed, meanwhile=_import_torch, group=group)
+        return start_new(run, composed, meanwhile=_import_torch, group=group)
     lock = stack.enter_context(run.lock())
     stack.enter_context(to_file(run.log_file))
-    start = of_existing(run, composed, meanwhile=_import_torch, group=group)
+    start = start_existing(run, composed, meanwhile=_import_torch, group=group)
     if not isinstance(start, Done):
         _log_start(start)
         lock.name_holder()
@@ -167,7 +167,7 @@ def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitSta
     if start.is_new:
         stack.enter_context(
             run.create(
-                frozen(composed, start.run_id),
+                stored_config(composed, start.run_id),
                 composed.overrides,
                 {"run_id": start.run_id, **facts},
                 places=places,
@@ -187,7 +187,7 @@ def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitSta
     if not start.is_new:
         stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
         # After the summary says `running`: with a longer config the run must not be read as finished.
-        run.write_config(frozen(composed, start.run_id), composed.overrides, places)
+        run.write_config(stored_config(composed, start.run_id), composed.overrides, places)
 
 
 @contextmanager
@@ -257,7 +257,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Train
     builder = Builder(composed.config, composed.trust, group)
     data = builder.data()
     origin = origin_of(data.loaders, composed.project_root)
-    text = frozen(composed, start.run_id).encode()
+    text = stored_config(composed, start.run_id).encode()
     identity = RunIdentity(
         run_id=start.run_id,
         attempt=start.attempt,

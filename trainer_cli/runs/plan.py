@@ -35,7 +35,7 @@ from trainer_cli.core.simulation import Simulation, Timeline, simulate
 from trainer_cli.core.stopping import Stop
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.start import Done, Start, fork_of, load_options, of_existing, of_new, refuse_no_optimizer
+from trainer_cli.runs.start import Done, Start, fork_of, load_options, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.trainer.messages import to_console
 from trainer_cli.trainer.schedulers import Schedulers
 from trainer_cli.trainer.state import capture
@@ -177,7 +177,9 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
     with composed.placing():
         run = RunDir(composed.config.run_dir)
         start = (
-            of_existing(run, composed, read_only=True) if run.exists_as_run() else of_new(run, composed, read_only=True)
+            start_existing(run, composed, read_only=True)
+            if run.exists_as_run()
+            else start_new(run, composed, read_only=True)
         )
         return _nothing(run, start) if isinstance(start, Done) else _ahead(composed, start, step_time_s, step_tokens)
 

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The checkpoint to resume, or None to start at step 0, the reason as a sentence, and where it is."""
+    """The checkpoint to resume (None: start at step 0), the reason as a sentence, and the folder that holds it."""
 
     entry: Entry | None
     reason: str
@@ -37,13 +38,13 @@ class Choice:
 
 
 def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: CheckpointConfig) -> Path:
-    """The folder to resume from: where this start saves, or, if that is empty, where the earlier attempts saved."""
-    saves, saved = run.folder_for(now.folder), run.folder_for(before.folder)
-    return saves if saves == saved or run.catalog(saves).names() else saved
+    """The folder to resume from: that in which this attempt saves; if it is empty, that of earlier attempts."""
+    folder, earlier_folder = run.folder_for(now.folder), run.folder_for(before.folder)
+    return folder if folder == earlier_folder or run.catalog(folder).names() else earlier_folder
 
 
-def frozen(composed: Composed, run_id: str) -> str:
-    """The config as a run stores it, in its directory and in its checkpoints."""
+def stored_config(composed: Composed, run_id: str) -> str:
+    """The text of the config that a run stores in its directory and in its checkpoints."""
     return to_yaml(composed) + line_of_digests(composed.raw, run_id)
 
 
@@ -53,8 +54,7 @@ def changes_since(run: RunDir, stored: Composed, composed: Composed) -> list[Cha
 
 
 def holds_training(run: RunDir, folder: Path, now: CheckpointConfig) -> bool:
-    """Whether a run has a checkpoint in its folder or a copy of one, or is finished. Without, any config may replace
-    its own."""
+    """Whether a run is finished or has a checkpoint or a copy of one; if not, any config may replace its config."""
     if run.read_summary().get("status") == RunStatus.finished or run.catalog(folder).names():
         return True
     copies = now.copy_to.folder
@@ -67,32 +67,15 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
     Raises:
         ConfigError: with a table of the changes, the source of each new value, and what to do.
     """
-    allowed, provenance = composed.config.resume_allow, composed.provenance
-    verdicts = [(one, why_may_change(one.key, allowed)) for one in changes]
-    if (composed.config.data or {}).get(GLOBAL_BATCH_SIZE) is not None:
-        verdicts = [
-            (one, "data.global_batch_size fixes a step's samples" if one.key in BY_GLOBAL_BATCH_SIZE else why)
-            for one, why in verdicts
-        ]
-    if steps_by_evaluation(composed.config.scheduler):
-        # Then an evaluation more or less is another training.
-        verdicts = [
-            (one, None if one.key.startswith("loop.eval_") and not matches_any(one.key, allowed) else why)
-            for one, why in verdicts
-        ]
-    if steps_by_log(composed.config.scheduler):
-        # Then another window of the mean is another training.
-        verdicts = [
-            (one, None if one.key == "loop.log_interval" and not matches_any(one.key, allowed) else why)
-            for one, why in verdicts
-        ]
-    refused = [_quoted(one.key) for one, why in verdicts if why is None]
+    provenance = composed.provenance
+    verdicts = [(change, _why_accepted(change, composed)) for change in changes]
+    refused = [_quote_item(change.key) for change, why in verdicts if why is None]
     if not refused:
         return
     verdicts.sort(key=lambda verdict: verdict[1] is not None)
     rows = [
-        (f"may change ({why})" if why else "refused", one.key, one.values, str(one.origin(provenance) or ""))
-        for one, why in verdicts
+        (f"may change ({why})" if why else "refused", change.key, change.values, str(change.origin(provenance) or ""))
+        for change, why in verdicts
     ]
     leave = shlex.quote(f"resume_allow=[{','.join(refused)}]")
     raise ConfigError(
@@ -102,6 +85,20 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
             f"name=OTHER, and {ckpt_argument(f'{run_dir}@latest')} to begin it with the weights of this one."
         ),
     )
+
+
+def _why_accepted(change: Change, composed: Composed) -> str | None:
+    """Why a resume accepts a change of the config; None if it refuses it."""
+    config, allowed = composed.config, composed.config.resume_allow
+    # Such a scheduler steps at each evaluation or log record, so their number changes the training.
+    steps_scheduler = (steps_by_evaluation(config.scheduler) and change.key.startswith("loop.eval_")) or (
+        steps_by_log(config.scheduler) and change.key == "loop.log_interval"
+    )
+    if steps_scheduler and not matches_any(change.key, allowed):
+        return None
+    if (config.data or {}).get(GLOBAL_BATCH_SIZE) is not None and change.key in BY_GLOBAL_BATCH_SIZE:
+        return "data.global_batch_size fixes a step's samples"
+    return why_may_change(change.key, allowed)
 
 
 def choose(
@@ -114,64 +111,72 @@ def choose(
     check: Check = verify,
     quarantine: bool = True,
 ) -> Choice:
-    """Which checkpoint of this run to resume, its bytes verified by `check`. `places` are the run's own folder, and
-    that of its copies.
+    """Choose the checkpoint of this run to resume, and verify its bytes by `check`.
 
-    `resume=PATH` repeated after it has saved resumes what it saved; repeated before it has saved anything, it loads
-    PATH again. Checkpoints newer than PATH from before are ignored then.
+    If `resume=PATH` is repeated after it has saved, what it saved is resumed. If it has saved nothing, PATH is loaded
+    again, and newer checkpoints of earlier attempts are ignored.
+
+    Args:
+        places: the folder in which the run saves, and that of its copies.
 
     Raises:
-        CheckpointError: one is demanded, or some exist, and none is valid.
-        UserError: `never` although the run exists, or a path that is no checkpoint of the run.
+        CheckpointError: none is valid, though `resume=must` or some exist.
+        UserError: `resume=never` although the run exists, or a path that is no checkpoint of the run.
     """
-    own = places[0]
-    folder = own.folder
+    save_place = places[0]
+    folder = save_place.folder
     if resume == "never":
         raise UserError(
             f"resume=never, but {folder.parent} holds a run already",
             cure="Start another run with name=OTHER, or remove the directory.",
         )
-    entries = {place.folder: _entries(place.catalog, run_id) for place in places}
-    back = _went_back(attempts)
-    saved_since = back is not None and any(_saved_by(one, back.attempt) for found in entries.values() for one in found)
+    entries = {location.folder: _entries(location.catalog, run_id) for location in places}
+    back = _last_return(attempts)
+    saved_since = back is not None and any(
+        _is_saved_since(entry, back.attempt) for entry in chain.from_iterable(entries.values())
+    )
     repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
     if resume not in ("auto", "must") and not repeated:
         path = as_path(resume)
-        place = next((one for one in places if one.folder.resolve() == path.resolve().parent), own)
-        return _named(path, entries[place.folder], place, newer, check)
+        location = next(
+            (location for location in places if location.folder.resolve() == path.resolve().parent), save_place
+        )
+        return _choose_named(path, entries[location.folder], location, newer, check)
+    # What was saved after the step that the run returned to belongs to the abandoned course.
     limit = None if back is None or saved_since else back.step
     newest = newest_of_all(places, run_id, limit=limit, check=check, quarantine=quarantine)
     if newest is not None:
         before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
-        holder = folder.parent if newest[0] is own else newest[0].folder
+        holder = folder.parent if newest[0] is save_place else newest[0].folder
         return Choice(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
-    return Choice(None, f"{folder} holds no checkpoint yet", own)
+    return Choice(None, f"{folder} holds no checkpoint yet", save_place)
 
 
 def _entries(catalog: Catalog, run_id: str) -> list[Entry]:
-    return [one for one in catalog.entries() if one.manifest is None or one.manifest.run_id == run_id]
+    # An entry without a readable manifest may belong to the run: it is kept, so that it can be reported.
+    return [entry for entry in catalog.entries() if entry.manifest is None or entry.manifest.run_id == run_id]
 
 
 @dataclass(frozen=True, slots=True)
-class _Back:
-    """The last attempt that was started by `resume=PATH`."""
+class _Return:
+    """The last attempt that returned to an earlier step by `resume=PATH`."""
 
     attempt: int
     step: int
 
 
-def _saved_by(entry: Entry, attempt: int) -> bool:
-    """Whether an attempt, or one after it, saved this checkpoint."""
+def _is_saved_since(entry: Entry, attempt: int) -> bool:
+    """Whether this checkpoint is valid and was saved by an attempt or a later one."""
     return entry.valid and entry.manifest is not None and entry.manifest.attempt >= attempt
 
 
-def _went_back(attempts: Sequence[Mapping[str, Any]]) -> _Back | None:
+def _last_return(attempts: Sequence[Mapping[str, Any]]) -> _Return | None:
     for attempt in reversed(attempts):
         number, step = attempt.get("attempt"), attempt.get("start_step")
         if attempt.get("resume") is not None and isinstance(number, int) and isinstance(step, int):
-            return _Back(number, step)
+            return _Return(number, step)
     return None
 
 
@@ -189,28 +194,23 @@ def unsaved_end(
 ) -> tuple[int, str] | None:
     """Step and reason of an end that no checkpoint records, or None.
 
-    There is none if the weights were not finite, or if the config disabled the final save. If the final checkpoint was
-    lost, the run is not finished.
+    The final checkpoint is missing if the weights were not finite, or if the config disabled the final save. A run
+    whose final checkpoint was lost is not finished.
     """
     step, reason = summary.get("step"), str(summary.get("reason"))
     if summary.get("status") != "finished" or not isinstance(step, int):
         return None
-    own = catalog.valid(run_id)
-    last = own[-1] if own else None
+    valid = catalog.valid(run_id)
+    last = valid[-1] if valid else None
     if last is not None and last.step == step:
         return None if last.resumable else (step, reason)
     return None if settings.enabled and settings.save_final else (step, reason)
 
 
-def _named(
-    path: Path,
-    entries: Sequence[Entry],
-    place: Place,
-    newer: Newer,
-    check: Check,
-) -> Choice:
-    folder = place.folder
-    entry = next((one for one in entries if (folder / one.name).resolve() == path.resolve()), None)
+def _choose_named(path: Path, entries: Sequence[Entry], location: Place, newer: Newer, check: Check) -> Choice:
+    """Choose the checkpoint that `resume=PATH` names."""
+    folder = location.folder
+    entry = next((entry for entry in entries if (folder / entry.name).resolve() == path.resolve()), None)
     if entry is None:
         raise UserError(
             f"resume={path} is neither auto, never, must, a run directory, nor a checkpoint in {folder}",
@@ -218,22 +218,22 @@ def _named(
             cure="To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
-        problem = why_damaged(place.catalog.storage, entry, check)
+        problem = why_damaged(location.catalog.storage, entry, check)
     except OSError as error:
         problem = f"it cannot be read: {error}"
     if problem is not None:
         raise CheckpointError(f"{path} is not valid: {problem}", cure="Name another, or use resume=auto.")
-    later = [one for one in entries if one.problem is None and one.step > entry.step]
-    if later and newer is not Newer.trash:
+    newer_entries = [other for other in entries if other.problem is None and other.step > entry.step]
+    if newer_entries and newer is not Newer.trash:
         raise UserError(
-            f"resume={path} goes back, but newer checkpoints exist: {', '.join(one.name for one in later)}",
+            f"resume={path} goes back, but newer checkpoints exist: {', '.join(other.name for other in newer_entries)}",
             where="checkpoint.newer",
             cure="To remove them, add checkpoint.newer=trash; to keep them, begin another run with name=OTHER "
             f"{ckpt_argument(path)} 'load.states=[all]'.",
         )
-    return Choice(entry, "it was named", place)
+    return Choice(entry, "it was named", location)
 
 
-def _quoted(key: str) -> str:
-    """A key as an item of a list on the command line."""
+def _quote_item(key: str) -> str:
+    """Quote a key for a list on the command line, if needed."""
     return key if re.fullmatch(r"[\w.*?/-]+", key) else f'"{key}"'

@@ -1,4 +1,4 @@
-"""The run directory: its files, its lock, its origin, and how each attempt ended.
+"""The run directory: its files, its lock, its run id, and the record of each attempt.
 
     runs/NAME/
       config.yaml  overrides.yaml     as trained
@@ -36,12 +36,12 @@ from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.environment import timestamp
 
 _READERS_S = 0.1
-"""For so long a lock that is held may be a reader's, which asks whether it is and lets go at once."""
+"""How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""
 _CREATED_FIRST = frozenset({".lock", "overrides.yaml", "environment.json", "provenance.json"})
 
 
 class RunStatus(StrEnum):
-    """How an attempt stands, or ended."""
+    """State of an attempt."""
 
     running = "running"
     finished = "finished"
@@ -55,7 +55,7 @@ class RunStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an attempt ended. `wall_time_s` is this attempt's own; the summary adds them up."""
+    """How an attempt ended. `wall_time_s` is that of this attempt; the summary has the sum of all attempts."""
 
     status: RunStatus
     reason: str
@@ -67,7 +67,7 @@ class Outcome:
     """Metric -> its newest value."""
     throughput: Mapping[str, float] = field(default_factory=dict)
     checkpoints: Sequence[Mapping[str, Any]] = ()
-    """What is on the disk at the end, each with why it was kept."""
+    """The checkpoints on the disk at the end, each with the reason why it was kept."""
 
 
 class RunLock:
@@ -79,13 +79,13 @@ class RunLock:
         os.register_at_fork(after_in_child=self.release)
 
     def name_holder(self) -> None:
-        """Write who holds it, for the message that a second process shows."""
+        """Write the process id and host, for the message that a second process shows."""
         if self._descriptor is not None:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Release it; a second call does nothing. In a forked child this closes the child's copy only."""
+        """Release the lock; a second call does nothing. A forked child closes only its own descriptor."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -98,7 +98,7 @@ class RunLock:
 
 
 class RunDir:
-    """Layout and records of one run directory. Making the object touches nothing."""
+    """Layout and records of one run directory. The constructor does not touch the disk."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -117,15 +117,15 @@ class RunDir:
         self.lock_file = self.path / ".lock"
 
     def folder_for(self, configured: str | None) -> Path:
-        """The folder of checkpoints under a config's `checkpoint.folder`."""
+        """The folder of checkpoints for a value of `checkpoint.folder`."""
         return self.checkpoints_folder if configured is None else as_path(configured)
 
     def catalog(self, folder: Path) -> Catalog:
-        """The checkpoints in a folder of this run, to be read. Copies of those in an object store are below the run."""
+        """The checkpoints in a folder. Those of an object store are downloaded into this run's directory when read."""
         return catalog_of(folder, self.checkpoints_folder)
 
     def exists_as_run(self) -> bool:
-        """Whether the directory holds a run (its creation was completed)."""
+        """Whether the directory holds a run whose creation was completed."""
         return self.config_file.is_file() and self.environment_file.is_file()
 
     def lock(self) -> RunLock:
@@ -158,8 +158,10 @@ class RunDir:
         return RunLock(descriptor)
 
     def is_locked(self) -> bool:
-        """Whether a process trains here now. Nothing is written; if not, the lock is shared for an instant, for which
-        `lock` waits."""
+        """Whether a process trains here now.
+
+        Nothing is written. A free lock is held as shared for an instant, and `lock` waits that long.
+        """
         try:
             descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -185,11 +187,11 @@ class RunDir:
     ) -> RunLock:
         """Create a new run here and return its lock, held. `environment` may hold its `run_id`.
 
+        Files of an earlier `create` that crashed are overwritten. Files of any other run are never touched.
+
         Args:
             places: where the values of the config were set, by dotted key.
-            with_checkpoints: its folder of checkpoints may exist, as that of a run whose directory was lost.
-
-        Files of an earlier `create` that crashed are overwritten. Files of any other run are never touched.
+            with_checkpoints: the folder of checkpoints may exist: it is that of a run whose directory was lost.
 
         Raises:
             RunDirectoryError: the directory holds a run, or parts of one, or another process holds it.
@@ -206,11 +208,13 @@ class RunDir:
             self._refuse_foreign_directory(allowed)
         lock = self.lock()
         try:
+            # Checked again under the lock: another process may have created its run in between.
             self._refuse_foreign_directory(allowed | _CREATED_FIRST)
             lock.name_holder()
             replace(self.overrides_file, [_yaml_list(overrides).encode()])
             write_json(self.provenance_file, places or {})
             write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})
+            # Last, because a directory without a config is no run.
             replace(self.config_file, [config_yaml.encode()])
             sync_folder(self.path.parent)
         except BaseException:
@@ -226,15 +230,15 @@ class RunDir:
             raise RunDirectoryError(f"{self.config_file} cannot be read: {error}") from error
 
     def write_config(self, config_yaml: str, overrides: Sequence[str], places: Mapping[str, str] | None = None) -> None:
-        """Replace the config of a resumed run. Values that come from its own config keep the place they had."""
-        before, own, now = self.read_provenance(), os.path.realpath(self.config_file), {}
-        for key, place in (places or {}).items():
-            if not before or os.path.realpath(place.rpartition(":")[0]) != own:
-                now[key] = place
+        """Replace the config of a resumed run. Values that its stored config set keep their recorded source."""
+        before, stored_file, provenance = self.read_provenance(), os.path.realpath(self.config_file), {}
+        for key, source in (places or {}).items():
+            if not before or os.path.realpath(source.rpartition(":")[0]) != stored_file:
+                provenance[key] = source
             elif key in before:
-                now[key] = before[key]
+                provenance[key] = before[key]
         replace(self.overrides_file, [_yaml_list(overrides).encode()])
-        write_json(self.provenance_file, now)
+        write_json(self.provenance_file, provenance)
         replace(self.config_file, [config_yaml.encode()])
 
     def config_files(self) -> dict[Path, bytes]:
@@ -243,10 +247,12 @@ class RunDir:
         return {file: file.read_bytes() for file in files if file.exists()}
 
     def read_provenance(self) -> dict[str, str]:
-        """Where the values of the config were set, by dotted key: `file:line` or `command line`. Defaults are not
-        named; it is empty if the file is missing or damaged."""
-        found = _read_json(self.provenance_file) or {}
-        return {key: place for key, place in found.items() if isinstance(place, str)}
+        """Where the values of the config were set, by dotted key: `file:line` or `command line`.
+
+        Defaults are left out. It is empty if the file is missing or damaged.
+        """
+        provenance = _read_json(self.provenance_file) or {}
+        return {key: source for key, source in provenance.items() if isinstance(source, str)}
 
     @staticmethod
     def restore_config(files: Mapping[Path, bytes]) -> None:
@@ -267,21 +273,21 @@ class RunDir:
 
     def read_environment(self) -> dict[str, Any]:
         """The contents of `environment.json`."""
-        found = _read_json(self.environment_file)
-        if found is None:
+        environment = _read_json(self.environment_file)
+        if environment is None:
             raise RunDirectoryError(
                 f"{self.environment_file} is missing or damaged, so it is unknown which run {self.path} holds",
                 cure="Restore the file, or choose another directory with name= or run_dir=.",
             )
-        return found
+        return environment
 
     def read_summary(self) -> dict[str, Any]:
-        """The contents of `summary.json`; empty if there is none, or it is damaged (it is only a report)."""
+        """The contents of `summary.json`; empty if it is missing or damaged, since it is only a report."""
         return _read_json(self.summary_file) or {}
 
     @property
     def project_roots(self) -> list[Path]:
-        """The project roots from which the attempts were started, each once, as far as they are known."""
+        """The known project roots from which attempts were started, without duplicates."""
         environments = [_read_json(self.environment_file) or {}]
         environments += [attempt.get("changed_environment") or {} for attempt in self.attempts]
         roots = [environment.get("project_root") for environment in environments]
@@ -289,18 +295,20 @@ class RunDir:
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        """Every attempt so far, the first one first."""
-        found = self.read_summary().get("attempts")
-        return [attempt for attempt in found if isinstance(attempt, dict)] if isinstance(found, list) else []
+        """Every attempt so far, in order."""
+        attempts = self.read_summary().get("attempts")
+        return [attempt for attempt in attempts if isinstance(attempt, dict)] if isinstance(attempts, list) else []
 
     def begin_attempt(
         self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any], resume: str | None = None
     ) -> int:
         """Add an attempt to the summary and return its number, from 1. Call it with the lock held.
 
-        An earlier attempt that is still `running` was killed, and is marked so. Of `environment` (this
-        process's, from `run.environment`) the attempt keeps what differs from the first one's. `resume` is the
-        checkpoint that the user named, if any.
+        An earlier attempt that is still `running` was killed, and is marked so.
+
+        Args:
+            environment: of this process; the attempt records what differs from the first attempt's.
+            resume: the checkpoint that the user named, if any.
         """
         first = self.read_environment()
         attempts = self.attempts
@@ -335,19 +343,19 @@ class RunDir:
         return number
 
     def record_total_steps(self, total_steps: int | None) -> None:
-        """Write the step at which the training is to end into the summary; None if it is not known."""
+        """Write the last step of the training into the summary; None if it is unknown."""
         summary = {**self.read_summary(), "total_steps": total_steps}
         # The list of attempts comes last: it is the long part.
         summary["attempts"] = summary.pop("attempts", [])
         write_json(self.summary_file, summary)
 
     def end_attempt(self, outcome: Outcome, *, now: float) -> None:
-        """Write how the newest attempt, and with it the run so far, ended."""
+        """Write how the newest attempt ended, and so the state of the run."""
         summary, attempts = self.read_summary(), self.attempts
         facts = asdict(outcome)
-        own = {key: facts[key] for key in ("status", "reason", "step", "wall_time_s", "throughput")}
+        attempt_facts = {key: facts[key] for key in ("status", "reason", "step", "wall_time_s", "throughput")}
         if attempts:
-            attempts[-1].update(own, ended=timestamp(now))
+            attempts[-1].update(attempt_facts, ended=timestamp(now))
         summary.update(facts, attempts=attempts)
         summary["wall_time_s"] = sum(float(attempt.get("wall_time_s") or 0.0) for attempt in attempts)
         # The list of attempts comes last: it is the long part.
@@ -355,25 +363,26 @@ class RunDir:
         write_json(self.summary_file, summary)
 
     def _refuse_foreign_directory(self, allowed: frozenset[str]) -> None:
-        ours = (
+        """Refuse a directory that holds a run, or files of one whose names are not in `allowed`."""
+        files = (
             self.config_file, self.overrides_file, self.environment_file, self.log_file, self.metrics_file,
             self.summary_file, self.tensorboard_folder, self.validation_folder, self.checkpoints_folder,
             self.history_file,
         )  # fmt: skip
-        found = [entry.name for entry in ours if entry.exists() and entry.name not in allowed]
+        existing = [file.name for file in files if file.exists() and file.name not in allowed]
         if self.exists_as_run():
             raise RunDirectoryError(
                 f"{self.path} already holds a run", cure="Choose another directory with name= or run_dir=."
             )
-        if found:
+        if existing:
             raise RunDirectoryError(
-                f"{self.path} is not a complete run directory, yet it holds {', '.join(found)}",
+                f"{self.path} is not a complete run directory, yet it holds {', '.join(existing)}",
                 cure="Move these away, or choose another directory with name= or run_dir=.",
             )
 
 
 def _lock(descriptor: int) -> None:
-    """Lock exclusively. A lock that is held is tried again for a moment: a reader may ask whether it is."""
+    """Lock exclusively. A held lock is retried for a moment, because `is_locked` of another process may hold it."""
     until = time.monotonic() + _READERS_S
     while True:
         try:
@@ -391,10 +400,10 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def _yaml_list(values: Sequence[str]) -> str:

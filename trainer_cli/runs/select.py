@@ -1,4 +1,7 @@
-"""Which checkpoints `ckpt=` names: paths, globs, runs, and `RUN_DIR@latest`, `@best`, `@step500`."""
+"""Which checkpoints `ckpt=` names, and their small files.
+
+It names paths, globs, runs, and `RUN@latest`, `RUN@best` or `RUN@step500`.
+"""
 
 from __future__ import annotations
 
@@ -15,86 +18,92 @@ from typing import Any
 
 import yaml
 
-from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of
+from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, read_small
 from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, is_archive, paths_of, split_existing
 from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE, parse_step, with_ranks
 from trainer_cli.core.patterns import alternatives, did_you_mean
 from trainer_cli.core.url_path import as_path, is_url, is_web
-from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
+from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
 from trainer_cli.runs.metrics import best_rule, keep_best_of
 from trainer_cli.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
-_AT = re.compile(r"(?P<run>.+)@(?P<which>latest|best|step\d+)")
+_RUN_AT = re.compile(r"(?P<run>.+)@(?P<selector>latest|best|step\d+)")
 _CONFIG_BYTES = 1_000_000
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """How patterns name a folder."""
+    """How a pattern names the folder of a checkpoint."""
 
     run: Path | None
-    """The directory of its run, where that is known."""
+    """The directory of its run, if known."""
     itself: bool
-    """Whether a pattern means this one alone, not all that a glob or a run names."""
+    """Whether the pattern names this folder alone, and not all that match a glob or belong to a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The checkpoints that patterns name, in order of run and step; what was passed over, and what is damaged."""
+    """The checkpoints that patterns name."""
 
     paths: list[Path]
+    """Valid ones, sorted by run and step."""
     skipped: dict[Path, str]
+    """Partial ones and copies, with the reason."""
     damaged: dict[Path, str]
+    """Damaged ones, with the problem."""
 
 
 def select(patterns: Sequence[str]) -> Selection:
     """Expand every pattern before any work is done.
 
-    A run directory means its newest valid checkpoint. A folder without a manifest is partial, and skipped; one whose
+    A run directory names its newest valid checkpoint. A folder without a manifest is partial and skipped; one whose
     manifest or sizes are wrong is damaged. A checkpoint that is named twice, also by another path, counts once.
 
     Raises:
         CheckpointError: a pattern matches nothing, or nothing valid.
-        UserError: a pattern names a place that is no checkpoint.
+        UserError: a pattern names a file that is no checkpoint.
     """
-    found: dict[Path, tuple[str, int]] = {}
+    run_and_step: dict[Path, tuple[str, int]] = {}
     skipped: dict[Path, str] = {}
     damaged: dict[Path, str] = {}
     seen: set[Path] = set()
     catalogs: dict[Path, Catalog] = {}
-    for pattern in chain.from_iterable(_parts(_filled(each)) for each in patterns):
-        matches = list(_matches(pattern))
+    for pattern in chain.from_iterable(_split_list(_fill_in(pattern)) for pattern in patterns):
+        matches = list(_match(pattern))
         if not matches:
-            raise CheckpointError(f"ckpt={pattern} matches nothing", cure=_nearby(pattern))
+            raise CheckpointError(f"ckpt={pattern} matches nothing", cure=_suggest_nearby(pattern))
         for path in matches:
             if path.resolve() in seen:
                 continue
             seen.add(path.resolve())
             if kind_of(path) is not None:
-                found[path] = (str(path.parent), 0)
+                run_and_step[path] = (str(path.parent), 0)
                 continue
             if path.parent not in catalogs:
                 catalogs[path.parent] = catalog_of(path.parent)
             entry = catalogs[path.parent].entry(path.name)
             if entry.problem is not None:
                 (skipped if entry.partial else damaged)[path] = entry.problem
+            # A copy that is named by its own path is meant; one that a glob matches is not.
             elif not os.path.lexists(pattern) and (original := _original_of(catalogs[path.parent], entry)):
                 skipped[path] = f"it is a copy of {original}"
             else:
-                found[path] = (str(path.parent), entry.step)
-    if not found:
+                run_and_step[path] = (str(path.parent), entry.step)
+    if not run_and_step:
         listed = "\n".join(f"  {path}: {problem}" for path, problem in {**skipped, **damaged}.items())
         raise CheckpointError(f"ckpt={', '.join(patterns)} matches no valid checkpoint:\n{listed}\n")
-    return Selection(sorted(found, key=lambda path: found[path]), skipped, damaged)
+    return Selection(sorted(run_and_step, key=lambda path: run_and_step[path]), skipped, damaged)
 
 
 def _original_of(catalog: Catalog, entry: Entry) -> str | None:
-    """The name of the checkpoint beside it that a user has copied; None if it is no copy of any."""
+    """The name of the checkpoint of the same folder that this one was copied from; None if it is no such copy."""
     if not entry.is_copy or entry.manifest is None or entry.manifest.name is None:
         return None
     original = catalog.entry(entry.manifest.name)
@@ -102,11 +111,12 @@ def _original_of(catalog: Catalog, entry: Entry) -> str | None:
 
 
 def select_one(pattern: str | list[str]) -> Path:
-    """The one checkpoint that a pattern names: of those of one folder that a glob matches, the newest. A damaged one
-    that the glob matches too is passed over with a warning.
+    """Select the one checkpoint that a pattern names. If a glob matches several of one folder, it is the newest.
+
+    A damaged one that the glob matches too is passed over with a warning.
 
     Raises:
-        UserError: it names several, of several folders or in a list.
+        UserError: it names more than one in a list or in different folders.
         CheckpointError: it names none.
     """
     selection = select([pattern] if isinstance(pattern, str) else pattern)
@@ -121,37 +131,38 @@ def select_one(pattern: str | list[str]) -> Path:
     return chosen[-1]
 
 
-def all_of(patterns: Sequence[str]) -> dict[Path, Named]:
-    """Every folder that the patterns name, valid or not.
+def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
+    """Select every folder that the patterns name, valid or not.
 
-    A run, or a folder of checkpoints, names all that are in it. A checkpoint that is named twice, also by another
-    path, counts once; a run that has no checkpoint yet is passed over where others have some.
+    A run or a folder of checkpoints names all checkpoints in it. A checkpoint that is named twice, also by another
+    path, counts once. A run without a checkpoint is passed over if other patterns name some.
 
     Raises:
         CheckpointError: a pattern names nothing.
     """
-    found: dict[Path, Named] = {}
+    folders: dict[Path, Named] = {}
     seen: set[str] = set()
     empty: list[str] = []
-    for pattern in map(_filled, patterns):
-        named = _named(pattern)
-        if not named and not is_run(Path(pattern)):
-            raise CheckpointError(f"{pattern} names no checkpoint", cure=_readable(Path(pattern)) or _nearby(pattern))
-        empty += [] if named else [pattern]
-        for path, how in named.items():
-            place = os.path.realpath(path)
-            if place not in seen:
-                seen.add(place)
-                found[path] = how
-    if not found:
+    for pattern in map(_fill_in, patterns):
+        matches = _match_all(pattern)
+        if not matches and not is_run(Path(pattern)):
+            cure = _suggest_ckpt(Path(pattern)) or _suggest_nearby(pattern)
+            raise CheckpointError(f"{pattern} names no checkpoint", cure=cure)
+        empty += [] if matches else [pattern]
+        for path, how_named in matches.items():
+            real_path = os.path.realpath(path)
+            if real_path not in seen:
+                seen.add(real_path)
+                folders[path] = how_named
+    if not folders:
         raise CheckpointError(f"{', '.join(empty)}: there is no checkpoint yet")
-    return found
+    return folders
 
 
 def ckpt_argument(pattern: str | Path) -> str:
-    """`ckpt=PATTERN` as it is typed in bash and zsh."""
+    """`ckpt=PATTERN`, quoted for bash and zsh."""
     text = str(pattern)
-    # A value that begins so is a list, null or in quotes.
+    # The parser of overrides would read such a value as a list, null or a quoted text.
     if text == "null" or text[:1] in ("[", "'", '"', " "):
         text = f"./{text}"
     if text.endswith(" ") and '"' not in text:
@@ -159,33 +170,33 @@ def ckpt_argument(pattern: str | Path) -> str:
     return f"ckpt={shlex.quote(text)}"
 
 
-def _filled(pattern: str) -> str:
-    """A pattern with the home folder for `~`, and with the ranks of this process."""
+def _fill_in(pattern: str) -> str:
+    """Replace `~` by the home folder, and `{rank}` and the like by the ranks of this process."""
     return os.path.expanduser(with_ranks(pattern, os.environ))
 
 
-def _named(pattern: str) -> dict[Path, Named]:
-    found: dict[Path, Named] = {}
-    holders: dict[Path, Path | None] = {}
+def _match_all(pattern: str) -> dict[Path, Named]:
+    """Every folder of a checkpoint that one pattern names, valid or not."""
+    folders: dict[Path, Named] = {}
+    runs: dict[Path, Path | None] = {}
     is_glob = not os.path.lexists(pattern)
-    for path in _matches(pattern, whole_runs=True):
+    for path in _match(pattern, whole_runs=True):
         if is_checkpoint(path) or parse_step(path.name) is not None:
             folder = path.parent
-            if folder not in holders:
-                holders[folder] = run_holding(folder)
-            found[path] = Named(holders[folder], itself=not is_glob)
+            if folder not in runs:
+                runs[folder] = run_holding(folder)
+            folders[path] = Named(runs[folder], itself=not is_glob)
         elif path.is_dir() or is_url(path):
             folder = checkpoints_of(path)
             run = path if is_run(path) else run_holding(folder)
-            found |= {folder / name: Named(run, itself=False) for name in _names(folder, run)}
-    if (match := _at(pattern)) is not None:
-        return dict.fromkeys(found, Named(as_path(match["run"]), itself=True))
-    return found
+            folders |= {folder / name: Named(run, itself=False) for name in _names_in(folder, run)}
+    if (match := _match_run_at(pattern)) is not None:
+        return dict.fromkeys(folders, Named(as_path(match["run"]), itself=True))
+    return folders
 
 
-def _names(folder: Path, run: Path | None) -> list[str]:
-    """What a run, or a folder of checkpoints, names: all that exists. Of a folder elsewhere, which others may save
-    in too, a run names its own alone."""
+def _names_in(folder: Path, run: Path | None) -> list[str]:
+    """The checkpoints in a folder; outside of the run, where other runs may save too, only those of the run."""
     catalog = catalog_of(folder)
     if run is None or run_holding(folder) is not None or (run_id := id_of(run)) is None:
         return catalog.names()
@@ -193,7 +204,7 @@ def _names(folder: Path, run: Path | None) -> list[str]:
 
 
 def id_of(run: Path | None) -> str | None:
-    """What the checkpoints of a run carry; None if unknown."""
+    """The run id that the checkpoints of a run carry; None if it is unknown."""
     try:
         return None if run is None else RunDir(run).run_id
     except RunDirectoryError:
@@ -201,40 +212,40 @@ def id_of(run: Path | None) -> str | None:
 
 
 def is_run(path: Path) -> bool:
-    """True for the directory of a run, as far as one can see from outside."""
+    """Whether a folder holds the config of a run, and is no checkpoint, which may hold one too."""
     return (path / CONFIG_FILE).is_file() and not is_checkpoint(path)
 
 
 def run_holding(folder: Path) -> Path | None:
-    """The run that a folder of checkpoints lies in; None if it lies in none, or elsewhere by `checkpoint.folder`."""
+    """The run whose directory holds a folder of checkpoints; None without one, or if it saves in another folder."""
     run = folder / ".." if folder.name in ("", "..") else folder.parent
     return run if is_run(run) and os.path.realpath(checkpoints_of(run)) == os.path.realpath(folder) else None
 
 
 def is_checkpoint(path: Path) -> bool:
-    """True for a folder with a manifest."""
+    """Whether a folder has a manifest."""
     if is_url(path):
         return open_storage(path.parent).peek(path.name, MANIFEST_FILE) is not None
     return (path / MANIFEST_FILE).is_file()
 
 
 def checkpoints_of(run: Path) -> Path:
-    """The folder of a run's checkpoints: `checkpoints/`, or what its config says; a folder of no run is its own."""
+    """The folder of a run's checkpoints, as its config says; a folder that is no run is returned as it is."""
     if not is_run(run):
         return run
     config = run_config(run)
     section = config.get("checkpoint")
-    named = section.get("folder") if isinstance(section, dict) else None
-    if isinstance(named, str) and "${" in named:
-        named = _resolved(config, run)
-    if not isinstance(named, str):
+    configured = section.get("folder") if isinstance(section, dict) else None
+    if isinstance(configured, str) and "${" in configured:
+        configured = _resolve_folder(config, run)
+    if not isinstance(configured, str):
         return run / "checkpoints"
-    return as_path(named.replace("{run_name}", str(config.get("name") or "default")))
+    return as_path(configured.replace("{run_name}", str(config.get("name") or "default")))
 
 
-def _resolved(config: dict[str, Any], run: Path) -> str:
-    """The value of `checkpoint.folder` where it refers to others."""
-    # Most answers need no more than plain YAML.
+def _resolve_folder(config: dict[str, Any], run: Path) -> str:
+    """The value of `checkpoint.folder` if it refers to other keys."""
+    # Imported here: plain YAML answers for most configs, and OmegaConf takes 0.1 s to import.
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -249,34 +260,105 @@ def _resolved(config: dict[str, Any], run: Path) -> str:
 
 
 def run_config(run: Path) -> dict[str, Any]:
-    """The written config of a run, unresolved; empty if it cannot be read."""
+    """The stored config of a run, unresolved; empty if it cannot be read."""
     try:
         with (run / CONFIG_FILE).open("rb") as file:
-            found = yaml.load(file.read(_CONFIG_BYTES), Loader=_LOADER)
+            config = yaml.load(file.read(_CONFIG_BYTES), Loader=_LOADER)
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
-def _parts(pattern: str) -> list[str]:
-    """The parts of `a,b`, unless something is called so."""
-    match = _at(pattern)
+def manifest_of(checkpoint: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None if it cannot be read, or another program saved the checkpoint."""
+    return None if kind_of(checkpoint) is not None else catalog_of(checkpoint.parent).entry(checkpoint.name).manifest
+
+
+def read_small_file(checkpoint: Path, file: str) -> bytes | None:
+    """Read a small file of a checkpoint and verify its digest; None if the checkpoint has no such file."""
+    catalog = catalog_of(checkpoint.parent)
+    manifest = catalog.entry(checkpoint.name).manifest
+    if manifest is None or file not in manifest.files:
+        return None
+    if is_url(checkpoint):
+        # `reading` would download the other files too, which may be large.
+        return read_small(catalog.storage, checkpoint.name, file, manifest)
+    with catalog.storage.reading(checkpoint.name) as folder:
+        return read_verified(folder, manifest, file)
+
+
+def config_of(checkpoint: Path) -> tuple[Path | str, str]:
+    """The config of a checkpoint, else of its run, as (source, text).
+
+    The source is the file, or the text itself for a checkpoint in an object store. Both are empty without a config.
+    """
+    if kind_of(checkpoint) is not None:
+        return "", ""
+    if (content := read_small_file(checkpoint, CONFIG_FILE)) is not None:
+        return content.decode() if is_url(checkpoint) else checkpoint / CONFIG_FILE, content.decode()
+    run = RunDir(checkpoint.parent.parent)
+    return (run.config_file, run.read_config()) if run.config_file.is_file() else ("", "")
+
+
+def find_config_file(name: str) -> Path | None:
+    """Find the config of a run directory, a checkpoint, `RUN@latest` or a file; None if the name is none of these.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged or carries no config.
+        UserError: the name is a folder that is neither run nor checkpoint.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    if is_run(path):
+        return RunDir(path).config_file
+    if not path.is_dir() and not _is_run_at(name):
+        return None
+    if path.is_dir() and not is_checkpoint(path):
+        cure = "Name a run directory, which holds a config.yaml, a checkpoint in one, or RUN@latest."
+        raise UserError(f"{name} is neither a run directory nor a checkpoint", where="--diff", cure=cure)
+    try:
+        checkpoint = select_one(name)
+        source, _ = config_of(checkpoint)
+    except TrainError as error:
+        error.where = "--diff"
+        raise
+    if not source:
+        raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}")
+    return Path(source)
+
+
+def is_on_disk(name: str) -> bool:
+    """Whether a name with `=` is a path: the name of a sweep's run has one."""
+    return Path(name).is_file() or RunDir(name).config_file.is_file() or is_checkpoint(Path(name)) or _is_run_at(name)
+
+
+def _is_run_at(name: str) -> bool:
+    """Whether a name is `RUN@latest`, and not an override: the name of a sweep's run has `=` too."""
+    run, at, selector = name.rpartition("@")
+    return bool(at) and "=" not in selector and ("=" not in run or Path(run).is_dir())
+
+
+def _split_list(pattern: str) -> list[str]:
+    """Split `a,b`, unless a file or folder has that name."""
+    match = _match_run_at(pattern)
     exists = os.path.lexists(pattern if match is None else match["run"])
     if "," not in pattern or "{" in pattern or exists or paths_of(pattern):
         return [pattern]
     return pattern.split(",")
 
 
-def _matches(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
-    if (match := _at(pattern)) is not None:
-        yield _of_run(as_path(match["run"]), match["which"])
+def _match(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
+    """The paths that one pattern names; a run or a folder of checkpoints stays itself if `whole_runs`."""
+    if (match := _match_run_at(pattern)) is not None:
+        yield _select_from_run(as_path(match["run"]), match["selector"])
         return
     if is_url(pattern):
         for alternative in alternatives(pattern):
-            yield from _in_store(as_path(alternative), whole_runs=whole_runs)
+            yield from _match_url(as_path(alternative), whole_runs=whole_runs)
         return
     if os.path.lexists(pattern):
-        yield _straight(Path(pattern)) if whole_runs else _checkpoint(Path(pattern))
+        yield _with_name(Path(pattern)) if whole_runs else _checkpoint_at(Path(pattern))
         return
     for path in map(Path, paths_of(pattern)):
         if path.is_file() and is_archive(path):
@@ -285,21 +367,22 @@ def _matches(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
             yield path
 
 
-def _at(pattern: str) -> re.Match[str] | None:
-    return None if os.path.lexists(pattern) else _AT.fullmatch(pattern)
+def _match_run_at(pattern: str) -> re.Match[str] | None:
+    """Match `RUN@latest`, `RUN@best` or `RUN@step500`, unless a file or folder has that name."""
+    return None if os.path.lexists(pattern) else _RUN_AT.fullmatch(pattern)
 
 
-def _straight(path: Path) -> Path:
-    """A path that ends in a name."""
+def _with_name(path: Path) -> Path:
+    """The path, resolved if it ends in `..` or has no name, so that its last part is the name."""
     return path if path.name not in ("", "..") else path.resolve()
 
 
-def _checkpoint(path: Path) -> Path:
-    """A path as it was named; the newest checkpoint of a run, or of a folder of checkpoints."""
+def _checkpoint_at(path: Path) -> Path:
+    """The checkpoint at an existing path: the newest of a run or of a folder of checkpoints, else the path itself."""
     if path.is_dir() and not is_checkpoint(path) and kind_of(path) is None:
         for folder in (path, path / "checkpoints"):
             if is_run(folder) or catalog_of(folder).names():
-                return _of_run(folder, "latest")
+                return _select_from_run(folder, "latest")
     if path.is_file() and is_archive(path):
         return extract_archive(path)
     if not path.is_dir() and kind_of(path) is None:
@@ -307,14 +390,17 @@ def _checkpoint(path: Path) -> Path:
             f"ckpt={path} is a file that is no checkpoint",
             cure="A checkpoint is a directory, or a file of torch, Lightning, Composer or safetensors.",
         )
-    return _straight(path)
+    return _with_name(path)
 
 
-def _in_store(path: Path, *, whole_runs: bool) -> Iterator[Path]:
-    """What a URL names: a checkpoint, those that the glob in its last part matches, the newest of a folder (the folder
-    if `whole_runs`), or files of another program, which are fetched."""
+def _match_url(path: Path, *, whole_runs: bool) -> Iterator[Path]:
+    """The paths that a URL names.
+
+    These are a checkpoint, those that a glob in its last part matches, the newest one of a folder (the folder itself if
+    `whole_runs`), or a downloaded copy of files of another program.
+    """
     if "?" in str(path) and is_web(path):
-        # What follows the mark is a query, which belongs to the address of a file.
+        # A question mark begins the query of a web address; elsewhere it is a glob.
         if (file := checkpoint_at(path)) != path:
             yield file
         return
@@ -326,37 +412,42 @@ def _in_store(path: Path, *, whole_runs: bool) -> Iterator[Path]:
     elif is_checkpoint(path) or ((names := catalog_of(path).names()) and whole_runs):
         yield path
     elif names:
-        yield _of_run(path, "latest")
+        yield _select_from_run(path, "latest")
     elif (copy := checkpoint_at(path)) != path:
         yield copy
 
 
-def _of_run(run: Path, which: str) -> Path:
+def _select_from_run(run: Path, selector: str) -> Path:
+    """The checkpoint of a run that `latest`, `best` or `step500` selects.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     folder = checkpoints_of(run)
     if not folder.is_dir() and not is_url(folder):
-        raise CheckpointError(f"{run}@{which}: there is no {folder}", cure=_nearby(str(run)))
+        raise CheckpointError(f"{run}@{selector}: there is no {folder}", cure=_suggest_nearby(str(run)))
     catalog, run_id = catalog_of(folder), id_of(run)
-    if which == "latest":
+    if selector == "latest":
         chosen = catalog.newest_valid(run_id)
         if chosen is not None:
             _warn_of_newer(catalog, chosen, run_id)
-    elif which == "best":
+    elif selector == "best":
         valid = catalog.valid(run_id)
         chosen = best_of(valid, run)
         if chosen is None and valid:
             raise CheckpointError(f"{run}@best: no checkpoint was saved at an evaluation, so none has a loss of one")
     else:
-        # A damaged one is named too: whoever loads it says what is wrong with it.
-        named = [
+        # A damaged one is selected too: its loading reports the damage.
+        of_step = [
             entry
             for entry in catalog.entries()
-            if f"step{entry.step}" == which and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
+            if f"step{entry.step}" == selector and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
         ]
-        chosen = next((entry for entry in named if entry.valid), named[0] if named else None)
+        chosen = next((entry for entry in of_step if entry.valid), of_step[0] if of_step else None)
     if chosen is None:
-        have = [entry.name for entry in catalog.valid(run_id)]
-        listed = ", ".join([*have[:4], "…", *have[-4:]] if len(have) > 9 else have) or "no valid checkpoint"
-        raise CheckpointError(f"{run}@{which}: there is none", cure=f"{folder} holds {listed}.")
+        names = [entry.name for entry in catalog.valid(run_id)]
+        listed = ", ".join([*names[:4], "…", *names[-4:]] if len(names) > 9 else names) or "no valid checkpoint"
+        raise CheckpointError(f"{run}@{selector}: there is none", cure=f"{folder} holds {listed}.")
     return folder / chosen.name
 
 
@@ -370,7 +461,7 @@ def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
 
 
 def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
-    """The best checkpoint of a run (runs/metrics.py)."""
+    """The best of these checkpoints of a run, by `best_rule`; None if none was saved at an evaluation."""
     facts = [saved for entry in valid if (saved := entry.saved()) is not None]
     keep_best = None if run is None else keep_best_of(run_config(run))
     rule = best_rule(keep_best, (name for saved in facts for name in saved.metrics))
@@ -378,16 +469,16 @@ def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
     return next((entry for entry in valid if ranked and entry.name == ranked[0].name), None)
 
 
-def _readable(path: Path) -> str | None:
-    """What to do with a file or folder that only `ckpt=` takes."""
-    found = "tar archive of a checkpoint" if path.is_file() and is_archive(path) else kind_of(path)
-    return None if found is None else f"It is a {found}, which ckpt= of train fit and train validate reads."
+def _suggest_ckpt(path: Path) -> str | None:
+    """The hint for a file or folder that only `ckpt=` reads; None for any other."""
+    kind = "tar archive of a checkpoint" if path.is_file() and is_archive(path) else kind_of(path)
+    return None if kind is None else f"It is a {kind}, which ckpt= of train fit and train validate reads."
 
 
-def _nearby(pattern: str) -> str | None:
-    """What there is where the pattern looks."""
-    existing, rest = split_existing(pattern)
-    folder = Path(existing + re.split(r"[*?\[{@]", rest, maxsplit=1)[0])
+def _suggest_nearby(pattern: str) -> str | None:
+    """The hint that lists the folder in which a pattern looks; None without a folder."""
+    existing, glob = split_existing(pattern)
+    folder = Path(existing + re.split(r"[*?\[{@]", glob, maxsplit=1)[0])
     if is_url(pattern):
         web = "Name one file, or one checkpoint: a web server may show no list of its files."
         return web if is_web(pattern) else None
@@ -399,8 +490,9 @@ def _nearby(pattern: str) -> str | None:
     if runs:
         return f"It holds runs: name one, such as {runs[0]}, or all, as '{folder}/*'."
     names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    wanted = re.split(r"[@/]", pattern[len(str(folder)) :].lstrip("/") if folder != Path() else pattern)[0]
-    meant = did_you_mean(wanted, names) if wanted and wanted not in names and not re.search(r"[*?\[{]", wanted) else ""
+    typed = re.split(r"[@/]", pattern[len(str(folder)) :].lstrip("/") if folder != Path() else pattern)[0]
+    is_typo = typed and typed not in names and not re.search(r"[*?\[{]", typed)
+    suggestion = did_you_mean(typed, names) if is_typo else ""
     more = ", …" if len(names) > 8 else ""
     where = "The current folder" if folder == Path() else folder
-    return f"{where} holds {', '.join(names[:8])}{more}.{meant}" if names else f"{where} is empty."
+    return f"{where} holds {', '.join(names[:8])}{more}.{suggestion}" if names else f"{where} is empty."

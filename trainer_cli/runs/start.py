@@ -1,7 +1,4 @@
-"""Where a `fit` begins: the run, its identity, and the checkpoint that it resumes.
-
-Read the config of a run directory, a checkpoint, or `RUN@latest`.
-"""
+"""Where a `fit` begins: the run, its identity, and the checkpoint that it resumes."""
 
 from __future__ import annotations
 
@@ -11,10 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, catalog_of, read_small, verify_beside
+from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_beside
 from trainer_cli.checkpoint.copies import Place, check_copies, reachable
-from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
-from trainer_cli.checkpoint.format.verified_file import read_verified, verify
+from trainer_cli.checkpoint.foreign.kind import refuse_foreign
+from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import verify_by_all
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
@@ -22,12 +19,10 @@ from trainer_cli.config.diff import Change
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
-from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.schema import LoadConfig
 from trainer_cli.core.stopping import reopens
-from trainer_cli.core.url_path import as_path, is_url
-from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, TrainError, UserError
+from trainer_cli.core.url_path import as_path
+from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.resume import (
@@ -40,96 +35,29 @@ from trainer_cli.runs.resume import (
     why_finished,
 )
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.select import is_checkpoint, select_one
-
-
-def config_file(name: str) -> Path | None:
-    """The config of the run directory, checkpoint or file that is named; None if it names neither.
-
-    Raises:
-        CheckpointError: no such checkpoint, one that is damaged, or one that carries no config.
-        UserError: a folder that is neither run nor checkpoint.
-    """
-    path = Path(name)
-    if path.is_file():
-        return path
-    if RunDir(path).config_file.is_file() and not (path / "manifest.json").is_file():
-        return RunDir(path).config_file
-    if not path.is_dir() and not _is_of_a_run(name):
-        return None
-    if path.is_dir() and not is_checkpoint(path):
-        cure = "Name a run directory, which holds a config.yaml, a checkpoint in one, or RUN@latest."
-        raise UserError(f"{name} is neither a run directory nor a checkpoint", where="--diff", cure=cure)
-    try:
-        checkpoint = select_one(name)
-        source, _ = config_of(checkpoint)
-    except TrainError as error:
-        error.where = "--diff"
-        raise
-    if not source:
-        raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}")
-    return Path(source)
-
-
-def manifest_of(checkpoint: Path) -> Manifest | None:
-    """The manifest of a checkpoint; None if it cannot be read, or the checkpoint is of another program."""
-    return None if kind_of(checkpoint) is not None else catalog_of(checkpoint.parent).entry(checkpoint.name).manifest
-
-
-def small_file(checkpoint: Path, file: str) -> bytes | None:
-    """A side file of a checkpoint of this program, its digest verified; None if there is none of that name."""
-    catalog = catalog_of(checkpoint.parent)
-    manifest = catalog.entry(checkpoint.name).manifest
-    if manifest is None or file not in manifest.files:
-        return None
-    if is_url(checkpoint):
-        # Without its other files, which may be large.
-        return read_small(catalog.storage, checkpoint.name, file, manifest)
-    with catalog.storage.reading(checkpoint.name) as folder:
-        return read_verified(folder, manifest, file)
-
-
-def is_on_disk(name: str) -> bool:
-    """Whether a name with `=` is a path: the name of a sweep's run has one."""
-    return Path(name).is_file() or RunDir(name).config_file.is_file() or is_checkpoint(Path(name)) or _is_of_a_run(name)
-
-
-def _is_of_a_run(name: str) -> bool:
-    """Whether a name is `RUN@latest`, and not an override: the name of a sweep's run has `=` too."""
-    run, at, which = name.rpartition("@")
-    return bool(at) and "=" not in which and ("=" not in run or Path(run).is_dir())
-
-
-def config_of(checkpoint: Path) -> tuple[Path | str, str]:
-    """The config file of a checkpoint, else of its run, and its text; the text twice for one in an object store, and
-    both empty if there is none."""
-    if kind_of(checkpoint) is not None:
-        return "", ""
-    if (content := small_file(checkpoint, CONFIG_FILE)) is not None:
-        return content.decode() if is_url(checkpoint) else checkpoint / CONFIG_FILE, content.decode()
-    beside = RunDir(checkpoint.parent.parent)
-    return (beside.config_file, beside.read_config()) if beside.config_file.is_file() else ("", "")
+from trainer_cli.runs.select import config_of, manifest_of, select_one
 
 
 @dataclass(slots=True)
 class Start:
-    """What is known before anything is built: the run, its identity, and the checkpoint to resume."""
+    """The run, its identity, and the checkpoint to resume: all that is decided before objects are built."""
 
     run: RunDir
     run_id: str
     attempt: int
     entry: Entry | None
     folder: Path
-    """The folder of that checkpoint. No catalog: this goes to the other ranks, and an open storage cannot."""
+    """The folder of that checkpoint. No catalog: rank 0 sends this object to the other ranks, and an open storage
+    cannot be pickled."""
     reason: str
-    """Why it resumes that checkpoint, or none."""
+    """Why the run resumes that checkpoint, or starts at step 0."""
     is_new: bool
     changes: tuple[Change, ...] = ()
     """Accepted changes from the config that the run was trained with."""
     keep_settings: tuple[str, ...] = ()
     """Optimizer settings changed since the checkpoint, allowed by `resume_allow`."""
     finished: str | None = None
-    """Why the run ended, if it was killed between its final checkpoint and its summary."""
+    """Why the run ended, if it was killed after its final checkpoint and before its summary."""
 
     @property
     def path(self) -> Path | None:
@@ -146,7 +74,7 @@ class Done:
 
 
 def refuse_no_optimizer(composed: Composed) -> None:
-    """Refuse a config that can only be evaluated, before anything is made for it."""
+    """Refuse a config without an optimizer, before any object is built."""
     if not composed.config.optimizer:
         choice = composed.provenance.choices.get(("optimizer",))
         raise ConfigError(
@@ -156,7 +84,7 @@ def refuse_no_optimizer(composed: Composed) -> None:
         )
 
 
-def of_existing(
+def start_existing(
     run: RunDir,
     composed: Composed,
     *,
@@ -164,10 +92,13 @@ def of_existing(
     group: ProcessGroup = ALONE,
     read_only: bool = False,
 ) -> Start | Done:
-    """The start of a run that exists, or its end if nothing is left to do.
+    """Decide how an existing run starts: `Done` if nothing is left to do.
 
-    The caller holds the lock, unless this is `read_only`: damaged checkpoints are quarantined. One process calls
-    `meanwhile` while the chosen checkpoint is read; of several each reads some of it, as `verify_by_all` says.
+    Damaged checkpoints are quarantined unless `read_only`; otherwise the caller holds the lock.
+
+    Args:
+        meanwhile: called while the chosen checkpoint is read, if there is one process. Several processes each read
+            a share of it, see `verify_by_all`.
 
     Raises:
         TrainError: the run cannot resume, or not with this config.
@@ -178,29 +109,29 @@ def of_existing(
     attempt = len(run.attempts) + 1
     catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder, run_id=run_id, attempt=attempt))
     summary = run.read_summary()
-    ended = not reopens(stored.config.loop, config.loop)
-    if config.resume in ("auto", "must") and ended:
+    stays_finished = not reopens(stored.config.loop, config.loop)
+    if config.resume in ("auto", "must") and stays_finished:
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
             return Done(*end)
-    saves = run.folder_for(config.checkpoint.folder)
+    save_folder = run.folder_for(config.checkpoint.folder)
     places = _places(run, Place(folder, catalog), run_id, attempt, config.checkpoint)
-    saving = places[0] if saves == folder else Place(saves, run.catalog(saves))
-    refuse_other_runs([saving, *places[1:]], run_id, config.checkpoint)
+    save_place = places[0] if save_folder == folder else Place(save_folder, run.catalog(save_folder))
+    refuse_other_runs([save_place, *places[1:]], run_id, config.checkpoint)
     choice = choose(
         config.resume,
         places,
         run_id,
         newer=config.checkpoint.newer,
         attempts=run.attempts,
-        check=_check(None if ended and summary.get("status") == RunStatus.finished else meanwhile, group),
+        # A finished run may need no training, and so no import of torch meanwhile.
+        check=_check(None if stays_finished and summary.get("status") == RunStatus.finished else meanwhile, group),
         quarantine=not read_only,
     )
-    finished = None
+    finished = None if choice.entry is None else why_finished(choice.entry, summary)
     if choice.entry is not None:
-        finished = why_finished(choice.entry, summary)
         if finished is not None:
-            # The checkpoint's own config: the run's may be that of an attempt to reopen it.
+            # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's.
             source, _ = config_of(choice.place.folder / choice.entry.name)
             trained = from_yaml(source, trusted=True, missing_ok=True)
             if reopens(trained.config.loop, config.loop):
@@ -236,7 +167,7 @@ def accepted_changes(run: RunDir, composed: Composed) -> tuple[Composed, list[Ch
     return stored, changes, folder
 
 
-def of_new(
+def start_new(
     run: RunDir,
     composed: Composed,
     *,
@@ -244,8 +175,7 @@ def of_new(
     group: ProcessGroup = ALONE,
     read_only: bool = False,
 ) -> Start | Done:
-    """The start of a run whose directory does not exist: a new one, or one whose directory was lost, but not the folder
-    of its checkpoints.
+    """Decide how a run without a directory starts: anew, or from the checkpoints of a run whose directory was lost.
 
     Raises:
         TrainError: `resume` demands a run, or an empty directory.
@@ -253,13 +183,13 @@ def of_new(
     config = composed.config
     refuse_nested(run.path)
     folder = run.folder_for(config.checkpoint.folder)
-    own = Place(folder, Catalog(open_storage(folder, cache=run.checkpoints_folder)))
-    places = _places(run, own, None, 0, config.checkpoint)
+    save_place = Place(folder, Catalog(open_storage(folder, cache=run.checkpoints_folder)))
+    places = _places(run, save_place, None, 0, config.checkpoint)
     if config.resume in ("auto", "must"):
-        for place in places if config.checkpoint.folder is not None else places[1:]:
-            run_id = _lost_run(place, config.run_dir)
+        for location in places if config.checkpoint.folder is not None else places[1:]:
+            run_id = _find_lost_run(location, config.run_dir)
             if run_id is not None:
-                return _of_lost(run, composed, places, run_id, _check(meanwhile, group), read_only)
+                return _start_lost(run, composed, places, run_id, _check(meanwhile, group), read_only)
     refuse_other_runs(places, None, config.checkpoint)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
@@ -273,67 +203,66 @@ def of_new(
         )
     if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
         raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
-    return Start(run, secrets.token_hex(8), 1, None, own.folder, f"{run.path} holds no run yet", is_new=True)
+    folder = save_place.folder
+    return Start(run, secrets.token_hex(8), 1, None, folder, f"{run.path} holds no run yet", is_new=True)
 
 
-def _places(run: RunDir, own: Place, run_id: str | None, attempt: int, config: CheckpointConfig) -> list[Place]:
-    """The run's own folder, and that of its copies if there is one and it can be listed.
+def _places(run: RunDir, save_place: Place, run_id: str | None, attempt: int, config: CheckpointConfig) -> list[Place]:
+    """The folder in which the run saves, and that of its copies if there is one and it can be listed.
 
     Raises:
-        TrainError: as of `check_copies` and `reachable`.
+        TrainError: see `check_copies` and `reachable`.
     """
     if config.copy_to.folder is None:
-        return [own]
+        return [save_place]
     folder = as_path(config.copy_to.folder)
     check_copies(run.folder_for(config.folder), folder)
     storage = open_storage(folder, cache=run.copies_cache, run_id=run_id or "local", attempt=attempt)
-    return reachable(own, [Place(folder, Catalog(storage))], run_id)
+    return reachable(save_place, [Place(folder, Catalog(storage))], run_id)
 
 
 def refuse_other_runs(places: Sequence[Place], run_id: str | None, config: CheckpointConfig) -> None:
-    """Refuse to save, or to copy checkpoints to, where another run has saved: its steps would stand in the way.
-
-    A run that has saved there already may go on, beside the other one.
+    """Refuse to save or copy checkpoints into a folder where only another run has saved: the names would collide.
 
     Args:
         places: the folder of the checkpoints, and that of the copies if there is one.
 
     Raises:
-        RunDirectoryError: one holds checkpoints, and none of this run.
+        RunDirectoryError: one holds checkpoints, but none of this run.
     """
     if not config.enabled:
         return
-    for place, configured, key in zip(
+    for location, configured, key in zip(
         places, (config.folder, config.copy_to.folder), ("folder", "copy_to.folder"), strict=False
     ):
-        entries = [] if configured is None else place.catalog.entries()
+        entries = [] if configured is None else location.catalog.entries()
         saved = [(entry.name, entry.manifest.run_id) for entry in entries if entry.manifest is not None]
         if saved and run_id not in [owner for _, owner in saved]:
             raise RunDirectoryError(
-                f"{place.folder} holds checkpoints of another run, such as {saved[-1][0]}",
+                f"{location.folder} holds checkpoints of another run, such as {saved[-1][0]}",
                 where=f"checkpoint.{key}",
                 cure="Choose another folder: with {run_name} in it each run has its own.",
             )
 
 
 def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check:
-    """What verifies the files of a checkpoint."""
+    """The function that verifies the files of a checkpoint."""
     if group.world_size > 1:
         return partial(verify_by_all, group)
     return verify if meanwhile is None else partial(verify_beside, meanwhile)
 
 
-def _lost_run(place: Place, run_dir: str) -> str | None:
-    """The id of the run whose checkpoints are in a folder, and whose directory was called so; None if there is none."""
-    for entry in reversed(place.catalog.entries()):
+def _find_lost_run(location: Place, run_dir: str) -> str | None:
+    """The id of the run in `run_dir` that saved the checkpoints of a folder; None if another run saved them."""
+    for entry in reversed(location.catalog.entries()):
         if entry.manifest is not None and entry.valid:
-            source, _ = config_of(place.folder / entry.name)
+            source, _ = config_of(location.folder / entry.name)
             if source and from_yaml(source, trusted=True, missing_ok=True).config.run_dir == run_dir:
                 return entry.manifest.run_id
     return None
 
 
-def _of_lost(
+def _start_lost(
     run: RunDir,
     composed: Composed,
     places: Sequence[Place],
@@ -341,7 +270,7 @@ def _of_lost(
     check: Check,
     read_only: bool,
 ) -> Start | Done:
-    """The start of a run of which only the checkpoints are left."""
+    """Decide how a run starts whose directory was lost, but not its checkpoints."""
     choice = choose(composed.config.resume, places, run_id, check=check, quarantine=not read_only)
     assert choice.entry is not None
     assert choice.entry.manifest is not None
@@ -379,24 +308,24 @@ def load_options(config: LoadConfig, *, allow_pickle: bool = False) -> LoadOptio
 
 
 def options_of(entry: Entry, folder: Path, config: LoadConfig) -> LoadOptions:
-    """What to load from a checkpoint that is resumed: all, or, where it lacks states, those that `load.states` names.
+    """What to load from the checkpoint to resume: everything; if it lacks states, those that `load.states` names.
 
     Raises:
-        CheckpointError: it lacks states, and the config asks for all, or for the weights alone.
+        CheckpointError: it lacks states, and `load.states` names all, or only the weights.
     """
-    lacking = entry.manifest.left_out if entry.manifest is not None else ()
-    options = LoadOptions(states=config.states) if lacking and can_resume(lacking, config.states) else WHOLE
-    check_load(str(folder / entry.name), lacking, options)
+    left_out = entry.manifest.left_out if entry.manifest is not None else ()
+    options = LoadOptions(states=config.states) if left_out and can_resume(left_out, config.states) else WHOLE
+    check_load(str(folder / entry.name), left_out, options)
     return options
 
 
 def fork_of(composed: Composed, start: Start) -> Path | None:
-    """The checkpoint whose weights a new run loads; used only while the run has none of its own."""
+    """The checkpoint of `ckpt=`, whose weights a new run loads; None once the run has a checkpoint of its own."""
     ckpt = composed.config.ckpt
     if ckpt is None or start.entry is not None:
         return None
     fork = select_one(ckpt)
     refuse_foreign(fork, composed.config.load.states)
-    manifest = catalog_of(fork.parent).entry(fork.name).manifest
+    manifest = manifest_of(fork)
     check_load(str(fork), () if manifest is None else manifest.left_out, load_options(composed.config.load))
     return fork

@@ -394,5 +394,6 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
 
 
 def _newest_step(folder: Path) -> int:
-    """The step of the newest checkpoint that a resume may take; -1 without any."""
-    return max((entry.step for entry in catalog_of(folder).entries() if entry.resumable), default=-1)
+    """The step of the newest checkpoint from which a resume may start; -1 without one."""
+    newest = catalog_of(folder).newest_valid()
+    return -1 if newest is None else newest.step

@@ -34,9 +34,9 @@ from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.runs.metrics import shared_keep_best
 from trainer_cli.runs.origin import EvaluatedOrigin
 from trainer_cli.runs.results import Results, Row, show_table
-from trainer_cli.runs.select import Selection, select
+from trainer_cli.runs.select import Selection, config_of, select
 from trainer_cli.runs.signals import StopSignals
-from trainer_cli.runs.start import config_of, load_options
+from trainer_cli.runs.start import load_options
 from trainer_cli.runs.watch import watched
 from trainer_cli.trainer.messages import to_console
 
