@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
-import json
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.runs.find_runs import RunFinder
-from trainer_cli.runs.metrics import GrowingFile
+from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 from trainer_cli.runs.record import RunReader
 from trainer_cli.runs.run_dir import RunDir
 
@@ -66,12 +65,11 @@ class Tail:
     def _records(self) -> Iterator[_Line]:
         new = self._metrics.read()
         shown = self._metrics_time
-        for line in new.lines:
+        for record in parse_json_lines(new.lines):
             try:
-                record = json.loads(line)
                 at, step = float(record["time"]), int(record["step"])
                 values = {name: float(value) for name, value in record.items() if name not in _HIDDEN}
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError):
                 continue  # Cut off by a power failure, or not written by this package.
             if new.restarted and at <= shown:
                 continue

@@ -1,4 +1,4 @@
-"""From config to live objects: the only file that instantiates a `_target_`."""
+"""Build the objects that a config describes: the only file that instantiates a `_target_`."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
 
 def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> Strategy:
-    """How these processes train one model.
+    """The strategy by which the processes train one model.
 
     Raises:
-        ConfigError: there are several, but the config says single; or it says what cannot be.
+        ConfigError: the strategy does not fit the number of processes, or its options conflict.
     """
     check_strategy(config, dtype, group.world_size)
     if config.strategy is ParallelStrategy.fsdp:
@@ -76,7 +76,7 @@ def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> St
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The object that `data` makes, and its loaders."""
+    """The object that `data` describes, and its loaders."""
 
     source: Any
     train: Any
@@ -89,7 +89,7 @@ class Data:
 
 
 class Builder:
-    """Makes every part of one config, errors reported with the key path of their node."""
+    """Builds every part of one config. Errors name the key path of the part."""
 
     def __init__(self, config: TrainConfig, trust: Trust, group: ProcessGroup = ALONE) -> None:
         self.config = config
@@ -97,13 +97,12 @@ class Builder:
         self.group = group
 
     def data(self) -> Data:
-        """The data object, and loaders for its `train` and `val`.
-
-        What it draws when it is made, such as a random split, is drawn from the seed: a resume draws the same.
+        """Build the data object, and loaders for its `train` and `val`.
 
         Raises:
             ConfigError: the node is wrong, or its object has no `train`.
         """
+        # A random split in the constructor must be the same on a resume.
         seed_everything(self.config.seed)
         node = _node(self.config.data, "data")
         settings = {key: node[key] for key in DATA_KEYS if key in node and key != GLOBAL_BATCH_SIZE}
@@ -125,19 +124,21 @@ class Builder:
             )
         seed = self.config.seed
         val = getattr(source, "val", None)
-        named = {} if val is None else val if isinstance(val, Mapping) else {"val": val}
-        chosen = source.train
+        val_sets = {} if val is None else val if isinstance(val, Mapping) else {"val": val}
+        train_set = source.train
         if overfit is not None:
-            chosen = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
-            named, val_batch_size = dict.fromkeys(named or {"val": None}, chosen), None
-        train = as_loader(chosen, shuffle=overfit is None, seed=seed, **settings)
+            train_set = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
+            val_sets, val_batch_size = dict.fromkeys(val_sets or {"val": None}, train_set), None
+        train = as_loader(train_set, shuffle=overfit is None, seed=seed, **settings)
         if val_batch_size is not None:
             settings["batch_size"] = val_batch_size
-        loaders = {str(name): as_loader(own, shuffle=False, seed=seed, **settings) for name, own in named.items()}
+        loaders = {
+            str(name): as_loader(val_set, shuffle=False, seed=seed, **settings) for name, val_set in val_sets.items()
+        }
         return Data(source, train, loaders)
 
     def model(self, source: Any) -> nn.Module:
-        """The model; an argument whose value is `from_data` is the data object's attribute of that name."""
+        """Build the model. An argument with the value `from_data` is that attribute of the data object."""
         node = dict(_node(self.config.model, "model"))
         for key, value in node.items():
             if value == FROM_DATA:
@@ -157,14 +158,24 @@ class Builder:
         return model
 
     def optimizer(self, model: nn.Module) -> Optimizer | dict[str, Optimizer]:
+<<<<<<< HEAD
         """The optimizer over the model's parameters, in groups as `param_groups` says; or several, by name."""
         several = list_optimizers(self.config.optimizer)
         if list(several) == ["optimizer"]:
             return self._optimizer(model, "optimizer", several["optimizer"])
         names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in several.items()})
+=======
+        """Build the optimizer with its parameter groups, or a dict of named optimizers."""
+        nodes = optimizers(self.config.optimizer)
+        if list(nodes) == ["optimizer"]:
+            return self._optimizer(model, "optimizer", nodes["optimizer"])
+        names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in nodes.items()})
+>>>>>>> dfb2875 (Describe the modules of a run in plain technical English)
         return {
-            name: self._optimizer(model, where, {key: value for key, value in node.items() if key != "params"}, own)
-            for (where, node), (name, own) in zip(several.items(), names.items(), strict=True)
+            name: self._optimizer(
+                model, where, {key: value for key, value in node.items() if key != "params"}, parameters
+            )
+            for (where, node), (name, parameters) in zip(nodes.items(), names.items(), strict=True)
         }
 
     def _optimizer(self, model: nn.Module, where: str, node: Any, names: list[str] | None = None) -> Optimizer:
@@ -174,24 +185,23 @@ class Builder:
         def call(groups: Sequence[Any], settings: Mapping[str, Any], pattern: str | None) -> Any:
             return self.make(settings, where if pattern is None else f"param_groups.{pattern}", first=(groups,))
 
-        made: Optimizer = make_optimizer(
+        optimizer: Optimizer = make_optimizer(
             model, target, node, param_groups=self.config.param_groups, names=names, call=call
         )
-        return made
+        return optimizer
 
     def loop(self) -> TrainingLoop:
-        """The training loop. If `data.global_batch_size` and `data.batch_size` are given, they decide how many batches
-        make a step.
+        """Build the training loop. `data.global_batch_size`, if set, decides the number of batches per step.
 
         Raises:
-            ConfigError: this many ranks cannot make batches of that size.
+            ConfigError: the number of ranks does not divide the global batch size.
         """
         settings = asdict(self.config.loop)
         _, settings["grad_accum_steps"] = batches_of_step(self.config, self.group.data_size)
         return TrainingLoop(**settings)
 
     def schedulers(self, loop: TrainingLoop) -> Any:
-        """What makes each schedule, by name, as the trainer takes them."""
+        """Factories of the schedulers, in the nesting that the trainer expects."""
         return self._schedulers(self.config.scheduler, "scheduler", loop)
 
     def _schedulers(self, node: Any, where: str, loop: TrainingLoop) -> Any:
@@ -200,31 +210,37 @@ class Builder:
         nested = isinstance(node, Mapping) and (where == "scheduler" or any(map(is_node, node.values())))
         if nested and not is_node(node):
             return {
-                str(name): self._schedulers(own, f"{where}.{name}", loop)
-                for name, own in node.items()
-                if own is not None
+                str(name): self._schedulers(child, f"{where}.{name}", loop)
+                for name, child in node.items()
+                if child is not None
             }
         node = _node(node, where)
         target = import_target(node["_target_"], f"{where}._target_", self.trust)
         interval = node.get("interval") or default_interval(target)
-        made = partial(self._schedule, node, where, loop, interval)
-        return Scheduled(made, interval, node.get("metric"), node.get("groups")).resolve(target, where)
+        # A factory, because the scheduler needs the optimizer, which is built later.
+        factory = partial(self._schedule, node, where, loop, interval)
+        return Scheduled(factory, interval, node.get("metric"), node.get("groups")).resolve(target, where)
 
     def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
+<<<<<<< HEAD
         """A schedule; `total_steps` is given to one that takes it and has none in the config."""
         target = import_target(str(node["_target_"]), f"{where}._target_", self.trust)
+=======
+        """Build a scheduler. One that takes `total_steps` gets the steps of the loop unless the config sets them."""
+        target = component(str(node["_target_"]), f"{where}._target_", self.trust)
+>>>>>>> dfb2875 (Describe the modules of a run in plain technical English)
         special = {key: value for key, value in node.items() if key in SPECIAL}
-        own = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
+        arguments = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
         return self.make(
-            {**special, **schedule_settings(target, own, loop, interval, where)}, where, first=(optimizer,)
+            {**special, **schedule_settings(target, arguments, loop, interval, where)}, where, first=(optimizer,)
         )
 
     def step(self) -> Any:
-        """The training step; None for the one of this package."""
+        """Build the training step; None for the default one."""
         return None if self.config.step is None else self.make(_node(self.config.step, "step"), "step")
 
     def _sparsity(self) -> Any:
-        """What holds weights at zero; None if nothing does."""
+        """Build what holds weights at zero; None without it."""
         node = self.config.sparsity
         return None if node is None else self.make(_node(node, "sparsity"), "sparsity")
 
@@ -241,13 +257,17 @@ class Builder:
         run_dir: Path,
         hparams: Mapping[str, bool | int | float | str] | None = None,
     ) -> Trainer:
-        """The trainer that fits: over data that exists already; model and optimizer are made here. `hparams` are for
-        loggers."""
+        """Build the trainer of a fit, with all its parts except the data.
+
+        Args:
+            hparams: hyperparameters for loggers.
+        """
         config = self.config
         folder = config.checkpoint.folder
         loop = self.loop()
         schedulers = self.schedulers(loop)
         return Trainer(
+            # Called by the trainer, after it has seeded the random generators.
             model=lambda: self._trained_model(data.source),
             optimizer=self.optimizer if config.optimizer is not None else None,
             schedulers=schedulers,
@@ -273,7 +293,7 @@ class Builder:
         )
 
     def evaluator(self, data: Data) -> Trainer:
-        """A trainer that only validates: a model as new as at a run's beginning, no optimizer, no loggers."""
+        """Build a trainer that only evaluates: with a new model, without optimizer and loggers."""
         config = self.config
         return Trainer(
             model=lambda: self.model(data.source),
@@ -289,15 +309,17 @@ class Builder:
         )
 
     def shapes(self, data: Data, *, values: bool = False) -> Trainer:
-        """A trainer that has shapes, but no values: what would be saved of it is as large as of the real one.
+        """Build a trainer on the meta device: its state has the shapes of the real one, but no values.
 
-        No logger is in it, and no callback but this package's own. It has `values` after all where these are asked
-        for, and where the model cannot be made without.
+        It has no loggers, and of the callbacks only those of this package.
+
+        Args:
+            values: build on the CPU, with values. So is a model that cannot be built on the meta device.
         """
         config = self.config
-        own = {name: node for name, node in config.callbacks.items() if name != SAVER and _is_ours(node)}
+        callbacks = {name: node for name, node in config.callbacks.items() if name != SAVER and _is_shipped(node)}
 
-        def made(device: str) -> Trainer:
+        def build_on(device: str) -> Trainer:
             with torch.device(device):
                 model = self.model(data.source)
             return Trainer(
@@ -307,22 +329,22 @@ class Builder:
                 step=self.step(),
                 sparsity=self._sparsity(),
                 loop=TrainingLoop(**asdict(config.loop)),
-                callbacks=self._components("callbacks", own),
+                callbacks=self._components("callbacks", callbacks),
                 seed=config.seed,
                 device=device,
             )
 
         if not values:
-            # Whatever goes wrong: with values it does not happen, or is reported as what it is.
+            # An error of the meta device does not occur on the CPU; any other occurs there again.
             with suppress(Exception):
-                return made("meta")
-        return made("cpu")
+                return build_on("meta")
+        return build_on("cpu")
 
     def make(self, node: Any, where: str, first: tuple[Any, ...] = ()) -> Any:
-        """The object that a node with `_target_` describes; nested nodes are made first.
+        """Build the object that a node with `_target_` describes, after those of nested nodes.
 
         Raises:
-            ConfigError: the target cannot be had or is not allowed, or its constructor refuses the arguments.
+            ConfigError: the target cannot be imported or is not trusted, or its constructor refuses the arguments.
         """
         if isinstance(node, list):
             return [self.make(item, f"{where}.{index}") for index, item in enumerate(node)]
@@ -351,26 +373,27 @@ class Builder:
             raise ConfigError(f"{node['_target_']} refused its arguments: {error}", location=where) from error
 
     def _callbacks(self) -> dict[str, Any]:
-        """All but the one that saves."""
+        """Build all callbacks except the one that saves."""
         return self._components(
             "callbacks", {name: node for name, node in self.config.callbacks.items() if name != SAVER}
         )
 
     def _checkpointer(self, folder: Path, identity: RunIdentity) -> Any:
-        """The CheckpointerCallback, or the subclass that `callbacks.checkpoint` names, with its settings on top."""
-        given: dict[str, Any] = {**asdict(self.config.checkpoint), "folder": folder, "identity": identity}
+        """Build the CheckpointerCallback, or the subclass that `callbacks.checkpoint` names with its arguments."""
+        settings: dict[str, Any] = {**asdict(self.config.checkpoint), "folder": folder, "identity": identity}
         node = self.config.callbacks.get(SAVER)
         if node is None:
-            return CheckpointerCallback(**given)
+            return CheckpointerCallback(**settings)
         where = f"callbacks.{SAVER}"
-        made = self.make({**given, **_node(node, where)}, where)
-        if not isinstance(made, CheckpointerCallback):
+        callback = self.make({**settings, **_node(node, where)}, where)
+        if not isinstance(callback, CheckpointerCallback):
             raise ConfigError(
-                f"{where} is a {type(made).__name__}, but under this name belongs a subclass of CheckpointerCallback",
+                f"{where} is a {type(callback).__name__}, but under this name belongs a subclass of "
+                "CheckpointerCallback",
                 location=where,
                 hint="Give your callback another name.",
             )
-        return made
+        return callback
 
     def _components(self, section: str, nodes: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -381,10 +404,10 @@ class Builder:
 
 
 def _few(dataset: Any, count: int, seed: int) -> Any:
-    """The same few samples of a dataset for every epoch, chosen by the seed.
+    """A fixed subset of `count` samples of a dataset, chosen by the seed.
 
     Raises:
-        ConfigError: it makes its own batches, or has no length.
+        ConfigError: the dataset makes its own batches, or has no length.
     """
     if isinstance(dataset, DataLoader) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise ConfigError(
@@ -392,18 +415,19 @@ def _few(dataset: Any, count: int, seed: int) -> Any:
             f"{type(dataset).__name__}",
             location="data.overfit_batches",
         )
-    chosen = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count]
-    return Subset(dataset, chosen.tolist())
+    # A generator of its own: the draws of the global one must not depend on this option.
+    indices = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count]
+    return Subset(dataset, indices.tolist())
 
 
 def target_packages(config: TrainConfig) -> tuple[str, ...]:
-    """The top-level packages that the config's `_target_`s name, sorted."""
-    found: set[str] = set()
+    """The top-level packages of all `_target_`s of a config, sorted."""
+    packages: set[str] = set()
 
     def walk(value: Any) -> None:
         if isinstance(value, Mapping):
             if isinstance(target := value.get("_target_"), str):
-                found.add(target.split(".", 1)[0])
+                packages.add(target.split(".", 1)[0])
             for item in value.values():
                 walk(item)
         elif isinstance(value, list):
@@ -412,7 +436,7 @@ def target_packages(config: TrainConfig) -> tuple[str, ...]:
 
     for section in SECTIONS:
         walk(getattr(config, section))
-    return tuple(sorted(found))
+    return tuple(sorted(packages))
 
 
 def _node(value: Any, where: str) -> Mapping[str, Any]:
@@ -422,5 +446,5 @@ def _node(value: Any, where: str) -> Mapping[str, Any]:
     return value
 
 
-def _is_ours(node: Any) -> bool:
+def _is_shipped(node: Any) -> bool:
     return isinstance(node, Mapping) and str(node.get("_target_")).startswith("trainer_cli.")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer_cli.core.checkpoint_config import KeepBestConfig
-from trainer_cli.runs.metrics import is_validation_metric, modes_of, parse_json_lines
+from trainer_cli.runs.metrics import is_validation_metric, modes_of, read_json_lines
 
 Array = np.ndarray[Any, Any]
 _FACTS = ("step", "epoch", "time")
@@ -40,14 +40,10 @@ def read_columns(file: Path) -> Columns:
     Raises:
         OSError: it cannot be read.
     """
-    try:
-        content = file.read_bytes()
-    except FileNotFoundError:
-        return Columns()
     facts: list[tuple[int, float, float]] = []
     rows_by_keys: dict[tuple[str, ...], list[int]] = {}
     records: list[dict[str, Any]] = []
-    for record in parse_json_lines(content):
+    for record in read_json_lines(file):
         try:
             facts.append((int(record["step"]), float(record["epoch"]), float(record["time"])))
         except (ValueError, TypeError, KeyError):

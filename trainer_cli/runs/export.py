@@ -1,4 +1,4 @@
-"""`train ckpt export`, `average` and `strip`: from the names of checkpoints to files."""
+"""Export, archive, average and strip checkpoints, for `train ckpt`."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from trainer_cli.runs.select import config_of, manifest_of, read_small_file, run
 log = logging.getLogger(__name__)
 
 TRAINED = "none"
-"""Of --ema: the weights that are trained, whatever was evaluated."""
+"""Value of --ema for the trained weights."""
 _SUFFIXES = {ExportFormat.huggingface: "", ExportFormat.safetensors: ".safetensors", ExportFormat.torch: ".pt"}
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written."""
+    """The output of a command."""
 
     path: Path
     tensors: int
     size_bytes: int
     average: str | None = None
-    """Name of the callback whose average it is; None: the trained weights."""
+    """Name of the callback whose average was written; None: the trained weights."""
 
 
 def export_one(
@@ -55,13 +55,15 @@ def export_one(
     hf_config: Path | None = None,
     overwrite: bool = False,
 ) -> Written:
-    """Export the weights of one checkpoint, of this program or another; further arguments are those of `export`.
+    """Export the weights of one checkpoint of this or another program.
 
     Args:
-        ema: name of a callback whose average is exported; `none`: the trained weights; None: what evaluations saw.
+        ema: name of a callback whose average is exported; `none`: the trained weights; None: those that
+            evaluations used.
+        dtype, shard_bytes, overwrite: see `export`.
 
     Raises:
-        CheckpointError: there is none, or it is damaged, or has no such weights.
+        CheckpointError: the checkpoint does not exist, is damaged, or has no such weights.
         UserError: the output exists, or an argument does not fit.
     """
     if hf_config is not None and format is not ExportFormat.huggingface:
@@ -89,8 +91,8 @@ def archive_one(path: Path, output: Path | None = None, *, overwrite: bool = Fal
     """Write one whole checkpoint as an archive.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
-        UserError: it is of another program, or the output exists or has another ending.
+        CheckpointError: the checkpoint does not exist or is damaged.
+        UserError: another program saved the checkpoint, or the output exists or has another ending.
     """
     if (kind := kind_of(path)) is not None:
         raise UserError(f"{path} is a {kind}, and an archive is of a checkpoint of this program")
@@ -100,6 +102,7 @@ def archive_one(path: Path, output: Path | None = None, *, overwrite: bool = Fal
 
 
 def _beside(path: Path, suffix: str) -> Path:
+    # The current folder for a URL: an export is written to the local disk.
     folder = Path() if is_url(path) else run_holding(path.parent) or path.parent
     return folder / "export" / f"{path.name}{suffix}"
 
@@ -107,15 +110,15 @@ def _beside(path: Path, suffix: str) -> Path:
 def average(
     paths: Sequence[Path], output: Path, shares: Sequence[float] | None = None, *, ema: str | None = None
 ) -> Written:
-    """Save the mean of the weights of several checkpoints as a checkpoint, with the config of the newest.
+    """Average the weights of checkpoints, and save the mean as a checkpoint with the config of the newest.
 
     Args:
-        paths: by step.
-        ema: as of `export_one`.
-        shares: the weight of each in the mean; None: equal ones.
+        paths: checkpoints, sorted by step.
+        shares: weight of each in the mean; None: equal weights.
+        ema: see `export_one`.
 
     Raises:
-        CheckpointError: one is damaged, or their weights differ in names, shapes or types.
+        CheckpointError: a checkpoint is damaged, or their weights differ in names, shapes or types.
         UserError: the output exists.
     """
     if len(paths) < 2:
@@ -140,10 +143,10 @@ def average(
 
 
 def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
-    """Save the weights of a checkpoint alone as another checkpoint.
+    """Save only the weights of a checkpoint, as another checkpoint.
 
     Raises:
-        CheckpointError: it is damaged, or has no such weights.
+        CheckpointError: the checkpoint is damaged or has no such weights.
         UserError: the output exists.
     """
     weights, callback = evaluated_weights(path, ema)
@@ -151,10 +154,10 @@ def strip(path: Path, output: Path, *, ema: str | None = None) -> Written:
 
 
 def evaluated_weights(path: Path, ema: str | None = None) -> tuple[dict[str, torch.Tensor], str | None]:
-    """Weights of a checkpoint, and the name of the callback whose average they are.
+    """Read the weights of a checkpoint, and the name of the callback whose average they are.
 
     Args:
-        ema: that name; `none` for the trained weights; None: what evaluations of the checkpoint saw.
+        ema: see `export_one`.
     """
     if kind_of(path) is not None:
         if ema not in (None, TRAINED):
@@ -167,13 +170,13 @@ def evaluated_weights(path: Path, ema: str | None = None) -> tuple[dict[str, tor
     return weights_of(state, str(path), callback), callback
 
 
-def _model_files(path: Path, given: Path | None = None) -> dict[str, bytes]:
-    """The `config.json` of a model of transformers: the one that is given, else that of the checkpoint; or none."""
-    if given is None and kind_of(path) is None:
+def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes]:
+    """The `config.json` of a transformers model: `config_file`, else that of the checkpoint; empty without one."""
+    if config_file is None and kind_of(path) is None:
         content = read_small_file(path, MODEL_CONFIG_FILE)
         return {} if content is None else {MODEL_CONFIG_FILE: content}
-    file = given or path / MODEL_CONFIG_FILE
-    if given is None and not file.is_file():
+    file = config_file or path / MODEL_CONFIG_FILE
+    if config_file is None and not file.is_file():
         return {}
     try:
         return {MODEL_CONFIG_FILE: file.read_bytes()}

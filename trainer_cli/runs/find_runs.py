@@ -1,4 +1,4 @@
-"""Find the runs below a folder, again and again; a directory is listed again only after it has changed."""
+"""Find the runs below a folder repeatedly; a directory is listed again only after it has changed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir
 
 _SETTLED_NS = 2_000_000_000
-"""A directory that changed less than this before it was listed may have changed again within the same clock tick."""
+"""A directory that changed this shortly before it was listed may change again without a new time of modification."""
 _SWEEP = "sweep"
 
 
 class FoundRun(NamedTuple):
-    """A run directory; `unreadable` says why a directory that may be one cannot be listed."""
+    """A run directory, or, with the reason in `unreadable`, a directory that cannot be listed and may be a run."""
 
     path: Path
     unreadable: str | None = None
@@ -35,10 +35,10 @@ class Listing:
 
 
 class Listings:
-    """Listings of directories, kept until the directory's time of modification changes."""
+    """Cache of directory listings, each valid until the directory's time of modification changes."""
 
     def __init__(self) -> None:
-        self._kept: dict[Path, Listing] = {}
+        self._cache: dict[Path, Listing] = {}
 
     def of(self, folder: Path) -> Listing:
         """The listing of a directory.
@@ -47,9 +47,10 @@ class Listings:
             OSError: it cannot be listed.
         """
         changed_ns = os.stat(folder).st_mtime_ns
-        kept = self._kept.get(folder)
-        if kept is not None and kept.changed_ns == changed_ns and kept.listed_ns - changed_ns > _SETTLED_NS:
-            return kept
+        cached = self._cache.get(folder)
+        if cached is not None and cached.changed_ns == changed_ns and cached.listed_ns - changed_ns > _SETTLED_NS:
+            return cached
+        # Read before the listing: a change during it must look newer.
         listed_ns = time.time_ns()
         folders: list[str] = []
         files: list[str] = []
@@ -58,23 +59,24 @@ class Listings:
                 if not entry.name.startswith("."):
                     (folders if entry.is_dir() else files).append(entry.name)
         listing = Listing(tuple(sorted(folders)), frozenset(files), changed_ns, listed_ns)
-        self._kept[folder] = listing
+        self._cache[folder] = listing
         return listing
 
 
 class RunFinder:
-    """The runs below a folder, and the folder itself if it is one. Links to directories are followed."""
+    """Finds the runs below a folder, and the folder itself if it is a run. Symbolic links are followed."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.listings = Listings()
 
     def find(self) -> list[FoundRun]:
-        """All that are there now."""
+        """All runs that exist now."""
         return list(self._below(self.root, set()))
 
     def _below(self, folder: Path, seen: set[tuple[int, int]]) -> Iterator[FoundRun]:
         try:
+            # By device and inode, so that a circle of symbolic links ends.
             identity = os.stat(folder)
             if (identity.st_dev, identity.st_ino) in seen:
                 return
@@ -89,16 +91,16 @@ class RunFinder:
         if is_run:
             yield FoundRun(folder)
         for name in listing.folders:
-            # Of a run's own folders only that of a sweep holds runs.
+            # Within a run only the folder of a sweep holds runs.
             if not is_run or name == _SWEEP:
                 yield from self._below(folder / name, seen)
 
 
 def refuse_nested(path: Path) -> None:
-    """Refuse a new run inside another one, or around others: `train top` and reports would not show the inner ones.
+    """Refuse a new run inside another one, or around others: `train top` and reports would not show the inner runs.
 
     Raises:
-        UserError: naming the run that is in the way.
+        UserError: it names the other run.
     """
     for above in path.parents:
         if RunDir(above).exists_as_run() and path.relative_to(above).parts[0] != _SWEEP:
@@ -108,10 +110,10 @@ def refuse_nested(path: Path) -> None:
                 cure="Choose a name= or run_dir= that is not below it.",
             )
     for name in os.listdir(path) if path.is_dir() else ():
-        inner = [] if name == _SWEEP else [run for run in RunFinder(path / name).find() if run.unreadable is None]
-        if inner:
+        inner_runs = [] if name == _SWEEP else [run for run in RunFinder(path / name).find() if run.unreadable is None]
+        if inner_runs:
             raise UserError(
-                f"{path} holds other runs, such as {inner[0].path}, which would not be shown as runs any more",
+                f"{path} holds other runs, such as {inner_runs[0].path}, which would not be shown as runs any more",
                 where="run_dir",
                 cure="Choose another name= or run_dir=.",
             )

@@ -71,19 +71,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SPINS = "10000"
-"""Rounds that an OpenMP thread spins before it sleeps. With the default, some milliseconds, small steps took eight
+"""Rounds that an OpenMP thread spins before it sleeps. With the default of some milliseconds, small steps took eight
 times as long on a busy machine."""
-_MOST_FORESEEN = 500
+_MOST_SIMULATED = 500
 """Saves that are simulated before the first step, at 0.1 ms each."""
 
 
 def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup = ALONE) -> int:
     """Train or resume, and return the exit code, the same on every rank.
 
-    Rank 0 locks the run, chooses the checkpoint, logs and writes the run's files; the others hear what it decided.
+    Rank 0 locks the run, chooses the checkpoint, logs, writes the run's files, and broadcasts its decisions.
 
     Args:
-        allow_pickle: a checkpoint of another program that `ckpt=` names may run any code when it is loaded.
+        allow_pickle: load pickles in a checkpoint of another program that `ckpt=` names; they may run any code.
         group: the processes that train together, all of which call this with rank 0's config.
     """
     refuse_no_optimizer(composed)
@@ -114,12 +114,12 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
             trainer.stop(start.finished)
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
         if group.is_main:
-            asking: dict[str, Callable[[], None]] = {
+            actions: dict[str, Callable[[], None]] = {
                 "save": trainer.ask_for_save,
                 "evaluate": trainer.ask_for_evaluation,
                 "stop": partial(trainer.stop, "requested by a file", finished=False),
             }
-            stack.enter_context(TriggerFiles(run.path, asking))
+            stack.enter_context(TriggerFiles(run.path, actions))
         path = start.path or fork
         load = (
             options_of(start.entry, start.folder, config.load)
@@ -140,10 +140,10 @@ def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
     """Check that all ranks see the run directory, and have the same versions and config."""
     check_same_file(group, start.run.summary_file)
     check_same(group, versions(("trainer-cli", "torch")))
-    # Legitimate for a folder of each machine.
+    # Only a warning: each machine may have a folder of its own.
     configs = group.gather(stored_config(composed, start.run_id))
-    if others := [rank for rank, own in enumerate(configs) if own != configs[0]]:
-        log.warning("environment variables in the config have other values than on rank 0 on ranks %s", others)
+    if differing := [rank for rank, config in enumerate(configs) if config != configs[0]]:
+        log.warning("environment variables in the config have other values than on rank 0 on ranks %s", differing)
 
 
 def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGroup) -> Start | Done:
@@ -160,7 +160,7 @@ def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGrou
 
 
 def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitStack) -> None:
-    """Make the directory of a new run; write the config and the begun attempt into it."""
+    """Create the directory of a new run, and record the config and the new attempt."""
     config, run = composed.config, start.run
     places = composed.provenance.collect_sources(to_plain(composed.raw))
     facts = _environment(composed, trainer)
@@ -203,10 +203,11 @@ def _restore_config_if_nothing_loaded(start: Start, trainer: Trainer) -> Iterato
 
 
 def _import_torch() -> None:
-    """Import torch and what training needs, without garbage collection: these objects live as long as the process."""
+    """Import torch and what a training needs."""
     if "torch" not in sys.modules:
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+        # Imported objects live as long as the process: exclude them from garbage collection.
         with uncollected():
             import trainer_cli.runs.build  # noqa: F401
 
@@ -214,7 +215,7 @@ def _import_torch() -> None:
 
 
 def _log_start(start: Start) -> None:
-    """Log the changes of the config, and the checkpoint that is resumed."""
+    """Log the changes of the config and the checkpoint to resume."""
     for change in start.changes:
         log.info("config changed: %s", change)
     if start.entry is None:
@@ -227,7 +228,7 @@ def _warn_of_world_size(entry: Entry | None, group: ProcessGroup) -> None:
     """Warn that a resume with another number of processes, or another `tensor_size`, is not bit-identical."""
     if entry is None or entry.manifest is None:
         return
-    before, now = ((one.world_size, one.tensor_size) for one in (entry.manifest, group))
+    before, now = ((sizes.world_size, sizes.tensor_size) for sizes in (entry.manifest, group))
     if before != now:
         texts = [f"{size}{f' with tensor_size={tensor}' if tensor > 1 else ''}" for size, tensor in (before, now)]
         log.warning(
@@ -239,7 +240,7 @@ def _warn_of_world_size(entry: Entry | None, group: ProcessGroup) -> None:
 
 
 def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: Data, origin: Origin) -> None:
-    """Compare samples and source with those by which the checkpoint was made that is resumed, or begun with."""
+    """Compare samples and source with those of the checkpoint that is loaded."""
     entry = start.entry
     if entry is not None and entry.manifest is not None:
         compare_resumed(composed, entry.name, entry.manifest, start.changes, data.loaders, origin)
@@ -286,7 +287,7 @@ def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
 
 
 def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
-    """Log the steps, evaluations and checkpoints to come, and record the last step."""
+    """Log the future steps, evaluations and checkpoints, and record the last step."""
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 
     checkpoint, loop = trainer.checkpoint, trainer.loop
@@ -296,14 +297,14 @@ def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed
     loop.start_at(data.train, start_point.progress)
     callbacks = bool(trainer.hooks["run_validation"])
     setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
-    timeline = simulate(setting, step_counts_of(loop, data.train, start_point.progress), most_saves=_MOST_FORESEEN)
+    timeline = simulate(setting, step_counts_of(loop, data.train, start_point.progress), most_saves=_MOST_SIMULATED)
     for line in schedule_lines(timeline, start_point.progress.step, loop.steps_per_epoch):
         log.info("%s", line)
     start.run.record_total_steps(loop.total_steps if timeline.end is None else timeline.end.step)
 
 
 def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path: Path | None, load: LoadOptions) -> int:
-    """Fit, and write into summary.json how it ended, also after an error."""
+    """Fit, and write into summary.json how it ended, even after an error."""
     run = start.run
     began = time.monotonic()
     result: FitResult | None = None
@@ -318,7 +319,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
         raise
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
-        # For train.log; the terminal gets its own message.
+        # For train.log; commands/main.py prints the message for the terminal.
         log.debug("the training failed", exc_info=True)
         raise
     finally:
@@ -339,7 +340,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
             )
             run.end_attempt(outcome, now=time.time())
         except OSError as error:
-            # A failed disk has ended the training too, and that error says what to do.
+            # After a failure the disk may be its cause, and that error has the cure.
             level = logging.DEBUG if status is RunStatus.failed else logging.ERROR
             log.log(level, "%s could not be written: %s", run.summary_file, error)
     if outcome is not None:
@@ -348,7 +349,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
 
 
 def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, start: Start) -> FitResult:
-    """Fit; if another rank is gone, say which, and what this one was at."""
+    """Fit. If another rank is lost, raise an error that names it and the call in which this rank waited."""
     try:
         return trainer.fit(data.train, data.val, path, load=load, keep_settings=start.keep_settings)
     except RuntimeError as error:
@@ -386,7 +387,7 @@ def _print_already_finished(run: RunDir, done: Done) -> None:
 
 
 def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None:
-    """Print how the run ended, where its files are, and what to type next."""
+    """Print how the run ended, where its files are, and the next commands."""
     rate = outcome.throughput.get("samples_per_s", 0.0)
     duration = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
     _print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({duration})")

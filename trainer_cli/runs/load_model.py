@@ -33,27 +33,28 @@ def load_model(
     trust: Sequence[str] = (),
     config_dir: str | PathLike[str] | None = None,
 ) -> nn.Module:
-    """The model of a checkpoint: made as its config says, with its weights, in evaluation mode.
+    """Build the model of a checkpoint from its config, load its weights, and return it in evaluation mode.
 
     As for `train validate`, its class must be of this package, of the project in the current directory (or that of
-    `config_dir`), or of a package in `trust`, and a class of the project whose file differs from that of the run is
-    refused. The project is put on `sys.path`. The random generators are as before.
+    `config_dir`), or of a package in `trust`. A class of the project is refused if its file differs from that of the
+    run. The project is put on `sys.path`. The state of the random generators is restored.
 
     Args:
         path: a checkpoint, a run (its newest checkpoint), or `RUN@best`, `RUN@latest`, `RUN@step500`.
-        device: where the model is put: `auto`, or a torch device's name.
-        average: name of a callback, such as `ema`, whose average is loaded; `none`: the trained weights; None: what
-            evaluations of the run saw.
+        device: the device of the model: `auto`, or the name of a torch device.
+        average: name of a callback, such as `ema`, whose average is loaded; `none`: the trained weights; None: the
+            weights that the run's evaluations used.
         overrides: changes of the config, as on the command line: `model.dropout=0.0`.
         trust: further packages whose classes the config may name.
         config_dir: the `configs/` of the project; None: that of the current directory.
 
     Raises:
         CheckpointError: there is no valid checkpoint, or it carries no config.
-        ConfigError: the config names what is not trusted, or cannot be made.
+        ConfigError: the config names a class that is not trusted, or the model cannot be built.
         UserError: the weights do not fit the model.
     """
-    place = pick_device(device)
+    # First: an unknown device is reported before a checkpoint is read.
+    torch_device = pick_device(device)
     checkpoint = select_one(str(path))
     source, _ = config_of(checkpoint)
     if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
@@ -81,4 +82,4 @@ def load_model(
         table = model_state.table(f"{checkpoint} does not fit", {"model": fitting.faults})
         raise UserError(f"{table}\n", cure=OTHER_MODEL)
     fitting.load()
-    return model.to(place).eval()
+    return model.to(torch_device).eval()

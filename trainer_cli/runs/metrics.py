@@ -20,15 +20,28 @@ _BLOCK_BYTES = 1 << 16
 _MARK_BYTES = 256
 
 
-def parse_json_lines(content: bytes) -> list[dict[str, Any]]:
-    """Parse JSON lines. Lines that are truncated or hold no object are left out."""
+def read_json_lines(file: Path) -> list[dict[str, Any]]:
+    """Read a file of JSON lines; a missing file has none.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        content = file.read_bytes()
+    except FileNotFoundError:
+        return []
     # Text after the last newline is truncated, or still being written.
-    lines = [line for line in content[: content.rfind(b"\n") + 1].split(b"\n") if line.strip()]
+    return parse_json_lines(content[: content.rfind(b"\n") + 1].split(b"\n"))
+
+
+def parse_json_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Parse JSON lines. Lines that are truncated by a crash or hold no object are left out."""
+    texts = [line for line in lines if line.strip()]
     try:
         # One array is parsed much faster than line by line.
-        values = json.loads(b"[" + b",".join(lines) + b"]")
+        values = json.loads(b"[" + b",".join(texts) + b"]")
     except ValueError:
-        values = [_parse_json(line) for line in lines]
+        values = [_parse_json(text) for text in texts]
     return [value for value in values if isinstance(value, dict)]
 
 

@@ -1,7 +1,7 @@
-"""By which samples and which source a checkpoint was made, compared with those of this process.
+"""Compare the samples and source files with which a checkpoint was trained with those of this process.
 
-Samples that differ are refused like a changed `data`. Source that differs is reported by the names of its files; it is
-refused only where `train validate` takes the model from another project than the run's.
+Different samples are refused like a changed `data`. Different source files are reported by name; they are refused only
+if `train validate` takes the model from another project than the run's.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 TRAIN = "train"
 """The name of the training data."""
 _DRAWS = 64
-"""How often a sample that differs is read again before it is refused."""
+"""How often a sample that differs is read again before it is refused: augmentation may draw at random."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Digests of a few samples of each dataset, and of the files that were imported from the project."""
+    """Digests of a few samples of each dataset, and of the source files imported from the project."""
 
     samples: Mapping[str, Mapping[str, str]]
     source: Mapping[str, str]
 
 
 def origin_of(loaders: Mapping[str, Any], root: Path) -> Origin:
-    """The origin of what this process trains."""
+    """The origin of a training in this process."""
     return Origin(_samples_of(loaders), dict(_source_digests(root)))
 
 
 def _samples_of(loaders: Mapping[str, Any], draws: int = 2) -> dict[str, dict[str, str]]:
-    """Digests of samples, or the fingerprint, of each dataset; that of the training data is in its position."""
+    """Digests of samples of each dataset, or its fingerprint; that of the training data is in its loader's state."""
     from trainer_cli.data.digest import FINGERPRINT, sample_digests
 
     fingerprints = {name: getattr(loader, "fingerprint", None) for name, loader in loaders.items() if name != TRAIN}
-    known = {name: {FINGERPRINT: text} for name, text in fingerprints.items() if isinstance(text, str)}
-    return sample_digests(loaders, draws=draws) | known
+    digests = {name: {FINGERPRINT: text} for name, text in fingerprints.items() if isinstance(text, str)}
+    return sample_digests(loaders, draws=draws) | digests
 
 
 def _source_digests(root: Path) -> Iterator[tuple[str, str]]:
@@ -71,7 +71,7 @@ def _imported_files(root: Path) -> set[str]:
     elsewhere = [Path(path).resolve() for path in (sys.prefix, sysconfig.get_path("stdlib"))]
     elsewhere = [path for path in (*elsewhere, PACKAGE) if not root.is_relative_to(path)]
     files = set()
-    # A module may be imported by another thread meanwhile.
+    # A copy, because another thread may import a module meanwhile.
     for module in list(sys.modules.values()):
         name = getattr(module, "__file__", None)
         if not isinstance(name, str) or not name.endswith(".py") or not name.startswith(f"{root}{os.sep}"):
@@ -92,7 +92,7 @@ def _digest(file: Path) -> str | None:
 
 
 def other_source(source: Mapping[str, str], root: Path) -> dict[str, str]:
-    """The files of a checkpoint's source that differ in this project -> `changed` or `not there`."""
+    """Source files of a checkpoint that differ in this project -> `changed` or `not there`."""
     digests = {file: _digest(root / file) for file in source}
     return {
         file: "not there" if digest is None else "changed" for file, digest in digests.items() if digest != source[file]
@@ -107,7 +107,7 @@ def compare_resumed(
     loaders: Mapping[str, Any],
     now: Origin,
 ) -> None:
-    """Compare the origin of the checkpoint that a run resumes.
+    """Compare this process with the origin of the checkpoint to resume.
 
     Raises:
         ConfigError: samples differ, though `data` and `seed` did not change, and `resume_allow` does not allow it.
@@ -118,7 +118,7 @@ def compare_resumed(
 
 
 def compare_forked(composed: Composed, fork: Path, now: Origin) -> None:
-    """Compare the origin of the checkpoint with whose weights a new run begins. Other samples are only reported."""
+    """Compare this process with the origin of the checkpoint whose weights a new run loads; only report differences."""
     manifest = manifest_of(fork)
     if manifest is None:
         return
@@ -128,7 +128,7 @@ def compare_forked(composed: Composed, fork: Path, now: Origin) -> None:
 
 
 class EvaluatedOrigin:
-    """Compares the origin of each checkpoint that is evaluated under one config with that of this process."""
+    """Compares the origin of each evaluated checkpoint with this process, under one config."""
 
     def __init__(self, composed: Composed, loaders: Mapping[str, Any]) -> None:
         self._composed, self._loaders = composed, loaders
@@ -137,10 +137,10 @@ class EvaluatedOrigin:
         self._reported: dict[str, str] = {}
 
     def compare(self, checkpoint: Path) -> None:
-        """Compare one checkpoint; report what differs, unless it was reported of the checkpoint before.
+        """Compare one checkpoint, and report what differs unless the last report was the same.
 
         Raises:
-            ConfigError: samples differ, or the model comes from another project, in which its file differs, and
+            ConfigError: samples differ, or so does the file of the model, which is of another project, and
                 `resume_allow` does not allow it.
         """
         manifest = manifest_of(checkpoint)
@@ -148,7 +148,7 @@ class EvaluatedOrigin:
             return
         root = self._composed.project_root
         differing = other_source(manifest.source, root)
-        # Any of the attempts may have made this checkpoint.
+        # Any attempt of the run may have saved this checkpoint.
         if manifest.source and root not in (trained_in := RunDir(checkpoint.parent.parent).project_roots):
             _refuse_other_model(self._composed, checkpoint, manifest, differing, trained_in)
         if differing != self._reported:
@@ -164,7 +164,7 @@ def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Orig
     """Check that every rank has rank 0's data and source. Collective.
 
     Raises:
-        UserError: on every rank, with what differs, and the ranks where it does.
+        UserError: raised on every rank, with what differs and on which ranks.
     """
     from trainer_cli.data.digest import length_of, other_samples
 
@@ -174,9 +174,9 @@ def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Orig
             facts[f"number of samples in {name}"] = length_of(loader)
             facts[f"fingerprint of {name}"] = getattr(loader, "fingerprint", None)
     check_same(group, facts, where="data", cure="Give all machines the same data.")
-    first, *others = group.gather(now)
+    first, *later_ranks = group.gather(now)
     samples, source = {}, {}
-    for rank, other in enumerate(others, 1):
+    for rank, other in enumerate(later_ranks, 1):
         samples[rank] = other_samples(other.samples, first.samples)
         shared = sorted(first.source.keys() & other.source.keys())
         source[rank] = [file for file in shared if first.source[file] != other.source[file]]
@@ -184,17 +184,17 @@ def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Orig
     _refuse_ranks(source, "source", None, "Give all machines the same files of the project.")
 
 
-def _refuse_ranks(differing: Mapping[int, list[str]], what: str, where: str | None, cure: str) -> None:
-    """Refuse ranks that differ from rank 0; without a rank that does, return."""
+def _refuse_ranks(differing: Mapping[int, list[str]], noun: str, where: str | None, cure: str) -> None:
+    """Raise if any rank differs from rank 0."""
     listed = [f"rank {rank} ({_listed(names)})" for rank, names in differing.items() if names]
     if listed:
-        raise ConfigError(f"the {what} of rank 0 is not that of {_listed(listed)}", location=where, hint=cure)
+        raise ConfigError(f"the {noun} of rank 0 is not that of {_listed(listed)}", location=where, hint=cure)
 
 
 def _refuse_other_model(
     composed: Composed, checkpoint: Path, manifest: Manifest, differing: Mapping[str, str], trained_in: list[Path]
 ) -> None:
-    """Refuse a model of another project than those in which the run was trained, if its file differs."""
+    """Refuse a model whose file differs, if its project is none of those in which the run was trained."""
     root, target = composed.project_root, str(composed.config.model["_target_"])
     file = _file_of(target, root)
     if file is None or (file in manifest.source and file not in differing):
@@ -202,23 +202,23 @@ def _refuse_other_model(
         return
     if SOURCE in composed.config.resume_allow:
         return
-    there = [project for project in trained_in if project.is_dir() and not other_source(manifest.source, project)]
-    run_there = f"Run the command in {there[-1]}, which has the source of the run. " if there else ""
+    unchanged = [project for project in trained_in if project.is_dir() and not other_source(manifest.source, project)]
+    advice = f"Run the command in {unchanged[-1]}, which has the source of the run. " if unchanged else ""
     raise ConfigError(
         f"{target} of {root} is not the class that {checkpoint} was trained with"
         f"{f' in {_listed(trained_in)}' if trained_in else ''}: {file} differs",
         location="model._target_",
-        hint=f"{run_there}To evaluate with this class all the same, add 'resume_allow=[{SOURCE}]'.",
+        hint=f"{advice}To evaluate with this class all the same, add 'resume_allow=[{SOURCE}]'.",
     )
 
 
 def _file_of(target: str, root: Path) -> str | None:
-    """The file of the project that defines an imported class or function; None if it is not the project's."""
+    """The project file that defines an imported class or function; None if the project does not define it."""
     name, attribute = target, ""
     while name not in sys.modules and "." in name:
         name, _, attribute = name.rpartition(".")
     module = sys.modules.get(name)
-    # A package may hand on what a module of it defines.
+    # The module that defines it: a package may only re-export it.
     module = sys.modules.get(getattr(getattr(module, attribute, None), "__module__", name))
     file = getattr(module, "__file__", None)
     path = None if file is None else Path(file)
@@ -232,7 +232,7 @@ def _changes_since(checkpoint: Path, composed: Composed) -> list[Change]:
 
 
 def _changes_samples(changes: Iterable[Change]) -> bool:
-    """Whether other samples are to be expected: `seed` changed, or an argument of the data itself."""
+    """Whether the changes explain different samples: `seed` changed, or an argument of the dataset."""
     of_loaders = set(DATA_KEYS) - {"overfit_batches"}
     return any(
         change.path[0] == "seed" or (change.path[0] == "data" and of_loaders.isdisjoint(change.path[1:2]))
@@ -254,7 +254,7 @@ def _compare_samples(
 
     if not _differing(now, manifest):
         return
-    # A dataset that draws numbers by itself may by chance have given the same ones twice.
+    # Samples that differ between draws are left out: more draws show the random ones that two have missed.
     differing = other_samples(_samples_of(loaders, _DRAWS), manifest.samples)
     versions = library_versions()
     other_versions = any(manifest.versions.get(library, version) != version for library, version in versions.items())

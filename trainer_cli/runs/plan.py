@@ -2,10 +2,8 @@
 
 compose and check the config; examine the run directory as `fit` does, but change nothing in it
 build the data, for its length; the loop computes intervals and limits from it
+build model and optimizer without values, for the size of a checkpoint
 simulate the policy from the step at which the run would start
-make model and optimizer without values, for the size of a checkpoint
-
-The size of a checkpoint, from its state made without values and the file layout of the format.
 """
 
 from __future__ import annotations
@@ -46,98 +44,100 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.training_loop import TrainingLoop
 
 _AFFORDABLE_BYTES = 2**30
-"""A state up to this size is made with values if the optimizer needs them."""
+"""A state up to this size is built with values if the optimizer needs them."""
 _SMALL_BYTES = 2**26
-"""A state up to this size is made with values at once: a step without values imports torch's compiler, some seconds."""
-_HOW = ("fused", "foreach", "capturable")
+"""A state up to this size is built with values at once: a step without them imports torch's compiler for seconds."""
+_IMPLEMENTATIONS = ("fused", "foreach", "capturable")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSize:
-    """Bytes of the files of one checkpoint; None if unknown."""
+    """Size of one checkpoint in bytes; None if unknown."""
 
     before_training: int | None = None
     """Of one saved before the first optimizer step."""
     trained: int | None = None
     doubt: str | None = None
-    """What is not counted, or why the size is unknown."""
+    """What the size leaves out, or why it is unknown."""
 
     def at(self, step: int) -> int:
-        """Bytes of the checkpoint of a step; 0 if unknown."""
+        """Size in bytes of the checkpoint of a step; 0 if unknown."""
         return (self.trained if step else self.before_training) or 0
 
 
 def checkpoint_size(
-    builder: Builder, data: Data, end: Progress, form: Format, *, beside: int = 0, leave_out: Sequence[str] = ()
+    builder: Builder, data: Data, end: Progress, format: Format, *, beside: int = 0, leave_out: Sequence[str] = ()
 ) -> CheckpointSize:
-    """Bytes of a checkpoint of a format at step 0, and of one at `end`.
+    """Compute the size of a checkpoint at step 0 and of one at `end`.
 
     Args:
-        beside: bytes of the small files in it.
+        beside: size in bytes of the small files in it.
         leave_out: `checkpoint.leave_out`.
 
     Raises:
         TrainError: `fit` would refuse the model, the optimizer or their state.
     """
     try:
-        trainer = _made(builder, data)
-        before = _size(trainer, data, form, leave_out)
+        trainer = _prepared_trainer(builder, data)
+        before = _size(trainer, data, format, leave_out)
         if before <= _SMALL_BYTES:
-            trainer = _made(builder, data, values=True)
-        doubt = _step(trainer)
+            trainer = _prepared_trainer(builder, data, values=True)
+        doubt = _create_optimizer_state(trainer)
         if doubt is not None and before <= _AFFORDABLE_BYTES:
-            trainer = _made(builder, data, values=True)
-            doubt = _step(trainer)
+            trainer = _prepared_trainer(builder, data, values=True)
+            doubt = _create_optimizer_state(trainer)
         trainer.progress.load_state_dict(end.state_dict())
-        return CheckpointSize(before + beside, _size(trainer, data, form, leave_out) + beside, doubt)
+        return CheckpointSize(before + beside, _size(trainer, data, format, leave_out) + beside, doubt)
     except RuntimeError as error:
         return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
 
 
-def _made(builder: Builder, data: Data, *, values: bool = False) -> Trainer:
-    """A trainer as before its first step."""
+def _prepared_trainer(builder: Builder, data: Data, *, values: bool = False) -> Trainer:
+    """A trainer in the state before its first step."""
     trainer = builder.shapes(data, values=values)
     trainer.loop.prepare(trainer, data.train)
     trainer.schedulers = Schedulers(builder.schedulers(trainer.loop), trainer.optimizers)
     return trainer
 
 
-def _size(trainer: Trainer, data: Data, form: Format, leave_out: Sequence[str]) -> int:
+def _size(trainer: Trainer, data: Data, format: Format, leave_out: Sequence[str]) -> int:
+    # Callbacks create their state here, such as the copy of an average.
     trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
     files = sum(map(len, model_files(trainer.model).values()))
     state = without(capture(trainer, data.train), leave_out)
-    return files + form.plan(state, shapes_only=True).total_bytes
+    return files + format.plan(state, shapes_only=True).total_bytes
 
 
-def _step(trainer: Trainer) -> str | None:
-    """Make each optimizer create its state; why it cannot, or None."""
+def _create_optimizer_state(trainer: Trainer) -> str | None:
+    """Make each optimizer create its state by a step. Returns why one cannot, or None."""
     for optimizer in trainer.optimizers.values():
         for group in optimizer.param_groups:
             # The implementation of a step does not change the state, and not every one works without values.
-            group.update({key: False for key in _HOW if group.get(key)})
+            group.update({key: False for key in _IMPLEMENTATIONS if group.get(key)})
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     parameter.grad = parameter.detach().clone()
         try:
             optimizer.step()
-        except Exception as error:  # A user's optimizer may need what a plan does not have.
+        except Exception as error:
+            # An optimizer of the user may need gradients with values, which a plan does not have.
             return f"the state of {type(optimizer).__name__} is not counted: {type(error).__name__}: {error}"[:300]
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class StartPoint:
-    """Where the training begins, and the run's checkpoints on the disk then."""
+    """The progress at which the training starts, and the run's checkpoints on the disk at that time."""
 
     progress: Progress
     path: Path | None = None
-    """The checkpoint whose state, or whose weights alone, are loaded."""
+    """The checkpoint to load: its whole state or only its weights."""
     saved: tuple[Saved, ...] = ()
     sizes: dict[str, int] | None = None
     last_saved_step: int | None = None
     pending_evaluation: bool = False
     left: tuple[str, ...] = ()
-    """Checkpoints newer than the one named by `resume`, which are removed."""
+    """Checkpoints that are newer than the one named by `resume`, and are removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,25 +151,25 @@ class Plan:
     timeline: Timeline
     size: CheckpointSize
     copies: str | None = None
-    """Into which folder checkpoints are copied, and which."""
+    """The folder to which checkpoints are copied, and which of them."""
     at_most: tuple[int, int] | None = None
-    """The most checkpoints and bytes on the disk at a time if a metric decides on some; None if it decides on none."""
+    """Largest number and size in bytes of the checkpoints if a metric decides which to save; None if it does not."""
     estimates: tuple[str, ...] = ()
-    """What was estimated from the given times and counts."""
+    """What is estimated from the given times and counts."""
     left_out: tuple[str, ...] = ()
     """States that the checkpoints will lack."""
     unknown: tuple[str, ...] = ()
-    """What is not known before the training."""
+    """What is unknown before the training."""
 
 
 def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: float | None = None) -> Plan:
-    """What a `fit` with this config would do now; nothing is written, locked or trained.
+    """Plan what a `fit` with this config would do now. Nothing is written, locked or trained.
 
     Args:
-        step_time_s, step_tokens: what one optimizer step is expected to take and to consume, for rules in these units.
+        step_time_s, step_tokens: expected duration and tokens of one optimizer step, for intervals in these units.
 
     Raises:
-        TrainError: whatever `fit` would refuse before its first step.
+        TrainError: `fit` would refuse the config before its first step.
     """
     refuse_no_optimizer(composed)
     import_from(composed.project_root)
@@ -181,23 +181,24 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
             if run.exists_as_run()
             else start_new(run, composed, read_only=True)
         )
-        return _nothing(run, start) if isinstance(start, Done) else _ahead(composed, start, step_time_s, step_tokens)
+        if isinstance(start, Done):
+            return _plan_nothing(run, start)
+        return _plan_training(composed, start, step_time_s, step_tokens)
 
 
-def _nothing(run: RunDir, done: Done) -> Plan:
-
-    here = Progress(step=done.step)
+def _plan_nothing(run: RunDir, done: Done) -> Plan:
+    progress = Progress(step=done.step)
     return Plan(
         run_dir=run.path,
         start=done,
-        start_point=StartPoint(here),
-        step_counts=StepCounts(start=here),
+        start_point=StartPoint(progress),
+        step_counts=StepCounts(start=progress),
         timeline=Timeline(),
         size=CheckpointSize(),
     )
 
 
-def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
+def _plan_training(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
     from trainer_cli.checkpoint.format.open import format_of
     from trainer_cli.runs.build import Builder
 
@@ -222,10 +223,11 @@ def _ahead(composed: Composed, start: Start, step_time_s: float | None, step_tok
     )
     callbacks = any(_overrides(kind, "run_validation") for kind in kinds.values())
     setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
+    # The size of a checkpoint depends on the progress at the end, whose numbers have more digits.
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
-    form = format_of(checkpoint.format, checkpoint.compression)
+    format = format_of(checkpoint.format, checkpoint.compression)
     size = checkpoint_size(
-        builder, data, end, form, beside=len(to_yaml(composed).encode()), leave_out=checkpoint.leave_out
+        builder, data, end, format, beside=len(to_yaml(composed).encode()), leave_out=checkpoint.leave_out
     )
     name = _name(composed, checkpoint, group.world_size)
     timeline = simulate(setting, step_counts, name=name, size=size.at, sizes=start_point.sizes)
@@ -256,8 +258,8 @@ def simulation_of(
     """The settings of the simulation, for a loop that knows its lengths.
 
     Args:
-        evaluated: the names of the validation loaders.
-        callbacks: whether a callback makes evaluations of its own.
+        evaluated: names of the validation loaders.
+        callbacks: whether a callback runs evaluations itself.
     """
     names = list(evaluated)
     loop.evaluations.check(names)
@@ -313,17 +315,17 @@ def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Comp
         entry = source.entry(fork.name)
     progress = _progress(entry) if whole and entry is not None else Progress()
     catalog = start.run.catalog(folder)
-    own = [] if start.is_new and start.entry is None else catalog.valid(start.run_id)
-    before = [one for one in own if one.step <= progress.step]
-    left = [one for one in own if one.step > progress.step and is_intact(catalog.storage, one)]
+    entries = [] if start.is_new and start.entry is None else catalog.valid(start.run_id)
+    before = [saved for saved in entries if saved.step <= progress.step]
+    newer = [saved for saved in entries if saved.step > progress.step and is_intact(catalog.storage, saved)]
     return StartPoint(
         progress,
         path,
-        tuple(saved for one in before if (saved := one.saved()) is not None),
-        {one.name: one.size_bytes for one in before},
-        max((one.step for one in before), default=None),
+        tuple(facts for saved in before if (facts := saved.saved()) is not None),
+        {saved.name: saved.size_bytes for saved in before},
+        max((saved.step for saved in before), default=None),
         path is not None and whole and entry is not None and _has_pending_evaluation(source, entry),
-        tuple(one.name for one in left) if composed.config.checkpoint.newer is Newer.trash else (),
+        tuple(saved.name for saved in newer) if composed.config.checkpoint.newer is Newer.trash else (),
     )
 
 
@@ -338,8 +340,8 @@ def _has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
     if manifest is None or file not in manifest.files:
         return False
     with catalog.storage.reading(entry.name) as folder:
-        found = json.loads(read_verified(folder, manifest, file))
-    loop = found.get("state", {}).get("loop")
+        content = json.loads(read_verified(folder, manifest, file))
+    loop = content.get("state", {}).get("loop")
     return isinstance(loop, dict) and loop.get("owed_record") is not None
 
 
@@ -350,7 +352,7 @@ def _overrides(kind: Any, hook: str) -> bool:
 
 
 def _group_of(parallel: ParallelConfig) -> ProcessGroup:
-    """Rank 0 of the processes that the config says, without the others."""
+    """A group as rank 0 of the configured processes sees it, without starting the others."""
     group = ProcessGroup()
     group.world_size = parallel.processes_per_node or 1
     group.divide_layers(parallel.tensor_size)
@@ -358,23 +360,23 @@ def _group_of(parallel: ParallelConfig) -> ProcessGroup:
 
 
 def _name(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> Callable[[Progress], str]:
-    naming, own = Naming(checkpoint.name, checkpoint.suffix), composed.config.name or "default"
+    naming, run_name = Naming(checkpoint.name, checkpoint.suffix), composed.config.name or "default"
 
-    def name(at: Progress) -> str:
-        return naming.name({**at.state_dict(), "run_name": own, "world_size": world_size})
+    def name(progress: Progress) -> str:
+        return naming.name({**progress.state_dict(), "run_name": run_name, "world_size": world_size})
 
     return name
 
 
 def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> tuple[int, int] | None:
-    """Where a metric decides: the most at a time, if every evaluation were among the best."""
+    """Largest number and size in bytes of the checkpoints, if every evaluation is among the best."""
     best = setting.save.keep_best
     if best is None or not timeline.may_save or not setting.enabled:
         return None
     count, size_bytes = (timeline.peak.count, timeline.peak.size_bytes) if timeline.peak is not None else (0, 0)
-    many = len(timeline.may_save)
-    # The best, and beside them one that is being saved.
-    more = many if setting.retention.remove is Removal.never else min(many, best.count) + 1
+    may_save = len(timeline.may_save)
+    # One more than the best, because retention runs after the next one is committed.
+    more = may_save if setting.retention.remove is Removal.never else min(may_save, best.count) + 1
     return count + more, size_bytes + more * size.at(1)
 
 

@@ -1,4 +1,4 @@
-"""A plan as text (a summary, a chart of the steps, a table of the checkpoints) and as JSON."""
+"""Show a plan as text (a summary, a chart of the steps, a table of the checkpoints) or as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS = 40
 
 
 def as_dict(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values, for JSON. Every list is complete and in order of time."""
+    """The plan as plain values, for JSON. Every list is complete and sorted by time."""
     line, start, start_point = plan.timeline, plan.start, plan.start_point
     done = isinstance(start, Done)
     return {
@@ -30,12 +30,12 @@ def as_dict(plan: Plan) -> dict[str, Any]:
             "changes": [] if isinstance(start, Done) else [str(change) for change in start.changes],
             "on_disk": [
                 {
-                    "name": one.name,
-                    "step": one.step,
-                    "kind": one.kind.value,
-                    "size_bytes": (start_point.sizes or {})[one.name],
+                    "name": saved.name,
+                    "step": saved.step,
+                    "kind": saved.kind.value,
+                    "size_bytes": (start_point.sizes or {})[saved.name],
                 }
-                for one in start_point.saved
+                for saved in start_point.saved
             ],
             "left": list(start_point.left),
         },
@@ -43,10 +43,10 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "stop": None if line.stop is None else {"reason": line.stop.reason, "finished": line.stop.finished},
         "steps_per_epoch": plan.step_counts.steps_per_epoch,
         "evaluations": line.evaluations,
-        "saves": [{**asdict(one), "size_bytes": one.size_bytes or None} for one in line.saves],
-        "completed": [asdict(one) for one in line.completed.values()],
+        "saves": [{**asdict(save), "size_bytes": save.size_bytes or None} for save in line.saves],
+        "completed": [asdict(save) for save in line.completed.values()],
         "may_save": line.may_save,
-        "removals": [asdict(one) for one in line.removals],
+        "removals": [asdict(removal) for removal in line.removals],
         "kept": [{"name": name, "why": why} for name, why in line.kept.items()],
         "peak": None if line.peak is None else asdict(line.peak),
         "at_most": None if plan.at_most is None else {"count": plan.at_most[0], "size_bytes": plan.at_most[1]},
@@ -65,32 +65,32 @@ def shown(plan: Plan) -> str:
             f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing.\n"
             "To train further, give a larger loop.max_duration."
         )
-    parts = ["\n".join(_summary(plan))]
+    blocks = ["\n".join(_summary(plan))]
     if plan.timeline.end is not None:
-        parts += ["\n".join(_chart(plan)), _table(plan)]
+        blocks += ["\n".join(_chart(plan)), _table(plan)]
     for title, lines in (("estimated", plan.estimates), ("not known before the training", plan.unknown)):
         if lines:
-            parts.append("\n".join([f"{title}:", *(f"  {one}" for one in lines)]))
-    return "\n\n".join(part for part in parts if part)
+            blocks.append("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
+    return "\n\n".join(block for block in blocks if block)
 
 
 def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[str]:
-    """Two log lines for the start of a training; none if its end is not known."""
+    """Two log lines for the start of a training; none if its end is unknown."""
     if line.end is None or line.stop is None:
         return
-    whole = f"will train steps {start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
+    steps = f"will train steps {start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
     if line.cut:
-        yield whole
-        yield f"checkpoints at {_spread([one.step for one in line.saves[:4]])}, … (`train plan` lists all of them)"
+        yield steps
+        yield f"checkpoints at {_spread([save.step for save in line.saves[:4]])}, … (`train plan` lists all of them)"
         return
-    yield f"{whole}; {_counted(line.evaluations, 'evaluation')}"
+    yield f"{steps}; {_counted(line.evaluations, 'evaluation')}"
     may = f"; {_counted(line.may_save, 'measurement')} may save for a metric" if line.may_save else ""
     stay = f"; {len(line.kept)} on the disk at the end" if line.kept else ""
-    yield f"{_counted([one.step for one in line.saves], 'checkpoint')}{stay}{may}"
+    yield f"{_counted([save.step for save in line.saves], 'checkpoint')}{stay}{may}"
 
 
 def _length(reason: str, steps_per_epoch: int | None) -> str:
-    """How long that is, and how long an epoch is, where the steps do not say it: `15 epochs of 45 steps`."""
+    """The length that ends the training, and that of an epoch if it is another: `15 epochs of 45 steps`."""
     length = reason.removesuffix(" reached").removeprefix("max_duration of ")
     if steps_per_epoch is None or length == "1 epoch":
         return length
@@ -102,7 +102,7 @@ def _length(reason: str, steps_per_epoch: int | None) -> str:
 
 
 def sweep_table(plans: Mapping[str, Plan]) -> str:
-    """A row for each job of a sweep, and what all of them take."""
+    """A row for each job of a sweep, and the sum of all jobs."""
     rows = []
     for key, plan in plans.items():
         line, first = plan.timeline, plan.start_point.progress.step
@@ -112,8 +112,8 @@ def sweep_table(plans: Mapping[str, Plan]) -> str:
         else:
             end = "?" if line.end is None else f"{line.end.step:,}"
             rows.append((key, f"{first:,} to {end}", f"{len(line.evaluations):,}", f"{len(line.saves):,}", peak))
-    steps = sum(one.timeline.end.step - one.start_point.progress.step for one in plans.values() if one.timeline.end)
-    most = sum(one.timeline.peak.size_bytes for one in plans.values() if one.timeline.peak)
+    steps = sum(plan.timeline.end.step - plan.start_point.progress.step for plan in plans.values() if plan.timeline.end)
+    most = sum(plan.timeline.peak.size_bytes for plan in plans.values() if plan.timeline.peak)
     header = ("job", "steps", "evaluations", "checkpoints", "on the disk at most")
     total = f"{len(plans):,} jobs, {steps:,} steps{f', {format_bytes(most)} on the disk at most' if most else ''}"
     return f"{table(header, rows, right=header[2:4])}\n\n{total}"
@@ -139,7 +139,7 @@ def _summary(plan: Plan) -> Iterator[str]:
     epochs = "" if per_epoch is None else f", epochs of {per_epoch:,}"
     yield f"  steps          {first:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
     yield f"  evaluations    {_listed(line.evaluations)}"
-    yield f"  checkpoints    {_listed([one.step for one in line.saves])}"
+    yield f"  checkpoints    {_listed([save.step for save in line.saves])}"
     if line.may_save:
         yield f"  may save too   {_listed(line.may_save)}: where the metric is among the best"
     if line.peak is not None:
@@ -160,32 +160,35 @@ def _chart(plan: Plan) -> Iterator[str]:
     line = plan.timeline
     assert line.end is not None
     first, last = plan.start_point.progress.step, line.end.step
-    fixed = [one.step for one in line.saves if one.reason.startswith("fixed step")]
-    final = [one.step for one in line.saves if one.reason == "end of training"]
-    others = [one for one in line.saves if one.step not in (*fixed, *final)]
+    fixed = [save.step for save in line.saves if save.reason.startswith("fixed step")]
+    final = [save.step for save in line.saves if save.reason == "end of training"]
+    periodic = [save for save in line.saves if save.step not in (*fixed, *final)]
     rows = {
         "evaluations": ("|", line.evaluations),
-        "permanent": ("P", [one.step for one in others if one.kind == "permanent"]),
+        "permanent": ("P", [save.step for save in periodic if save.kind == "permanent"]),
         "fixed": ("F", fixed),
         "final": ("E", final),
-        "ephemeral": ("e", [one.step for one in others if one.kind == "ephemeral"]),
+        "ephemeral": ("e", [save.step for save in periodic if save.kind == "ephemeral"]),
         "perhaps": ("?", line.may_save),
-        "removals": ("x", [one.step for one in line.removals]),
+        "removals": ("x", [removal.step for removal in line.removals]),
     }
     ends = f"{first:,}", f"{last:,}"
     yield f"  {'step':<13}{ends[0]}{' ' * max(1, _WIDTH - len(ends[0]) - len(ends[1]))}{ends[1]}"
     for title, (mark, steps) in rows.items():
         if steps:
             marked = {_column(step, first, last) for step in steps}
-            yield f"  {title:<13}{''.join(mark if one in marked else '.' for one in range(_WIDTH))}"
+            yield f"  {title:<13}{''.join(mark if column in marked else '.' for column in range(_WIDTH))}"
 
 
 def _table(plan: Plan) -> str:
     line = plan.timeline
-    gone = {one.name: f"removed at {one.step:,}: {one.reason}" for one in line.removals}
-    became = {**gone, **{name: f"stays: {why}" for name, why in line.kept.items()}}
-    rows = [(one.name, one.kind.value, "on the disk now", became.get(one.name, "")) for one in plan.start_point.saved]
-    rows += [(one.name, one.kind.value, one.reason, became.get(one.name, "")) for one in line.saves]
+    outcomes = {removal.name: f"removed at {removal.step:,}: {removal.reason}" for removal in line.removals}
+    outcomes |= {name: f"stays: {why}" for name, why in line.kept.items()}
+    rows = [
+        (saved.name, saved.kind.value, "on the disk now", outcomes.get(saved.name, ""))
+        for saved in plan.start_point.saved
+    ]
+    rows += [(save.name, save.kind.value, save.reason, outcomes.get(save.name, "")) for save in line.saves]
     hidden = len(rows) - _ROWS
     if hidden > 0:
         half = _ROWS // 2

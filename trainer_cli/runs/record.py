@@ -1,6 +1,6 @@
-"""How a run stands, read from its files again and again: each look reads only what is new.
+"""Read a run from its files: everything once, for a report, or its state repeatedly, for `train top` and `train tail`.
 
-All that the files of a run tell about it, read once, for a report. Nothing is written, and torch is not imported.
+Nothing is written, and torch is not imported.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, s
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.runs.find_runs import Listings, RunFinder
-from trainer_cli.runs.metrics import GrowingFile, modes_of
+from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import checkpoints_of, run_config
@@ -36,7 +37,7 @@ SWEEP_FILE = "sweep.csv"
 
 @dataclass(slots=True)
 class SavedCheckpoint:
-    """A checkpoint that was saved once, and what became of it."""
+    """A checkpoint of the history, and whether it still exists."""
 
     life: Life
     on_disk: bool
@@ -45,11 +46,11 @@ class SavedCheckpoint:
 
 @dataclass(slots=True)
 class RunRecord:
-    """One run."""
+    """Everything that the files of one run hold."""
 
     path: Path
     view: RunView
-    """How it stands."""
+    """Its state now."""
     columns: Columns
     summary: Mapping[str, Any]
     attempts: Sequence[Mapping[str, Any]]
@@ -58,12 +59,12 @@ class RunRecord:
     config: Mapping[str, str]
     """Dotted key -> value; a list is one text."""
     places: Mapping[str, str]
-    """Where each was set; defaults are left out."""
+    """Where each value was set, by dotted key; defaults are left out."""
     environment: Mapping[str, str]
     best: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """Validation metric -> its best value and the step."""
+    """Validation metric -> (best value, its step)."""
     modes: Mapping[str, str] = field(default_factory=dict)
-    """Whether best is `min` or `max`, of the metrics of which it is known."""
+    """Validation metric -> `min` or `max`, if it is known which is best."""
 
     @property
     def keep_best(self) -> Mapping[str, str]:
@@ -74,12 +75,12 @@ class RunRecord:
     @property
     def began(self) -> float:
         """Unix seconds at which its first attempt, or its first record, began."""
-        started = [at for attempt in self.attempts[:1] if (at := unix(attempt.get("started"))) is not None]
+        started = [time for attempt in self.attempts[:1] if (time := unix(attempt.get("started"))) is not None]
         return min([*started, *self.columns.time[:1]], default=0.0)
 
 
 def read_run(path: Path, now: float) -> RunRecord | None:
-    """All of a run; None if it has vanished.
+    """Read everything of a run; None if its directory has vanished.
 
     Raises:
         OSError: one of its files cannot be read.
@@ -128,7 +129,7 @@ class SweepJob(NamedTuple):
 
 
 def read_sweep(folder: Path) -> list[SweepJob]:
-    """The jobs of the sweep in a folder; none if there is none.
+    """Read the jobs of the sweep in a folder; empty if it holds no sweep.
 
     Raises:
         OSError: the file cannot be read.
@@ -144,9 +145,9 @@ def read_sweep(folder: Path) -> list[SweepJob]:
         names = list(cells)
         if names[:1] == ["KEY"] and cells.get("run_dir") and "status" in cells:
             swept = {name: cells[name] for name in names[1 : names.index("status")] if cells[name]}
-            # `run_dir` is relative to the folder in which the sweep was started.
-            own = folder / cells["KEY"]
-            run_dir = own if own.is_dir() else Path(cells["run_dir"])
+            # `run_dir` is relative to the folder in which the sweep was started, which may be another one now.
+            job_folder = folder / cells["KEY"]
+            run_dir = job_folder if job_folder.is_dir() else Path(cells["run_dir"])
             jobs.append(SweepJob(cells["KEY"], swept, run_dir, cells["status"], cells.get("reason", "")))
     return jobs
 
@@ -161,7 +162,7 @@ def as_text(value: Any) -> str:
 
 
 def unix(text: Any) -> float | None:
-    """The unix time of an ISO date; None if it is none."""
+    """The unix time of an ISO date; None if the text is no date."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:
@@ -185,33 +186,34 @@ def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:
 
 
 def _checkpoints(run: RunDir, summary: Mapping[str, Any]) -> list[SavedCheckpoint]:
-    """All checkpoints that are on the disk or recorded, by their saves; an object store is not asked."""
-    found = lives(_lines(run.history_file))
-    kept = summary.get("checkpoints")
-    whys = {str(one.get("name")): str(one.get("why")) for one in kept or () if isinstance(one, dict)}
+    """All checkpoints on the disk or in the history, in order of their saves. An object store is not listed."""
+    history = lives(_lines(run.history_file))
+    kept = summary.get("checkpoints") or ()
+    reasons = {str(item.get("name")): str(item.get("why")) for item in kept if isinstance(item, dict)}
     try:
         folder = checkpoints_of(run.path)
         is_remote = is_url(folder)
-        entries = {} if is_remote else {one.name: one for one in run.catalog(folder).entries() if one.manifest}
+        entries = {} if is_remote else {entry.name: entry for entry in run.catalog(folder).entries() if entry.manifest}
     except (TrainError, OSError):
-        return [SavedCheckpoint(life, False) for life in found]
+        return [SavedCheckpoint(life, False) for life in history]
     checkpoints = []
-    for life in found:
+    for life in history:
+        # A name may be saved again after a removal: the checkpoint on the disk is the one not removed since.
         is_last = life.removed_at is None
         entry = entries.pop(life.name, None) if is_last else None
         if entry is not None:
             _complete(life, entry)
-        why = whys.get(life.name, "") if entry is None or not entry.pinned else "pinned"
+        why = reasons.get(life.name, "") if entry is None or not entry.pinned else "pinned"
         checkpoints.append(SavedCheckpoint(life, entry is not None or (is_remote and is_last), why))
     for name, entry in entries.items():
         life = Life(name, saved_at=_modified(folder / name / MANIFEST_FILE))
         _complete(life, entry)
-        checkpoints.append(SavedCheckpoint(life, True, "pinned" if entry.pinned else whys.get(name, "")))
-    return sorted(checkpoints, key=lambda one: (one.life.saved_at or 0.0, one.life.step or 0))
+        checkpoints.append(SavedCheckpoint(life, True, "pinned" if entry.pinned else reasons.get(name, "")))
+    return sorted(checkpoints, key=lambda saved: (saved.life.saved_at or 0.0, saved.life.step or 0))
 
 
 def _complete(life: Life, entry: Entry) -> None:
-    """What the manifest says counts."""
+    """Take step, kind and reason from the manifest, which decides over the history."""
     assert entry.manifest is not None
     life.step, life.kind, life.reason = entry.step, entry.manifest.kind.value, entry.manifest.reason
 
@@ -233,7 +235,7 @@ def _modified(path: Path) -> float | None:
 STALE = "stale"
 UNREADABLE = "unreadable"
 STALE_S = 600.0
-"""Without a sign of life for this long, and for ten intervals of its records, a running process is shown as stale."""
+"""A running process that writes nothing for this long, and for ten intervals of its records, is shown as stale."""
 _STALE_INTERVALS = 10
 _RECORDS = 64
 """Newest records from which the rate is computed."""
@@ -242,11 +244,11 @@ _LOSS = "train/loss"
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """How a run stands now. None: not known, or, for rate and remaining time, not running."""
+    """The state of a run now. None: unknown, or, for rate and remaining time, not running."""
 
     path: Path
     state: str
-    """A `RunStatus`; `stale`: its process holds the lock, but writes nothing; `unreadable`."""
+    """A `RunStatus`, `stale` (the process holds the lock, but writes nothing) or `unreadable`."""
     reason: str = ""
     """Why it ended, or cannot be read."""
     step: int | None = None
@@ -263,25 +265,27 @@ class RunView:
 
     @property
     def is_running(self) -> bool:
-        """Whether a process trains here."""
+        """Whether a process trains this run."""
         return self.state in (RunStatus.running, STALE)
 
 
 class RunsBelow:
-    """All runs below a folder. Runs that appear are followed, and those that vanish are forgotten."""
+    """Follows all runs below a folder, also those that appear later."""
 
     def __init__(self, root: Path) -> None:
         self._finder = RunFinder(root)
         self._readers: dict[Path, RunReader] = {}
 
     def look(self, now: float) -> list[RunView]:
-        """The runs at unix time `now`: running ones by path, then the others, of which the newest come first."""
-        found = self._finder.find()
-        views = [RunView(one.path, UNREADABLE, one.unreadable) for one in found if one.unreadable is not None]
-        listings, before = self._finder.listings, self._readers
-        self._readers = {
-            one.path: before.get(one.path) or RunReader(one.path, listings) for one in found if one.unreadable is None
-        }
+        """The runs at unix time `now`: running ones by path, then ended ones, the newest first."""
+        views: list[RunView] = []
+        readers: dict[Path, RunReader] = {}
+        for path, unreadable in self._finder.find():
+            if unreadable is not None:
+                views.append(RunView(path, UNREADABLE, unreadable))
+            else:
+                readers[path] = self._readers.get(path) or RunReader(path, self._finder.listings)
+        self._readers = readers
         views += [view for reader in self._readers.values() if (view := reader.look(now)) is not None]
         return sorted(views, key=_position)
 
@@ -297,7 +301,7 @@ class _Point(NamedTuple):
 
 
 class RunReader:
-    """Follows one run. Nothing is written, and the files of the run are never kept open."""
+    """Follows one run: each look reads only what is new. No file of the run is kept open."""
 
     def __init__(self, path: Path, listings: Listings | None = None) -> None:
         self.run = RunDir(path)
@@ -319,15 +323,16 @@ class RunReader:
             return RunView(self.run.path, UNREADABLE, error.strerror or "")
 
     def _look(self, now: float) -> RunView:
-        # The lock comes first: what a process wrote before it let go is then read.
+        # The lock is read first: if it is free, everything that its process wrote is read below.
         locked = self.run.is_locked()
         os.stat(self.run.config_file)
         self._read_summary()
         self._read_metrics()
         attempt = self._attempt()
-        alive = max(filter(None, map(_modified, self._written())), default=None)
-        age_s = None if alive is None else max(0.0, now - alive)
-        points = [point for point in self._points if point.time >= _unix(attempt.get("started"))]
+        last_write = max(filter(None, map(_modified, self._written_paths())), default=None)
+        age_s = None if last_write is None else max(0.0, now - last_write)
+        started = unix(attempt.get("started")) or 0.0
+        points = [point for point in self._points if point.time >= started]
         state, reason = self._state(locked, age_s, points)
         running = state in (RunStatus.running, STALE)
         step = _whole(self._summary.get("step"))
@@ -359,12 +364,12 @@ class RunReader:
         status = self._summary.get("status")
         if status in (None, RunStatus.running):
             if self.run.lock_file.exists():
-                # Of a lock that cannot be opened it is not known whether it is held.
+                # Raises an OSError if it cannot be opened: then it is unknown whether the lock is held.
                 self.run.lock_file.open("rb").close()
             return RunStatus.killed, "the process ended without a summary"
         return str(status), str(self._summary.get("reason") or "")
 
-    def _written(self) -> tuple[Path, ...]:
+    def _written_paths(self) -> tuple[Path, ...]:
         run = self.run
         return run.metrics_file, run.log_file, run.summary_file, run.checkpoints_folder
 
@@ -375,11 +380,11 @@ class RunReader:
 
     def _read_summary(self) -> None:
         try:
-            found = os.stat(self.run.summary_file)
+            status = os.stat(self.run.summary_file)
         except FileNotFoundError:
             self._summary, self._summary_seen = {}, None
             return
-        seen = found.st_ino, found.st_size, found.st_mtime_ns
+        seen = status.st_ino, status.st_size, status.st_mtime_ns
         if self._summary_seen != seen:
             try:
                 summary = json.loads(self.run.summary_file.read_bytes())
@@ -392,14 +397,11 @@ class RunReader:
         if new.restarted:
             self._points.clear()
             self._loss = None
-        for line in new.lines:
-            try:
-                record = json.loads(line)
+        for record in parse_json_lines(new.lines):
+            with suppress(ValueError, TypeError, KeyError):
                 self._points.append(_Point(int(record["step"]), float(record["time"])))
                 if _LOSS in record:
                     self._loss = float(record[_LOSS])
-            except (ValueError, TypeError, KeyError):
-                continue  # Cut off by a power failure, or not written by this package.
 
     def _newest_checkpoint(self) -> str | None:
         folder = self._checkpoints_folder()
@@ -413,7 +415,8 @@ class RunReader:
         return next((name for name in newest_first if (folder / name / MANIFEST_FILE).is_file()), None)
 
     def _checkpoints_folder(self) -> Path | None:
-        """By the config, which is read again only after it was replaced; of an object store the local copies."""
+        """The folder that the config names; for an object store that of the local copies."""
+        # The config is parsed again only after a change.
         changed_ns = os.stat(self.run.config_file).st_mtime_ns
         if self._checkpoints is None or self._checkpoints[0] != changed_ns:
             try:
@@ -435,13 +438,6 @@ def _rate(points: list[_Point]) -> float | None:
     """Steps per second; None for fewer than two records."""
     steps, seconds = (points[-1].step - points[0].step, points[-1].time - points[0].time) if points else (0, 0.0)
     return steps / seconds if steps > 0 and seconds > 0 else None
-
-
-def _unix(text: Any) -> float:
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return 0.0
 
 
 def _whole(value: Any) -> int | None:

@@ -1,4 +1,4 @@
-"""The results of `train validate`: JSON lines and a CSV file at once; at the end events and a printed table."""
+"""The results of `train validate`: rows in validation.jsonl and validation.csv, TensorBoard events, a printed table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer_cli.core.files import AppendedFile, replace
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.text_files import strict_json
-from trainer_cli.runs.metrics import best_rule, describe, parse_json_lines
+from trainer_cli.runs.metrics import best_rule, describe, read_json_lines
 from trainer_cli.terminal import table
 
 log = logging.getLogger(__name__)
@@ -41,12 +41,8 @@ def read_validation(folder: Path) -> list[Row]:
     Raises:
         OSError: the file cannot be read.
     """
-    try:
-        lines = parse_json_lines((folder / "validation.jsonl").read_bytes())
-    except FileNotFoundError:
-        return []
     rows: dict[tuple[str, str], Row] = {}
-    for line in lines:
+    for line in read_json_lines(folder / "validation.jsonl"):
         with suppress(ValueError, TypeError, KeyError):
             loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
             values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}
@@ -56,8 +52,10 @@ def read_validation(folder: Path) -> list[Row]:
 
 
 class Results:
-    """Collect rows, in a folder that is made for the first of them. Where it cannot be written, with a warning before
-    any work, they are only shown."""
+    """Collects the rows of an evaluation and writes them to a folder, which is created with the first row.
+
+    If the folder cannot be written, a warning says so before any work, and the rows are only printed.
+    """
 
     def __init__(
         self,
@@ -72,7 +70,7 @@ class Results:
             self._give_up(why)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append to validation.jsonl and replace validation.csv, so that a later failure does not lose them."""
+        """Append to validation.jsonl and replace validation.csv at once: a later failure then loses no row."""
         self.rows += rows
         with self._giving_up():
             self._append(rows)
@@ -88,7 +86,7 @@ class Results:
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
-        """Write no more after a write has failed: the rows are shown all the same."""
+        """Stop writing after an OSError; the rows are still printed."""
         try:
             yield
         except OSError as error:
@@ -129,7 +127,7 @@ class Results:
         from trainer_cli.loggers.tensorboard import TensorBoardLogger
 
         with ExitStack() as stack:
-            events = TensorBoardLogger(str(_next_number(self.folder / "tensorboard").relative_to(self.folder)))
+            events = TensorBoardLogger(str(_make_numbered_folder(self.folder / "tensorboard").relative_to(self.folder)))
             stack.callback(events.close)
             events.start(RunFacts(run_dir=self.folder))
             for row in sorted(self.rows, key=lambda row: row.step):
@@ -137,7 +135,7 @@ class Results:
 
 
 def _why_unwritable(folder: Path) -> str | None:
-    """Why nothing can be written in a folder that may not exist yet; None if that is not known before it is tried."""
+    """Why a folder, which may not exist yet, cannot be written; None if only a write would show it."""
     existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     if not existing.is_dir():
         return f"{existing} is no folder"
@@ -147,17 +145,18 @@ def _why_unwritable(folder: Path) -> str | None:
     return None
 
 
-def _next_number(folder: Path) -> Path:
-    """Make a new folder, named 1, 2 and so on.
+def _make_numbered_folder(folder: Path) -> Path:
+    """Create a new folder, named 1, 2 and so on.
 
-    TensorBoard shows one folder as one run, and the first event of a later file there hides the steps of earlier ones.
+    TensorBoard shows one folder as one run, and the first event of a later file in it hides steps of earlier files.
     """
-    number = 1 + max((int(one.name) for one in folder.glob("[0-9]*") if one.name.isdecimal()), default=0)
+    number = 1 + max((int(path.name) for path in folder.glob("[0-9]*") if path.name.isdecimal()), default=0)
     while True:
         try:
             (folder / str(number)).mkdir(parents=True)
             return folder / str(number)
         except FileExistsError:
+            # Another evaluation of the run created it at the same time.
             number += 1
 
 
@@ -186,7 +185,7 @@ def show_table(results: Results) -> None:
 
 
 def best_row(rows: Sequence[Row], keep_best: Mapping[str, Any] | None) -> tuple[int | None, BestRule | None]:
-    """Index of the best row, and the rule that chose it; both None where no row has a finite value of its metric."""
+    """Index of the best row and the rule that ranks the rows; both None if no row has a finite value of its metric."""
     measured = [_prefixed(row) for row in rows]
     rule = best_rule(keep_best, (name for metrics in measured for name in metrics))
     if rule is None:

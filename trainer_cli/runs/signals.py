@@ -1,6 +1,7 @@
-"""Signals that stop a training: immediately before it begins, later at the end of a step or validation batch.
+"""Requests from outside: signals that stop a training, and the files `RUN/save`, `RUN/evaluate` and `RUN/stop`.
 
-Requests by file: `touch RUN/save`, `RUN/evaluate` or `RUN/stop`, read within a second and then deleted.
+Before the training begins a signal stops at once, later at the end of a step or validation batch. Files are noticed
+within a second and then deleted.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name))
-"""SIGHUP is sent when the terminal is closed or a connection by ssh is lost."""
+"""SIGHUP is sent when the terminal is closed or an SSH connection is lost."""
 _STOPPED_EARLY = 75
-"""`ExitCode.STOPPED_EARLY`, without what its module imports."""
+"""`ExitCode.STOPPED_EARLY`; a literal, because this module must be importable at once."""
 
 
 def exit_early() -> None:
-    """Exit with 75 at the first of the signals, until `StopSignals` takes over: there is nothing to save yet."""
+    """Exit with 75 at the first signal until `StopSignals` takes over: there is nothing to save yet."""
     for number in stopping():
         signal.signal(number, _exit_now)
 
@@ -32,13 +33,14 @@ def stopping() -> list[signal.Signals]:
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
-    # Not by an exception: a module that is being imported might catch it.
+    # Not an exception: a module that is being imported might catch it.
     _say(number, f"{_name(number)}: stopped; the same command again resumes\n")
     os._exit(_STOPPED_EARLY)
 
 
 def _say(number: int, text: str) -> None:
-    """Write to the descriptor: a handler must not wait for a stream that the interrupted code has locked."""
+    """Write a message to stderr."""
+    # To the descriptor, because the interrupted code may hold the lock of the stream.
     with contextlib.suppress(OSError):
         if number == signal.SIGINT and os.isatty(2):
             text = f"\n{text}"  # A terminal shows ^C where its cursor is.
@@ -50,9 +52,12 @@ def _name(number: int) -> str:
 
 
 class StopSignals:
-    """While entered, SIGTERM, SIGUSR1, SIGHUP and the first Ctrl-C are noted; a second Ctrl-C raises KeyboardInterrupt.
+    """While entered, records SIGTERM, SIGUSR1, SIGHUP and the first Ctrl-C; a second Ctrl-C raises KeyboardInterrupt.
 
-    A signal before `listen` is kept for it. `promise` is the line written to stderr at the first one, unless `quiet`.
+    A signal before `listen` is kept for it.
+
+    Args:
+        promise: what will happen, written to stderr at the first signal unless `quiet`.
     """
 
     def __init__(self, promise: str = "stopping after this step", *, quiet: bool = False) -> None:
@@ -64,7 +69,7 @@ class StopSignals:
         self._before: dict[int, object] = {}
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the reason of the first stop request, now if there has been one."""
+        """Call `listener` with the reason of the first stop request, at once if it has come already."""
         self._listener = listener
         if self.stop_request is not None:
             listener(self.stop_request)
@@ -101,7 +106,7 @@ _JOIN_TIMEOUT_S = 5.0
 
 
 class TriggerFiles:
-    """While entered, looks for the files and calls the function of each. Files from before are ignored."""
+    """While entered, watches for the files and calls the action of each. Older files are deleted and ignored."""
 
     def __init__(
         self, run: Path, actions: Mapping[str, Callable[[], None]], *, interval_s: float = POLL_INTERVAL_S
@@ -109,33 +114,33 @@ class TriggerFiles:
         self._files = {name: run / name for name in actions}
         self._actions = actions
         self._interval_s = interval_s
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="trigger_files", daemon=True)
 
     def __enter__(self) -> TriggerFiles:
-        for name in self._taken():
+        for name in self._take_requests():
             log.warning("removed the file %s, which was there before the start", self._files[name])
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join(_JOIN_TIMEOUT_S)
 
     def _watch(self) -> None:
-        while not self._over.wait(self._interval_s):
-            for name in self._taken():
+        while not self._stopped.wait(self._interval_s):
+            for name in self._take_requests():
                 log.info("%s was requested by a file", name)
                 self._actions[name]()
 
-    def _taken(self) -> list[str]:
-        """The requests whose files were found; the files are deleted, so that each counts once."""
-        taken = []
+    def _take_requests(self) -> list[str]:
+        """The names of the files that exist; they are deleted, so that each request counts once."""
+        requests = []
         for name, file in self._files.items():
             try:
                 os.unlink(file)
             except OSError:
-                # Absent, or cannot be deleted: then it would count again and again.
+                # Absent, or it cannot be deleted: then it would count at every poll.
                 continue
-            taken.append(name)
-        return taken
+            requests.append(name)
+        return requests

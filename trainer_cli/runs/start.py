@@ -203,7 +203,6 @@ def start_new(
         )
     if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
         raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
-    folder = save_place.folder
     return Start(run, secrets.token_hex(8), 1, None, folder, f"{run.path} holds no run yet", is_new=True)
 
 

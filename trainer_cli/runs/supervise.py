@@ -1,16 +1,15 @@
-"""`restarts.max`: start `train fit` in a process, and start it again from its checkpoint after a failure.
+"""Choose the process that trains a config, and run child processes.
+
+A config is trained in this process, in child processes that are restarted after a failure (`restarts.max`), or in one
+process per rank.
 
     this process:  start a child -> wait -> ask `verdict` -> pause -> start the next child …
     the child:     an ordinary `train fit`, which resumes; it ends when this process is gone
 
-A signal is handed on to the child, which saves and exits with 75; during a pause it ends this process with 75.
+A signal is forwarded to the child, which saves and exits with 75. During a pause it ends this process with 75.
 
-In which process a config is trained: this one, one that is started again after a failure, or one of several.
-
-Child processes: their output, their exit codes, signals for them, and their end with the parent.
-
-Each child's stdin is a pipe whose other end only the parent holds. When the parent ends, by whatever cause, the pipe
-closes, and a child that called `stop_with_parent` stops as by SIGTERM: it saves and exits.
+The stdin of a child is a pipe whose other end only the parent holds. When the parent ends for any reason, the pipe
+closes, and a child that called `stop_with_parent` stops as at a SIGTERM: it saves and exits.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ def fit_in_processes(
     """Fit, and return the exit code.
 
     Args:
-        compose: makes the config; called once, by rank 0 if there are several processes.
-        again: arguments of `train` that start this again, as a process that ends when this one does.
-        supervised: this process was started by them.
+        compose: composes the config; called once, on rank 0.
+        again: arguments of `train` with which a child process does the same; it ends with this process.
+        supervised: this process is such a child.
     """
     with share_moment():
         return _fit_in_processes(compose, again, supervised=supervised, allow_pickle=allow_pickle)
@@ -104,17 +103,17 @@ def _fit_in_processes(
     if config.parallel.strategy == "fsdp":
         # One process needs a group, too.
         return _fit_as_rank(lambda: composed, allow_pickle=allow_pickle)
-    # Only now: a mistake in the config is answered without what training needs.
+    # Imported here: a mistake in the config is reported before torch is imported.
     from trainer_cli.runs.fit import fit
 
     return fit(composed, allow_pickle=allow_pickle)
 
 
 def _refuse_early(composed: Composed, processes: int) -> None:
-    """Refuse what the config and the run directory show before processes are started, each of which would find it.
+    """Check the config and the run directory once, before each child process would report the same error.
 
     Raises:
-        TrainError: as `fit` would.
+        TrainError: `fit` would refuse them.
     """
     from trainer_cli.runs.run_dir import RunDir
     from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
@@ -130,9 +129,9 @@ def _refuse_early(composed: Composed, processes: int) -> None:
 def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
     """Fit as one of the processes that torchrun or srun has started, with the config that rank 0 composes.
 
-    Only the rank that fails says why; the others end with the same exit code as an error of the training.
+    Only the rank that fails reports the error; all ranks exit with its code.
     """
-    # Where rank 0 serves the store and ends, torch writes a warning of thirty lines on each other rank.
+    # If rank 0, which serves the store, ends first, torch logs a warning of thirty lines on each other rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         group = from_environment(os.environ, alone_too=True)
@@ -145,7 +144,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
         from trainer_cli.runs.fit import fit
 
         code = fit(composed, allow_pickle=allow_pickle, group=group)
-        # The launcher ends all when the first ends early, and rank 0 has the summary to write.
+        # A launcher kills all ranks when one exits with 75, and rank 0 may still be writing the summary.
         with noting("while the ranks ended"):
             group.barrier()
         return code
@@ -162,7 +161,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
 
 
 def _after_a_peer(error: Exception, group: ProcessGroup) -> int:
-    """The exit code after another rank failed. The first rank that finds one gone says so."""
+    """The exit code after another rank failed. The first rank that notices the loss reports it."""
     if not isinstance(error, PeerError):
         error = group.lost_error(noted_activity(error, "while the run was started"))
     if isinstance(error, LostRankError) and group.claim_failure():
@@ -170,16 +169,17 @@ def _after_a_peer(error: Exception, group: ProcessGroup) -> int:
     return error.exit_code
 
 
-_LOOK_AFTER_S = 0.05
+_POLL_S = 0.05
+"""Seconds between two checks of the child processes."""
 _CHUNK_BYTES = 1 << 16
-_DIES_IN_S = 10.0
+_KILL_TIMEOUT_S = 10.0
 
 
 class Children:
-    """The running processes by name. With `prefixed`, each line of their output begins with the name."""
+    """Running child processes by name. With `prefixed`, each line of their output begins with the name."""
 
     promise = "the running jobs stop after this step, and no other begins"
-    """What happens at a signal, to be said to the user."""
+    """What happens at a signal, for the message to the user."""
 
     def __init__(self, *, prefixed: bool) -> None:
         self._prefixed = prefixed
@@ -190,7 +190,7 @@ class Children:
         return len(self._processes)
 
     def state(self, name: str) -> str | None:
-        """`running`, if it does."""
+        """`running` for a running process, else None."""
         return RunStatus.running if name in self._processes else None
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
@@ -204,13 +204,13 @@ class Children:
                 self._selector.register(pipe, selectors.EVENT_READ, _Lines(name, pipe, sink))
 
     def wait(self) -> Iterator[tuple[str, int]]:
-        """Forward output for a moment; then yield each process that has ended, with its exit code."""
+        """Forward output for a moment, then yield each process that has ended, with its exit code."""
         if self._selector.get_map():
-            for key, _ in self._selector.select(_LOOK_AFTER_S):
+            for key, _ in self._selector.select(_POLL_S):
                 if not key.data.forward():
                     self._selector.unregister(key.fileobj)
         else:
-            time.sleep(_LOOK_AFTER_S)
+            time.sleep(_POLL_S)
         for name, process in list(self._processes.items()):
             code = process.poll()
             if code is not None:
@@ -223,11 +223,11 @@ class Children:
             process.send_signal(number)
 
     def kill(self) -> None:
-        """End every process at once."""
+        """Kill every process."""
         for name, process in list(self._processes.items()):
             process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_DIES_IN_S)
+                process.wait(_KILL_TIMEOUT_S)
             self._forget(name, process)
 
     def _forget(self, name: str, process: subprocess.Popen[bytes]) -> None:
@@ -244,23 +244,23 @@ class Children:
 
 
 class _Lines:
-    """Whole lines from a pipe to a stream, each with its name in front."""
+    """Forwards whole lines from a pipe to a stream, each with the name of the process in front."""
 
     def __init__(self, name: str, pipe: IO[bytes], sink: IO[str]) -> None:
         self._prefix = f"[{name}] "
         self._pipe = pipe
         self._sink = sink
-        self._rest = b""
+        self._incomplete = b""
 
     def forward(self) -> bool:
-        """Forward what is there; False at the end."""
+        """Forward the available output; False at the end of the pipe."""
         chunk = self._read()
         if chunk is not None:
             self._take(chunk)
         return chunk != b""
 
     def finish(self) -> None:
-        """Forward what was written, without waiting: a grandchild may hold the pipe open forever."""
+        """Forward the available output without waiting for the end: a grandchild may hold the pipe open forever."""
         while chunk := self._read():
             self._take(chunk)
         self._take(b"")
@@ -273,21 +273,21 @@ class _Lines:
             return None
 
     def _take(self, chunk: bytes) -> None:
-        *lines, rest = (self._rest + chunk).split(b"\n")
-        if rest and (not chunk or len(rest) > _CHUNK_BYTES):
-            lines.append(rest)
-            rest = b""
-        self._rest = rest
+        *lines, incomplete = (self._incomplete + chunk).split(b"\n")
+        if incomplete and (not chunk or len(incomplete) > _CHUNK_BYTES):
+            lines.append(incomplete)
+            incomplete = b""
+        self._incomplete = incomplete
         if lines:
             text = "".join(f"{self._prefix}{line.decode(errors='replace')}".rstrip() + "\n" for line in lines)
-            # If the reader of our output is gone, the jobs continue.
+            # The jobs continue if the reader of our output is gone.
             with contextlib.suppress(OSError):
                 self._sink.write(text)
                 self._sink.flush()
 
 
 class Child:
-    """One process after another, in a session of its own; while entered, signals are handed on to it."""
+    """Runs one child process after another in a session of its own. While entered, forwards signals to it."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -304,6 +304,7 @@ class Child:
         """Start it, wait for its end, and return its exit code; negative for a signal."""
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True) as process:
             self._process = process
+            # A signal that came before the child existed was not forwarded.
             if self.stopped:
                 process.send_signal(signal.SIGTERM)
             try:
@@ -315,7 +316,7 @@ class Child:
         """Wait; True, at once, if a stop was requested."""
         return self._wake.wait(seconds) or self.stopped
 
-    def _hand_on(self, number: int, frame: object) -> None:
+    def _forward(self, number: int, frame: object) -> None:
         self.received.append(number)
         self._wake.set()
         if self._process is not None:
@@ -323,7 +324,7 @@ class Child:
 
     def __enter__(self) -> Child:
         for number in stopping():
-            self._before[number] = signal.signal(number, self._hand_on)
+            self._before[number] = signal.signal(number, self._forward)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -333,14 +334,15 @@ class Child:
 
 def own_command(arguments: Sequence[str]) -> list[str]:
     """The command that starts this program with these arguments."""
-    # As with the installed script, the current folder is on the path only if this package is in it.
+    # -P: like the installed script, import nothing from the current folder unless this package is in it.
+    # Otherwise a file of the user could hide a module.
     root = Path(trainer_cli.__file__).parents[1]
     alone = [] if root == Path.cwd() else ["-P"]
     return [sys.executable, *alone, "-m", "trainer_cli", *arguments]
 
 
 def stop_with_parent() -> None:
-    """Stop this process, as by SIGTERM, when its stdin ends. Nothing else reads stdin from now on."""
+    """Stop this process as at a SIGTERM when its stdin ends. Nothing else can read stdin afterwards."""
     watched = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -352,17 +354,17 @@ def stop_with_parent() -> None:
         with contextlib.suppress(OSError):
             while os.read(watched, 1):
                 pass
-        # To the main thread, so that a blocking call there is interrupted.
+        # To the main thread, so that a blocking call in it is interrupted.
         signal.pthread_kill(main, signal.SIGTERM)
 
     threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()
 
 
 def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
-    """Fit in processes of their own until one is done or cannot be mended; the last exit code.
+    """Fit in child processes until one is done or must not be restarted. Returns the last exit code.
 
     Args:
-        arguments: of each process, after `train`.
+        arguments: of `train`, for each child.
     """
     to_console(config.logging.level)
     backoff = check_duration("restarts.backoff", config.restarts.backoff, units=(Unit.SECOND,))
@@ -377,19 +379,19 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
             if child.stopped:
                 return code if code >= 0 else int(ExitCode.STOPPED_EARLY)
             reason = str(run.attempts[-1].get("reason") or "") if run.attempts else ""
-            found = verdict(
+            decision = verdict(
                 Ended(code, reason, progressed=_newest_step(folder) > before),
                 failures=failures,
                 most=config.restarts.max,
                 backoff_s=backoff_s,
             )
-            failures = found.failures
-            if found.pause_s is None:
+            failures = decision.failures
+            if decision.pause_s is None:
                 if code not in (ExitCode.DONE, ExitCode.STOPPED_EARLY):
-                    log.error("not restarted: %s", found.why)
+                    log.error("not restarted: %s", decision.why)
                 return code if code >= 0 else int(ExitCode.FAILED)
-            log.warning("the attempt failed (%s); restarting in %g s", found.why, found.pause_s)
-            if child.pause(found.pause_s):
+            log.warning("the attempt failed (%s); restarting in %g s", decision.why, decision.pause_s)
+            if child.pause(decision.pause_s):
                 return int(ExitCode.STOPPED_EARLY)
 
 

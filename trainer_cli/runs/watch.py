@@ -1,4 +1,4 @@
-"""Checkpoints as they are committed, until the run that saves them ends."""
+"""Yield checkpoints as they are committed, until the run that saves them ends."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from trainer_cli.runs.select import Selection, run_holding, select
 log = logging.getLogger(__name__)
 
 POLL_S = 2.0
-"""Pause between two looks at the disk or the store."""
+"""Seconds between two listings of the disk or the store."""
 _ENDS = (RunStatus.finished, RunStatus.failed, RunStatus.interrupted)
 
 
 def watched(
     patterns: Sequence[str], wait: Callable[[float], object], stopped: Callable[[], bool] = lambda: False
 ) -> Iterator[Selection]:
-    """What the patterns name now, then what is new whenever something is; each checkpoint once.
+    """Yield the checkpoints that the patterns name, then new ones as they appear, each once.
 
-    It ends once every run that saves them has ended, and all that it saved was named; one that was stopped early or
-    killed has not. Partial checkpoints are looked at again later.
+    It ends when every run that saves them has ended and all its checkpoints were yielded. A run that was stopped early
+    or killed may be resumed, so it has not ended. Partial checkpoints are examined again later.
 
     Args:
-        wait: sleeps so many seconds.
-        stopped: whether to end at the next look.
+        wait: sleeps for a number of seconds.
+        stopped: whether to end at the next listing.
     """
     seen: set[Path] = set()
-    waiting = False
+    has_logged = False
     while not stopped():
-        # Before the look: what is saved last must be seen.
+        # Before the listing: a checkpoint that is saved in between is then found in the next round.
         ended = _ended(patterns, seen)
         try:
-            found = select(patterns)
+            selection = select(patterns)
         except CheckpointError as error:
             if ended:
                 raise
-            if not waiting:
-                waiting = True
+            if not has_logged:
+                has_logged = True
                 log.info("waiting: %s", error.what.rstrip(":\n"))
-            found = Selection([], {}, {})
-        new = [path for path in found.paths if path not in seen]
-        damaged = {path: problem for path, problem in found.damaged.items() if path not in seen}
+            selection = Selection([], {}, {})
+        new = [path for path in selection.paths if path not in seen]
+        damaged = {path: problem for path, problem in selection.damaged.items() if path not in seen}
         seen.update(new, damaged)
         if new or damaged:
             yield Selection(new, {}, damaged)
@@ -58,13 +58,14 @@ def watched(
 
 
 def _ended(patterns: Sequence[str], seen: set[Path]) -> bool:
-    """Whether no run goes on that may save what the patterns name."""
-    folders = {path.parent for path in seen} | {folder for one in patterns if (folder := _folder(one)) is not None}
+    """Whether every run that may save matching checkpoints has ended."""
+    folders = {path.parent for path in seen}
+    folders |= {folder for folder in map(_folder, patterns) if folder is not None}
     return bool(folders) and all(map(_is_complete, folders))
 
 
 def _folder(pattern: str) -> Path | None:
-    """The folder of checkpoints that a pattern looks into, if it is there."""
+    """The folder of a run's checkpoints that a pattern looks into; None if it does not exist."""
     path = as_path(re.split(r"[*?\[{@]", pattern, maxsplit=1)[0])
     for folder in (path, path.parent, path / "checkpoints"):
         if not is_url(folder) and run_holding(folder) is not None:
@@ -73,8 +74,9 @@ def _folder(pattern: str) -> Path | None:
 
 
 def _is_complete(folder: Path) -> bool:
-    if not is_url(folder) and (holder := run_holding(folder)) is not None:
-        # One that was stopped or killed is resumed, so its lock says nothing.
-        return RunDir(holder).read_summary().get("status") in _ENDS
+    """Whether the run that saves into a folder has ended."""
+    if not is_url(folder) and (run := run_holding(folder)) is not None:
+        # Not its lock: that of a run which was stopped or killed, and may be resumed, is free too.
+        return RunDir(run).read_summary().get("status") in _ENDS
     entries = catalog_of(folder).entries()
     return any(entry.manifest is not None and entry.manifest.finished is not None for entry in entries)
