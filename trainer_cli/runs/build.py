@@ -158,19 +158,11 @@ class Builder:
         return model
 
     def optimizer(self, model: nn.Module) -> Optimizer | dict[str, Optimizer]:
-<<<<<<< HEAD
-        """The optimizer over the model's parameters, in groups as `param_groups` says; or several, by name."""
-        several = list_optimizers(self.config.optimizer)
-        if list(several) == ["optimizer"]:
-            return self._optimizer(model, "optimizer", several["optimizer"])
-        names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in several.items()})
-=======
         """Build the optimizer with its parameter groups, or a dict of named optimizers."""
-        nodes = optimizers(self.config.optimizer)
+        nodes = list_optimizers(self.config.optimizer)
         if list(nodes) == ["optimizer"]:
             return self._optimizer(model, "optimizer", nodes["optimizer"])
         names = parameters_of(model, {where.partition(".")[2]: node.get("params") for where, node in nodes.items()})
->>>>>>> dfb2875 (Describe the modules of a run in plain technical English)
         return {
             name: self._optimizer(
                 model, where, {key: value for key, value in node.items() if key != "params"}, parameters
@@ -222,13 +214,8 @@ class Builder:
         return Scheduled(factory, interval, node.get("metric"), node.get("groups")).resolve(target, where)
 
     def _schedule(self, node: Any, where: str, loop: TrainingLoop, interval: str, optimizer: Optimizer) -> Any:
-<<<<<<< HEAD
-        """A schedule; `total_steps` is given to one that takes it and has none in the config."""
-        target = import_target(str(node["_target_"]), f"{where}._target_", self.trust)
-=======
         """Build a scheduler. One that takes `total_steps` gets the steps of the loop unless the config sets them."""
-        target = component(str(node["_target_"]), f"{where}._target_", self.trust)
->>>>>>> dfb2875 (Describe the modules of a run in plain technical English)
+        target = import_target(str(node["_target_"]), f"{where}._target_", self.trust)
         special = {key: value for key, value in node.items() if key in SPECIAL}
         arguments = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
         return self.make(
