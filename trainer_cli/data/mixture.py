@@ -1,9 +1,9 @@
-"""Several sources of training data in fixed proportions, in an order that can be resumed anywhere.
+"""Mix sources of training data in fixed proportions, in an order that can be resumed at any position.
 
 Positions count over all epochs. Each block of `BLOCK` of them holds the same number of samples of each source, by the
-largest remainder of its weight; within the block a keyed permutation arranges them. Each source is walked without
+largest remainder of its weight; within the block a keyed permutation arranges them. Each source is read without
 replacement, in a new order each time it ends, independently of the epochs of the training. So the sample at a position
-is a pure function of (seed, position), at the same cost for every position.
+is a pure function of (seed, position), and every position takes the same time.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from trainer_cli.data.loader import MapDataset
 from trainer_cli.errors import UserError
 
 BLOCK = 1000
-"""Positions over which proportions are exact: weights count in thousandths of their sum."""
+"""Number of positions over which proportions are exact: weights count in thousandths of their sum."""
 
-_OWN_SEEDS = 1 << 40  # an epoch that no training reaches: its seeds are for orders
+# An epoch that no training reaches, so that the seeds of orders differ from those of samples.
+_ORDER_EPOCH = 1 << 40
 
 
 class Mixture:
-    """Data whose `train` is drawn from several sources by weight, and whose `val` is every source's own.
+    """Draw `train` from sources by weight. `val` holds the validation data of each source.
+
+    Other attributes, such as `vocab_size`, are those of the sources, if all of them agree.
 
     Args:
-        sources: name -> data object with `train`, a dataset with a length, and perhaps `val`.
-        weights: name -> share of the training samples; shares need not add up to one.
-        epoch_samples: samples of an epoch. Null: as many as all sources have together.
-
-    Any other attribute, such as `vocab_size`, is that of the sources where all of them agree.
+        sources: name -> data object with `train`, a dataset with a length, and optionally `val`.
+        weights: name -> share of the training samples. Shares need not add up to one.
+        epoch_samples: number of samples in an epoch; null: as many as all sources have together.
     """
 
     def __init__(
@@ -48,17 +49,18 @@ class Mixture:
                 cure=f"Give both or neither of {', '.join(lacking)}.",
             )
         self.sources = dict(sources)
-        parts = {name: _trainable(name, source) for name, source in sources.items()}
-        self.train = MixedDataset(parts, [weights[name] for name in sources], epoch_samples)
+        datasets = {name: _get_train(name, source) for name, source in sources.items()}
+        self.train = MixedDataset(datasets, [weights[name] for name in sources], epoch_samples)
         self.val: dict[str, Any] = {}
         for name, source in sources.items():
             val = getattr(source, "val", None)
             if isinstance(val, Mapping):
-                self.val.update({f"{name}_{inner}": one for inner, one in val.items()})
+                self.val.update({f"{name}_{inner}": dataset for inner, dataset in val.items()})
             elif val is not None:
                 self.val[str(name)] = val
 
     def __getattr__(self, name: str) -> Any:
+        # Without this, a copy or unpickling, which has no `sources` yet, would recurse without end.
         if name.startswith("_") or name == "sources":
             raise AttributeError(name)
         values = [getattr(source, name) for source in self.sources.values()]
@@ -68,7 +70,7 @@ class Mixture:
 
 
 class MixedDataset:
-    """Samples of several datasets; keys are (number of the dataset, its own key)."""
+    """Samples of several datasets. A key is (index of the dataset, key in that dataset)."""
 
     order_version = f"mixture-1 {ORDER_VERSION}"
 
@@ -99,37 +101,38 @@ class MixedDataset:
         return self.length
 
     def __getitem__(self, key: tuple[int, Any]) -> Any:
-        number, own = key
-        return self.datasets[number][own]
+        number, inner_key = key
+        return self.datasets[number][inner_key]
 
     def sample_keys(self, seed: int, epoch: int, start: int, stop: int) -> list[tuple[int, Any]]:
-        """The dataset, and the key in it, at each of these positions of an epoch."""
+        """The (index of the dataset, key in it) at each of these positions of an epoch."""
         keys: list[tuple[int, Any]] = []
+        # Positions count over all epochs, so an epoch may begin inside a block.
         first, end = epoch * self.length + start, epoch * self.length + stop
-        order_seed = sample_seed(seed, _OWN_SEEDS, 0)
+        order_seed = sample_seed(seed, _ORDER_EPOCH, 0)
         while first < end:
             block, inside = divmod(first, BLOCK)
-            taken = min(end - first, BLOCK - inside)
-            for number, nth in _arrangement(order_seed, block, self.quotas)[inside : inside + taken]:
+            count = min(end - first, BLOCK - inside)
+            for number, nth in _arrange_block(order_seed, block, self.quotas)[inside : inside + count]:
                 keys.append((number, self._key(seed, number, block * self.quotas[number] + nth)))
-            first += taken
+            first += count
         return keys
 
     def _key(self, seed: int, number: int, draw: int) -> Any:
-        """The key of a dataset's sample at its `draw`-th turn, counted from the beginning of the training."""
+        """The key of the `draw`-th sample that is drawn from a dataset, counted from the beginning of the training."""
         dataset, length = self.datasets[number], self.lengths[number]
-        epoch, place = divmod(draw, length)
-        own_seed = sample_seed(seed, _OWN_SEEDS, 1 + number)
-        if (own_order := getattr(dataset, "sample_keys", None)) is not None:
-            return own_order(own_seed, epoch, place, place + 1)[0]
-        return sample_indices(own_seed, epoch, place, place + 1, length)[0]
+        epoch, position = divmod(draw, length)
+        dataset_seed = sample_seed(seed, _ORDER_EPOCH, 1 + number)
+        if (sample_keys := getattr(dataset, "sample_keys", None)) is not None:
+            return sample_keys(dataset_seed, epoch, position, position + 1)[0]
+        return sample_indices(dataset_seed, epoch, position, position + 1, length)[0]
 
 
 def quotas(weights: Mapping[str, float], block: int) -> list[int]:
-    """How many of `block` positions belong to each name, by the largest remainder.
+    """The number of positions in a block for each weight, by the largest remainder.
 
     Raises:
-        UserError: a weight is no positive number, or so small that nothing of a block would be its.
+        UserError: a weight is not a positive number, or too small for one position in a block.
     """
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
@@ -138,6 +141,7 @@ def quotas(weights: Mapping[str, float], block: int) -> list[int]:
                 where=f"data.weights.{name}",
                 cure="Leave out a source that is not wanted.",
             )
+    # fsum is exact, so the result does not depend on the order of the weights.
     total = math.fsum(weights.values())
     exact = [block * weight / total for weight in weights.values()]
     shares = [math.floor(share) for share in exact]
@@ -155,19 +159,20 @@ def quotas(weights: Mapping[str, float], block: int) -> list[int]:
 
 
 @lru_cache(maxsize=4)
-def _arrangement(seed: int, block: int, quotas: tuple[int, ...]) -> list[tuple[int, int]]:
+def _arrange_block(seed: int, block: int, quotas: tuple[int, ...]) -> list[tuple[int, int]]:
     """For each position of a block: (source index, position within that source's samples of the block)."""
     owners = [number for number, quota in enumerate(quotas) for _ in range(quota)]
-    given = [0] * len(quotas)
+    counts = [0] * len(quotas)
     arranged = []
-    for place in sample_indices(seed, block, 0, len(owners), len(owners)):
-        number = owners[place]
-        arranged.append((number, given[number]))
-        given[number] += 1
+    for index in sample_indices(seed, block, 0, len(owners), len(owners)):
+        number = owners[index]
+        arranged.append((number, counts[number]))
+        counts[number] += 1
     return arranged
 
 
-def _trainable(name: str, source: Any) -> MapDataset:
+def _get_train(name: str, source: Any) -> MapDataset:
+    """The training data of a source. Raises UserError if it is not a dataset with a length, or empty."""
     train: Any = getattr(source, "train", None)
     if not hasattr(train, "__getitem__") or not hasattr(train, "__len__"):
         raise UserError(
@@ -182,10 +187,10 @@ def _trainable(name: str, source: Any) -> MapDataset:
 
 
 def _common_collate(datasets: Sequence[MapDataset]) -> Callable[[list[Any]], Any] | None:
-    """The common collate function of the sources, or None."""
-    own: list[Any] = [getattr(dataset, "collate", None) for dataset in datasets]
-    # Bound methods of two datasets of one class are equal only by their function.
-    if len({getattr(one, "__func__", one) for one in own}) > 1:
+    """The collate function of the sources, or None. Raises UserError if they differ."""
+    collates: list[Any] = [getattr(dataset, "collate", None) for dataset in datasets]
+    # Bound methods of two datasets of a class are never equal, but their functions are.
+    if len({getattr(collate, "__func__", collate) for collate in collates}) > 1:
         raise UserError("the sources make batches in different ways", where="data.sources", cure="Set data.collate_fn.")
-    collate: Callable[[list[Any]], Any] | None = own[0]
-    return collate
+    common: Callable[[list[Any]], Any] | None = collates[0]
+    return common

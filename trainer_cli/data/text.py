@@ -1,9 +1,7 @@
-"""Text for language models, as windows or as documents: of files, a folder, or Python's own standard library.
+"""Text for language models: windows, documents, and documents packed into rows of one length.
 
-Sequences of different lengths packed into rows of one length, with little padding and an exact count of targets.
-
-Rows are composed once, by best fit over decreasing lengths, from the lengths alone; so an epoch has a known number
-of rows, their order is the usual permutation, and a resume at any row is immediate.
+Rows are composed once from the lengths alone, by best fit over decreasing lengths. So an epoch has a known number of
+rows, their order is the usual permutation, and a resume at any row is immediate.
 """
 
 from __future__ import annotations
@@ -27,16 +25,21 @@ from trainer_cli.errors import UserError
 
 _STANDARD_LIBRARY_BYTES = 2_000_000
 
+IGNORED = -100
+"""Target of a position without a next token, which `torch.nn.functional.cross_entropy` ignores."""
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
 
 class TextUnit(StrEnum):
-    """What one token is."""
+    """The unit of a token."""
 
     bytes = "bytes"
     characters = "characters"
 
 
 class DocumentUnit(StrEnum):
-    """What one document is."""
+    """The unit of a document."""
 
     line = "line"
     paragraph = "paragraph"
@@ -44,12 +47,12 @@ class DocumentUnit(StrEnum):
 
 
 class Text:
-    """A text, the last `val_fraction` of it held out.
+    """A text in windows of `context` tokens, the last `val_fraction` of it held out.
 
-    `path` is a file, a list of files, or a folder (all its files, sorted by path); null takes the sources of
-    the running interpreter's standard library, up to 2 MB. Tokens are bytes (`vocab_size` 256) or the
-    characters that occur in the text. `train` has a window at every position, `val` windows side by side
-    (the last tokens that fill no window are left out).
+    `path` is a file, a list of files, or a folder (all its files, sorted by path). Null takes the sources of the
+    running interpreter's standard library, up to 2 MB. Tokens are bytes (`vocab_size` 256) or the characters that occur
+    in the text. `train` has a window at every position; those of `val` do not overlap, and an incomplete last one is
+    left out.
     """
 
     def __init__(
@@ -62,10 +65,10 @@ class Text:
         _check_choice("unit", unit, TextUnit)
         if context < 1:
             raise UserError(f"data.context is {context}, but it must be at least 1", where="data.context")
-        content = b"".join(_contents(path))
+        content = b"".join(_read_contents(path))
         self.context = context
-        tokens, self.characters = _tokens([content], unit)
-        """The characters in the order of their tokens; None for bytes."""
+        tokens, self.characters = _tokenize([content], unit)
+        """The characters in the order of their tokens; None if tokens are bytes."""
         self.vocab_size = 256 if self.characters is None else len(self.characters)
         split = len(tokens) - round(len(tokens) * val_fraction)
         if min(split, len(tokens) - split) <= context:
@@ -80,8 +83,11 @@ class Text:
 
 
 class Windows:
-    """Samples of (tokens, next tokens), both (context,), one every `stride` tokens. `characters` are those of the
-    tokens; None: tokens are bytes."""
+    """Samples of (tokens, next tokens), both (context,), one every `stride` tokens.
+
+    Args:
+        characters: the characters in the order of their tokens; None: tokens are bytes.
+    """
 
     deterministic = True
 
@@ -108,30 +114,30 @@ class Windows:
         return list(zip(windows[:, :-1].unbind(), windows[:, 1:].unbind(), strict=True))
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text.
+        """Encode a text as tokens.
 
         Raises:
-            UserError: a character does not occur in the text that the tokens are of.
+            UserError: a character has no token.
         """
         if self._characters is None:
             return list(text.encode())
-        if unknown := [one for one in text if one not in self._characters]:
+        if unknown := [character for character in text if character not in self._characters]:
             raise UserError(f"the text has no character {unknown[0]!r}", cure="Leave it out of the prompt.")
-        return [self._characters.index(one) for one in text]
+        return [self._characters.index(character) for character in text]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Decode tokens to text."""
         if self._characters is None:
             return bytes(tokens).decode(errors="replace")
-        return "".join(self._characters[one] for one in tokens)
+        return "".join(self._characters[token] for token in tokens)
 
 
 class Documents:
-    """A text as separate documents of different lengths, the last `val_fraction` of them held out.
+    """A text as documents of different lengths, the last `val_fraction` of them held out.
 
-    `path` and `unit` are those of `Text`. A document is a `line`, a `paragraph` (lines up to an empty one) or a
-    `file`, and ends with its newline; empty ones are left out. `train` and `val` are `Sequences`; to train on
-    them, pack them with `trainer_cli.Packing`.
+    `path` and `unit` are those of `Text`. A document is a `line`, a `paragraph` (lines up to an empty one) or a `file`,
+    and ends with its newline. Empty documents are left out. `train` and `val` are `Sequences`; pack them with
+    `trainer_cli.Packing` to train on them.
     """
 
     def __init__(
@@ -143,7 +149,7 @@ class Documents:
     ) -> None:
         _check_choice("unit", unit, TextUnit)
         _check_choice("document", document, DocumentUnit)
-        documents = [one for content in _contents(path) for one in _documents(content, document)]
+        documents = [text for content in _read_contents(path) for text in _split_documents(content, document)]
         split = len(documents) - round(len(documents) * val_fraction)
         if not 0 < split < len(documents):
             raise UserError(
@@ -152,18 +158,18 @@ class Documents:
                 where="data",
                 cure="Give more text, or change val_fraction.",
             )
-        tokens, self.characters = _tokens(documents, unit)
-        """Where tokens are characters: these, in the order of their tokens."""
+        tokens, self.characters = _tokenize(documents, unit)
+        """The characters in the order of their tokens; None if tokens are bytes."""
         self.vocab_size = 256 if self.characters is None else len(self.characters)
-        sizes = map(len, documents) if self.characters is None else (len(one.decode()) for one in documents)
+        sizes = map(len, documents) if self.characters is None else (len(text.decode()) for text in documents)
         lengths = np.fromiter(sizes, dtype=np.int64, count=len(documents))
-        border = int(lengths[:split].sum())
-        self.train = Sequences(tokens[:border], lengths[:split])
-        self.val = Sequences(tokens[border:], lengths[split:])
+        train_tokens = int(lengths[:split].sum())
+        self.train = Sequences(tokens[:train_tokens], lengths[:split])
+        self.val = Sequences(tokens[train_tokens:], lengths[split:])
 
 
 class Sequences:
-    """Sequences of tokens of different `lengths`, which follow one another in `tokens`."""
+    """Sequences of different `lengths`, which are stored one after another in `tokens`."""
 
     deterministic = True
 
@@ -188,43 +194,45 @@ def _check_choice(name: str, value: str, choices: type[StrEnum]) -> None:
         raise UserError(f"data.{name} is {value!r}, but it must be one of {', '.join(choices)}", where=f"data.{name}")
 
 
-def _contents(path: str | Sequence[str] | None) -> list[bytes]:
-    return _standard_library() if path is None else [_read(file) for file in _files(path)]
+def _read_contents(path: str | Sequence[str] | None) -> list[bytes]:
+    return _read_standard_library() if path is None else [_read(file) for file in _list_files(path)]
 
 
-def _documents(content: bytes, document: str) -> list[bytes]:
+def _split_documents(content: bytes, document: str) -> list[bytes]:
     if document == DocumentUnit.file:
         return [content] if content else []
     if document == DocumentUnit.line:
-        found = content.splitlines(keepends=True)
+        documents = content.splitlines(keepends=True)
     else:
-        found = [one + b"\n" for one in re.split(rb"\n(?:[ \t\r]*\n)+", content)]
-        found[-1] = found[-1][:-1]  # the end of the text is not changed
-    return [one for one in found if one.strip()]
+        documents = [paragraph + b"\n" for paragraph in re.split(rb"\n(?:[ \t\r]*\n)+", content)]
+        # No newline was removed at the end of the text.
+        documents[-1] = documents[-1][:-1]
+    return [text for text in documents if text.strip()]
 
 
-def _tokens(documents: Sequence[bytes], unit: str) -> tuple[Tensor, str | None]:
-    """The tokens of all documents, one after the other, and where they are characters these."""
+def _tokenize(documents: Sequence[bytes], unit: str) -> tuple[Tensor, str | None]:
+    """The tokens of all documents, one after another, and their characters unless they are bytes."""
     content = b"".join(documents)
     if unit == TextUnit.bytes:
+        # Copied, because torch warns of a tensor in memory that cannot be written.
         return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy()), None
-    codes = np.frombuffer(_decoded(content).encode("utf-32-le"), dtype=np.uint32)
-    known, numbers = np.unique(codes, return_inverse=True)
-    return torch.from_numpy(numbers.astype(np.int32)), known.tobytes().decode("utf-32-le")
+    codes = np.frombuffer(_decode(content).encode("utf-32-le"), dtype=np.uint32)
+    characters, tokens = np.unique(codes, return_inverse=True)
+    return torch.from_numpy(tokens.astype(np.int32)), characters.tobytes().decode("utf-32-le")
 
 
-def _files(path: str | Sequence[str]) -> list[Path]:
-    given = [Path(one) for one in ([path] if isinstance(path, str) else path)]
+def _list_files(path: str | Sequence[str]) -> list[Path]:
     files: list[Path] = []
-    for one in given:
-        found = sorted(file for file in one.rglob("*") if file.is_file()) if one.is_dir() else [one]
-        if not one.exists() or not found:
+    for entry in map(Path, [path] if isinstance(path, str) else path):
+        # Sorted, because the order of a folder differs between file systems.
+        matches = sorted(file for file in entry.rglob("*") if file.is_file()) if entry.is_dir() else [entry]
+        if not entry.exists() or not matches:
             raise UserError(
-                f"the folder {str(one)!r} has no files" if one.exists() else f"there is no text at {str(one)!r}",
+                f"the folder {str(entry)!r} has no files" if entry.exists() else f"there is no text at {str(entry)!r}",
                 where="data.path",
                 cure="Give a file, a list of files or a folder; paths are relative to the current directory.",
             )
-        files += found
+        files += matches
     if not files:
         raise UserError("data.path is an empty list", where="data.path")
     return files
@@ -237,7 +245,7 @@ def _read(file: Path) -> bytes:
         raise UserError(f"cannot read {str(file)!r}: {error.strerror}", where="data.path") from error
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -246,16 +254,16 @@ def _decoded(content: bytes) -> str:
         ) from None
 
 
-def _standard_library() -> list[bytes]:
-    """Sources of the modules at the top of the standard library, in the order of their names, up to 2 MB."""
+def _read_standard_library() -> list[bytes]:
+    """Read the top-level modules of the standard library in the order of their names, up to 2 MB."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     contents: list[bytes] = []
-    left = _STANDARD_LIBRARY_BYTES
+    remaining = _STANDARD_LIBRARY_BYTES
     for file in sorted(folder.glob("*.py")):
-        if left == 0:
+        if remaining == 0:
             break
-        contents.append(_read(file)[:left])
-        left -= len(contents[-1])
+        contents.append(_read(file)[:remaining])
+        remaining -= len(contents[-1])
     if not contents:
         raise UserError(
             f"this Python has no sources of its standard library in {str(folder)!r}",
@@ -265,16 +273,10 @@ def _standard_library() -> list[bytes]:
     return contents
 
 
-IGNORED = -100
-"""The target where there is none; `torch.nn.functional.cross_entropy` leaves it out."""
-
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-
-
 class Packing:
-    """Data whose `train` and `val` are those of `source`, packed into rows of `length` tokens.
+    """Pack the `train` and `val` of `source` into rows of `length` tokens.
 
-    Any other attribute, such as `vocab_size`, is the source's; `context` is `length`.
+    `context` is `length`. All other attributes, such as `vocab_size`, are those of the source.
     """
 
     def __init__(self, source: Any, length: int) -> None:
@@ -284,7 +286,7 @@ class Packing:
             )
         self.source = source
         self.context = length
-        self.train = PackedRows(_dataset(source, "train"), length)
+        self.train = PackedRows(_get_dataset(source, "train"), length)
         val = getattr(source, "val", None)
         self.val: Any = None
         if isinstance(val, Mapping):
@@ -293,32 +295,35 @@ class Packing:
             self.val = PackedRows(val, length)
 
     def __getattr__(self, name: str) -> Any:
+        # Without this, a copy or unpickling, which has no `source` yet, would recurse without end.
         if name.startswith("_") or name == "source":
             raise AttributeError(name)
         return getattr(self.source, name)
 
 
 def collate_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A batch of rows: (rows, length) tensors, and `count`, the number of real targets in all, as an int.
-
-    An int needs no wait for a GPU to be read.
-    """
+    """Collate rows to (rows, length) tensors, and `count`, the number of their targets."""
     batch: dict[str, Any] = {
         name: torch.stack([row[name] for row in rows]) for name in ("tokens", "targets", "segments", "positions")
     }
+    # An int, which is read without a wait for a GPU.
     batch["count"] = sum(row["count"] for row in rows)
     return batch
 
 
 class PackedRows:
-    """Rows of several sequences: a dataset of mappings with these tensors of (length,), and `count`.
+    """A dataset of rows, each with pieces of sequences. A row is a mapping of these tensors of (length,), and `count`:
 
-    `tokens`, 0 as padding; `targets`, the token that follows in the same sequence, `IGNORED` in the padding;
-    `segments`, which sequence of the row, from 1, 0 for padding; `positions` in the sequence, from 0; `count`,
-    how many targets there are. A sequence of n tokens has n - 1 targets and takes n - 1 places. A longer one is
-    cut into pieces; no target is lost, none counted twice. One of less than two tokens has no target.
+    - `tokens`: the tokens; 0 for padding.
+    - `targets`: the next token of the same sequence; `IGNORED` for padding.
+    - `segments`: number of the piece in the row, from 1; 0 for padding.
+    - `positions`: position in the piece, from 0.
+    - `count`: the number of targets, an int.
 
-    `dataset` gives sequences of whole numbers; it may have `lengths`, else it is read once to learn them.
+    A sequence of n tokens has n - 1 targets and takes n - 1 positions; with fewer than two tokens it has none. A longer
+    sequence than `length` is cut into pieces, in which each target occurs once.
+
+    `dataset` holds sequences of whole numbers. Without an attribute `lengths` it is read once to find them.
     """
 
     collate = staticmethod(collate_rows)
@@ -330,7 +335,7 @@ class PackedRows:
         lengths = _lengths(dataset)
         targets = np.maximum(lengths - 1, 0)
         self.targets = int(targets.sum())
-        """Targets of an epoch."""
+        """Number of targets in an epoch."""
         if self.targets == 0:
             raise UserError(
                 f"{class_name(dataset)} has no sequence of two tokens or more, so there is nothing to predict",
@@ -366,76 +371,84 @@ class PackedRows:
                     f"sequence {number} has {len(sequence)} tokens, but rows were composed for {self._lengths[number]}"
                 )
             window = sequence[offset : offset + size + 1]
-            here = slice(filled, filled + size)
-            tokens[here], targets[here], segments[here] = window[:-1], window[1:], segment
-            positions[here] = torch.arange(size)
+            span = slice(filled, filled + size)
+            tokens[span], targets[span], segments[span] = window[:-1], window[1:], segment
+            positions[span] = torch.arange(size)
             filled += size
         return {"tokens": tokens, "targets": targets, "segments": segments, "positions": positions, "count": filled}
 
 
-def best_fit(sizes: Integers, room: int) -> Integers:
-    """The row of each piece of 1 to `room` places: the largest pieces first, each into the fullest row that holds it.
+def best_fit(sizes: Integers, capacity: int) -> Integers:
+    """The row of each piece, by best fit: the largest pieces first, each into the fullest row that has space for it.
 
-    Equal sizes are placed together, so a million pieces take no longer than their different sizes make it.
+    Equal sizes are placed together, so the time depends on the number of different sizes, not on that of pieces.
+
+    Args:
+        sizes: sizes of the pieces, from 1 to `capacity`.
+        capacity: size of a row.
     """
+    # Stable, so that the rows do not depend on the machine.
     order = np.argsort(-sizes, kind="stable")
     row = np.empty(len(sizes), dtype=np.int64)
-    rows_with: dict[int, list[Integers]] = {}  # space left -> rows
-    spaces: list[int] = []  # the keys, ascending
-    rows = at = 0
+    rows_by_space: dict[int, list[Integers]] = {}
+    spaces: list[int] = []  # the keys of rows_by_space, ascending
+    row_count = placed_count = 0
 
-    def open_with(space: int, numbers: Integers) -> None:
-        if space > 0 and len(numbers):
-            if space not in rows_with:
-                rows_with[space] = []
+    def add_rows(space: int, rows: Integers) -> None:
+        if space > 0 and len(rows):
+            if space not in rows_by_space:
+                rows_by_space[space] = []
                 insort(spaces, space)
-            rows_with[space].append(numbers)
+            rows_by_space[space].append(rows)
 
     values, counts = np.unique(sizes, return_counts=True)
-    for size, left in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        while left:
+    for size, remaining in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        while remaining:
             fullest = bisect_left(spaces, size)
             if fullest < len(spaces):
                 space = spaces.pop(fullest)
-                open_rows = np.concatenate(rows_with.pop(space))
+                rows = np.concatenate(rows_by_space.pop(space))
             else:
-                space = room
-                open_rows = np.arange(rows, rows + -(-left // (room // size)))
-                rows += len(open_rows)
-            each = space // size
-            full, over = divmod(left, each)
-            whole, partly = open_rows[:full], open_rows[full : full + 1] if over else open_rows[:0]
-            placed = np.concatenate([np.repeat(whole, each), np.repeat(partly, over)])
-            row[order[at : at + len(placed)]] = placed
-            at += len(placed)
-            left -= len(placed)
-            open_with(space - each * size, whole)
-            open_with(space - over * size, partly)
-            open_with(space, open_rows[len(whole) + len(partly) :])
+                space = capacity
+                rows = np.arange(row_count, row_count + -(-remaining // (capacity // size)))
+                row_count += len(rows)
+            per_row = space // size
+            full_count, extra = divmod(remaining, per_row)
+            full_rows = rows[:full_count]
+            last_row = rows[full_count : full_count + 1] if extra else rows[:0]
+            placed = np.concatenate([np.repeat(full_rows, per_row), np.repeat(last_row, extra)])
+            row[order[placed_count : placed_count + len(placed)]] = placed
+            placed_count += len(placed)
+            remaining -= len(placed)
+            add_rows(space - per_row * size, full_rows)
+            add_rows(space - extra * size, last_row)
+            add_rows(space, rows[len(full_rows) + len(last_row) :])
     return row
 
 
-def _dataset(source: Any, part: str) -> Any:
-    dataset = getattr(source, part, None)
+def _get_dataset(source: Any, split: str) -> Any:
+    dataset = getattr(source, split, None)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
-            f"the {part} part of {class_name(source)} is {class_name(dataset)}, which is no dataset with a length",
+            f"the {split} part of {class_name(source)} is {class_name(dataset)}, which is no dataset with a length",
             where="data.source",
         )
     return dataset
 
 
 def _lengths(dataset: Any) -> Integers:
-    if (known := getattr(dataset, "lengths", None)) is None:
+    if (stated := getattr(dataset, "lengths", None)) is None:
+        # Samples may draw random numbers.
         with kept_random_state():
-            known = [len(_sequence(dataset[index])) for index in range(len(dataset))]
-    lengths = np.asarray(known, dtype=np.int64)
+            stated = [len(_sequence(dataset[index])) for index in range(len(dataset))]
+    lengths = np.asarray(stated, dtype=np.int64)
     if lengths.shape != (len(dataset),):
         raise UserError(f"{class_name(dataset)} has {len(dataset)} sequences, but lengths of shape {lengths.shape}")
     return lengths
 
 
 def _sequence(sample: Any) -> Tensor:
+    """A sample as a tensor. Raises UserError if it is not a sequence of whole numbers."""
     sequence = torch.as_tensor(sample)
     if sequence.ndim != 1 or (sequence.is_floating_point() and len(sequence)):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Loaders that the user made: a resume loads their state, walks their sampler, or replays their batches."""
+"""Iterate loaders made by the user. A resume loads their state, walks their sampler, or replays their batches."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from trainer_cli.errors import UserError
 
 
 class UserLoader:
-    """A loader that the user made: a DataLoader, or anything that can be iterated once an epoch.
+    """Iterate a loader made by the user: a DataLoader, or any object that can be iterated once an epoch.
 
     Before `iter()` and before each batch the random generators are seeded from (seed, epoch, batch), and restored
-    afterwards. A resume loads the state of a loader that has `state_dict` and `load_state_dict`. Of a plain DataLoader
-    of a map-style dataset without workers it walks the sampler past the samples already seen; of any other loader it
+    afterwards. A resume loads the state of a loader with `state_dict` and `load_state_dict`. For a plain DataLoader
+    with a map-style dataset and no workers it walks the sampler past the samples already seen. For other loaders it
     replays the batches already seen, and drops them. Both start from the states that the torch generators of the
     loader and its samplers had at the start of the epoch.
 
-    If the sampler is walked and the DataLoader makes batches of `batch_size` samples itself, a position counts
-    samples, so the batch size may change inside an epoch. Otherwise it counts batches.
+    If the sampler is walked and the DataLoader makes batches of `batch_size` samples, a position counts samples, so
+    the batch size may change inside an epoch. Otherwise it counts batches.
 
-    `set_epoch` of the loader, its samplers, its dataset and datasets inside it is called before each epoch. Where the
-    dataset has it, persistent workers are started anew for each epoch.
+    `set_epoch` of the loader, its samplers, its dataset and datasets inside it is called before each epoch. If the
+    dataset has it, persistent workers are restarted for each epoch.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
@@ -51,13 +51,13 @@ class UserLoader:
         self.seed = seed
         self.fingerprint: str | None = getattr(loader, "fingerprint", None)
         self.per_rank = _is_per_rank(loader)
-        """Whether each of several ranks has batches of its own, and so their positions differ."""
+        """Whether the loader yields different batches on each rank, so that positions differ."""
         self.stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._watch = StateWatch(loader, stateful=self.stateful)
         self._epochs = EpochParts(loader, seed)
         self._is_torchs = isinstance(loader, DataLoader)
         self._renews = _keeps_workers(loader) and bool(EpochParts(getattr(loader, "dataset", None), seed))
-        """Whether the loader keeps its workers, and its dataset has `set_epoch`: each epoch then starts new workers."""
+        """Whether workers must be restarted for each epoch: they are persistent, and their dataset has `set_epoch`."""
         if self._renews and type(loader) is not DataLoader:
             raise UserError(
                 f"the workers of {class_name(loader)} are kept from epoch to epoch, so set_epoch of their dataset "
@@ -67,31 +67,31 @@ class UserLoader:
             )
         self.persistent = _keeps_workers(loader) and not self._renews
         self._processes = WorkerProcesses()
-        self._rest: _Rest | None = None
-        self._own = self.loader
-        self._own_started = False
+        self._walked_sampler: _WalkedSampler | None = None
+        self._inner = self.loader
+        self._is_started = False
         if self._is_torchs and type(self.loader) is DataLoader:
             self._rebuild()
-        self.walks = self._rest is not None and self.loader.num_workers == 0
+        self.walks = self._walked_sampler is not None and self.loader.num_workers == 0
         counts_samples = self.walks and self.loader.batch_size is not None
         self.length = _length(self.loader.sampler) if counts_samples else None
-        """Samples of an epoch, if a position counts samples."""
+        """Number of samples in an epoch, if a position counts samples."""
         self.batch_size: int | None = None if self.length is None else self.loader.batch_size
         self.samples_per_batch = self.batch_size
         self.stated_batch_size: int | None = getattr(loader, "batch_size", None)
-        """The loader's attribute `batch_size`, if it has one."""
+        """Attribute `batch_size` of the loader, if it has one."""
         self.batch_samples: int | None = None
-        """Samples of the batch that `iterate` gave last; None: the loader is none of torch's DataLoader itself, or
-        makes no batches of samples."""
+        """Number of samples in the last batch; None if the loader is not torch's DataLoader itself, or does not make
+        batches of samples."""
         self._position: tuple[int, int, Any] | None = None
-        """Epoch, place, and the state of the loader or of its generators."""
+        """(epoch, offset, state of the loader or of its generators) that a resume has loaded."""
         self._left_early = False
         self._generators = [] if self.stateful else generators_of(loader)
-        self._begun_with = self._given = self._generator_states()
+        self._epoch_start_states = self._initial_states = self._generator_states()
 
     @property
     def promise(self) -> str:
-        """How exact its resume is, for the log."""
+        """A sentence for the log: how exact a resume is."""
         name = class_name(self.loader)
         if self.stateful:
             text = (
@@ -127,75 +127,81 @@ class UserLoader:
         return text
 
     def __len__(self) -> int:
-        """Batches of an epoch. TypeError where the loader has no length."""
+        """Number of batches in an epoch. Raises TypeError if the loader has no length."""
         return len(self.loader)
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
-        """The batches of an epoch after its first `batch` batches, which held `samples` samples."""
-        place = self._place(batch, samples)
-        if place < 0:
-            raise ValueError(f"an epoch cannot be entered at {place}, before its start")
+        """Yield the batches of an epoch after its first `batch` batches, which held `samples` samples."""
+        offset = self._offset(batch, samples)
+        if offset < 0:
+            raise ValueError(f"an epoch cannot be entered at {offset}, before its start")
         position, self._position = self._position, None
         self._left_early = False
         self._watch.begin()
         replayed = 0 if self.walks else batch
-        if position is not None and position[:2] == (epoch, place):
+        if position is not None and position[:2] == (epoch, offset):
             if self.stateful:
                 self.loader.load_state_dict(position[2])
                 replayed = 0
             else:
                 self._set_generators(position[2])
-        elif epoch == place == 0:
-            # Every evaluation is a first epoch, and must use the same samples.
-            self._set_generators(self._given)
-        self._begun_with = self._generator_states()
-        return self._batches(epoch, batch - replayed, replayed, place)
+        elif epoch == offset == 0:
+            # Every evaluation is epoch 0, and must use the same samples.
+            self._set_generators(self._initial_states)
+        self._epoch_start_states = self._generator_states()
+        return self._batches(epoch, batch - replayed, replayed, offset)
 
     def batches_after(self, samples: int) -> int:
-        """Batches that are left of an epoch after its first `samples` samples, if a position counts samples."""
+        """Number of batches after the first `samples` samples of an epoch. Only if a position counts samples."""
         assert self.length is not None and self.batch_size is not None
-        whole, over = divmod(max(0, self.length - samples), self.batch_size)
-        return whole + (over > 0 and not self.loader.drop_last)
+        full, remainder = divmod(max(0, self.length - samples), self.batch_size)
+        return full + (remainder > 0 and not self.loader.drop_last)
 
-    def _place(self, batch: int, samples: int) -> int:
+    def _offset(self, batch: int, samples: int) -> int:
+        """The position inside an epoch: in samples if it counts them, else in batches."""
         return batch if self.length is None else samples
 
     def close(self) -> None:
-        """End persistent workers; the next epoch starts new ones."""
-        self._own_started = False
-        if self._own is not self.loader:
+        """End persistent workers. The next epoch starts new ones."""
+        self._is_started = False
+        if self._inner is not self.loader:
             self._processes.ask_to_end()
             self._rebuild()
             self._processes.end()
         elif self._is_torchs:
             self._processes.end(_shut_down_of(getattr(self.loader, "_iterator", None)))
             if self.persistent:
-                # Otherwise torch would use the ended workers again. One without keeps it, to answer state_dict().
+                # Otherwise torch would use the ended workers again. A loader without persistent workers keeps its
+                # iterator, from which torchdata answers state_dict().
                 self.loader._iterator = None
 
     def _rebuild(self) -> None:
-        self._own, self._rest = _rebuilt(self.loader, self._processes, persistent=self.persistent)
+        self._inner, self._walked_sampler = _rebuild_loader(self.loader, self._processes, persistent=self.persistent)
 
-    def _batches(self, epoch: int, first: int, replayed: int, place: int) -> Generator[Any, None, None]:
+    def _batches(self, epoch: int, first: int, replayed: int, offset: int) -> Generator[Any, None, None]:
         if self._processes.died():
             self.close()
-        if self.walks and self._rest is not None:
-            self._rest.skip, self._rest.before = place, partial(self._seed_walk, epoch, place, first)
+        if self.walks and self._walked_sampler is not None:
+            self._walked_sampler.skip, self._walked_sampler.before = (
+                offset,
+                partial(self._seed_walk, epoch, offset, first),
+            )
         iterator: Any = None
         number = first
         try:
             with kept_random_state(), self._processes.starting():
                 self._epochs.set(epoch)
                 seed_random(sample_seed(self.seed, epoch, 0))
-                if self.persistent and self._own_started:
-                    # New workers draw a seed before the order is drawn; draw it for workers that are kept too.
+                if self.persistent and self._is_started:
+                    # New workers draw a seed before the order is drawn. Draw it for persistent workers too.
                     torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
-                iterator = iter(self._own)
-                self._own_started = self._rest is not None
+                iterator = iter(self._inner)
+                self._is_started = self._walked_sampler is not None
             while True:
+                # Not around the yield: the training shall draw its own random numbers.
                 with kept_random_state():
                     if self._epochs:
-                        # An evaluation in between may have set the epoch of what both have.
+                        # An evaluation in between may have set the epoch of a shared dataset.
                         self._epochs.set(epoch)
                     seed_random(sample_seed(self.seed, epoch, number + 1))
                     try:
@@ -205,7 +211,7 @@ class UserLoader:
                 number += 1
                 if self._watch.watches:
                     self._watch.see(self.loader.state_dict())
-                if self._own is not self.loader:
+                if self._inner is not self.loader:
                     self.batch_samples, batch = batch
                 if number > first + replayed:
                     yield batch
@@ -220,49 +226,49 @@ class UserLoader:
                 raise
             raise explained from error
         finally:
-            # Processes of other loaders are not ended here.
+            # Processes of other loader classes are theirs to end.
             if self._is_torchs and (not self.persistent or self._processes.died()):
-                if self._own is not self.loader:
+                if self._inner is not self.loader:
                     self._processes.ask_to_end()
                 else:
                     self._processes.end(_shut_down_of(iterator))
                 iterator = None
                 self.close()
 
-    def _seed_walk(self, epoch: int, place: int, first: int, number: int) -> None:
-        """Seed as before the batch that an entry of the sampler was drawn for."""
-        entries = self.samples_per_batch or 1
-        if number == place:
+    def _seed_walk(self, epoch: int, offset: int, first: int, number: int) -> None:
+        """Seed as before the batch for which entry `number` of the sampler was drawn."""
+        entries_per_batch = self.samples_per_batch or 1
+        if number == offset:
             seed_random(sample_seed(self.seed, epoch, first + 1))
-        elif number % entries == 0:
-            seed_random(sample_seed(self.seed, epoch, number // entries + 1))
+        elif number % entries_per_batch == 0:
+            seed_random(sample_seed(self.seed, epoch, number // entries_per_batch + 1))
 
     def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
-        """Let the loader reach the end of its epoch; otherwise its state would not be that of the next epoch."""
+        """Let the loader see the end of its epoch, so that its state becomes that of the next epoch."""
         try:
-            whole = number >= len(self)
+            is_last = number >= len(self)
         except TypeError:
-            whole = False
-        self._left_early = not whole
-        if whole:
+            is_last = False
+        self._left_early = not is_last
+        if is_last:
             with kept_random_state():
                 seed_random(sample_seed(self.seed, epoch, number + 1))
                 next(iterator, None)
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
-        """The position, with the loader's own state if it has one that belongs to this position."""
+        """The position, with the state of the loader if it has one that belongs to this position."""
         return {
             **self._identity(),
             "epoch": epoch,
             "batch": batch,
             "sample_offset": samples,
             "batch_size": self.stated_batch_size,
-            "loader": None if batch == 0 and self._left_early else self._own_state(),
-            "generators": self._begun_with if batch else self._generator_states(),
+            "loader": None if batch == 0 and self._left_early else self._loader_state(),
+            "generators": self._epoch_start_states if batch else self._generator_states(),
         }
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same at a resume."""
+        """The entries that must be equal in a resume."""
         return {
             "version": STATE_VERSION,
             "order": "stateful" if self.stateful else "sampler" if self.walks else "replay",
@@ -271,19 +277,19 @@ class UserLoader:
             "fingerprint": self.fingerprint,
         }
 
-    def _own_state(self) -> Any:
-        """The state of a loader that has one, else None."""
+    def _loader_state(self) -> Any:
+        """The state of the loader; None if it has none."""
         if not self.stateful:
             return None
-        # Before the first batch, torchdata's loader starts its workers here, and draws a seed for them.
+        # torchdata's loader starts its workers here if there was no batch yet, and draws a seed for them.
         with kept_random_state(), self._processes.starting():
             return self.loader.state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a position in other data; keep the loader's own state, or its generators', for the next `iterate`.
+        """Keep the saved state of the loader, or of its generators, for the next `iterate`.
 
         Raises:
-            UserError: naming everything that differs.
+            UserError: the position is in other data; all differences are named.
         """
         check_same(self._identity(), state, tuple(self._identity()))
         if self.length is None:
@@ -296,9 +302,9 @@ class UserLoader:
                 where="data",
                 cure="Resume with the same data, or start a new run from these weights with ckpt=.",
             )
-        own = state["loader"] if self.stateful else generators or None
-        if own is not None:
-            self._position = (state["epoch"], self._place(state["batch"], state["sample_offset"]), own)
+        inner_state = state["loader"] if self.stateful else generators or None
+        if inner_state is not None:
+            self._position = (state["epoch"], self._offset(state["batch"], state["sample_offset"]), inner_state)
 
     def _set_generators(self, states: list[torch.Tensor]) -> None:
         for generator, state in zip(self._generators, states, strict=True):
@@ -308,36 +314,36 @@ class UserLoader:
         return [generator.get_state() for generator in self._generators]
 
 
-class _Counted:
-    """A collate_fn that gives (number of samples or None, batch). Pickled for workers that are spawned."""
+class _CountingCollate:
+    """A collate_fn that returns (number of samples or None, batch). A class, because spawned workers pickle it."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], *, counts: bool) -> None:
         self.collate_fn, self.counts = collate_fn, counts
 
     def __call__(self, samples: Any) -> tuple[int | None, Any]:
-        # A `__getitems__` of the dataset may give columns instead of samples.
+        # `__getitems__` of the dataset may return columns instead of samples.
         count = len(samples) if self.counts and isinstance(samples, list | tuple) else None
         return count, self.collate_fn(samples)
 
 
-class _Rest:
-    """A sampler without its first `skip` entries."""
+class _WalkedSampler:
+    """A sampler that skips its first `skip` entries."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.skip = 0
-        self.before: Callable[[int], None] = _nothing
-        """Called before each skipped entry with its number, and then with `skip`, to seed the sampler."""
+        self.before: Callable[[int], None] = lambda number: None
+        """Called with the number of each skipped entry before its draw, and then with `skip`, to seed the sampler."""
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        # Now, so that the sampler's first draw comes before the seed of the workers.
+        # Not in the generator, so that the sampler's first draw comes before the seed of the workers.
         iterator = iter(self.sampler)
-        return self._walked(iterator) if self.skip else iterator
+        return self._walk(iterator) if self.skip else iterator
 
-    def _walked(self, iterator: Iterator[Any]) -> Iterator[Any]:
+    def _walk(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for number in range(self.skip):
             self.before(number)
             next(iterator, None)
@@ -346,46 +352,42 @@ class _Rest:
 
 
 def _is_per_rank(data: Any) -> bool:
-    """Whether a loader or a dataset gives each of several ranks samples of its own, by itself."""
-    own_part = isinstance(getattr(data, "sampler", None), DistributedSampler)
-    return own_part or any(getattr(one, "per_rank", False) for one in (data, getattr(data, "dataset", None)))
+    """Whether a loader or a dataset yields different samples on each rank by itself."""
+    is_distributed = isinstance(getattr(data, "sampler", None), DistributedSampler)
+    return is_distributed or any(getattr(owner, "per_rank", False) for owner in (data, getattr(data, "dataset", None)))
 
 
 def _shut_down_of(iterator: Any) -> Callable[[], None] | None:
     """The method by which an iterator of a DataLoader ends its workers, as torch calls it when the iterator is dropped.
 
-    Without it, workers that are killed are an error of torch's, after all was done.
+    Without it, torch raises an error for workers that are killed.
     """
     return getattr(iterator, "_shutdown_workers", None)
 
 
-def _nothing(number: int) -> None:
-    """Do nothing before an entry."""
-
-
 def _keeps_workers(loader: Any) -> bool:
-    """Whether a loader keeps its workers from epoch to epoch."""
+    """Whether a loader has persistent workers."""
     return bool(getattr(loader, "persistent_workers", False))
 
 
-def _rebuilt(loader: Any, processes: WorkerProcesses, *, persistent: bool) -> tuple[Any, _Rest | None]:
-    """A DataLoader with the same settings, whose sampler can be walked and whose workers end when asked to.
+def _rebuild_loader(loader: Any, processes: WorkerProcesses, *, persistent: bool) -> tuple[Any, _WalkedSampler | None]:
+    """Make a DataLoader with the same settings, a sampler that can be walked, and workers that exit on request.
 
     Args:
-        persistent: whether it keeps its workers, whatever `loader` does.
+        persistent: whether it has persistent workers. `loader.persistent_workers` is ignored.
     """
     settings: dict[str, Any] = {}
-    rest = None
-    of_samples = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    walked = None
+    batching = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if isinstance(loader.dataset, IterableDataset):
-        settings |= of_samples
+        settings |= batching
     elif loader.batch_size is not None and _length(loader.sampler) is not None:
-        rest = settings["sampler"] = _Rest(loader.sampler)
-        settings |= of_samples
+        walked = settings["sampler"] = _WalkedSampler(loader.sampler)
+        settings |= batching
     elif loader.batch_sampler is not None:
-        rest = settings["batch_sampler"] = _Rest(loader.batch_sampler)
+        walked = settings["batch_sampler"] = _WalkedSampler(loader.batch_sampler)
     else:
-        rest = settings["sampler"] = _Rest(loader.sampler)
+        walked = settings["sampler"] = _WalkedSampler(loader.sampler)
         settings["batch_size"] = None
     if loader.num_workers:
         settings |= {
@@ -396,19 +398,19 @@ def _rebuilt(loader: Any, processes: WorkerProcesses, *, persistent: bool) -> tu
             "persistent_workers": persistent,
             "in_order": loader.in_order,
         }
-    made: Any = DataLoader(
+    rebuilt: Any = DataLoader(
         loader.dataset,
         num_workers=loader.num_workers,
-        collate_fn=_Counted(loader.collate_fn, counts=loader.batch_sampler is not None),
+        collate_fn=_CountingCollate(loader.collate_fn, counts=loader.batch_sampler is not None),
         pin_memory=loader.pin_memory,
         generator=loader.generator,
         **settings,
     )
-    return made, rest
+    return rebuilt, walked
 
 
 def _length(sampler: Any) -> int | None:
-    """The length of a sampler, or None."""
+    """The length of a sampler; None if it has none."""
     try:
         return len(sampler)
     except TypeError:
@@ -416,13 +418,16 @@ def _length(sampler: Any) -> int | None:
 
 
 def _samplers(loader: Any) -> list[Any]:
-    """A loader and its samplers, each once."""
+    """A loader and its samplers, without duplicates."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    found = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-    return list({id(one): one for one in found if one is not None}.values())
+    owners = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    return list({id(owner): owner for owner in owners if owner is not None}.values())
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The torch generators of a loader and its samplers, each once."""
-    found = (getattr(one, "generator", None) for one in _samplers(loader))
-    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+    """The torch generators of a loader and its samplers, without duplicates."""
+    generators = (getattr(owner, "generator", None) for owner in _samplers(loader))
+    # By identity, because two generators in the same state are still two.
+    return list(
+        {id(generator): generator for generator in generators if isinstance(generator, torch.Generator)}.values()
+    )
