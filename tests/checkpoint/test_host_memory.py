@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer_cli.checkpoint.format.memory import HostMemory, _of_the_groups, available_bytes
+from trainer_cli.checkpoint.format.memory import HostMemory, _control_group_bytes, available_bytes
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 100_001])
@@ -68,5 +68,5 @@ def test_the_limits_of_every_group_above_the_process_count(
         (folder / "memory.current").write_text(f"{now}\n")
         (folder / "memory.stat").write_text(f"anon 7\ninactive_file {cached}\n")
     (tmp_path / "own").write_text(message)
-    found = list(_of_the_groups(tmp_path / "root", tmp_path / "own"))
+    found = list(_control_group_bytes(tmp_path / "root", tmp_path / "own"))
     assert sorted(set(found), reverse=True) == left

@@ -158,15 +158,15 @@ def test_another_number_of_ranks_gets_what_each_had_for_itself(
 def read_files(monkeypatch: pytest.MonkeyPatch, read: Any) -> list[str]:
     """The files whose content was read."""
     files: list[str] = []
-    opened = sharded.VerifiedFile
+    enter = VerifiedFile.__enter__
 
-    class Noting(opened):  # type: ignore[valid-type,misc]
-        def __enter__(self) -> Any:
-            files.append(self.path.name)
-            return super().__enter__()
+    def noted(file: VerifiedFile) -> VerifiedFile:
+        files.append(file.path.name)
+        return enter(file)
 
-    monkeypatch.setattr(sharded, "VerifiedFile", Noting)
-    read()
+    with monkeypatch.context() as patch:
+        patch.setattr(VerifiedFile, "__enter__", noted)
+        read()
     return files
 
 

@@ -1,4 +1,4 @@
-"""The files of the default format in one archive a rank: tar, compressed or not, written and read as a stream."""
+"""The archive format: one tar archive a rank, compressed or not, with the files of the default format in it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ARCHIVE_NAME = re.compile(r"rank(?P<rank>0|[1-9][0-9]{0,8})(?P<suffix>\..+)")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveLayout(FileLayout):
-    """A layout whose files are written into one archive."""
+    """A layout of files that are written into one archive."""
 
     compression: Compression = Compression.none
 
@@ -42,7 +42,7 @@ class ArchiveLayout(FileLayout):
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         with folder.create(self.container) as file:
             archive = ArchiveWriter(file, self.compression, self._sizes())
-            # Not `super()`: a dataclass with slots is another class than the one that was written here.
+            # Not `super()`: `slots=True` makes dataclass create a second class, which `super()` here does not know.
             FileLayout.write(self, archive, image)
             archive.finish()
         return {self.container: self.aliases} if self.aliases else {}
@@ -56,8 +56,8 @@ class ArchiveFormat:
     """One archive a rank, with the files of the default format in it.
 
     Args:
-        compression: of what is written; any of them is read.
-        inner: what this process writes into its archive, and reads.
+        compression: of archives that are written; all compressions are read.
+        inner: the format of the files in this process's archive.
     """
 
     name = "archive"
@@ -69,7 +69,7 @@ class ArchiveFormat:
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
         base = self._inner.plan(tree, shapes_only=shapes_only)
-        values = {one.name: getattr(base, one.name) for one in fields(base)}
+        values = {field.name: getattr(base, field.name) for field in fields(base)}
         return ArchiveLayout(**values, compression=self.compression)
 
     def read(
@@ -84,7 +84,7 @@ class ArchiveFormat:
 
 
 def unpack(folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, Manifest]:
-    """The files in the archives of a checkpoint: their folder, and its manifest. They are read when they are needed.
+    """A folder of the files in the archives of a checkpoint, and its manifest. Archives are read when they are needed.
 
     Raises:
         DamagedCheckpoint: there is no archive.
@@ -116,10 +116,10 @@ class _MemoryFile:
 
 
 class _Members(Mapping[str, FileEntry]):
-    """The files in the archives of a checkpoint: their folder, and their entries by name.
+    """The files in the archives of a checkpoint: a folder to read them from, and a mapping of their manifest entries.
 
-    An archive is read and verified when one of its files is first needed. Its tensor file stays in memory until another
-    archive is read, so that there is one of them at a time; the small files stay.
+    An archive is read and verified when one of its files is first needed. Its tensor file is kept in memory until
+    another archive is read, so that only one is in memory at a time; the small files are kept.
 
     Args:
         archives: rank -> the name of its archive.
@@ -157,10 +157,10 @@ class _Members(Mapping[str, FileEntry]):
         yield _MemoryFile(self._contents[file])
 
     def _read_archive_of(self, file: str) -> None:
-        """Read the archive that holds a file. Raises KeyError if none of them should."""
+        """Read the archive that contains a file. KeyError if no archive should contain it."""
         name = self._archive_of[file]
-        # Before the next tensor file is read, so that only one is in memory.
-        self._contents = {held: content for held, content in self._contents.items() if held.endswith(".json")}
+        # Tensor files are dropped before the next one is read, so that only one is in memory.
+        self._contents = {name: content for name, content in self._contents.items() if name.endswith(".json")}
         members = [member for member, archive in self._archive_of.items() if archive == name]
         with VerifiedFile(self._folder, self._manifest, name) as archive:
             contents = _read_members(archive, members)
@@ -176,15 +176,16 @@ def _entry(content: bytearray) -> FileEntry:
     return FileEntry(len(content), f"{DigestAlgorithm.xxh3_128.value}:{digest.hexdigest()}")
 
 
-def _read_members(archive: VerifiedFile, known: Collection[str]) -> dict[str, bytearray]:
-    """The files of an archive, which are held in memory: no more than is free."""
-    left = available_bytes()
+def _read_members(archive: VerifiedFile, names: Collection[str]) -> dict[str, bytearray]:
+    """Read the files of an archive into memory. Only these names are accepted."""
+    free_bytes = available_bytes()
     members: dict[str, bytearray] = {}
     try:
         for member in read_archive(archive.stream()):
-            if member.name not in known or member.name in members:
+            if member.name not in names or member.name in members:
                 raise ValueError(f"it holds {member.name[:80]!r}, which does not belong there")
-            if left is not None and (left := left - member.size_bytes) < 0:
+            # The digest is compared only at the end, so until then a size may be any number.
+            if free_bytes is not None and (free_bytes := free_bytes - member.size_bytes) < 0:
                 raise ValueError("its files are larger than the free memory")
             content = members[member.name] = bytearray()
             for block in member.blocks:

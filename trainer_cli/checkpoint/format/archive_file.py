@@ -1,7 +1,4 @@
-"""Read a tar archive as a stream, compressed or not, without trusting anything that is in it.
-
-Write a tar archive as a stream, compressed or not.
-"""
+"""Read and write tar archives as streams, compressed or not. What is read is not trusted."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 20
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE)
-_PASSED_OVER = (tarfile.DIRTYPE, tarfile.XHDTYPE)
+_SKIPPED = (tarfile.DIRTYPE, tarfile.XHDTYPE)
 _LARGEST_HEADER = 1 << 20
-_MOST_PASSED_OVER = 16
+_MOST_SKIPPED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,49 +33,49 @@ class Member:
     name: str
     size_bytes: int
     blocks: Iterator[bytes]
-    """Its content, to be read before the next member is asked for; what is not read is skipped."""
+    """Its content, to be read before the next member is requested; bytes that are not read are skipped."""
 
 
 def read_archive(file: IO[bytes]) -> Iterator[Member]:
-    """The plain files of an archive, front to back; how it is compressed is seen in its first bytes.
+    """The regular files of an archive, front to back; the compression is recognised by the first bytes.
 
-    Folders are passed over, and of extended headers, which Python's tarfile writes, the size is used. A header and a
-    block of content take 1 MiB of memory each, whatever the archive says of itself. How much is read is up to the
-    caller.
+    Folders are skipped. Of extended headers, which Python's tarfile writes, only the size is used. A header and a block
+    of content take at most 1 MiB of memory each. The caller limits how much is read.
 
     Raises:
-        ValueError: it is no such archive, or it is damaged.
+        ValueError: it is not a tar archive of regular files, or it is damaged.
     """
-    source = _decompressed(file)
+    source = _decompress(file)
     size_bytes: int | None = None
-    passed_over = 0
+    skipped = 0
     while (header := _read(source, tarfile.BLOCKSIZE)) and any(header):
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
         except tarfile.HeaderError as error:
             raise ValueError(f"it is no tar archive, or damaged: {error}") from None
-        if info.type not in (*_REGULAR, *_PASSED_OVER) or info.size < 0:
+        if info.type not in (*_REGULAR, *_SKIPPED) or info.size < 0:
             raise ValueError(f"{info.name[:80]!r} is no plain file")
-        passed_over = 0 if info.type in _REGULAR else passed_over + 1
-        if passed_over > _MOST_PASSED_OVER:
-            raise ValueError(f"it has more than {_MOST_PASSED_OVER} headers before a file")
+        # A small compressed archive could otherwise hold millions of headers.
+        skipped = 0 if info.type in _REGULAR else skipped + 1
+        if skipped > _MOST_SKIPPED:
+            raise ValueError(f"it has more than {_MOST_SKIPPED} headers before a file")
         if info.type == tarfile.XHDTYPE:
             if info.size > _LARGEST_HEADER:
                 raise ValueError("it has an extended header that is too large")
-            size_bytes = _size_in(b"".join(_blocks(source, info.size)))
+            size_bytes = _parse_size(b"".join(_blocks(source, info.size)))
         else:
             size, size_bytes = info.size if size_bytes is None else size_bytes, None
             blocks = _blocks(source, size)
             if info.type in _REGULAR:
                 yield Member(info.name, size, blocks)
-            for _ in blocks:
+            for _ in blocks:  # Skip the bytes that the caller has not read.
                 pass
             info.size = size
         _read(source, -info.size % tarfile.BLOCKSIZE)
 
 
-def _size_in(records: bytes) -> int | None:
-    """The size of the next file that an extended header gives: of files too large for the plain one."""
+def _parse_size(records: bytes) -> int | None:
+    """The size of the next file, if an extended header gives it: for files too large for the plain header."""
     for record in records.split(b"\n"):
         key, _, value = record.partition(b" ")[2].partition(b"=")
         if key == b"size":
@@ -98,19 +95,19 @@ def _blocks(source: IO[bytes], size_bytes: int) -> Iterator[bytes]:
 
 
 def _read(source: IO[bytes], count: int) -> bytes:
-    """So many bytes, or fewer at the end."""
+    """`count` bytes, or fewer at the end of the archive."""
     try:
         return source.read(count)
     except (EOFError, zlib.error, lzma.LZMAError, MemoryError) as error:
         raise ValueError(f"it cannot be decompressed: {error or 'it asks for too much memory'}") from None
     except OSError as error:
-        # Decompressors raise OSError without a number for content that they cannot read.
+        # A decompressor raises OSError without a number for damaged content; an error of the disk has one.
         if error.errno is not None:
             raise
         raise ValueError(f"it cannot be decompressed: {error}") from None
 
 
-def _decompressed(file: IO[bytes]) -> Any:
+def _decompress(file: IO[bytes]) -> Any:
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(file)  # type: ignore[type-var]
     begin = buffered.peek(3)[:3]
     if begin.startswith(b"\x1f\x8b"):
@@ -132,7 +129,7 @@ SUFFIX = {
 
 
 def archive_bytes(sizes: Iterable[int]) -> int:
-    """The size of an archive of files of these sizes, in bytes, before it is compressed."""
+    """The size in bytes of an uncompressed archive with files of these sizes."""
     return 2 * tarfile.BLOCKSIZE + sum(tarfile.BLOCKSIZE + size + -size % tarfile.BLOCKSIZE for size in sizes)
 
 
@@ -142,8 +139,8 @@ class _Compressor(Protocol):
     def flush(self) -> bytes: ...
 
 
-class _Plain:
-    """Compresses nothing."""
+class _NoCompression:
+    """Returns the data as it is."""
 
     def compress(self, data: bytes, /) -> bytes:
         return data
@@ -153,7 +150,7 @@ class _Plain:
 
 
 _COMPRESSORS: Mapping[Compression, Callable[[], _Compressor]] = {
-    Compression.none: _Plain,
+    Compression.none: _NoCompression,
     Compression.gz: lambda: zlib.compressobj(wbits=31),
     Compression.bz2: bz2.BZ2Compressor,
     Compression.xz: lzma.LZMACompressor,
@@ -180,6 +177,7 @@ class ArchiveWriter:
         """A new member, to which `write` appends until the exit."""
         info = tarfile.TarInfo(self._prefix + file)
         info.size = self._sizes[file]
+        # USTAR has 11 octal digits for a size: 8 GiB.
         self.write(info.tobuf(tarfile.USTAR_FORMAT if info.size < 1 << 33 else tarfile.GNU_FORMAT))
         yield self
         self.write(bytes(-info.size % tarfile.BLOCKSIZE))
@@ -192,5 +190,6 @@ class ArchiveWriter:
     def write(self, data: Bytes) -> None:
         """Append bytes; the caller may reuse their memory afterwards."""
         view = memoryview(data).cast("B")
+        # In blocks, so that the compressed copy of a large tensor is never in memory as a whole.
         for start in range(0, len(view), _BLOCK):
             self._file.write(self._compressor.compress(view[start : start + _BLOCK]))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What checkpointing asks of a file format: a state tree becomes files in a folder, and comes back."""
+"""The interface of a file format: a state tree becomes files in a folder, and is read from them."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """What the manifest calls it."""
+        """Name in the manifest."""
         ...
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
-        """What the files of one rank will hold, and where each tensor goes; nothing is copied or written.
+        """The layout of one rank's files, with the offset of each tensor. Nothing is copied or written.
 
         Args:
-            shapes_only: tensors on the device `meta` are accepted, to learn the size.
+            shapes_only: accept tensors on the device `meta`, to compute the size.
 
         Raises:
-            UnsavableState: naming the owner of what cannot be saved.
+            UnsavableState: a value cannot be saved; the message names its owner.
         """
         ...
 
     def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
-        """The tree as written, or its top-level keys in `only` alone, after the digests of its files were verified.
+        """The tree as written, or only its top-level keys in `only`, after the digests of its files were verified.
 
         Raises:
-            DamagedCheckpoint: naming the file that is not what was written.
+            DamagedCheckpoint: a file differs from its digest; the message names it.
         """
         ...

@@ -1,4 +1,4 @@
-"""Tensors of which each rank has a part (torch's DTensor): the part, where it lies, and which ranks have the same."""
+"""Sharded tensors (torch's DTensor): the part of each rank, its position, and the ranks with the same part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _MODULE = "torch.distributed.tensor"
 
 
 def is_dtensor(value: object) -> bool:
-    """Whether a value is a DTensor. Does not import torch's module, which takes a second."""
+    """Whether a value is a DTensor."""
+    # Without an import of torch's module, which takes a second: where it is not loaded there is no DTensor.
     module = sys.modules.get(_MODULE)
     return module is not None and isinstance(value, module.DTensor)
 
@@ -28,60 +29,61 @@ def local_of(tensor: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What this rank has of a tensor."""
+    """This rank's part of a tensor."""
 
     leaf: Leaf
     shard: Shard
     ranks: tuple[int, ...]
-    """The ranks that have the same, this one included."""
+    """The ranks that have the same part, including this one."""
 
 
 def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
     """This rank's part of a DTensor.
 
     Args:
-        tensor_size: ranks in a row that have the same of a tensor whose mesh does not have all of them.
+        tensor_size: number of consecutive ranks that have the same part of a tensor whose mesh does not contain all.
 
     Raises:
-        UnsavableState: its elements are sums that were not made, or do not lie in one box.
+        UnsavableState: its elements are partial sums, or this rank's are not one contiguous box.
     """
     from torch.distributed.tensor import Partial, Replicate
 
     if any(isinstance(placement, Partial) for placement in leaf.placements):
         raise UnsavableState(f"{name} is a tensor whose ranks hold partial sums, which cannot be saved in a checkpoint")
     local = local_of(leaf)
-    # What torch's own checkpoints ask a tensor for.
+    # The method that torch's own checkpoints call.
     boxes = leaf.__create_chunk_list__()
     if len(boxes) != 1 or tuple(boxes[0].sizes) != tuple(local.shape):
         raise UnsavableState(f"{name} is sharded in pieces, which cannot be saved in a checkpoint")
     offsets = (min(begin, size) for begin, size in zip(boxes[0].offsets, leaf.shape, strict=True))
     shard = Shard(tuple(leaf.shape), tuple(map(int, offsets)), tuple(local.shape))
-    mesh, own = leaf.device_mesh, leaf.device_mesh.get_coordinate()
-    same = tuple(
+    mesh, coordinate = leaf.device_mesh, leaf.device_mesh.get_coordinate()
+    replicas = tuple(
         slice(None) if isinstance(placement, Replicate) else index
-        for placement, index in zip(leaf.placements, own, strict=True)
+        for placement, index in zip(leaf.placements, coordinate, strict=True)
     )
-    ranks: list[int] = mesh.mesh[same].reshape(-1).tolist()
+    ranks: list[int] = mesh.mesh[replicas].reshape(-1).tolist()
     if tensor_size > 1 and not set(_tensor_group(ranks[0], tensor_size)) <= set(mesh.mesh.reshape(-1).tolist()):
-        ranks = [other for one in ranks for other in _tensor_group(one, tensor_size)]
+        # The mesh has one rank of each tensor group; the other ranks of the group have the same part.
+        ranks = [member for rank in ranks for member in _tensor_group(rank, tensor_size)]
     return Part(local, shard, tuple(ranks))
 
 
 def _tensor_group(rank: int, tensor_size: int) -> range:
-    """The ranks that divide layers between them, of which this is one."""
+    """The ranks of the tensor-parallel group of this rank."""
     first = rank - rank % tensor_size
     return range(first, first + tensor_size)
 
 
 def undistributed(tensors: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
-    """Tensors with those of one rank's mesh as plain ones.
+    """The tensors with each DTensor as a plain one.
 
     Raises:
-        UnsavableState: this rank has only a part of one.
+        UnsavableState: this rank has only a part of a tensor.
     """
     if not any(map(is_dtensor, tensors.values())):
         return tensors
-    found = {}
+    plain = {}
     for name, leaf in tensors.items():
         if is_dtensor(leaf):
             part = part_of(name, leaf)
@@ -90,19 +92,20 @@ def undistributed(tensors: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
                     f"{name} is {part.shard} here; of several ranks only the formats tensors and archive save parts"
                 )
             leaf = part.leaf
-        found[name] = leaf
-    return found
+        plain[name] = leaf
+    return plain
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A DTensor that a tensor of a checkpoint is for: what this rank needs of it, and how that becomes a DTensor."""
+    """A DTensor that a tensor of a checkpoint is loaded into, and this rank's shard of it."""
 
     like: Any
     shard: Shard
 
     def wrap(self, local: torch.Tensor) -> Any:
         """A DTensor of the same placements with this local part."""
+        # No check that all ranks agree: it would be a collective for each tensor.
         from torch.distributed.tensor import DTensor
 
         like = self.like
@@ -116,20 +119,22 @@ class Target:
         )
 
     def narrowed(self, whole: torch.Tensor) -> Any:
-        """A DTensor with this rank's part of a plain tensor, which is copied."""
+        """A DTensor with a copy of this rank's part of a plain tensor."""
         index = tuple(
             slice(begin, begin + size) for begin, size in zip(self.shard.offsets, self.shard.sizes, strict=True)
         )
+        # A copy, so that the memory of the whole tensor is freed.
         return self.wrap(whole[index].clone())
 
 
 Targets = Callable[[tuple[str, ...], tuple[int, ...]], Target | None]
-"""The keys that lead to a tensor of a state, and its shape -> the DTensor that it is for, if it is for one."""
+"""The keys that lead to a tensor of a state, and its shape -> the DTensor that it is loaded into, or None."""
 
 
 def targets_of(named: Mapping[str, Any], rename: Callable[[str], str] = str) -> Targets | None:
-    """Targets among a model's tensors, for what a state keeps of each: the tensor itself, an optimizer's averages of
-    it, a callback's. A tensor is for the one whose name is among its keys, and that has its shape.
+    """Targets for the tensors of a state that belong to a model: parameters, and averages of an optimizer or callback.
+
+    The target of a tensor is the DTensor of the same shape whose name is one of the keys that lead to it.
 
     Args:
         named: the tensors of the model by name.
@@ -137,41 +142,42 @@ def targets_of(named: Mapping[str, Any], rename: Callable[[str], str] = str) -> 
 
     Returns None if none of them is a DTensor.
     """
-    found = {name: Target(like, part_of(name, like).shard) for name, like in named.items() if is_dtensor(like)}
-    if not found:
+    by_name = {name: Target(like, part_of(name, like).shard) for name, like in named.items() if is_dtensor(like)}
+    if not by_name:
         return None
 
-    def target(keys: tuple[str, ...], shape: tuple[int, ...]) -> Target | None:
+    def find_target(keys: tuple[str, ...], shape: tuple[int, ...]) -> Target | None:
         for key in keys:
-            one = found.get(key) or found.get(rename(key))
-            if one is not None and one.shard.shape == shape:
-                return one
+            target = by_name.get(key) or by_name.get(rename(key))
+            if target is not None and target.shard.shape == shape:
+                return target
         return None
 
-    return target
+    return find_target
 
 
 def targets_in(state: Mapping[Any, Any]) -> Targets | None:
-    """The DTensors of a state as targets, each of the tensor with the same keys; None if there are none."""
-    found: dict[tuple[str, ...], Target] = {}
+    """The DTensors of a state as targets of the tensors with the same keys; None if it has no DTensor."""
+    by_keys: dict[tuple[str, ...], Target] = {}
 
     def walk(value: Any, keys: tuple[str, ...]) -> None:
         if is_dtensor(value):
-            found[keys] = Target(value, part_of("/".join(keys), value).shard)
+            by_keys[keys] = Target(value, part_of("/".join(keys), value).shard)
         elif isinstance(value, Mapping):
             for key, entry in value.items():
                 walk(entry, (*keys, str(key)))
 
-    def target(keys: tuple[str, ...], shape: tuple[int, ...]) -> Target | None:
-        match = found.get(keys)
-        return match if match is not None and match.shard.shape == shape else None
+    def find_target(keys: tuple[str, ...], shape: tuple[int, ...]) -> Target | None:
+        target = by_keys.get(keys)
+        return target if target is not None and target.shard.shape == shape else None
 
     walk(state, ())
-    return target if found else None
+    return find_target if by_keys else None
 
 
 def distributed(value: Any, targets: Targets, keys: tuple[str, ...] = ()) -> Any:
-    """A state with this rank's part of the tensors that are for DTensors; what is one already stays."""
+    """Replace, in place, the plain tensors of a state that have a target by DTensors with this rank's part."""
+    # By identity, so that tied tensors stay one tensor.
     done: dict[int, Any] = {}
 
     def walk(value: Any, keys: tuple[str, ...]) -> Any:
@@ -182,10 +188,10 @@ def distributed(value: Any, targets: Targets, keys: tuple[str, ...] = ()) -> Any
                 done[id(value)] = target.narrowed(value)
             return done[id(value)]
         if isinstance(value, dict):
-            for key, one in value.items():
-                value[key] = walk(one, (*keys, str(key)))
+            for key, entry in value.items():
+                value[key] = walk(entry, (*keys, str(key)))
         elif type(value) is list:
-            value[:] = [walk(one, keys) for one in value]
+            value[:] = [walk(entry, keys) for entry in value]
         return value
 
     return walk(value, keys)

@@ -1,4 +1,4 @@
-"""The header of a tensor file: safetensors, padded; tensors follow one another without holes. Needs no torch."""
+"""The header of a tensor file, which is padded safetensors, and the names of a checkpoint's files. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
 
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
     "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
 }  # fmt: skip
-"""Every type of element, by its name in safetensors."""
+"""Size of each element type, by its name in safetensors."""
 ALIGNMENT = 4096
-"""Where the first tensor begins is a multiple of this, as is what may be written past the page cache."""
+"""The first tensor begins at a multiple of this, so that tensors can be written past the page cache from memory."""
 LINE = 64
-"""Bytes that a processor's cache takes at once. Tensors begin at a multiple of it where they can, as torch's own do."""
+"""Size of a cache line in bytes. Tensors begin at a multiple of it where possible, as torch's own do."""
 _LONGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 64
 _LARGEST = 2**63
@@ -40,7 +36,7 @@ def state_file(rank: int) -> str:
 
 
 def own_file(rank: int) -> str:
-    """The name of the file of what a rank of several saves for itself."""
+    """The name of the file of the states that a rank of a distributed run saves for itself."""
     return f"rank{rank}.own.json"
 
 
@@ -55,7 +51,7 @@ class TensorEntry:
 
 
 def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
-    """The beginning of a file with these tensors, in this order."""
+    """The header of a file with these tensors, in this order."""
     fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for entry in layout:
@@ -63,6 +59,7 @@ def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
         fields[entry.name] = {"dtype": entry.code, "shape": list(entry.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    # safetensors accepts spaces after the JSON; 8 bytes of length precede it.
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     if len(text) > _LONGEST_HEADER:
         raise UserError(f"the state has {len(fields)} tensors, more than one file can name")
@@ -70,7 +67,7 @@ def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
 
 
 def parsed_header(file: VerifiedFile) -> list[TensorEntry]:
-    """The tensors of a file, in its order, whose sizes and offsets were checked to fill it exactly."""
+    """The tensors of a file, in its order. See `read_entries`."""
     try:
         return read_entries(file.take, file.left_bytes)
     except ValueError as error:
@@ -85,11 +82,12 @@ def read_entries(take: Callable[[int], bytes], file_bytes: int) -> list[TensorEn
         file_bytes: the size of the whole file.
 
     Raises:
-        ValueError: saying what is wrong with the header, or that its tensors do not fill the file exactly.
+        ValueError: the header is malformed, or its tensors do not fill the file exactly.
     """
     if file_bytes < 8:
         raise ValueError("it is too short for a header")
     length = int.from_bytes(take(8), "little")
+    # Before it is read: the length of a damaged file may be any number.
     if length > min(_LONGEST_HEADER, file_bytes - 8):
         raise ValueError("its header is longer than the file")
     try:
@@ -99,38 +97,39 @@ def read_entries(take: Callable[[int], bytes], file_bytes: int) -> list[TensorEn
     if not isinstance(fields, dict):
         raise ValueError("its header is not a JSON object")
     fields.pop("__metadata__", None)
-    placed = sorted((_placed(name, entry) for name, entry in fields.items()), key=lambda one: one[:2])
+    located = sorted((_parse_entry(name, raw) for name, raw in fields.items()), key=lambda entry: entry[:2])
     offset = 0
-    for begin, end, entry in placed:
+    for begin, end, entry in located:
         if begin != offset:
             raise ValueError(f"{entry.name[:80]!r} does not begin where the tensor before it ends")
         offset = end
     if offset != file_bytes - 8 - length:
         raise ValueError("its tensors do not fill it")
-    return [entry for _, _, entry in placed]
+    return [entry for _, _, entry in located]
 
 
-def _placed(name: str, raw: object) -> tuple[int, int, TensorEntry]:
+def _parse_entry(name: str, raw: object) -> tuple[int, int, TensorEntry]:
+    """The begin, the end and the description of a tensor, from its field of the header."""
     if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name[:80]!r} is not described by type, shape and place")
-    code, shape, place = raw["dtype"], raw["shape"], raw["data_offsets"]
+    code, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
     if not isinstance(code, str) or code not in ELEMENT_BYTES:
         raise ValueError(f"{name[:80]!r} has a type of element that does not exist")
-    if not _are_sizes(shape) or not _are_sizes(place) or len(place) != 2 or len(shape) > _MOST_DIMENSIONS:
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{name[:80]!r} has a shape or place that cannot be")
     size_bytes = math.prod(shape) * ELEMENT_BYTES[code]
-    if math.prod(size for size in shape if size) >= _LARGEST or place[1] - place[0] != size_bytes:
+    if math.prod(size for size in shape if size) >= _LARGEST or offsets[1] - offsets[0] != size_bytes:
         raise ValueError(f"{name[:80]!r} has a shape that does not fit its place")
-    return place[0], place[1], TensorEntry(name, code, tuple(shape), size_bytes)
+    return offsets[0], offsets[1], TensorEntry(name, code, tuple(shape), size_bytes)
 
 
 def _are_sizes(raw: object) -> bool:
-    return isinstance(raw, list) and all(type(one) is int and 0 <= one < _LARGEST for one in raw)
+    return isinstance(raw, list) and all(type(size) is int and 0 <= size < _LARGEST for size in raw)
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose names are all different. Raises ValueError."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    """A JSON object, for `object_pairs_hook`. ValueError if a name occurs twice."""
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return fields

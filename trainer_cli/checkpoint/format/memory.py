@@ -1,4 +1,4 @@
-"""Page-aligned host memory for the copy of a state, and how much memory this process can still get."""
+"""Page-aligned host memory for the copy of a state, and the amount of memory that is available."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ import torch
 
 
 class HostMemory:
-    """`size_bytes` of private memory that begins at a page, so that it can be written past the page cache.
+    """Private memory that begins at a page, so that it can be written past the page cache.
 
     Args:
-        pinned: register it with CUDA, so that copies from a GPU are asynchronous.
+        size_bytes: rounded up to whole pages.
+        pinned: register the memory with CUDA, so that copies from a GPU are asynchronous.
 
     Raises:
-        OSError: the system has no such memory.
+        OSError: the system cannot provide the memory.
     """
 
     def __init__(self, size_bytes: int, *, pinned: bool = False) -> None:
         self.size_bytes = max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
         self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # DONTFORK: a page that is written after a fork would otherwise be duplicated for each data worker.
+        # HUGEPAGE: fewer page faults. DONTFORK: a page written after a fork would be duplicated for each data worker.
         for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            # A kernel that does not know one refuses it, and provides ordinary memory.
+            # A kernel without the advice refuses it, and provides ordinary memory.
             with suppress(OSError):
                 if hasattr(mmap, advice):
                     self._map.madvise(getattr(mmap, advice))
         self.tensor = torch.frombuffer(self._map, dtype=torch.uint8)
-        _keep_in_children()
+        _keep_maps_in_forks()
         _maps.add(self._map)
         self.pid = os.getpid()
         self._pinned = pinned and _cudart().cudaHostRegister(self.tensor.data_ptr(), self.size_bytes, 0) == 0
@@ -44,15 +45,16 @@ class HostMemory:
                 torch.zeros(1, device="cuda")
 
     def view(self, size_bytes: int) -> memoryview:
-        """The first bytes."""
+        """The first `size_bytes` bytes."""
         return memoryview(self._map)[:size_bytes]
 
     def touch(self) -> None:
-        """Have the system allocate every page now; what the memory held is lost. Other threads run meanwhile."""
+        """Set every byte to zero, so that the system allocates every page now."""
+        # By torch, which releases the interpreter's lock meanwhile.
         self.tensor.zero_()
 
     def close(self) -> None:
-        """Unpin it. The memory is returned to the system with the last view of it."""
+        """Unpin the memory. The system gets it back with the last view of it."""
         if self._pinned:
             self._pinned = False
             _cudart().cudaHostUnregister(self.tensor.data_ptr())
@@ -63,25 +65,28 @@ def _cudart() -> Any:
 
 
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
-_kept: list[mmap.mmap] = []
+_maps_in_fork: list[mmap.mmap] = []
 
 
 @cache
-def _keep_in_children() -> None:
-    """A forked child does not have the mapping. It must never unmap the range, where it may have other memory by then,
-    so it keeps the objects alive."""
-    os.register_at_fork(after_in_child=lambda: _kept.extend(_maps))
+def _keep_maps_in_forks() -> None:
+    """Keep the map objects alive in a forked child, which does not have the mappings (MADV_DONTFORK).
+
+    Deleting an object would unmap its range of addresses, where the child may have other memory by then.
+    """
+    os.register_at_fork(after_in_child=lambda: _maps_in_fork.extend(_maps))
 
 
 def available_bytes() -> int | None:
-    """The memory that this process can still get without swapping, within its control groups' limits; None if the
-    system does not say."""
-    return min([value for value in (_of_the_machine(), *_of_the_groups()) if value is not None], default=None)
+    """Memory that this process can allocate without swapping, within the limits of its control groups; None if
+    unknown."""
+    limits = (_machine_bytes(), *_control_group_bytes())
+    return min([size_bytes for size_bytes in limits if size_bytes is not None], default=None)
 
 
-def _of_the_machine() -> int | None:
+def _machine_bytes() -> int | None:
     try:
-        return _table(Path("/proc/meminfo").read_text(encoding="ascii"))["MemAvailable:"] * 1024
+        return _parse_table(Path("/proc/meminfo").read_text(encoding="ascii"))["MemAvailable:"] * 1024
     except (OSError, KeyError):
         pass
     try:
@@ -90,28 +95,31 @@ def _of_the_machine() -> int | None:
         return None
 
 
-def _of_the_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """What is left in each control group (version 2) that holds this process: a container, a batch job, a service."""
+def _control_group_bytes(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> Iterator[int]:
+    """Free memory of each control group (version 2) of this process: a container, a batch job, a service."""
     try:
-        lines = own.read_text(encoding="utf-8").splitlines()
+        lines = membership.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         lines = []
     for line in [*lines, "0::/"]:
         _, controllers, path = line.split(":", 2)
         if controllers:
             continue
-        # A container may read its path as it is outside, and find its own group at the root.
+        # In a container the path may be that of the host, while the group itself is mounted at the root.
         group = root / path.lstrip("/")
-        for folder in (group, *(above for above in group.parents if above.is_relative_to(root))):
+        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
             try:
                 limit = int((folder / "memory.max").read_text(encoding="ascii"))
                 used = int((folder / "memory.current").read_text(encoding="ascii"))
-                cached = _table((folder / "memory.stat").read_text(encoding="ascii"))["inactive_file"]
+                cached = _parse_table((folder / "memory.stat").read_text(encoding="ascii"))["inactive_file"]
             except (OSError, ValueError, KeyError):
                 continue
+            # Inactive pages of the page cache count as used, but are freed on demand.
             yield max(limit - used + cached, 0)
 
 
-def _table(text: str) -> dict[str, int]:
+def _parse_table(text: str) -> dict[str, int]:
     rows = (line.split() for line in text.splitlines())
     return {row[0]: int(row[1]) for row in rows if len(row) > 1}

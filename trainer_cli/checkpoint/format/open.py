@@ -1,4 +1,4 @@
-"""Formats by the name that a manifest gives them."""
+"""Find a format by its name in a manifest or a config."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def new_format(name: str, where: str | None = None) -> Format:
         where: the checkpoint whose manifest has the name, for the error.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: no format has this name.
     """
     if name not in FORMATS:
-        known = ", ".join(repr(one) for one in FORMATS)
-        raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {known}", where=where)
+        names = ", ".join(map(repr, FORMATS))
+        raise CheckpointError(f"the format {name[:40]!r} is unknown; known is {names}", where=where)
     return FORMATS[name]()
 
 
-def format_of_rank(form: Format, sharded: ShardedFormat) -> Format | None:
-    """The format by which one rank of several writes and reads what `form` does; None if it is only for one process."""
-    if isinstance(form, ArchiveFormat):
-        return ArchiveFormat(form.compression, sharded)
-    return sharded if isinstance(form, TensorsFormat | ShardedFormat) else None
+def format_of_rank(format: Format, sharded: ShardedFormat) -> Format | None:
+    """The sharded variant of a format, for one rank of a distributed run; None if the format has no such variant."""
+    if isinstance(format, ArchiveFormat):
+        return ArchiveFormat(format.compression, sharded)
+    return sharded if isinstance(format, TensorsFormat | ShardedFormat) else None
 
 
 def format_of(name: CheckpointFormat, compression: Compression) -> Format:

@@ -1,14 +1,12 @@
-"""The default format written by several ranks, and read by any number of them.
+"""The default format: one safetensors file a rank and one JSON file for all other values, read by any number of ranks.
 
-    rank0.json                the state that the ranks have together; tensors by name
-    rankN.safetensors         rank N's parts of these tensors, and its share of those that all have
-    rankN.own.json            what rank N saves for itself (`PER_RANK`), with its tensors, which are small
-    manifest.json             which file has which part of a tensor
+    rank0.json                the state that all ranks share; tensors by name
+    rankN.safetensors         rank N's parts of these tensors, and its share of the replicated ones
+    rankN.own.json            with several ranks: states that rank N saves for itself (`PER_RANK`), with small tensors
+    manifest.json             with several ranks: the parts of tensors in each file
 
-A rank reads the files that have a part of what it needs, each once and whole, since a digest is of a whole file; into
-memory comes what it needs.
-
-The default format: one safetensors file a rank, and one JSON file for all that is no tensor.
+A rank reads the files that contain a part of what it needs, each once and whole, since a digest covers a whole file.
+Only the parts that it needs are kept in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from trainer_cli.checkpoint.format.tensor_file import (
     memory_of,
     new_tensor,
 )
-from trainer_cli.checkpoint.format.verified_file import VerifiedFile
+from trainer_cli.checkpoint.format.verified_file import Destination, VerifiedFile, damaged_file, read_verified
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, new_digest
 from trainer_cli.core.shards import PER_RANK, Shard, runs, spread, why_incomplete
@@ -52,18 +50,19 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.base import ReadableFolder
 
 RANKS = "ranks"
-"""Key of a state that was read by another number of ranks: what each rank saved for itself."""
+"""Key of a state that was read by another number of ranks: a list of what each rank saved for itself."""
 SMALL_BYTES = 65_536
-"""Plain tensors up to this size, such as an optimizer's counts or the statistics of a batch norm, are not shared out
-among the ranks. If tensors are sharded, each rank has them in its own file, and reads no other file for them."""
+"""Maximum size of plain tensors that are not divided among the ranks, such as an optimizer's step counts. If other
+tensors are sharded, each rank writes these to its own file, so that it reads no other file for them."""
 
 
 class ShardedFormat:
-    """What one rank of several writes and reads.
+    """The files of one rank of a distributed run.
 
     Args:
         rank, world_size: of this process.
-        tensor_size: ranks in a row that have the same samples, and the same of each tensor that they do not divide.
+        tensor_size: number of consecutive ranks that form a tensor-parallel group. They have the same samples, and the
+            same copy of each tensor that they do not divide.
     """
 
     name = "tensors"
@@ -71,28 +70,26 @@ class ShardedFormat:
     def __init__(self, rank: int, world_size: int, tensor_size: int = 1) -> None:
         self.rank, self.world_size, self.tensor_size = rank, world_size, tensor_size
         self.per_rank: Collection[str] = PER_RANK
-        """The top-level keys of a state that every rank saves for itself, the same on all ranks."""
+        """The top-level keys of a state that every rank saves for itself; equal on all ranks."""
 
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
-        own = encode_own({key: value for key, value in tree.items() if key in self.per_rank})
+        per_rank = encode_own({key: value for key, value in tree.items() if key in self.per_rank})
         text, tensors = codec.encode({key: value for key, value in tree.items() if key not in self.per_rank})
         text = text if self.rank == 0 else b""
         layout = lay_out_rank(
             text, tensors, self.rank, self.world_size, tensor_size=self.tensor_size, shapes_only=shapes_only
         )
-        return replace(layout, own=own)
+        return replace(layout, per_rank=per_rank)
 
     def read(
         self,
         folder: ReadableFolder,
         manifest: Manifest,
         only: Collection[str] | None = None,
-        rank: int | None = None,
         targets: Targets | None = None,
     ) -> dict[str, Any]:
-        rank = self.rank if rank is None else rank
         group = (self.world_size, self.tensor_size)
-        return read_sharded(folder, manifest, only, targets, rank=rank, group=group)
+        return read_sharded(folder, manifest, only, targets, rank=self.rank, group=group)
 
 
 def lay_out_rank(
@@ -104,54 +101,57 @@ def lay_out_rank(
     tensor_size: int = 1,
     shapes_only: bool = False,
 ) -> FileLayout:
-    """What one rank writes of the state that all ranks have: its own parts, and its share of what others have too.
+    """The layout of one rank's files of a shared state: its parts of sharded tensors, and its share of replicated ones.
 
-    Every rank has the same names in the same order, and finds the same shares without a word to the others.
+    Every rank has the same names in the same order, so all compute the same shares without communication.
 
     Args:
-        tensor_size: as of `ShardedFormat`.
-        shapes_only: as of `lay_out`.
+        tensor_size: see `ShardedFormat`.
+        shapes_only: see `lay_out`.
 
     Raises:
-        UnsavableState: naming what a file cannot hold.
+        UnsavableState: a tensor cannot be saved; the message names it.
     """
-    everyone = tuple(range(world_size))
+    all_ranks = tuple(range(world_size))
     sharded = any(map(is_dtensor, tensors.values()))
-    own: dict[str, codec.Leaf] = {}
+    leaves: dict[str, codec.Leaf] = {}
     shards: dict[str, Shard] = {}
     shared: dict[tuple[int, ...], dict[str, Part]] = {}
     aliases: dict[str, str] = {}
     seen: dict[tuple[Any, ...], str] = {}
     for name, leaf in tensors.items():
         if is_dtensor(leaf) and not math.prod(leaf.shape):
+            # Without elements there is nothing to divide, so it is written like a replicated tensor.
             leaf = local_of(leaf).new_empty(leaf.shape)
-        part = Part(leaf, Shard.all_of(leaf.shape), everyone)
         if is_dtensor(leaf):
-            part = part_of(name, leaf, tensor_size)
-        if part.shard.count and (memory := identity(part.leaf)) is not None:
+            local = part_of(name, leaf, tensor_size)
+        else:
+            local = Part(leaf, Shard.all_of(leaf.shape), all_ranks)
+        if local.shard.count and (memory := identity(local.leaf)) is not None:
             first = seen.setdefault(memory, name)
             if first != name:
                 aliases[name] = first
                 continue
-        if part.shard.count or part.shard.is_whole:
-            shared.setdefault(part.ranks, {})[name] = part
-    for ranks, parts in shared.items():
-        sizes = {name: part.leaf.nbytes for name, part in parts.items()}
-        small = {name for name, part in parts.items() if part.shard.is_whole and sizes[name] <= SMALL_BYTES}
+        if local.shard.count or local.shard.is_whole:
+            shared.setdefault(local.ranks, {})[name] = local
+    for ranks, replicas in shared.items():
+        sizes = {name: local.leaf.nbytes for name, local in replicas.items()}
+        small = {name for name, local in replicas.items() if local.shard.is_whole and sizes[name] <= SMALL_BYTES}
         writer = spread({name: size for name, size in sizes.items() if name not in small}, ranks)
-        for name, part in parts.items():
+        for name, local in replicas.items():
             if writer.get(name, rank if sharded else 0) == rank:
-                own[name], shards[name] = part.leaf, part.shard
+                leaves[name], shards[name] = local.leaf, local.shard
     written = {alias: name for alias, name in aliases.items() if name in shards}
-    return replace(lay_out(text, own, shapes_only=shapes_only), rank=rank, parts=shards, aliases=written)
+    return replace(lay_out(text, leaves, shapes_only=shapes_only), rank=rank, parts=shards, aliases=written)
 
 
 def digest_parts(state: Mapping[str, Any]) -> dict[str, str]:
-    """For each top-level key of a state a digest of its values, by which ranks learn whether theirs are equal.
+    """Digest the values under each top-level key of a state, so that ranks can compare theirs.
+
     DTensors, of which each rank has a part, are left out.
 
     Raises:
-        UnsavableState: naming the owner of what cannot be saved.
+        UnsavableState: a value cannot be saved; the message names its owner.
     """
     digests = {}
     for key, value in state.items():
@@ -160,7 +160,7 @@ def digest_parts(state: Mapping[str, Any]) -> dict[str, str]:
         digest.update(text)
         for name, leaf in leaves.items():
             if not is_dtensor(leaf):
-                lay_out(b"", {name: leaf})  # Refuses what has no bytes.
+                lay_out(b"", {name: leaf})  # Refuses a tensor whose bytes cannot be read below.
                 digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
                 digest.update(bytes_of(leaf).data)
         digests[key] = digest.hexdigest()
@@ -169,28 +169,28 @@ def digest_parts(state: Mapping[str, Any]) -> dict[str, str]:
 
 def keys_of_each(digests: Sequence[Mapping[str, str]]) -> list[str]:
     """The top-level keys whose values differ among ranks, by the `digest_parts` of each."""
-    keys = dict.fromkeys(key for of_rank in digests for key in of_rank)
-    return [key for key in keys if len({of_rank.get(key) for of_rank in digests}) > 1]
+    keys = dict.fromkeys(key for rank_digests in digests for key in rank_digests)
+    return [key for key in keys if len({rank_digests.get(key) for rank_digests in digests}) > 1]
 
 
 def why_uncovered(
-    wanted: Collection[str], shards: Mapping[str, Mapping[str, Shard]], aliases: Mapping[str, str]
+    names: Collection[str], shards: Mapping[str, Mapping[str, Shard]], aliases: Mapping[str, str]
 ) -> str | None:
-    """Why the files of all ranks do not hold every tensor of a state as a whole; None if they do.
+    """The reason why the files of all ranks do not contain every tensor of a state completely; None if they do.
 
     Args:
-        wanted: the names of the state's tensors.
-        shards: file -> the parts in it.
+        names: the names of the state's tensors.
+        shards: file -> name -> the part of the tensor in the file.
         aliases: name of a tied tensor -> the name under which it is stored.
     """
-    parts: dict[str, list[Shard]] = {}
-    for of_file in shards.values():
-        for name, part in of_file.items():
-            parts.setdefault(name, []).append(part)
-    for name in wanted:
-        if aliases.get(name, name) not in parts:
+    shards_of: dict[str, list[Shard]] = {}
+    for file_shards in shards.values():
+        for name, shard in file_shards.items():
+            shards_of.setdefault(name, []).append(shard)
+    for name in names:
+        if aliases.get(name, name) not in shards_of:
             return f"no rank has written {name}"
-    problems = ((name, why_incomplete(found)) for name, found in parts.items())
+    problems = ((name, why_incomplete(stored)) for name, stored in shards_of.items())
     return next((f"{name}: {problem}" for name, problem in problems if problem), None)
 
 
@@ -200,22 +200,23 @@ def is_sharded(manifest: Manifest) -> bool:
 
 
 def encode_own(state: Mapping[str, Any]) -> bytes:
-    """What a rank saves for itself as JSON, its tensors as type, shape and bytes."""
+    """Encode the states that a rank saves for itself as JSON; tensors as a safetensors file in base64."""
     text, leaves = codec.encode(state)
     layout = lay_out(b"", leaves)
+    tensors = layout.header + b"".join(bytes_of(span.leaf).data for span in layout.spans)
     content = {
         "state": text.decode("ascii"),
-        "tensors": base64.b64encode(layout.header + b"".join(bytes_of(one.leaf).data for one in layout.spans)).decode(),
+        "tensors": base64.b64encode(tensors).decode(),
         "aliases": layout.aliases,
     }
     return json.dumps(content).encode("ascii")
 
 
 def decode_own(text: bytes, only: Collection[str] | None = None) -> dict[str, Any]:
-    """Read what `encode_own` writes.
+    """Decode the output of `encode_own`.
 
     Raises:
-        Undecodable: saying why.
+        Undecodable: the text is damaged; the message gives the reason.
     """
     try:
         content = json.loads(text)
@@ -223,7 +224,8 @@ def decode_own(text: bytes, only: Collection[str] | None = None) -> dict[str, An
         tensors = {}
         for entry in read_entries(file.read, len(file.getbuffer())):
             tensors[entry.name] = torch.empty(entry.shape, dtype=DTYPES[entry.code])
-            file.readinto(memory_of(tensors[entry.name])) if entry.size_bytes else 0
+            if entry.size_bytes:
+                file.readinto(memory_of(tensors[entry.name]))
         decoder = codec.decode(content["state"].encode("ascii"), only)
         return decoder.tree({name: tensors[content["aliases"].get(name, name)] for name in decoder.wanted})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -231,14 +233,16 @@ def decode_own(text: bytes, only: Collection[str] | None = None) -> dict[str, An
 
 
 @dataclass(slots=True)
-class _Wanted:
-    """A tensor that is read, or the part of it that this rank needs."""
+class _Request:
+    """A tensor that this rank reads, whole or in part."""
 
     shard: Shard
+    """The part that this rank needs."""
     target: Target | None = None
     tensor: torch.Tensor | None = None
-    from_files: dict[str, Shard] = field(default_factory=dict)
-    """File -> the part that is read from it."""
+    """Memory for the part; None until the header of the first file was read."""
+    sources: dict[str, Shard] = field(default_factory=dict)
+    """File -> the part of the tensor in it."""
 
 
 def read_sharded(
@@ -250,131 +254,127 @@ def read_sharded(
     rank: int = 0,
     group: tuple[int, int] = (1, 1),
 ) -> dict[str, Any]:
-    """The state as saved by any number of ranks; of tensors that `targets` knows, this rank's part.
+    """The state as saved by any number of ranks. Of a tensor with a target, only this rank's part is read.
 
-    What a rank saved for itself comes back to it. If another number of ranks saved, or other tensor groups, `RANKS` is
-    a list of what each saved for itself; of a tensor group, where all have the same, the first.
+    Each rank gets the states that it saved for itself. If the number of ranks or the size of tensor groups has changed,
+    `RANKS` is a list of what each rank saved for itself, or each tensor group, whose ranks save the same.
 
     Args:
-        group: the number of ranks, and of those in a tensor group.
+        group: the number of ranks, and the size of a tensor group.
 
     Raises:
-        DamagedCheckpoint: naming the file that is not what was written.
+        DamagedCheckpoint: a file differs from its digest; the message names it.
     """
     try:
-        decoder = codec.decode(_content(folder, manifest, state_file(0)), only)
+        decoder = codec.decode(read_verified(folder, manifest, state_file(0)), only)
         aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
         stored = {name: aliases.get(name, name) for name in decoder.wanted}
-        parts = _parts_of(folder, manifest)
-        wanted: dict[str, _Wanted] = {}
-        whole = {stored[view.base] for view in decoder.views.values()}
+        shards = _shards_by_name(folder, manifest)
+        requests: dict[str, _Request] = {}
+        # Views reach into the whole memory of their base, so this is read completely and divided afterwards.
+        bases = {stored[view.base] for view in decoder.views.values()}
         for name, source in stored.items():
-            if source not in parts:
+            if source not in shards:
                 raise codec.Undecodable(f"the tensor {source[:80]!r} is in none of the files")
-            if source not in wanted:
-                target_of = None if source in whole else targets
-                wanted[source] = _wanted(name, parts[source], target_of, tensor_file(rank))
+            if source not in requests:
+                target_of = None if source in bases else targets
+                requests[source] = _new_request(name, shards[source], target_of, tensor_file(rank))
         for file in manifest.files:
-            if here := {name: one for name, one in wanted.items() if file in one.from_files}:
-                _read_parts(folder, manifest, file, here)
-        found = {name: _finished(folder, name, one) for name, one in wanted.items()}
-        tree = decoder.tree({name: found[stored[name]] for name in decoder.wanted})
-        if whole and targets is not None:
+            if in_file := {name: request for name, request in requests.items() if file in request.sources}:
+                _read_shards(folder, manifest, file, in_file)
+        tensors = {name: _finish(folder, name, request) for name, request in requests.items()}
+        tree = decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
+        if bases and targets is not None:
             tree = distributed(tree, targets)
         if only is None or any(key not in tree for key in only):
-            tree |= _own_states(folder, manifest, only, rank, group)
+            tree |= _read_per_rank_states(folder, manifest, only, rank, group)
         return tree
     except codec.Undecodable as error:
         where = str(folder.path / state_file(0))
         raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
 
 
-def _content(folder: ReadableFolder, manifest: Manifest, file_name: str) -> bytes:
-    with VerifiedFile(folder, manifest, file_name) as file:
-        return file.rest()
-
-
-def _own_states(
+def _read_per_rank_states(
     folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None, rank: int, group: tuple[int, int]
 ) -> dict[str, Any]:
-    """What this rank saved for itself, or rank 0's and a list of all if another number of ranks saved."""
+    """The states that this rank saved for itself. If the group has changed: rank 0's, and a list of all as `RANKS`."""
     if not is_sharded(manifest):
         return {} if group[0] == 1 else {RANKS: []}
     if (manifest.world_size, manifest.tensor_size) == group:
-        return decode_own(_content(folder, manifest, own_file(rank)), only)
-    firsts = range(0, manifest.world_size, manifest.tensor_size)
-    ranks = [decode_own(_content(folder, manifest, own_file(one)), only) for one in firsts]
-    return {**ranks[0], RANKS: ranks}
+        return decode_own(read_verified(folder, manifest, own_file(rank)), only)
+    first_ranks = range(0, manifest.world_size, manifest.tensor_size)
+    rank_states = [decode_own(read_verified(folder, manifest, own_file(first)), only) for first in first_ranks]
+    return {**rank_states[0], RANKS: rank_states}
 
 
-def _parts_of(folder: ReadableFolder, manifest: Manifest) -> dict[str, dict[str, Shard]]:
-    """For each stored tensor that belongs to all ranks: file -> the part of it there."""
+def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> dict[str, dict[str, Shard]]:
+    """Name of a stored tensor -> file -> the part of the tensor in the file."""
     shards: Mapping[str, Mapping[str, Shard]] = manifest.shards
     if not is_sharded(manifest):
-        opened = VerifiedFile(folder, manifest, tensor_file(0))
-        with opened.peeked():
-            shards = {tensor_file(0): {one.name: Shard.all_of(one.shape) for one in parsed_header(opened)}}
-    parts: dict[str, dict[str, Shard]] = {}
-    for file, of_file in shards.items():
-        for name, part in of_file.items():
-            parts.setdefault(name, {})[file] = part
-    return parts
+        file_of_one = VerifiedFile(folder, manifest, tensor_file(0))
+        with file_of_one.without_digest():
+            whole = {entry.name: Shard.all_of(entry.shape) for entry in parsed_header(file_of_one)}
+        shards = {tensor_file(0): whole}
+    by_name: dict[str, dict[str, Shard]] = {}
+    for file, file_shards in shards.items():
+        for name, shard in file_shards.items():
+            by_name.setdefault(name, {})[file] = shard
+    return by_name
 
 
-def _wanted(name: str, parts: Mapping[str, Shard], targets: Targets | None, own_file: str) -> _Wanted:
-    """What this rank needs of a tensor, and the files that it comes from; of copies, the one in the rank's own file."""
-    if problem := why_incomplete(parts.values()):
+def _new_request(name: str, shards: Mapping[str, Shard], targets: Targets | None, preferred_file: str) -> _Request:
+    """The part of a tensor that this rank needs, and the files to read it from.
+
+    Of several copies, the one in the preferred file is read: the rank reads this file anyway.
+    """
+    if problem := why_incomplete(shards.values()):
         raise codec.Undecodable(f"the tensor {name[:80]!r} is not there as a whole: {problem}")
-    shape = next(iter(parts.values())).shape
+    shape = next(iter(shards.values())).shape
     keys = tuple(key.replace("~1", "/").replace("~0", "~") for key in name.split("/"))
     target = None if targets is None else targets(keys, shape)
     needed = Shard.all_of(shape) if target is None else target.shard
-    one = _Wanted(needed, target)
-    taken: set[Shard] = set()
-    for file in sorted(parts, key=lambda file: (file != own_file, file)):
-        part = parts[file]
-        if part not in taken and (any(True for _ in runs(part, needed)) or (not needed.count and not taken)):
-            one.from_files[file] = part
-            taken.add(part)
-    return one
+    request = _Request(needed, target)
+    chosen: set[Shard] = set()
+    for file in sorted(shards, key=lambda file: (file != preferred_file, file)):
+        shard = shards[file]
+        # A rank that needs no element reads one header, for the type of the tensor.
+        if shard not in chosen and (any(True for _ in runs(shard, needed)) or (not needed.count and not chosen)):
+            request.sources[file] = shard
+            chosen.add(shard)
+    return request
 
 
-def _read_parts(folder: ReadableFolder, manifest: Manifest, file_name: str, wanted: Mapping[str, _Wanted]) -> None:
-    """Read those parts of tensors from one file. The whole file is digested, unless only its header is needed."""
+def _read_shards(folder: ReadableFolder, manifest: Manifest, file_name: str, requests: Mapping[str, _Request]) -> None:
+    """Read the requested parts of tensors from a file. The whole file is digested, unless only its header is needed."""
     file = VerifiedFile(folder, manifest, file_name)
-    empty = not any(one.shard.count for one in wanted.values())
-    with file.peeked() if empty else file:
+    header_only = not any(request.shard.count for request in requests.values())
+    with file.without_digest() if header_only else file:
         layout = parsed_header(file)
-        there = {entry.name: entry for entry in layout}
-        for name, one in wanted.items():
-            part, entry = one.from_files[file_name], there.get(name)
+        entries = {entry.name: entry for entry in layout}
+        for name, request in requests.items():
+            shard, entry = request.sources[file_name], entries.get(name)
             if entry is None:
                 raise file.damaged(f"it lacks the tensor {name[:80]!r}")
-            if part.sizes != entry.shape:
+            if shard.sizes != entry.shape:
                 raise file.damaged(f"{name[:80]!r} is not the part of the tensor that the manifest says")
-            _make(file, one, entry)
-        if not empty:
-            file.read(_places(layout, wanted, file_name))
+            if request.tensor is None:
+                request.tensor = new_tensor(file, entry, request.shard.sizes)
+            elif request.tensor.dtype is not DTYPES[entry.code]:
+                raise file.damaged(f"{name[:80]!r} is of another type in another file")
+        if not header_only:
+            file.read(_destinations(layout, requests, file_name))
 
 
-def _make(file: VerifiedFile, one: _Wanted, entry: TensorEntry) -> None:
-    """Memory for what this rank needs of a tensor."""
-    if one.tensor is None:
-        one.tensor = new_tensor(file, entry, one.shard.sizes)
-    elif one.tensor.dtype is not DTYPES[entry.code]:
-        raise file.damaged(f"{entry.name[:80]!r} is of another type in another file")
-
-
-def _places(layout: list[TensorEntry], wanted: Mapping[str, _Wanted], file_name: str) -> Iterator[memoryview | int]:
-    """For the bytes of a file, in order: the memory that they are for, or how many of them are not needed."""
+def _destinations(layout: list[TensorEntry], requests: Mapping[str, _Request], file_name: str) -> Iterator[Destination]:
+    """The destinations of the bytes of a file, in order."""
     for entry in layout:
-        one = wanted.get(entry.name)
-        if one is None or one.tensor is None or not one.tensor.numel():
+        request = requests.get(entry.name)
+        if request is None or request.tensor is None or not request.tensor.numel():
             if entry.size_bytes:
                 yield entry.size_bytes
             continue
-        source, needed = one.from_files[file_name], one.shard
-        memory, element_bytes, at = memory_of(one.tensor), one.tensor.element_size(), 0
+        source, needed = request.sources[file_name], request.shard
+        memory, element_bytes, at = memory_of(request.tensor), request.tensor.element_size(), 0
         for begin, to, count in runs(source, needed):
             if begin > at:
                 yield (begin - at) * element_bytes
@@ -384,18 +384,19 @@ def _places(layout: list[TensorEntry], wanted: Mapping[str, _Wanted], file_name:
             yield (source.count - at) * element_bytes
 
 
-def _finished(folder: ReadableFolder, name: str, one: _Wanted) -> Any:
-    assert one.tensor is not None, "every wanted tensor is in a file"
-    check_booleans(folder.path / next(iter(one.from_files)), name, one.tensor)
-    return one.tensor if one.target is None else one.target.wrap(one.tensor)
+def _finish(folder: ReadableFolder, name: str, request: _Request) -> Any:
+    """The tensor of a request, as a DTensor if it has a target."""
+    assert request.tensor is not None, "every requested tensor is in a file"
+    check_booleans(folder.path / next(iter(request.sources)), name, request.tensor)
+    return request.tensor if request.target is None else request.target.wrap(request.tensor)
 
 
 class TensorsFormat:
-    """Any safetensors reader can open the tensor file; tied tensors and overlapping views are in it once.
+    """Any safetensors reader can open the tensor file; tied tensors and overlapping views are stored once.
 
-    Tensors are written straight from their memory, without holes between them; the header is padded so that they begin
-    at a multiple of 4,096 bytes. They come back as plain tensors on the CPU: contiguous, each with memory of its own,
-    but for views, which share it.
+    Tensors are written from their memory, without holes between them; the header is padded so that they begin at a
+    multiple of 4,096 bytes. They are read as plain tensors on the CPU: contiguous, and each with memory of its own,
+    except views, which share it.
     """
 
     name = "tensors"
@@ -408,42 +409,40 @@ class TensorsFormat:
         folder: ReadableFolder,
         manifest: Manifest,
         only: Collection[str] | None = None,
-        rank: int = 0,
         targets: Targets | None = None,
     ) -> dict[str, Any]:
         if is_sharded(manifest) or targets is not None:
             return read_sharded(folder, manifest, only, targets)
-        with VerifiedFile(folder, manifest, state_file(rank)) as file:
-            text = file.rest()
+        text = read_verified(folder, manifest, state_file(0))
         try:
             decoder = codec.decode(text, only)
-            return decoder.tree(_read_tensors(folder, manifest, tensor_file(rank), decoder.wanted))
+            return decoder.tree(_read_tensors(folder, manifest, tensor_file(0), decoder.wanted))
         except codec.Undecodable as error:
-            where = str(folder.path / state_file(rank))
+            where = str(folder.path / state_file(0))
             raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
 
 
 def _read_tensors(
-    folder: ReadableFolder, manifest: Manifest, file_name: str, wanted: Collection[str]
+    folder: ReadableFolder, manifest: Manifest, file_name: str, names: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """The tensors of these names; tied ones are one tensor. The whole file is digested."""
+    """The tensors of these names; tied ones are the same tensor. The whole file is digested."""
     aliases = manifest.aliases.get(file_name, {})
-    stored = {name: aliases.get(name, name) for name in wanted}
-    found = read_file(folder, manifest, file_name, set(stored.values()))
-    if missing := set(stored.values()) - found.keys() | set(stored.values()) & set(aliases):
-        what = f"a file of the checkpoint is damaged: it lacks the tensor {min(missing)[:80]!r}"
-        raise DamagedCheckpoint(what, where=str(folder.path / file_name))
-    return {name: found[stored[name]] for name in wanted}
+    stored = {name: aliases.get(name, name) for name in names}
+    tensors = read_file(folder, manifest, file_name, set(stored.values()))
+    if missing := set(stored.values()) - tensors.keys() | set(stored.values()) & set(aliases):
+        raise damaged_file(folder.path / file_name, f"it lacks the tensor {min(missing)[:80]!r}")
+    return {name: tensors[stored[name]] for name in names}
 
 
 def read_file(
-    folder: ReadableFolder, manifest: Manifest, file_name: str, kept: Collection[str]
+    folder: ReadableFolder, manifest: Manifest, file_name: str, names: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """Those of these tensors that a file has. The whole file is digested."""
+    """The tensors of a file that have one of these names. The whole file is digested."""
     with VerifiedFile(folder, manifest, file_name) as file:
         layout = parsed_header(file)
-        found = {entry.name: new_tensor(file, entry, entry.shape) for entry in layout if entry.name in kept}
-        file.read(memory_of(found[e.name]) if e.name in kept else e.size_bytes for e in layout if e.size_bytes)
-    for name, tensor in found.items():
+        tensors = {entry.name: new_tensor(file, entry, entry.shape) for entry in layout if entry.name in names}
+        file.read(memory_of(tensors[e.name]) if e.name in names else e.size_bytes for e in layout if e.size_bytes)
+    # After the digest: a damaged file is reported as such, not by what its bytes happen to be.
+    for name, tensor in tensors.items():
         check_booleans(file.path, name, tensor)
-    return found
+    return tensors

@@ -1,4 +1,4 @@
-"""Tensors and arrays as a tensor file holds them: their types, their order in it, and their bytes."""
+"""The layout of one rank's files: the element types, the order and the bytes of tensors and arrays."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ DTYPES: dict[str, torch.dtype] = {
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }
-"""Element types that a tensor file can hold, by their names in safetensors."""
+"""Element types of safetensors, by name."""
 TORCH_DTYPES = DTYPES | {"C128": torch.complex128, "C32": torch.complex32, "F8_E8M0": torch.float8_e8m0fnu}
-"""Element types that torch.save can write: also those without a name in safetensors, which have one of ours."""
+"""Element types of torch.save. Those that safetensors lacks have names of this project."""
 _CODES = {dtype: (code, dtype.itemsize) for code, dtype in TORCH_DTYPES.items()}
 _NOT_ARRAYS = ("BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C32", "F8_E8M0")
 _ARRAY_CODES = {
     np.dtype(str(dtype).removeprefix("torch.")): code for code, dtype in TORCH_DTYPES.items() if code not in _NOT_ARRAYS
 }
 _HUGE_BYTES = 1 << 22
-"""Tensors of this size and more are read into huge pages: the kernel provides these in less than half the time."""
+"""Minimum size of tensors that are read into huge pages, which the kernel provides in less than half the time."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpan:
-    """A tensor with at least one byte, and where it lies in the tensor file."""
+    """A tensor with at least one byte, and its position in the tensor file."""
 
     leaf: Leaf
     offset: int
@@ -66,7 +66,7 @@ class TensorSpan:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """What the files of one rank hold, and where: known before any tensor is read."""
+    """Content of one rank's files, and the position of each tensor: known before any tensor is copied."""
 
     text: bytes
     """The file of small states."""
@@ -75,14 +75,14 @@ class FileLayout:
     entries: list[TensorEntry]
     """The tensors that the header names, in order."""
     spans: list[TensorSpan]
-    """The rest of it, in order and without holes."""
+    """The tensors after the header, in order and without holes."""
     aliases: dict[str, str]
-    """Names of tied tensors, and the name under which each is stored."""
+    """Name of a tied tensor -> name under which it is stored."""
     rank: int = field(default=0, kw_only=True)
     parts: Mapping[str, Shard] = field(default_factory=dict, kw_only=True)
-    """If several ranks write: which part of each tensor the file has."""
-    own: bytes = field(default=b"", kw_only=True)
-    """If several ranks write: the file of what this rank saves for itself."""
+    """Of a distributed run: the part of each tensor in this file, by name."""
+    per_rank: bytes = field(default=b"", kw_only=True)
+    """Of a distributed run: content of the file of the states that this rank saves for itself."""
 
     @property
     def tensor_bytes(self) -> int:
@@ -91,22 +91,25 @@ class FileLayout:
 
     @property
     def container(self) -> str:
-        """The name of the file of the checkpoint that holds the tensors."""
+        """The name of the file that contains the tensors."""
         return tensor_file(self.rank)
 
     @property
     def small_files(self) -> dict[str, bytes]:
         """The files beside the tensor file, by name."""
-        contents = {state_file(self.rank): self.text, own_file(self.rank): self.own}
+        contents = {state_file(self.rank): self.text, own_file(self.rank): self.per_rank}
         return {name: content for name, content in contents.items() if content}
 
     @property
     def total_bytes(self) -> int:
         """The size of all files."""
-        return len(self.text) + len(self.own) + self.tensor_bytes
+        return len(self.text) + len(self.per_rank) + self.tensor_bytes
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
-        """Write the files: the tensor file from `image`, a copy of all of it, or else from the tensors themselves.
+        """Write the files.
+
+        Args:
+            image: a copy of the whole tensor file; without it the tensors themselves are written.
 
         Returns the aliases of the tensor file under its name, for the manifest.
         """
@@ -132,15 +135,14 @@ def lay_out(
 ) -> FileLayout:
     """The layout of a state's files, from its text and its tensors by name.
 
-    Tensors of whole lines come first, so that each begins at one; in either part the largest elements come first, which
-    leaves no holes. Tied tensors are stored once, under the first name.
+    Tied tensors are stored once, under the first name.
 
     Args:
-        shapes_only: tensors on the device `meta`, which have no bytes to write, are accepted.
-        dtypes: the element types that the format can hold, by name.
+        shapes_only: accept tensors on the device `meta`, which have no bytes to write.
+        dtypes: the element types of the format, by name.
 
     Raises:
-        UnsavableState: naming what a file cannot hold.
+        UnsavableState: a tensor cannot be saved; the message names it.
     """
     tensors = undistributed(tensors)
     of_size: dict[tuple[bool, int], list[TensorEntry]] = {}
@@ -155,13 +157,15 @@ def lay_out(
             )
         shape = tuple(leaf.shape)
         count = math.prod(shape)
-        if count and (own := identity(leaf)) is not None:
-            first = seen.setdefault(own, name)
+        if count and (memory := identity(leaf)) is not None:
+            first = seen.setdefault(memory, name)
             if first != name:
                 aliases[name] = first
                 continue
         entry = TensorEntry(name, code, shape, count * element_bytes)
         of_size.setdefault((entry.size_bytes % LINE == 0, element_bytes), []).append(entry)
+    # Alignment without holes, which safetensors refuses: tensors of whole cache lines first, so that each begins at a
+    # line; in either group the largest elements first, so that each begins at a multiple of its element size.
     entries = [entry for size in sorted(of_size, reverse=True) for entry in of_size[size]]
     header = rendered_header(entries)
     spans, offset = [], len(header)
@@ -173,7 +177,7 @@ def lay_out(
 
 
 def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:
-    """The bytes of a tensor or array in contiguous order: its own memory where that is such, else a copy."""
+    """The bytes of a tensor or array in contiguous order: its memory if it is contiguous on the CPU, else a copy."""
     if isinstance(leaf, np.ndarray):
         return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
     flat = leaf.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
@@ -181,17 +185,15 @@ def bytes_of(leaf: Leaf) -> np.ndarray[Any, Any]:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, which stays as long as they are looked at.
-
-    Not by numpy: torch would then treat the memory as foreign and refuse to resize it.
-    """
+    """A view of the memory of a contiguous tensor on the CPU, which keeps the tensor alive."""
+    # Not by numpy: torch would then treat the memory as foreign and refuse to resize it.
     raw = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
     raw.tensor = tensor  # type: ignore[attr-defined]
     return memoryview(raw).cast("B")
 
 
 def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
-    """The name of the element type and its size; refuses what no format can hold."""
+    """The name and the size of the element type. UnsavableState if no format supports the tensor."""
     if isinstance(leaf, np.ndarray):
         code = _ARRAY_CODES.get(leaf.dtype)
         if code is None or not leaf.dtype.isnative:
@@ -202,25 +204,25 @@ def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
         kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
         raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint")
     absent = leaf.is_meta and not shapes_only
-    found = _CODES.get(leaf.dtype)
-    if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized or absent or found is None:
-        place = f"a tensor of {leaf.dtype}, {'nested' if leaf.is_nested else leaf.layout}"
-        place = "a tensor without memory" if absent else place
-        raise UnsavableState(f"{name} is {place}, which cannot be saved in a checkpoint")
-    return found
+    code_and_size = _CODES.get(leaf.dtype)
+    if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized or absent or code_and_size is None:
+        description = f"a tensor of {leaf.dtype}, {'nested' if leaf.is_nested else leaf.layout}"
+        description = "a tensor without memory" if absent else description
+        raise UnsavableState(f"{name} is {description}, which cannot be saved in a checkpoint")
+    return code_and_size
 
 
 def identity(leaf: Leaf) -> tuple[Any, ...] | None:
-    """What two tied tensors, with elements, have in common."""
+    """A key that is equal for tied tensors, which must have elements; None for an array, which is never tied."""
     if isinstance(leaf, np.ndarray):
         return None
-    # Without memory there is no address, but tied tensors still share the storage that would have one.
+    # A tensor on `meta` has no address, but tied ones share their storage object.
     address = (leaf.untyped_storage()._cdata, leaf.storage_offset()) if leaf.is_meta else leaf.data_ptr()
     return address, leaf.device, leaf.dtype, leaf.shape, leaf.stride(), leaf.is_conj(), leaf.is_neg()
 
 
 def new_tensor(file: VerifiedFile, entry: TensorEntry, shape: Sequence[int]) -> torch.Tensor:
-    """Memory for a tensor of a file, or for a part of it of this shape."""
+    """A tensor on the CPU for the content of an entry, or for a part of it of this shape."""
     try:
         tensor = torch.empty(shape, dtype=DTYPES[entry.code])
     except RuntimeError as error:
@@ -228,12 +230,12 @@ def new_tensor(file: VerifiedFile, entry: TensorEntry, shape: Sequence[int]) -> 
     if tensor.nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         begin = tensor.data_ptr() + -tensor.data_ptr() % mmap.PAGESIZE
         size_bytes = tensor.data_ptr() + tensor.nbytes - begin
-        # A kernel that refuses the advice provides ordinary pages.
+        # The result is ignored: a kernel that refuses the advice provides ordinary pages.
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size_bytes), mmap.MADV_HUGEPAGE)
     return tensor
 
 
 def check_booleans(path: Path, name: str, tensor: torch.Tensor | None) -> None:
-    """Refuse booleans of other bytes than 0 and 1, read from the file at `path`."""
+    """Refuse booleans read from the file at `path` that are neither 0 nor 1, for which torch defines no behaviour."""
     if tensor is not None and tensor.dtype is torch.bool and tensor.numel() and int(tensor.view(torch.uint8).max()) > 1:
         raise damaged_file(path, f"{name[:80]!r} holds booleans that are neither true nor false")

@@ -1,7 +1,7 @@
-"""A state tree as JSON text and named tensors, and back, exactly. Nothing else can be in a checkpoint.
+"""Encode a state tree as JSON text and named tensors, and decode it exactly.
 
-Plain JSON holds null, booleans, numbers, texts, lists and mappings of texts. All else is a tag, a mapping
-with the key `$`: tuples, other mappings, bytes, NaN and infinity, large integers, names of tensors, and views of them.
+Null, booleans, numbers, strings, lists, and mappings with string keys are plain JSON. Every other value is a tag, a
+mapping with the key `$`: tuples, other mappings, bytes, NaN and infinity, large integers, names of tensors and views.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _KEYS = (str, int, float, bool, type(None), bytes, tuple)
 
 
 class UnsavableState(UserError):
-    """A part of the state is of a type that a checkpoint cannot hold."""
+    """The state has a value of a type that a checkpoint cannot contain."""
 
 
 class Undecodable(ValueError):
-    """The text is not what `encode` writes."""
+    """The text cannot be the output of `encode`."""
 
 
 def encode(tree: Mapping[str, Any], *, share_views: bool = True) -> tuple[bytes, dict[str, Leaf]]:
     """The JSON text of a tree and the tensors to store by name, in the order of the tree. Tensors are not copied.
 
     Args:
-        share_views: leave out tensors that are views of others; the text says where they lie in these.
+        share_views: leave out tensors that are views of others; the text has their positions in these.
 
     Raises:
-        UnsavableState: naming the owner, as `callbacks/ema/decay is a set`.
+        UnsavableState: a value cannot be saved; the message names its owner, as `callbacks/ema/decay is a set`.
     """
     encoder = _Encoder()
     state = {}
@@ -62,7 +62,7 @@ def decode(text: bytes, only: Collection[str] | None = None) -> Decoder:
     """Read the text of a tree, or of its top-level keys in `only`.
 
     Raises:
-        Undecodable: saying why.
+        Undecodable: the text is malformed; the message gives the reason.
     """
     try:
         raw = json.loads(text.decode("ascii"), parse_constant=_refuse_constant)
@@ -77,7 +77,7 @@ def decode(text: bytes, only: Collection[str] | None = None) -> Decoder:
 
 
 class Decoder:
-    """A tree that still lacks its tensors: `wanted` names them, `tree` puts them in."""
+    """A decoded tree without its tensors. `wanted` has their names, and `tree` inserts them."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
@@ -94,18 +94,19 @@ class Decoder:
         return self._walk((dict(tensors) | self.views_of(tensors)).__getitem__)
 
     def views_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The tensors that are views of those that `wanted` names; those of one place and shape are one tensor."""
-        of_place: dict[View, torch.Tensor] = {}
-        found = {}
+        """The tensors that are views of those that `wanted` names."""
+        by_geometry: dict[View, torch.Tensor] = {}
+        views = {}
         for name, view in self.views.items():
-            place = replace(view, name="")
-            if place not in of_place:
+            # Views of the same elements are one tensor, as the tied tensors that were saved.
+            geometry = replace(view, name="")
+            if geometry not in by_geometry:
                 try:
-                    of_place[place] = view.of(tensors[view.base])
+                    by_geometry[geometry] = view.of(tensors[view.base])
                 except ValueError as error:
                     raise Undecodable(str(error)) from None
-            found[name] = of_place[place]
-        return found
+            views[name] = by_geometry[geometry]
+        return views
 
     def _walk(self, find: Callable[[str], torch.Tensor | None]) -> dict[str, Any]:
         return {key: self._value(value, find, 1) for key, value in self._state.items()}
@@ -114,7 +115,7 @@ class Decoder:
         if depth > _DEEPEST:
             raise Undecodable(f"it is nested deeper than {_DEEPEST} levels")
         if isinstance(raw, list):
-            return [self._value(one, find, depth + 1) for one in raw]
+            return [self._value(value, find, depth + 1) for value in raw]
         if not isinstance(raw, dict):
             return raw
         if _TAG not in raw:
@@ -129,23 +130,23 @@ class Decoder:
         if tag == "view":
             return self._view(raw, find)
         if tag in ("tuple", "size"):
-            items = self._value(_a_list(raw), find, depth)
-            return tuple(items) if tag == "tuple" else _size(items)
+            values = self._value(_check_list(raw), find, depth)
+            return tuple(values) if tag == "tuple" else _decode_size(values)
         if tag in ("dict", "ordered", "counter"):
-            return self._mapping(tag, _a_list(raw), find, depth)
+            return self._mapping(tag, _check_list(raw), find, depth)
         if tag in ("float", "int", "bytes", "str"):
-            return _scalar(tag, raw)
+            return _decode_scalar(tag, raw)
         raise Undecodable(f"it has the tag {str(tag)[:40]!r}, which does not exist")
 
     def _leaf(self, tag: str, name: Any, find: Callable[[str], torch.Tensor | None]) -> Any:
         if not isinstance(name, str):
             raise Undecodable("the name of a tensor is no text")
         self.wanted[name] = tag != "tensor"
-        found = find(name)
-        if found is None or tag == "tensor":
-            return found
+        tensor = find(name)
+        if tensor is None or tag == "tensor":
+            return tensor
         try:
-            array = found.numpy()
+            array = tensor.numpy()
         except TypeError as error:
             raise Undecodable(f"{name[:80]!r} cannot be an array: {error}") from None
         return array if tag == "array" else array[()]
@@ -180,15 +181,18 @@ class Decoder:
 
 
 class _Encoder:
+    """Collects the tensors of a tree while it is turned into JSON values."""
+
     def __init__(self) -> None:
         self.tensors: dict[str, Leaf] = {}
         self._tags: dict[str, dict[str, Any]] = {}
 
     def share_views(self) -> None:
-        """Put views of stored tensors into the tree in the place of tensors that share memory."""
+        """Replace tensors that share memory by views of stored tensors."""
         bases, views = find_views({name: leaf for name, leaf in self.tensors.items() if _may_be_view(leaf)})
         for name, view in views.items():
             del self.tensors[name]
+            # In place: the tree already contains this mapping.
             self._tags[name] |= _tag("view", view.to_json())
         self.tensors |= bases
 
@@ -199,15 +203,16 @@ class _Encoder:
         if value is None or kind is bool:
             return value
         if kind is str:
-            return _text(value)
+            return _encode_text(value)
         if kind is int:
+            # Some readers of JSON convert numbers to floats, which are exact up to 2**53.
             return value if abs(value) < _SMALL_INT else _tag("int", hex(value))
         if kind is float:
             return value if math.isfinite(value) else _tag("float", str(value))
         if kind is list:
             return self._items(value, path)
         if kind is dict and _is_plain_mapping(value):
-            return {key: self.value(one, (*path, key)) for key, one in value.items()}
+            return {key: self.value(entry, (*path, key)) for key, entry in value.items()}
         if kind in (dict, OrderedDict, Counter):
             tag = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}[kind]
             return _tag(tag, [[self._key(k, path), self.value(v, (*path, str(k)))] for k, v in value.items()])
@@ -218,13 +223,14 @@ class _Encoder:
         return self._leaf(value, path)
 
     def _items(self, values: Collection[Any], path: tuple[str, ...]) -> list[Any]:
+        # Faster for long lists of strings, such as the words of a vocabulary.
         if set(map(type, values)) == {str}:
-            return list(map(_text, values))
-        return [self.value(one, (*path, str(index))) for index, one in enumerate(values)]
+            return list(map(_encode_text, values))
+        return [self.value(value, (*path, str(index))) for index, value in enumerate(values)]
 
     def _key(self, key: Any, path: tuple[str, ...]) -> Any:
         if type(key) not in _KEYS or not _is_plain_key(key):
-            raise UnsavableState(f"{_shown(path)} has the key {key!r}, a {_named(type(key))}, which cannot be saved")
+            raise UnsavableState(f"{_shown(path)} has the key {key!r}, a {_name_of(type(key))}, which cannot be saved")
         return self.value(key, path)
 
     def _leaf(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -239,9 +245,11 @@ class _Encoder:
         raise _unsavable(value, path)
 
     def _name(self, leaf: Leaf, path: tuple[str, ...]) -> str:
-        plain = "/".join(part.replace("~", "~0").replace("/", "~1") for part in path)
+        """Store a tensor under its path; keys are escaped as in a JSON pointer. Returns its unique name."""
+        plain = "/".join(key.replace("~", "~0").replace("/", "~1") for key in path)
         plain = plain.encode("utf-8", "replace").decode("utf-8")
         name, serial = plain, 1
+        # Two paths can have the same text, as of the keys 1 and "1".
         while name in self.tensors or name == "__metadata__":
             serial += 1
             name = f"{plain}#{serial}"
@@ -250,7 +258,7 @@ class _Encoder:
 
 
 def _may_be_view(leaf: Leaf) -> TypeGuard[torch.Tensor]:
-    """Whether a tensor is an ordinary one, whose elements can be found in its storage as they are."""
+    """Whether it is a plain dense tensor, whose elements are in its storage unchanged."""
     return (
         isinstance(leaf, torch.Tensor)
         and type(leaf) in (torch.Tensor, torch.nn.Parameter)
@@ -268,14 +276,15 @@ def _tag(tag: str, value: Any) -> dict[str, Any]:
     return {_TAG: tag, "v": value}
 
 
-def _text(value: str) -> Any:
-    """JSON would join two lone surrogates into one character, so texts with any are written as bytes."""
+def _encode_text(value: str) -> Any:
     if _is_sound(value):
         return value
+    # JSON would join two lone surrogates into one character.
     return _tag("str", base64.b64encode(value.encode("utf-8", "surrogatepass")).decode("ascii"))
 
 
 def _is_sound(text: str) -> bool:
+    """Whether a string has no lone surrogates."""
     if text.isascii():
         return True
     try:
@@ -286,10 +295,10 @@ def _is_sound(text: str) -> bool:
 
 
 def _is_plain_key(key: Any) -> bool:
-    return type(key) in _KEYS and (type(key) is not tuple or all(_is_plain_key(part) for part in key))
+    return type(key) in _KEYS and (type(key) is not tuple or all(map(_is_plain_key, key)))
 
 
-def _scalar(tag: str, raw: Any) -> Any:
+def _decode_scalar(tag: str, raw: Any) -> Any:
     if not isinstance(raw, str):
         raise Undecodable(f"a tag {tag} holds no text")
     try:
@@ -303,13 +312,13 @@ def _scalar(tag: str, raw: Any) -> Any:
         raise Undecodable(f"a tag {tag} holds {raw[:40]!r}") from None
 
 
-def _size(items: list[Any]) -> torch.Size:
-    if not all(type(one) is int and 0 <= one < 2**63 for one in items):
+def _decode_size(sizes: list[Any]) -> torch.Size:
+    if not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
         raise Undecodable("a shape holds what is no size")
-    return torch.Size(items)
+    return torch.Size(sizes)
 
 
-def _a_list(raw: Any) -> list[Any]:
+def _check_list(raw: Any) -> list[Any]:
     if not isinstance(raw, list):
         raise Undecodable("a tag that needs a list has none")
     return raw
@@ -324,12 +333,12 @@ def _shown(path: tuple[str, ...]) -> str:
     return shown.encode("utf-8", "replace").decode("utf-8")
 
 
-def _named(kind: type) -> str:
+def _name_of(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _unsavable(value: Any, path: tuple[str, ...]) -> UnsavableState:
     return UnsavableState(
-        f"{_shown(path)} is a {_named(type(value))}, which cannot be saved in a checkpoint",
+        f"{_shown(path)} is a {_name_of(type(value))}, which cannot be saved in a checkpoint",
         cure="Give it as numbers, texts, lists, tuples, mappings, bytes or tensors.",
     )

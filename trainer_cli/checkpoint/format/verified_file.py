@@ -1,7 +1,7 @@
-"""Reading a file of a checkpoint once, front to back, in large blocks, while its digest is taken.
+"""Read a file of a checkpoint once, front to back, and verify its digest on the way.
 
-Some threads read ahead; the caller digests each block in order while it is still in the processor's cache. Reading and
-digesting both release the interpreter's lock.
+Some threads read ahead in large blocks; the caller digests each block in order while it is still in the processor's
+cache. Reading and digesting both release the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from trainer_cli.core.manifest import DamagedCheckpoint, Digest, Manifest, new_d
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.base import ReadableFolder
 
-Part = memoryview | int
-"""Memory to read into, or a number of bytes that are only digested."""
+Destination = memoryview | int
+"""Memory to read into, or a number of bytes that are digested and not kept."""
 BLOCK_BYTES = 2 * 1024 * 1024
-"""Small enough to be digested from the processor's cache, large enough that few calls are made."""
+"""Small enough to be digested from the processor's cache, large enough for few calls."""
 _STREAM_BYTES = 16 * 1024 * 1024
 _THREADS = 4
 _AHEAD = 8
-"""Blocks that are read, or about to be, before one is digested."""
+"""Maximum number of blocks that are read ahead of the digest."""
 
 
 @dataclass(slots=True)
 class _Block:
-    """Memory that is filled by one call."""
+    """Memory that is filled by one read."""
 
     offset: int
     views: list[memoryview] = field(default_factory=list)
     size_bytes: int = 0
     spare: memoryview | None = None
-    """Holds bytes that are only digested; used again for a later block."""
+    """Memory for bytes that are only digested; reused by a later block."""
 
 
 class VerifiedFile:
-    """A file that is read once, front to back, while its digest is taken; leaving it compares the digest.
+    """A file that is read once, front to back. The exit reads the remaining bytes and compares the digest.
 
-    What was read must not be used before that.
+    Its content must not be used before the exit.
     """
 
     def __init__(self, folder: ReadableFolder, manifest: Manifest, file: str) -> None:
@@ -72,6 +72,7 @@ class VerifiedFile:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
             if kind is None:
+                # The digest covers the whole file, so the bytes that nobody needed are read too.
                 self.read([self.left_bytes])
                 if f"{self._entry.algorithm}:{self._digest.hexdigest()}" != self._entry.digest:
                     raise self.damaged("its content is not what was written: the digest differs")
@@ -79,8 +80,8 @@ class VerifiedFile:
             self._opening.__exit__(kind, error, trace)
 
     @contextmanager
-    def peeked(self) -> Iterator[None]:
-        """Open it to read its header without verifying the digest."""
+    def without_digest(self) -> Iterator[None]:
+        """Open the file to read its header without verifying the digest."""
         self.__enter__()
         try:
             yield
@@ -92,67 +93,71 @@ class VerifiedFile:
         return damaged_file(self.path, why)
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """The next `count` bytes."""
         content = bytearray(count)
         self.read([memoryview(content)])
         return bytes(content)
 
-    def rest(self) -> bytes:
-        """All that is left."""
+    def take_all(self) -> bytes:
+        """All remaining bytes."""
         return self.take(self.left_bytes)
 
     def stream(self) -> io.BufferedReader:
-        """What is left, as a file that is read front to back."""
-        return io.BufferedReader(_Raw(self), _STREAM_BYTES)
+        """The remaining bytes as a file object that is read front to back."""
+        return io.BufferedReader(_RawStream(self), _STREAM_BYTES)
 
-    def read(self, parts: Iterable[Part]) -> None:
-        """Read the next bytes, part after part.
+    def read(self, destinations: Iterable[Destination]) -> None:
+        """Read the next bytes into the destinations, in order.
 
         Raises:
-            OSError: what the source raised first, in the order of the file. No thread reads any more then.
+            OSError: the first error in the order of the file, after all threads have ended.
         """
-        blocks = self._blocks(parts)
+        blocks = self._blocks(destinations)
         if self.left_bytes <= BLOCK_BYTES:
+            # Threads would cost more than they save.
             for block in blocks:
                 self._source.read_at(block.views, block.offset)
-                self._seen(block)
+                self._digest_block(block)
             return
         ahead: deque[tuple[_Block, Future[None]]] = deque()
 
-        def see_first() -> None:
+        def digest_first() -> None:
             block, read = ahead.popleft()
             read.result()
-            self._seen(block)
+            self._digest_block(block)
 
         with ThreadPoolExecutor(_THREADS, "checkpoint-reading") as pool:
             try:
                 for block in blocks:
                     ahead.append((block, pool.submit(self._source.read_at, block.views, block.offset)))
                     if len(ahead) >= _AHEAD:
-                        see_first()
+                        digest_first()
                 while ahead:
-                    see_first()
+                    digest_first()
             finally:
+                # Waits for reads in progress, which fill memory that the caller may free.
                 pool.shutdown(cancel_futures=True)
 
-    def _seen(self, block: _Block) -> None:
+    def _digest_block(self, block: _Block) -> None:
         for view in block.views:
             self._digest.update(view)
         self.left_bytes -= block.size_bytes
         if block.spare is not None:
             self._spares.append(block.spare)
 
-    def _blocks(self, parts: Iterable[Part]) -> Iterator[_Block]:
+    def _blocks(self, destinations: Iterable[Destination]) -> Iterator[_Block]:
+        """Divide destinations into blocks of at most `BLOCK_BYTES`, and join small ones."""
         block = _Block(self.size_bytes - self.left_bytes)
-        for part in parts:
-            size_bytes, at = part if isinstance(part, int) else len(part), 0
+        for destination in destinations:
+            size_bytes, at = destination if isinstance(destination, int) else len(destination), 0
             while at < size_bytes:
                 count = min(size_bytes - at, BLOCK_BYTES - block.size_bytes)
-                if isinstance(part, int):
-                    block.spare = block.spare or (self._spares.pop() if self._spares else _new_spare())
+                if isinstance(destination, int):
+                    if block.spare is None:
+                        block.spare = self._spares.pop() if self._spares else memoryview(bytearray(BLOCK_BYTES))
                     view = block.spare[block.size_bytes : block.size_bytes + count]
                 else:
-                    view = part[at : at + count]
+                    view = destination[at : at + count]
                 block.views.append(view)
                 block.size_bytes += count
                 at += count
@@ -168,8 +173,8 @@ def damaged_file(path: Path, why: str) -> DamagedCheckpoint:
     return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=str(path))
 
 
-class _Raw(io.RawIOBase):
-    """What is left of a file, for readers that know Python's files."""
+class _RawStream(io.RawIOBase):
+    """The remaining bytes of a file as one of Python's file objects."""
 
     def __init__(self, file: VerifiedFile) -> None:
         self._file = file
@@ -178,26 +183,23 @@ class _Raw(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        part = memoryview(buffer)[: self._file.left_bytes]
-        self._file.read([part])
-        return len(part)
-
-
-def _new_spare() -> memoryview:
-    return memoryview(bytearray(BLOCK_BYTES))
+        view = memoryview(buffer)[: self._file.left_bytes]
+        self._file.read([view])
+        return len(view)
 
 
 def read_verified(folder: ReadableFolder, manifest: Manifest, file: str) -> bytes:
     """The content of a small file of a checkpoint, after its digest was verified."""
     with VerifiedFile(folder, manifest, file) as opened:
-        return opened.rest()
+        content = opened.take_all()
+    return content
 
 
 def verify(folder: ReadableFolder, manifest: Manifest, files: Iterable[str] | None = None) -> None:
     """Read files of a checkpoint, by default all, and compare their digests.
 
     Raises:
-        DamagedCheckpoint: naming the first file that is not what was written.
+        DamagedCheckpoint: a file differs from its digest; the message names the first one.
     """
     for file in sorted(manifest.files if files is None else files):
         with VerifiedFile(folder, manifest, file):

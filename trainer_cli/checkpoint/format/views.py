@@ -1,4 +1,4 @@
-"""Tensors that view the same memory: which are stored as views of another tensor, and where they lie in it.
+"""Tensors that share memory: find those that are stored as views of another tensor, and their positions in it.
 
 torch.save writes each storage once and whole. Here a stored tensor covers only memory that tensors of the state fill.
 """
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import torch
 
 STORAGE = "#storage"
-"""Ends the name of a stored tensor that is no tensor of the state, but the memory that several of them view."""
+"""Suffix of the name of a stored tensor that is not in the state, but is the memory that several tensors view."""
 _LARGEST = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor of a state as a view of a stored one. Lengths are in elements."""
+    """A tensor of a state as a view of a stored tensor. Offset and strides are in elements."""
 
     name: str
     base: str
@@ -31,10 +31,10 @@ class View:
 
     @classmethod
     def parse(cls, raw: Any) -> View:
-        """Read what `to_json` writes.
+        """Parse the output of `to_json`.
 
         Raises:
-            ValueError: it is no view, or several of its elements are one in memory.
+            ValueError: it is not a view, or two of its elements overlap in memory.
         """
         match raw:
             case [str(name), str(base), offset, [*shape], [*strides]] if len(shape) == len(strides):
@@ -49,7 +49,7 @@ class View:
         return [self.name, self.base, self.offset, list(self.shape), list(self.strides)]
 
     def check_fits(self, elements: int) -> None:
-        """Raise ValueError if a stored tensor of so many elements does not contain the view."""
+        """Raise ValueError if a stored tensor with this number of elements does not contain the view."""
         if self.offset + (extent_of(self.shape, self.strides) or 0) > elements:
             raise ValueError(f"{self.name[:80]!r} lies outside of {self.base[:80]!r}")
 
@@ -57,15 +57,16 @@ class View:
         """The tensor in the memory of its base.
 
         Raises:
-            ValueError: it lies outside.
+            ValueError: it is outside of the base.
         """
+        # as_strided accepts any position within the storage, which may be larger than the base.
         self.check_fits(base.numel())
         flat = base.detach().reshape(-1)
         return flat.as_strided(self.shape, self.strides, flat.storage_offset() + self.offset)
 
 
 def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The elements in memory from a tensor's first to its last; None if several of its elements are one in memory."""
+    """Number of elements in memory from a tensor's first to its last; None if two of its elements overlap."""
     extent = 1
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
         if stride < extent:
@@ -74,8 +75,8 @@ def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     return extent
 
 
-class _Placed(NamedTuple):
-    """A tensor, and the elements of its storage between which it lies."""
+class _Region(NamedTuple):
+    """A tensor, and the range of elements of its storage that it spans."""
 
     name: str
     tensor: torch.Tensor
@@ -92,25 +93,25 @@ class _Placed(NamedTuple):
 
 
 def find_views(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, View]]:
-    """Tensors to store besides those of a state, and the tensors of the state that are views of stored ones, by name.
+    """Tensors to store in addition to those of a state, and the tensors of the state that are stored as views, by name.
 
-    Memory that tensors fill without gaps, of which at least two overlap, is stored once: as one of them that is
-    contiguous and covers it, if there is one. Other tensors that lie within are views. Tensors with gaps that lie in no
-    such memory are not views, since more than their own elements would have to be stored.
+    Memory that overlapping tensors fill without gaps is stored once: as a contiguous tensor that covers it, if there is
+    one, else as an additional tensor. Other tensors within this memory are views. A tensor with gaps outside of such
+    memory is not a view, because more than its own elements would have to be stored.
 
     Args:
-        tensors: strided ones with elements.
+        tensors: strided tensors with elements.
     """
-    of_storage: dict[tuple[int, torch.dtype], list[_Placed]] = {}
+    of_storage: dict[tuple[int, torch.dtype], list[_Region]] = {}
     for name, tensor in tensors.items():
         if (extent := extent_of(tensor.shape, tensor.stride())) is not None:
             begin = int(tensor.storage_offset())
             key = (tensor.untyped_storage()._cdata, tensor.dtype)
-            of_storage.setdefault(key, []).append(_Placed(name, tensor, begin, begin + extent))
+            of_storage.setdefault(key, []).append(_Region(name, tensor, begin, begin + extent))
     bases: dict[str, torch.Tensor] = {}
     views: dict[str, View] = {}
-    for placed in of_storage.values():
-        for (begin, end), members in _regions(placed) if len(placed) > 1 else ():
+    for regions in of_storage.values():
+        for (begin, end), members in _filled_spans(regions) if len(regions) > 1 else ():
             if len({member.geometry for member in members}) == 1:
                 continue  # Tied tensors are aliases.
             covering = (m for m in members if (m.begin, m.end) == (begin, end) and m.tensor.is_contiguous())
@@ -129,32 +130,33 @@ def find_views(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Ten
     return bases, views
 
 
-def _regions(placed: Iterable[_Placed]) -> Iterable[tuple[tuple[int, int], list[_Placed]]]:
-    """The spans of a storage that overlapping dense tensors fill, each with the tensors that lie within."""
+def _filled_spans(regions: Iterable[_Region]) -> Iterable[tuple[tuple[int, int], list[_Region]]]:
+    """The spans of a storage that overlapping dense tensors fill, each with the tensors within it."""
     spans: list[tuple[int, int]] = []
-    for begin, end in sorted({(tensor.begin, tensor.end) for tensor in placed if tensor.is_dense}):
+    for begin, end in sorted({(region.begin, region.end) for region in regions if region.is_dense}):
         if spans and begin < spans[-1][1]:
             spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
         else:
             spans.append((begin, end))
-    members: dict[tuple[int, int], list[_Placed]] = {}
-    for tensor in placed:
-        index = bisect_right(spans, tensor.begin, key=lambda span: span[0]) - 1
-        if index >= 0 and tensor.end <= spans[index][1]:
-            members.setdefault(spans[index], []).append(tensor)
+    members: dict[tuple[int, int], list[_Region]] = {}
+    for region in regions:
+        index = bisect_right(spans, region.begin, key=lambda span: span[0]) - 1
+        if index >= 0 and region.end <= spans[index][1]:
+            members.setdefault(spans[index], []).append(region)
     return members.items()
 
 
 def views_in(raw: object) -> Iterable[View]:
-    """The views in the JSON of a state, which is tagged as by codec.py, in its order.
+    """The views in the JSON of a state with the tags of `tree.encode`, in its order.
 
     Raises:
-        ValueError: one is not what a save writes.
+        ValueError: a view is malformed.
     """
-    rest = [raw]
-    while rest:
-        value = rest.pop()
+    # A stack instead of recursion: damaged JSON may be nested to any depth.
+    pending = [raw]
+    while pending:
+        value = pending.pop()
         if isinstance(value, dict) and value.get("$") == "view":
             yield View.parse(value.get("v"))
         elif isinstance(value, dict | list):
-            rest.extend(reversed(list(value.values()) if isinstance(value, dict) else value))
+            pending.extend(reversed(list(value.values()) if isinstance(value, dict) else value))
