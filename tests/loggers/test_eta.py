@@ -31,7 +31,7 @@ def test_the_time_left_of_a_thousand_steps(moments: dict[float, Now], left: floa
     pace = Pace(start_step=0)
     for time, now in moments.items():
         pace.read(now, time)
-    found = pace.left_s(now, 1000, time)
+    found = pace.eta_s(now, 1000, time)
     assert found == (None if left is None else pytest.approx(left, abs=0.5))
 
 
@@ -39,4 +39,4 @@ def test_a_run_that_goes_on_counts_from_where_it_does() -> None:
     pace, pauses = Pace(start_step=900), (Pauses(1, 10.0, 950),)
     for time, now in {0.0: Now(901), 14.9: Now(950, pauses=pauses)}.items():
         pace.read(now, time)
-    assert pace.left_s(now, 1000, time) == pytest.approx(5 + 10, abs=0.5)
+    assert pace.eta_s(now, 1000, time) == pytest.approx(5 + 10, abs=0.5)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, imported, saved_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, import_extra, read_id
 from trainer_cli.loggers.mlflow import LegalNames, MlflowLogger, legal_name
 from trainer_cli.loggers.trackio import TrackioLogger
 from trainer_cli.loggers.wandb import WandbLogger
@@ -43,15 +43,15 @@ def _two_attempts(folder: Path, make: Callable[[], Logger]) -> None:
 
 
 def test_the_id_of_a_run_is_none_where_none_was_saved(tmp_path: Path) -> None:
-    assert saved_id(None) is None
-    assert saved_id(tmp_path / "none.json") is None
+    assert read_id(None) is None
+    assert read_id(tmp_path / "none.json") is None
     (tmp_path / "torn.json").write_text("{")
-    assert saved_id(tmp_path / "torn.json") is None
+    assert read_id(tmp_path / "torn.json") is None
 
 
 def test_an_extra_that_is_not_installed_is_named() -> None:
     with pytest.raises(UserError, match=r"needs the package no_such.*pip install \"trainer-cli\[wandb\]"):
-        imported("no_such.part", "wandb")
+        import_extra("no_such.part", "wandb")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.checkpoint.model_state import unwrapped
 from trainer_cli.core.field_rules import check_at_least
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import imported
+from trainer_cli.loggers.base import import_extra
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -153,10 +153,10 @@ class EvalHarness(ValidationCallback):
         self.tasks, self.limit, self.include_path, self.tokenizer = list(tasks), limit, include_path, tokenizer
 
     def setup(self, trainer: Trainer) -> None:
-        imported("lm_eval", "eval-harness")
+        import_extra("lm_eval", "eval-harness")
 
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
-        harness, tasks = imported("lm_eval", "eval-harness"), imported("lm_eval.tasks", "eval-harness")
+        harness, tasks = import_extra("lm_eval", "eval-harness"), import_extra("lm_eval.tasks", "eval-harness")
         codec = self.tokenizer or codec_of(self.val_loaders.values())
         found = harness.simple_evaluate(
             model=harness_model(unwrapped(trainer.model), codec, trainer.device),
@@ -175,7 +175,7 @@ class EvalHarness(ValidationCallback):
 
 def harness_model(model: nn.Module, codec: Codec, device: torch.device) -> Any:
     """The model as `lm_eval` calls it; one text at a time, cut to the model's context from the left."""
-    base: Any = imported("lm_eval.api.model", "eval-harness").LM
+    base: Any = import_extra("lm_eval.api.model", "eval-harness").LM
 
     class HarnessModel(base):  # type: ignore[misc]
         def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:

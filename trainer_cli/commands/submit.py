@@ -30,7 +30,7 @@ from trainer_cli.config.yaml import Reading, read_file, read_text
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import ParallelConfig, ParallelStrategy
 from trainer_cli.errors import ExitCode, UserError, raise_all
-from trainer_cli.loggers.base import imported
+from trainer_cli.loggers.base import import_extra
 from trainer_cli.runs.run_dir import write_json
 from trainer_cli.runs.supervise import Child
 
@@ -334,7 +334,7 @@ class SubmittedJob:
 def _submitit() -> Any:
     """The package, which is to use our signal here, and in the processes that it starts."""
     os.environ["SUBMITIT_PREEMPT_SIGNAL"] = _SIGNAL
-    submitit = imported("submitit", "submitit")
+    submitit = import_extra("submitit", "submitit")
     submitit.JobEnvironment.USR_SIG = _SIGNAL
     return submitit
 

@@ -1,4 +1,4 @@
-"""The base class of loggers: each gets the metrics of a step once, and can be rewound to an earlier step.
+"""The base class of loggers, which get each record once and can be rewound to an earlier step.
 
 The order of calls over a run's life:
 
@@ -8,10 +8,10 @@ The order of calls over a run's life:
     flush(durable) …          before every checkpoint, durably: what is logged up to it must not be lost
     close()                   always, also after an error
 
-For an evaluation outside of a training, and for what is logged after one, the loggers are started, given records and
-closed again, without `rewind`. The steps of these are those of the evaluated checkpoints.
+For an evaluation outside of a training, and for records after one, the loggers are started, called and closed again
+without `rewind`. The steps of these records are those of the evaluated checkpoints.
 
-The id of a run at a service, kept in the run directory so that every attempt continues the same one.
+`read_id` and `save_id` keep the id of a run at a service in the run directory, so that every attempt continues it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SAVES = logging.getLogger("trainer_cli.saves")
-"""For what happens at each save: a display of the console may show it instead of a line."""
+"""Log of every save: a progress bar may show its messages instead of a line."""
 
 
 @dataclass(slots=True)
 class Pauses:
-    """The evaluations, or the saves, of this process: how many, their seconds, and the step of the last."""
+    """Number and total seconds of the evaluations, or of the saves, of this process, and the step of the last."""
 
     count: int = 0
     seconds: float = 0.0
@@ -49,7 +49,7 @@ class Pauses:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """What a training is at, at the moment of asking. `activity` is empty while it trains."""
+    """Snapshot of the current progress. `activity` is empty while steps are trained."""
 
     step: int
     samples: int = 0
@@ -61,10 +61,10 @@ class Now:
 class RunFacts:
     """Facts about the run for loggers.
 
-    `run_dir` is None for a library user without a run directory; `total_steps` is None if it is not known.
-    `start_step` and `start_samples` are the counts that this process starts from, `start_time` its unix time.
-    `console` is the style that `logging.console` names. `config` is the run's config as YAML, empty without one.
-    `hparams` are the values that tell this run from others, by name. `now` may be called at any time, by any thread.
+    `run_dir` is None for a library user without a run directory; `total_steps` is None if it is unknown.
+    `start_step` and `start_samples` are the counts from which this process starts, `start_time` its unix time.
+    `console` is the value of `logging.console`. `config` is the run's config as YAML, empty without one.
+    `hparams` are the hyperparameters of the run, by name. `now` may be called at any time, by any thread.
     """
 
     run_dir: Path | None = None
@@ -81,7 +81,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of texts and numbers under the names of their columns."""
+    """A table of texts and numbers."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | int | float | bool | None, ...], ...]
@@ -91,8 +91,8 @@ class Table:
 class Record:
     """All metrics of one step: `train/loss`, `val/accuracy`. Values are plain numbers.
 
-    `time` is unix seconds; `samples` counts since the run's beginning, None if they are not counted. A record may
-    also have texts, images, histograms and tables, or these alone; a logger that cannot show a kind leaves it out.
+    `time` is in unix seconds. `samples` counts from the start of the run, None if they are not counted. A record may
+    also have texts, images, histograms and tables, or these alone; a logger leaves out what it cannot show.
     """
 
     step: int
@@ -104,7 +104,7 @@ class Record:
     images: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     """Of shape (height, width, channels), with 1 (grey), 3 (RGB) or 4 (RGBA) channels."""
     histograms: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """The values, flat and finite; there may be none."""
+    """The values, flat and finite; it may be empty."""
 
     tables: Mapping[str, Table] = field(default_factory=dict)
 
@@ -118,22 +118,21 @@ class Logger(CheckedArguments, ABC):
     """Base class of loggers; only `log` must be implemented. Calls come from the main thread, one at a time; except
     `flush(durable=True)`, which another thread may call while `log` runs.
 
-    A record that `log` could not write, and raised an OSError for, may be given again: nothing of it is to be left.
+    A record for which `log` raised an OSError may be passed again, so `log` must leave no part of it behind.
     """
 
     is_remote: ClassVar[bool] = False
-    """Whether records go to a service: whatever it raises, the training goes on, and the records are sent later."""
+    """True if records go to a service: no error of it ends a training, and the records are sent later."""
 
     def rewind(self, run_dir: Path, step: int) -> None:
-        """Drop every record later than `step`, and a torn last one, or note to do so when the first record is written.
-        Comes before `start`.
+        """Drop every record later than `step` and a truncated last one, at once or when the first record is written.
 
-        -1 drops everything. A crash at any moment leaves the records up to `step` whole, and calling it again
-        finishes the work. Without a file there is nothing to do.
+        Called before `start`; -1 drops everything. A crash at any moment leaves the records up to `step` intact, and
+        another call finishes the work. Without a file there is nothing to do.
         """
 
     def start(self, facts: RunFacts) -> None:
-        """Open what `log` needs."""
+        """Open files or connections that `log` needs."""
 
     @abstractmethod
     def log(self, record: Record) -> None:
@@ -143,7 +142,7 @@ class Logger(CheckedArguments, ABC):
         """Write everything logged so far to the operating system; `durable`: fsync it."""
 
     def close(self) -> None:
-        """Flush and close. May be called twice, and without `start`."""
+        """Flush and close. It may be called twice, or without `start`."""
 
 
 def in_run_dir(path: str | Path, run_dir: Path | None) -> Path:
@@ -151,27 +150,27 @@ def in_run_dir(path: str | Path, run_dir: Path | None) -> Path:
     return (run_dir / path) if run_dir is not None else Path(path)
 
 
-def saved_id(file: Path | None) -> str | None:
-    """The id that an earlier attempt has written; None without one."""
+def read_id(file: Path | None) -> str | None:
+    """Read the id that an earlier attempt has saved; None without one."""
     try:
-        found = json.loads(file.read_text()) if file is not None else {}
+        content = json.loads(file.read_text()) if file is not None else {}
     except (FileNotFoundError, ValueError):
         return None
-    return str(found["run_id"]) if isinstance(found, dict) and "run_id" in found else None
+    return str(content["run_id"]) if isinstance(content, dict) and "run_id" in content else None
 
 
 def save_id(file: Path | None, run_id: str) -> None:
-    """Write the id, durably."""
+    """Save the id durably, so that a resume continues the same run of the service."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         replace(file, [f"{json.dumps({'run_id': run_id})}\n".encode()])
 
 
-def imported(module: str, extra: str) -> Any:
-    """A module of an extra.
+def import_extra(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency.
 
     Raises:
-        UserError: it is not installed.
+        UserError: the package is not installed.
     """
     try:
         return import_module(module)

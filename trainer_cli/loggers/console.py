@@ -1,13 +1,8 @@
-"""Metrics on stderr: a live bar on a terminal, plain lines elsewhere.
+"""Show metrics on stderr: a progress bar on a terminal, plain lines elsewhere.
 
-Rate and time left of a training, from a few readings of its counts; pauses for evaluations and saves set apart.
-
-The bottom line of a terminal, kept for a display; whatever is printed scrolls above it.
-
-The terminal itself does this (DECSTBM, as `apt` uses it): lines of other threads, of data workers and of libraries in
-C come out whole, and a debugger's prompt can be typed at. Each drawing is one write, so nothing comes in between.
-
-The bar of a training on a terminal: drawn by a thread, by the clock, from counts that the training keeps anyway.
+A thread draws the bar on the bottom line from counts that the training keeps anyway. The terminal itself reserves the
+line (DECSTBM, as `apt` does), so that output of other threads, data workers and C libraries scrolls above it, and a
+debugger's prompt works. Each drawing is one write, so no other output comes in between.
 """
 
 from __future__ import annotations
@@ -40,7 +35,7 @@ from trainer_cli.terminal import (
 )
 
 _WINDOW_S = 60.0
-"""The rate is that of the last minute, or of the last two steps if they took longer."""
+"""The rate is measured over the last minute, or over the last two steps if they took longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +47,10 @@ class _Mark:
 
 
 class Pace:
-    """How fast a training goes, and how long it will still take.
+    """Rate and remaining time of a training, without the pauses for evaluations and saves.
 
     Args:
-        start_step: the step that this process began at.
+        start_step: the first step of this process.
     """
 
     def __init__(self, start_step: int) -> None:
@@ -63,11 +58,11 @@ class Pace:
         self._marks: deque[_Mark] = deque()
 
     def begin(self, now: Now, time: float) -> None:
-        """Take this moment as the first, instead of the end of the first step: that one may be slow."""
+        """Measure from now, and not from the end of the first step."""
         self._marks.append(_Mark(time, time, now.step, now.samples))
 
     def read(self, now: Now, time: float) -> None:
-        """Note the counts of a moment; only steps that were made since the last call count."""
+        """Record the counts of a moment, if a step has ended since the last call."""
         if now.step == (self._marks[-1].step if self._marks else self._start_step):
             return
         paused = sum(pause.seconds for pause in now.pauses)
@@ -77,7 +72,7 @@ class Pace:
 
     @property
     def begun(self) -> bool:
-        """Whether a step of this process is done."""
+        """Whether a step of this process has ended."""
         return bool(self._marks)
 
     @property
@@ -87,33 +82,34 @@ class Pace:
 
     @property
     def shown(self) -> str:
-        """Samples, or steps if samples are not counted, per second of training; empty before the second reading."""
+        """The rate as text: samples per second, or steps if samples are not counted; empty before two readings."""
         samples = self._per_s(self._marks[-1].samples - self._marks[0].samples) if self._marks else None
         if samples:
             return f"{format_rate(samples)} samples/s"
         return f"{format_rate(self.steps_per_s)} steps/s" if self.steps_per_s else ""
 
-    def left_s(self, now: Now, total_steps: int, time: float) -> float | None:
-        """Seconds until the last step, with the evaluations and saves to come; None if that is not known yet."""
+    def eta_s(self, now: Now, total_steps: int, time: float) -> float | None:
+        """Seconds until the last step, including future evaluations and saves; None if it is unknown."""
         rate = self.steps_per_s
         if not rate:
             return None
         last = self._marks[-1]
-        left = (total_steps - last.step) / rate
-        left += sum(_pauses_left(pause, self._start_step, total_steps) for pause in now.pauses)
-        return left if now.activity else max(left - (time - last.time), 0.0)
+        remaining_s = (total_steps - last.step) / rate
+        remaining_s += sum(_future_pauses_s(pause, self._start_step, total_steps) for pause in now.pauses)
+        # During an evaluation or a save no step progresses, so the time since the last step is not subtracted.
+        return remaining_s if now.activity else max(remaining_s - (time - last.time), 0.0)
 
     def _per_s(self, count: int) -> float | None:
         seconds = self._marks[-1].train_s - self._marks[0].train_s
         return count / seconds if seconds > 0 else None
 
 
-def _pauses_left(pause: Pauses, start_step: int, total_steps: int) -> float:
-    """Seconds of the pauses to come, if they come as often as before and take as long."""
-    made = pause.last_step - start_step
-    if not pause.count or made <= 0:
+def _future_pauses_s(pause: Pauses, start_step: int, total_steps: int) -> float:
+    """Seconds of future pauses, if they are as frequent and as long as before."""
+    steps = pause.last_step - start_step
+    if not pause.count or steps <= 0:
         return 0.0
-    return (total_steps - pause.last_step) * pause.count // made * pause.seconds / pause.count
+    return (total_steps - pause.last_step) * pause.count // steps * pause.seconds / pause.count
 
 
 _SAVE, _RESTORE, _TO_END = "\x1b7", "\x1b8", "\x1b[J"
@@ -121,7 +117,7 @@ _FEWEST_ROWS = 4
 
 
 class BottomLine:
-    """Keeps the bottom line of the terminal that a stream is connected to, from `draw` to `close`."""
+    """Reserves the bottom line of the terminal of a stream, from `draw` to `close`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -138,7 +134,7 @@ class BottomLine:
         return max(columns(self._stream) - 1, 1)
 
     def draw(self, line: str) -> None:
-        """Show a line, which may have colours. A terminal that changed its size, or is too low, is taken note of.
+        """Show a line, which may have colours. The size of the terminal is read anew; a very low one shows nothing.
 
         Raises:
             OSError: the terminal is gone.
@@ -155,7 +151,8 @@ class BottomLine:
         self._write(f"{_SAVE}\x1b[{size[1]};1H\x1b[2K{line}{_RESTORE}")
 
     def close(self) -> None:
-        """Give the line back, empty."""
+        """Clear and release the line."""
+        # A forked child, such as a data worker, must not change the terminal when it exits.
         if self._size is None or os.getpid() != self._pid:
             return
         self._size = None
@@ -172,14 +169,15 @@ class BottomLine:
         if self._number is None:
             self._stream.write(text)
             return
-        left = text.encode(errors="replace")
-        while left:
-            left = left[os.write(self._number, left) :]
+        # Not by the stream, which may split a drawing into several writes.
+        content = text.encode(errors="replace")
+        while content:
+            content = content[os.write(self._number, content) :]
 
 
 _DRAW_S = 0.25
 _SLOW_S = 2.0
-"""After so long without a step the bar says how long it has been."""
+"""Without a step for this long, the bar shows the time since the last one."""
 _LONGEST_BAR, _SHORTEST_BAR = 30, 8
 _JOIN_S = 5.0
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -187,7 +185,7 @@ _STATM = Path("/proc/self/statm")
 
 
 class ProgressBar:
-    """Step, rate, time left, last loss, last save and memory on the bottom line; evaluations as lines above it."""
+    """Shows step, rate, remaining time, loss, last save and memory on the bottom line, and evaluations above it."""
 
     def __init__(self, stream: TextIO, facts: RunFacts) -> None:
         from rich.console import Console
@@ -204,7 +202,7 @@ class ProgressBar:
         self._seen: tuple[int, float] | None = None
         self._saves = _Saves()
         self._format_warning = warnings.formatwarning
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
         if facts.now is not None:
             SAVES.addHandler(self._saves)
@@ -214,22 +212,22 @@ class ProgressBar:
             self._thread.start()
 
     def show(self, record: Record) -> None:
-        """Take a record: the loss into the bar, an evaluation as a line."""
+        """Show a record: the loss in the bar, an evaluation as a line."""
         if "train/loss" in record.metrics:
             self._loss = f"loss {record.metrics['train/loss']:.4g}"
-        found = {key: value for key, value in record.metrics.items() if not key.startswith("train/")}
-        if not found:
+        metrics = {key: value for key, value in record.metrics.items() if not key.startswith("train/")}
+        if not metrics:
             return
         if "train/loss" in record.metrics:
-            found = {"train/loss": record.metrics["train/loss"], **found}
-        numbers = "  ".join(f"{key} {value:.4g}" for key, value in found.items())
+            metrics = {"train/loss": record.metrics["train/loss"], **metrics}
+        numbers = "  ".join(f"{key} {value:.4g}" for key, value in metrics.items())
         line = f"{position(record.step, self._facts)}  {numbers}"
         self._stream.write(f"{wrapped(line, self._line.columns)}\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """End the thread, and clear the line."""
-        self._over.set()
+        """Stop the thread and clear the line."""
+        self._stopped.set()
         if self._thread is not None:
             self._thread.join(_JOIN_S)
         SAVES.removeHandler(self._saves)
@@ -242,11 +240,12 @@ class ProgressBar:
         return wrapped(self._format_warning(message, category, filename, lineno, line), self._line.columns)
 
     def _run(self) -> None:
-        while not self._over.wait(_DRAW_S):
+        while not self._stopped.wait(_DRAW_S):
             try:
                 self._draw()
             except OSError:
-                return  # The terminal is gone, and the training goes on.
+                # The terminal is gone, and the training continues.
+                return
 
     def _draw(self) -> None:
         assert self._facts.now is not None
@@ -255,7 +254,7 @@ class ProgressBar:
         self._line.draw(self.text(self._facts.now(), time.monotonic(), self._line.columns))
 
     def text(self, now: Now, seconds: float, width: int) -> str:
-        """The bar at a moment, not longer than `width`; what matters least is left out first."""
+        """The bar at a moment, at most `width` columns; the least important parts are left out first."""
         from rich.progress_bar import ProgressBar as Bar
         from rich.table import Table
         from rich.text import Text
@@ -264,11 +263,11 @@ class ProgressBar:
         if self._seen is None or now.step != self._seen[0]:
             self._seen = now.step, seconds
         parts = list(self._parts(now, seconds - self._seen[1], seconds))
-        # Of one width as long as the terminal is, so that it does not jump as numbers grow.
+        # The width depends on the terminal alone, so that the bar does not jump as numbers grow.
         length = max(min(width - 70, _LONGEST_BAR), _SHORTEST_BAR)
-        while len(parts) > 1 and len("  ".join(part for _, part in parts)) + length + 1 > width:
-            parts.remove(max(parts, key=lambda part: part[0]))
-        words = "  ".join(part for _, part in parts)
+        while len(parts) > 1 and len("  ".join(text for _, text in parts)) + length + 1 > width:
+            parts.remove(max(parts, key=lambda ranked: ranked[0]))
+        words = "  ".join(text for _, text in parts)
         total = self._facts.total_steps
         grid = Table.grid(padding=(0, 1, 0, 0))
         if total is None or not self._pace.begun:
@@ -283,7 +282,7 @@ class ProgressBar:
         return self._out.getvalue().rstrip("\n")
 
     def _parts(self, now: Now, idle: float, seconds: float) -> Iterator[tuple[int, str]]:
-        """The parts in order, each with a number that is the larger, the less it matters."""
+        """The parts in order, each with its rank; the highest rank is left out first."""
         facts, pace = self._facts, self._pace
         yield 0, position(now.step, facts)
         doing = now.activity or ("" if pace.begun else "waiting for the first step")
@@ -295,9 +294,9 @@ class ProgressBar:
             yield 2, self._loss
         if pace.shown:
             yield 4, pace.shown
-        left = None if facts.total_steps is None else pace.left_s(now, facts.total_steps, seconds)
-        if left is not None:
-            yield 3, f"ETA {format_clock(left)}"
+        eta_s = None if facts.total_steps is None else pace.eta_s(now, facts.total_steps, seconds)
+        if eta_s is not None:
+            yield 3, f"ETA {format_clock(eta_s)}"
         if self._saves.last:
             yield 5, self._saves.last
         yield 7, f"RAM {format_bytes(_host_bytes())}"
@@ -306,7 +305,7 @@ class ProgressBar:
 
 
 class _Saves(logging.Handler):
-    """Keeps the last message about a save, and marks the record as shown."""
+    """Keeps the last message about a save, and marks its log record as shown."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -325,7 +324,7 @@ def position(step: int, facts: RunFacts) -> str:
 
 
 def _host_bytes() -> int:
-    """Memory of this process in use; without /proc the most so far."""
+    """Resident memory of this process; without /proc its maximum so far."""
     try:
         return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
     except OSError:
@@ -344,7 +343,7 @@ def _gpu_bytes() -> int:
 
 
 def _in_foreground(stream: TextIO) -> bool:
-    """Whether the terminal is this process's at the moment, and not that of the shell that put it aside."""
+    """Whether this process is in the foreground of the terminal, and not suspended by a shell."""
     try:
         return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
     except (OSError, ValueError):
@@ -358,9 +357,9 @@ _RATE_KEY = "train/samples_per_s"
 class ConsoleLogger(Logger):
     """Shows step, metrics, rate and remaining time.
 
-    `style` is auto, rich, plain or off; null takes `logging.console`. `rich` is a bar that a thread of its own draws
-    four times a second; evaluations are lines above it. `plain` is a line a record, with the time in front if the
-    stream is no terminal. If the terminal is gone, the display ends and the training continues.
+    `style` is auto, rich, plain or off; null takes `logging.console`. `rich` is a bar that a thread draws four times a
+    second, with evaluations as lines above it. `plain` is one line per record, with the time in front if the stream is
+    no terminal. If the terminal is gone, the display ends and the training continues.
     """
 
     def __init__(self, style: str | None = None, stream: TextIO | None = None) -> None:
@@ -398,7 +397,7 @@ class ConsoleLogger(Logger):
 
 
 class _Display(Protocol):
-    """A display of records."""
+    """Shows records."""
 
     def show(self, record: Record) -> None: ...
 
@@ -406,7 +405,7 @@ class _Display(Protocol):
 
 
 class _Lines:
-    """A line for each record."""
+    """Writes one line per record."""
 
     def __init__(self, stream: TextIO, facts: RunFacts) -> None:
         self._stream, self._facts = stream, facts
@@ -415,8 +414,8 @@ class _Lines:
 
     def show(self, record: Record) -> None:
         numbers = "  ".join(f"{key} {value:.4g}" for key, value in record.metrics.items() if key != _RATE_KEY)
-        parts = (position(record.step, self._facts), numbers, *self._speed(record))
-        line = "  ".join(part for part in parts if part)
+        texts = (position(record.step, self._facts), numbers, *self._speed(record))
+        line = "  ".join(text for text in texts if text)
         self._stream.write(f"{stamp(self._stream, record.time)}{line}\n")
         self._stream.flush()
 
@@ -424,7 +423,7 @@ class _Lines:
         self._stream.flush()
 
     def _speed(self, record: Record) -> Iterator[str]:
-        """The rate (measured, else since the last minute), and the time left."""
+        """The rate, as logged or measured over the last minute, and the remaining time."""
         now = Now(record.step, record.samples or 0, pauses=self._facts.now().pauses if self._facts.now else ())
         self._pace.read(now, record.time)
         if _RATE_KEY in record.metrics:
@@ -432,6 +431,6 @@ class _Lines:
         elif speed := self._pace.shown:
             yield speed
         total = self._facts.total_steps
-        left = None if total is None else self._pace.left_s(now, total, record.time)
-        if left is not None:
-            yield f"ETA {format_clock(left)}"
+        eta_s = None if total is None else self._pace.eta_s(now, total, record.time)
+        if eta_s is not None:
+            yield f"ETA {format_clock(eta_s)}"

@@ -1,4 +1,4 @@
-"""MLflow: one run there for all attempts of a run here. Needs the extra `mlflow`."""
+"""MLflow: all attempts of a run are one run of the service. Needs the extra `mlflow`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from posixpath import normpath
 from typing import Any
 from zlib import crc32
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts, imported, save_id, saved_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
 
 log = logging.getLogger(__name__)
 
 _ILLEGAL = re.compile(r"[^\w.\- /]")
 _LONGEST_NAME = 250
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
-"""In one request."""
+"""Limits of one request."""
 
 
 class LegalNames:
-    """Names that MLflow takes: letters, digits and `_ - . / ` and spaces, in the form of a relative path."""
+    """Maps names to legal names of MLflow: letters, digits, `_ - . /` and spaces, in the form of a relative path."""
 
     def __init__(self) -> None:
         self._sent_as: dict[str, str] = {}
 
     def __call__(self, name: str) -> str:
-        """A name as it is sent: other characters are replaced by `_`, and one that is then taken gets a digest."""
+        """The name to send: other characters are replaced by `_`, and a name that then collides gets a digest."""
         sent = self._sent_as.get(name)
         if sent is None:
             sent = legal_name(name)
@@ -38,13 +38,13 @@ class LegalNames:
 
 
 def legal_name(name: str) -> str:
-    """The name, or the nearest one that MLflow takes."""
+    """The name itself, or a similar one that MLflow accepts."""
     if len(name) > _LONGEST_NAME:
         name = _with_digest(name, name)
     name = _ILLEGAL.sub("_", name)
-    # What is no plain relative path: `a//b`, `/a`, `a/`, `../a`, `.` and nothing.
-    parts = [part if part.strip(".") else "_" * max(len(part), 1) for part in name.split("/")]
-    return re.sub(r"^\.\.", "__", normpath("/".join(parts)))
+    # MLflow refuses names that are no plain relative path: `a//b`, `/a`, `a/`, `../a`, `.` and an empty one.
+    folders = [folder if folder.strip(".") else "_" * max(len(folder), 1) for folder in name.split("/")]
+    return re.sub(r"^\.\.", "__", normpath("/".join(folders)))
 
 
 def _with_digest(name: str, source: str) -> str:
@@ -55,13 +55,13 @@ class MlflowLogger(Logger):
     """Sends metrics to MLflow, the hyperparameters as its params, and texts, images and tables as artifacts; histograms
     are left out.
 
-    Its run's id is kept in `mlflow.json` of the run directory, so that a resume continues that run. What was sent after
-    the checkpoint that is resumed stays there, beside the same steps again.
+    Its run's id is kept in `mlflow.json` of the run directory, so that a resume continues that run. Records that
+    were sent after the resumed checkpoint stay there, beside the same steps again.
 
     Args:
         tracking_uri: a server, or `sqlite:///FILE`; None: as MLFLOW_TRACKING_URI says.
-        experiment: its name, made where there is none.
-        tags: of the run.
+        experiment: name of the experiment, which is created if it does not exist.
+        tags: tags of the run.
     """
 
     is_remote = True
@@ -76,14 +76,17 @@ class MlflowLogger(Logger):
         self._names = LegalNames()
 
     def start(self, facts: RunFacts) -> None:
-        mlflow, self._entities = imported("mlflow", "mlflow"), imported("mlflow.entities", "mlflow")
+        mlflow, self._entities = import_extra("mlflow", "mlflow"), import_extra("mlflow.entities", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         file = None if facts.run_dir is None else facts.run_dir / "mlflow.json"
-        run_id = saved_id(file)
+        run_id = read_id(file)
         if run_id is None:
-            found = client.get_experiment_by_name(self.experiment)
-            place = client.create_experiment(self.experiment) if found is None else found.experiment_id
-            run_id = client.create_run(place, run_name=facts.name, tags=self.tags).info.run_id
+            experiment = client.get_experiment_by_name(self.experiment)
+            if experiment is None:
+                experiment_id = client.create_experiment(self.experiment)
+            else:
+                experiment_id = experiment.experiment_id
+            run_id = client.create_run(experiment_id, run_name=facts.name, tags=self.tags).info.run_id
             save_id(file, run_id)
             params = [self._entities.Param(self._names(key), str(value)[:500]) for key, value in facts.hparams.items()]
             for start in range(0, len(params), _MOST_PARAMS):
@@ -95,9 +98,11 @@ class MlflowLogger(Logger):
     def log(self, record: Record) -> None:
         if self._client is None:
             return
-        client, run_id, at = self._client, self._run_id, round(record.time * 1000)
-        found = {**record.metrics, "epoch": record.epoch} if record.metrics else {}
-        metrics = [self._entities.Metric(self._names(name), value, at, record.step) for name, value in found.items()]
+        client, run_id, time_ms = self._client, self._run_id, round(record.time * 1000)
+        values = {**record.metrics, "epoch": record.epoch} if record.metrics else {}
+        metrics = [
+            self._entities.Metric(self._names(name), value, time_ms, record.step) for name, value in values.items()
+        ]
         for start in range(0, len(metrics), _MOST_METRICS):
             client.log_batch(run_id, metrics=metrics[start : start + _MOST_METRICS])
         for name, text in record.texts.items():

@@ -1,4 +1,4 @@
-"""Keep the records that a logger cannot write, as on a full disk, and write them once it can."""
+"""Keep the records that a logger cannot write, for example on a full disk, and write them later."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from trainer_cli.loggers.base import Logger, Record, RunFacts
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 64 * 1024 * 1024
-"""Limit for the records kept for one logger, as far as their size is known."""
+"""Limit of the estimated memory of the records kept for one logger."""
 _RETRY_S = 10.0
 _MOST_REFUSALS = 3
-"""After so many refusals by a service a record is dropped, so that one that it never takes keeps no others back."""
+"""Refusals by a service after which a record is dropped, so that it does not block the records after it."""
 
 
 class RecordKeeper:
-    """Passes records to one logger. Failures of a service never end a training; those of a disk if `tolerant`.
+    """Passes records to one logger, in order and each once. All methods but `flush` are called by the main thread.
 
-    Records reach the logger in their order, each once. All methods but `flush` are called by the main thread.
+    Failures of a service never end a training. Those of a disk do unless `tolerant`.
 
     Args:
-        name: the logger's, for messages.
-        clock: seconds.
+        name: name of the logger, for messages.
+        clock: returns seconds.
     """
 
     def __init__(self, name: str, logger: Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,14 +38,13 @@ class RecordKeeper:
         self._retry_at = 0.0
         self._failing = False
         self._unstarted: RunFacts | None = None
-        """Facts of a start that failed and is tried again."""
+        """The facts of a start that failed and is retried."""
 
     def start(self, facts: RunFacts, keep: int | None) -> None:
-        """Rewind the logger to step `keep`, and start it. Records kept since an earlier start are rewound too. None:
-        nothing is rewound.
+        """Start the logger, after a rewind of it and of the kept records to step `keep` (None: no rewind).
 
         Raises:
-            TrainError: a service cannot be reached at the beginning of a run.
+            TrainError: a service cannot be reached at the start of a new run.
         """
         if keep is not None:
             self._kept = deque(record for record in self._kept if record.step <= keep)
@@ -66,7 +65,7 @@ class RecordKeeper:
             self._fail(error)
 
     def log(self, record: Record) -> None:
-        """Write a record, after those that are kept."""
+        """Write a record, after those kept from before."""
         if not self._kept and not self._failing:
             try:
                 self.logger.log(record)
@@ -80,7 +79,8 @@ class RecordKeeper:
             self._write()
 
     def flush(self, *, durable: bool) -> None:
-        """As `Logger.flush`. Another thread may call it with `durable`."""
+        """See `Logger.flush`. Another thread may call it with `durable`."""
+        # Not if durable: the kept records belong to the main thread.
         if not durable and self._kept and self._clock() >= self._retry_at:
             self._write()
         if self._unstarted is not None:
@@ -93,7 +93,7 @@ class RecordKeeper:
             self._warn(error)
 
     def close(self) -> None:
-        """Write what is kept, if that is possible now, and close the logger."""
+        """Try to write the kept records once more, and close the logger."""
         if self._kept:
             self._write()
         if self._kept or self._dropped:
@@ -118,7 +118,7 @@ class RecordKeeper:
         except Exception as error:
             if not self._tolerates(error):
                 raise
-            # OSError says that nothing can be written now; another error may be about this record.
+            # An OSError means that nothing can be written now; another error may be about this record.
             self._refusals += self._unstarted is None and not isinstance(error, OSError)
             if self._refusals >= _MOST_REFUSALS:
                 self._drop_oldest()
@@ -161,7 +161,7 @@ def _line(error: Exception) -> str:
 
 
 def _size_bytes(record: Record) -> int:
-    """About how much memory a record takes."""
+    """Estimated memory of a record."""
     arrays = sum(array.nbytes for media in (record.images, record.histograms) for array in media.values())
     texts = sum(map(len, record.texts.values())) + 100 * sum(len(table.rows) for table in record.tables.values())
     return 500 + 150 * len(record.metrics) + arrays + texts

@@ -34,12 +34,12 @@ class TensorBoardLogger(Logger):
         self._writer: SummaryWriter | None = None
         self._facts = RunFacts()
         self._first_step = self._next_step = 0
-        """From which step on a new writer drops what is in the files, and the step after the last record."""
+        """The step from which a new writer drops events of the files, and the step after the last record."""
         self._is_broken = False
 
     @property
     def writer(self) -> SummaryWriter:
-        """torch's writer of this attempt, for what records have no place for, such as audio; made at its first use.
+        """torch's SummaryWriter of this attempt, created at its first use, for data that a record cannot hold.
 
         A callback reaches it as `trainer.loggers["tensorboard"].writer`, between `start` and `close`. Give each
         `add_…` call the step: TensorBoard drops by it what a resumed run writes again.
@@ -84,7 +84,7 @@ class TensorBoardLogger(Logger):
             with self._writing():
                 writer.flush()
             return
-        # In a thread that saves: it leaves the writer to the thread that logs.
+        # Called by the thread that saves: only the thread that logs may replace the writer.
         try:
             with naming(self._file):
                 writer.flush()
@@ -112,18 +112,18 @@ class TensorBoardLogger(Logger):
         kept = Kept.of(self._first_step, facts.start_step)
         description = described(facts)
         with naming(folder):
-            held: dict[str, bool] = {}
+            is_current: dict[str, bool] = {}
             earlier = event_files(folder)
             for path in earlier:
-                held |= cut_back(path, kept, description)
+                is_current |= cut_back(path, kept, description)
             try:
                 writer = SummaryWriter(str(folder), purge_step=kept.others_before)
                 for tag, summary in description.items():
-                    if not held.get(tag) and writer.file_writer is not None:
+                    if not is_current.get(tag) and writer.file_writer is not None:
                         writer.file_writer.add_summary(summary, facts.start_step)
                 writer.flush()
             except OSError:
-                # On a full disk each trial would leave another file.
+                # On a full disk each retry would leave another file.
                 for path in event_files(folder):
                     if path not in earlier:
                         path.unlink(missing_ok=True)
@@ -134,8 +134,10 @@ class TensorBoardLogger(Logger):
 
     @contextmanager
     def _writing(self, step: int | None = None) -> Iterator[None]:
-        """Put the file's name into an OSError. The writer, which would raise the same error again, is dropped; the next
-        one drops what the files have of `step` and later ones."""
+        """Add the name of the file to an OSError, and drop the writer, which would raise the same error again.
+
+        The next writer drops the events of `step` and later ones from the files.
+        """
         try:
             with naming(self._file):
                 yield
@@ -151,12 +153,12 @@ class TensorBoardLogger(Logger):
 
 def _markdown(table: Table) -> str:
     rows = [table.columns, ["---"] * len(table.columns), *table.rows]
-    return "\n".join(f"| {' | '.join(str(one).replace('|', '&#124;') for one in row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in row)} |" for row in rows)
 
 
 @cache
 def _print_no_traceback() -> None:
-    """Keep the threads of tensorboard from printing an OSError, which the next call of the writer raises."""
+    """Suppress tracebacks of OSErrors in threads of tensorboard: the next call of the writer raises the error."""
     print_traceback = threading.excepthook
 
     def excepthook(args: threading.ExceptHookArgs) -> None:

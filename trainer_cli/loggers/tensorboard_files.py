@@ -1,4 +1,4 @@
-"""The event files of earlier attempts: what a resume drops from them, and what describes the run in them."""
+"""Edit the event files of earlier attempts on a resume: drop later events, and describe the run."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ class Kept(NamedTuple):
 
 
 def event_files(folder: Path) -> list[Path]:
-    """In TensorBoard's reading order."""
+    """The event files of a folder, in the order in which TensorBoard reads them."""
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def move_back(folder: Path, now: int) -> None:
-    """Rename files so that one made `now` (unix seconds) sorts last: the clock may have been set back, or the last
-    attempt have begun in this second. The order of the files stays, also after a crash. A TensorBoard that runs
-    meanwhile must then be restarted, because it reads no file that sorts before the one it has read."""
+    """Rename files so that one created `now` (unix seconds) sorts last, although the clock may have been set back.
+
+    The files keep their order, even after a crash. A running TensorBoard must then be restarted, because it reads no
+    file that sorts before one that it has read.
+    """
     files = event_files(folder)
     for number, path in enumerate(files, now - len(files)):
         if (parts := _NAME.fullmatch(path.name)) and int(parts[2]) > number:
@@ -57,28 +59,29 @@ def move_back(folder: Path, now: int) -> None:
 
 
 def described(facts: RunFacts) -> dict[str, Summary]:
-    """What describes the run: tag -> the event's content. The config as text, and the hyperparameters."""
-    found: dict[str, Summary] = {}
+    """Events that describe the run: tag -> content. These are the config as text, and the hyperparameters."""
+    events: dict[str, Summary] = {}
     if facts.config:
         # Markdown shows an indented block as it is.
-        found[CONFIG_TAG] = text_pb(CONFIG_TAG, "".join(f"    {line}\n" for line in facts.config.splitlines()))
+        events[CONFIG_TAG] = text_pb(CONFIG_TAG, "".join(f"    {line}\n" for line in facts.config.splitlines()))
     if facts.hparams:
-        # TensorBoard merges what has the same id; the runs of a sweep have the same name.
+        # TensorBoard merges trials of one id, and the runs of a sweep share their name.
         trial = facts.name if facts.run_dir is None else f"{facts.run_dir.name} ({facts.run_dir.parent})"
-        found[SESSION_START_INFO_TAG] = hparams_pb(dict(facts.hparams), trial, facts.start_time)
-    return found
+        events[SESSION_START_INFO_TAG] = hparams_pb(dict(facts.hparams), trial, facts.start_time)
+    return events
 
 
 def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary]) -> dict[str, bool]:
-    """Drop from a file what is not kept, and a torn last event. Returns for each tag of the description that is kept
-    whether its last content is as described.
+    """Drop later events and a truncated last one from a file. Hyperparameters that differ are dropped too.
 
-    Hyperparameters that differ are dropped, because TensorBoard shows the first ones that it reads; a config that
-    differs stays, since a text is shown for each step.
+    TensorBoard shows the first hyperparameters that it reads, but a text for each step, so a config stays.
+
+    Returns:
+        Tags of the description that stay -> whether their last content is the one described.
     """
-    held: dict[str, bool] = {}
+    is_current: dict[str, bool] = {}
 
-    def wanted(event: Event) -> bool:
+    def is_kept(event: Event) -> bool:
         if event.HasField("file_version"):
             return True
         value = event.summary.value[0] if event.summary.value else None
@@ -90,22 +93,22 @@ def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary]) -> dict
             is_same = _content(value) == _content(new.value[0])
             if value.tag == SESSION_START_INFO_TAG and not is_same:
                 return False
-            held[value.tag] = is_same
+            is_current[value.tag] = is_same
         return True
 
     def records() -> Iterator[bytes]:
         for record in RawEventFileLoader(str(path)).Load():
-            if wanted(Event.FromString(record)):
+            if is_kept(Event.FromString(record)):
                 yield record
 
-    # The checksums of a frame are slow to compute; most files hold no later step.
+    # Rewritten only if an event is dropped: the checksums of a frame are slow to compute.
     if sum(len(record) + _FRAME_BYTES for record in records()) < path.stat().st_size:
         replace(path, map(_framed, records()))
-    return held
+    return is_current
 
 
 def _content(value: Summary.Value) -> object:
-    """A text, or hyperparameters without the time at which the attempt began."""
+    """The content to compare: a text, or hyperparameters without the start time of the attempt."""
     if value.tag != SESSION_START_INFO_TAG:
         return value.tensor
     return dict(HParamsPluginData.FromString(value.metadata.plugin_data.content).session_start_info.hparams)

@@ -1,8 +1,7 @@
-"""`metrics.jsonl`: one line of JSON per record.
+"""Loggers that append lines to one file, and drop the lines of later steps on a resume.
 
-What loggers of one file of lines have in common: they append, and drop the lines of later steps on a resume.
-
-`metrics.csv`: one row per metric and step, so that a new metric needs no new column.
+`metrics.jsonl` has one line of JSON per record, `metrics.csv` one row per metric and step, so that a new metric needs
+no new column.
 """
 
 from __future__ import annotations
@@ -22,25 +21,36 @@ from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
 
 
 class FileLogger(Logger):
-    """Appends to the file at `path`, which is relative to the run directory; `log` is the subclass's."""
+    """Appends lines to the file at `path`, which is relative to the run directory."""
 
     def __init__(self, path: str) -> None:
         self.path = str(local_path(path, f"{type(self).__name__}.path"))
         self._file: AppendedFile | None = None
 
     @abstractmethod
-    def spans_up_to(self, path: Path, step: int) -> Iterator[tuple[int, int]]:
-        """The parts (first byte, end) of the file that belong to this step or earlier ones."""
+    def is_kept(self, line: bytes, start: int, step: int) -> bool:
+        """Whether a complete line that begins at byte `start` stays after a rewind to `step`."""
 
     def rewind(self, run_dir: Path, step: int) -> None:
         path = in_run_dir(self.path, run_dir)
         if path.exists():
-            keep_spans(path, self.spans_up_to(path, step))
+            keep_spans(path, self._spans_up_to(path, step))
+
+    def _spans_up_to(self, path: Path, step: int) -> Iterator[tuple[int, int]]:
+        """The (first byte, end) of each line to keep. A line without its newline was truncated by a crash."""
+        start = 0
+        with open(path, "rb") as file:
+            for line in file:
+                end = start + len(line)
+                if line.endswith(b"\n") and self.is_kept(line, start, step):
+                    yield start, end
+                start = end
 
     def start(self, facts: RunFacts) -> None:
         path = in_run_dir(self.path, facts.run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = AppendedFile(path)
+        # Without it a power failure may lose the new file itself, though its content is synced.
         sync_folder(path.parent)
 
     def flush(self, durable: bool = False) -> None:
@@ -66,8 +76,10 @@ class CsvLogger(FileLogger):
         super().__init__(path)
         self._is_empty = True
 
-    def spans_up_to(self, path: Path, step: int) -> Iterator[tuple[int, int]]:
-        return _rows_up_to(path, step)
+    def is_kept(self, line: bytes, start: int, step: int) -> bool:
+        first_cell = line.split(b",", 1)[0]
+        is_header = start == 0
+        return is_header or (first_cell.isdigit() and int(first_cell) <= step)
 
     def start(self, facts: RunFacts) -> None:
         super().start(facts)
@@ -76,24 +88,15 @@ class CsvLogger(FileLogger):
     def log(self, record: Record) -> None:
         if self._file is None or not record.metrics:
             return
+        # One write for the record: a crash then leaves all its rows or a truncated last one.
         text = io.StringIO(HEADER if self._is_empty else "")
         text.seek(0, io.SEEK_END)
         rows = csv.writer(text, lineterminator="\n")
         for name, value in record.metrics.items():
             rows.writerow([record.step, record.epoch, f"{record.time:.3f}", name, repr(float(value))])
         self._file.append(text.getvalue().encode())
+        # Only after the write: a record that failed is given again, and still needs the header.
         self._is_empty = False
-
-
-def _rows_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:
-    start = 0
-    with open(path, "rb") as file:
-        for line in file:
-            stop = start + len(line)
-            first = line.split(b",", 1)[0]
-            if line.endswith(b"\n") and (start == 0 or (first.isdigit() and int(first) <= step)):
-                yield start, stop
-            start = stop
 
 
 class JsonlLogger(FileLogger):
@@ -106,8 +109,9 @@ class JsonlLogger(FileLogger):
     def __init__(self, path: str = "metrics.jsonl") -> None:
         super().__init__(path)
 
-    def spans_up_to(self, path: Path, step: int) -> Iterator[tuple[int, int]]:
-        return _lines_up_to(path, step)
+    def is_kept(self, line: bytes, start: int, step: int) -> bool:
+        line_step = _step_of(line)
+        return line_step is not None and line_step <= step
 
     def log(self, record: Record) -> None:
         if self._file is not None and (record.metrics or not record.has_media):
@@ -115,7 +119,7 @@ class JsonlLogger(FileLogger):
 
 
 def encode(record: Record) -> bytes:
-    """The line of a record, with its end."""
+    """The line of a record, with its newline."""
     line = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3), **record.metrics}
     return strict_json(line).encode() + b"\n"
 
@@ -133,18 +137,8 @@ def _finite(value: Any) -> Any:
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _lines_up_to(path: Path, step: int) -> Iterator[tuple[int, int]]:
-    start = 0
-    with open(path, "rb") as file:
-        for line in file:
-            stop = start + len(line)
-            if line.endswith(b"\n") and (found := _step_of(line)) is not None and found <= step:
-                yield start, stop
-            start = stop
-
-
 def _step_of(line: bytes) -> int | None:
-    """The step of a complete line, or None for what a power failure left: half a line, zeros."""
+    """The step of a complete line; None for garbage that a power failure left."""
     try:
         value = json.loads(line)
     except ValueError:

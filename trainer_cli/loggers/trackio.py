@@ -1,4 +1,4 @@
-"""Trackio: one run there for all attempts of a run here. Needs the extra `trackio`."""
+"""Trackio: all attempts of a run are one run of the service. Needs the extra `trackio`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from contextlib import redirect_stdout
 from typing import Any
 from uuid import uuid4
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts, imported, save_id, saved_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
 
 
 class TrackioLogger(Logger):
     """Sends metrics, texts, images, histograms and tables to Trackio.
 
     Trackio finds a run by its name: that of the run here and six random digits. It is kept in `trackio.json` of the run
-    directory, so that a resume continues that run. What was sent after the checkpoint that is resumed stays there,
-    beside the same steps again.
+    directory, so that a resume continues that run. Records that were sent after the resumed checkpoint stay
+    there, beside the same steps again.
 
     Args:
-        project, group, space_id: as of `trackio.init`. Without a space, everything is in the folder TRACKIO_DIR.
+        project, group, space_id: see `trackio.init`. Without a space, everything is in the folder TRACKIO_DIR.
     """
 
     is_remote = True
@@ -29,9 +29,9 @@ class TrackioLogger(Logger):
         self._trackio: Any = None
 
     def start(self, facts: RunFacts) -> None:
-        self._trackio = trackio = imported("trackio", "trackio")
+        self._trackio = trackio = import_extra("trackio", "trackio")
         file = None if facts.run_dir is None else facts.run_dir / "trackio.json"
-        name = saved_id(file) or f"{facts.name}-{uuid4().hex[:6]}"
+        name = read_id(file) or f"{facts.name}-{uuid4().hex[:6]}"
         with redirect_stdout(sys.stderr):
             self._run = trackio.init(
                 project=self.project,
@@ -43,6 +43,7 @@ class TrackioLogger(Logger):
                 auto_log_cpu=False,
                 auto_log_gpu=False,
             )
+        # After the start, so that no id of a run that was never created is saved.
         save_id(file, name)
 
     def log(self, record: Record) -> None:

@@ -1,11 +1,11 @@
-"""Weights & Biases: one run there for all attempts of a run here. Needs the extra `wandb`."""
+"""Weights & Biases: all attempts of a run are one run of the service. Needs the extra `wandb`."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from trainer_cli.loggers.base import Logger, Record, RunFacts, imported, save_id, saved_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
 
 log = logging.getLogger(__name__)
 
@@ -16,11 +16,11 @@ STEP = "step"
 class WandbLogger(Logger):
     """Sends metrics, texts, images, histograms and tables to W&B.
 
-    Its run's id is kept in `wandb.json` of the run directory, so that a resume continues that run. What was sent after
-    the checkpoint that is resumed stays there, beside the same steps again.
+    Its run's id is kept in `wandb.json` of the run directory, so that a resume continues that run. Records that
+    were sent after the resumed checkpoint stay there, beside the same steps again.
 
     Args:
-        project, entity, group, tags: as of `wandb.init`.
+        project, entity, group, tags: see `wandb.init`.
         mode: `online`, `offline` (files in the run directory, for `wandb sync`) or `disabled`; None: as WANDB_MODE
             says.
     """
@@ -40,7 +40,7 @@ class WandbLogger(Logger):
         self._wandb: Any = None
 
     def start(self, facts: RunFacts) -> None:
-        self._wandb = wandb = imported("wandb", "wandb")
+        self._wandb = wandb = import_extra("wandb", "wandb")
         file = None if facts.run_dir is None else facts.run_dir / "wandb.json"
         self._run = wandb.init(
             project=self.project,
@@ -49,11 +49,12 @@ class WandbLogger(Logger):
             tags=self.tags,
             mode=self.mode,
             name=facts.name,
-            id=saved_id(file),
+            id=read_id(file),
             resume="allow",
             dir=None if facts.run_dir is None else str(facts.run_dir),
             config=dict(facts.hparams),
         )
+        # After the start, so that no id of a run that was never created is saved.
         save_id(file, self._run.id)
         self._run.define_metric("*", step_metric=STEP)
 
