@@ -1,7 +1,4 @@
-"""Evaluate the model on loaders: in the middle of a training, at its end, and of checkpoints.
-
-One batch of each validation loader before the first step: is every metric reported that a callback needs?
-"""
+"""Evaluate the model on loaders: during a training, of checkpoints, and as a check before the first step."""
 
 from __future__ import annotations
 
@@ -35,6 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SAVER = "checkpoint"
+_NO_DATA = "There is no validation data: give some, or name a metric of the training, such as train/loss."
+_EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -49,21 +50,23 @@ class Evaluation:
 def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
     """Evaluate on the loaders that are due and log `LOADER/K`. False if a stop was requested meanwhile."""
     record = trainer.metric_logger.record
-    before, of_model, of_step = dict(record), ForwardState(trainer.model), copy.deepcopy(trainer.step.state_dict())
+    before, step_state = dict(record), copy.deepcopy(trainer.step.state_dict())
+    # Buffers: an interrupted evaluation may have changed some, and its resume would change them twice.
+    forward_state = ForwardState(trainer.model)
     try:
         with trainer.metric_logger.pause(EVALUATING, trainer.progress):
             _run(trainer, due, is_last=is_last)
             if trainer.hooks["on_after_evaluation"] or trainer.schedulers.has(SchedulerInterval.evaluation):
-                own = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
-                # An evaluation of a callback's own may differ between ranks, and no decision may.
-                metrics = trainer.strategy.group.broadcast(own)
+                rank_metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
+                # What a callback evaluates may differ between ranks, and no decision may.
+                metrics = trainer.strategy.group.broadcast(rank_metrics)
                 trainer.hooks.call("on_after_evaluation", trainer, metrics)
                 trainer.schedulers.step(trainer, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
     except EvaluationInterruptedError:
         # The next attempt makes the whole evaluation with the model as it is now.
-        of_model.restore()
-        if of_step:
-            trainer.step.load_state_dict(of_step)
+        forward_state.restore()
+        if step_state:
+            trainer.step.load_state_dict(step_state)
         record.clear()
         record.update(before)
         return False
@@ -72,8 +75,7 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
 
 
 def evaluate_remaining(trainer: Trainer, due: Due) -> None:
-    """At an end that the last evaluation caused: evaluate on the loaders that were not due, and let callbacks make
-    their last evaluations."""
+    """Evaluate on the loaders that were not due, and let callbacks evaluate, after an evaluation that ended the run."""
     try:
         with trainer.metric_logger.pause(EVALUATING, trainer.progress):
             _run(trainer, due, is_last=True)
@@ -144,25 +146,26 @@ def evaluate_checkpoint(
     Args:
         loop: evaluates each loader; None: those of the training loop.
     """
-    at, epoch = trainer.progress, trainer.loop.epochs_at(trainer.progress)
+    progress, epoch = trainer.progress, trainer.loop.epochs_at(trainer.progress)
     if path is not None:
+        # Averages of weights, for example, are in the states of callbacks.
         evaluating = any(callback.evaluates for callback in trainer.callbacks.values())
         state = trainer.loading.read(path, load, *(["callbacks"] if evaluating else []))
         load_for_evaluation(trainer, state, load, path)
-        at = Progress(trainer.loaded_step, int(state.get("progress", {}).get("epoch", 0)))
-        epoch = float(at.epoch)
+        progress = Progress(trainer.loaded_step, int(state.get("progress", {}).get("epoch", 0)))
+        epoch = float(progress.epoch)
     record = trainer.metric_logger.record
     before = dict(record)
     record.clear()
     _run(trainer, Due(loaders), is_last=True, loop=loop)
     rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
     for key, value in metrics_in(record).items():
-        # The longest: one loader may be called `easy`, and another `easy/long`.
-        fitting = [name for name in loaders if key.startswith(f"{name}/")]
-        name = max(fitting, key=len, default=key.partition("/")[0])
+        # The longest name: one loader may be called `easy`, and another `easy/long`.
+        prefixes = [name for name in loaders if key.startswith(f"{name}/")]
+        name = max(prefixes, key=len, default=key.partition("/")[0])
         rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
     if not trainer.fitting:
-        trainer.metric_logger.flush_evaluation(at, epoch)
+        trainer.metric_logger.flush_evaluation(progress, epoch)
     record.clear()
     record.update(before)
     return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]
@@ -189,11 +192,6 @@ def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | No
         model_state.restore_rng(rng)
 
 
-_SAVER = "checkpoint"
-_NO_DATA = "There is no validation data: give some, or name a metric of the training, such as train/loss."
-_EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
-
-
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
     """Refuse an empty validation loader, and a metric that a callback or scheduler needs and nothing reports.
 
@@ -212,63 +210,69 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
         # Otherwise it is found at the first evaluation, which may be at the end of the training.
         if length_of(loader) == 0:
             raise UserError(f"the validation loader '{name}' has no batches", cure="Check data and data.batch_size.")
-    wanted = _wanted(trainer)
-    of_training = {setting: metric for setting, metric in wanted.items() if metric.startswith(TRAIN_PREFIX)}
+    needed = _needed_metrics(trainer)
+    of_training = {setting: metric for setting, metric in needed.items() if metric.startswith(TRAIN_PREFIX)}
     trainer.loop.training_log.expect_metrics(of_training, trainer.loop.log_interval)
-    wanted = {setting: metric for setting, metric in wanted.items() if setting not in of_training}
-    if not wanted and trainer.loop.settings.eval_sanity_steps is None:
+    needed = {setting: metric for setting, metric in needed.items() if setting not in of_training}
+    if not needed and trainer.loop.settings.eval_sanity_steps is None:
         return
     try:
-        with _without_a_trace(trainer):
-            reported = _reported(trainer, val_loaders, set(wanted.values()))
+        with _undone(trainer):
+            reported = _find_reported_metrics(trainer, val_loaders, set(needed.values()))
     except EvaluationInterruptedError:
+        # The run stops before its first step; the next attempt checks again.
         return
-    for setting, metric in wanted.items():
+    for setting, metric in needed.items():
         if metric not in reported:
-            known = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else _NO_DATA
+            listing = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else _NO_DATA
             raise UserError(
                 f"{setting} is '{metric}', which no validation loader or callback reports",
-                cure=did_you_mean(metric, reported).strip() or known,
+                cure=did_you_mean(metric, reported).strip() or listing,
             )
 
 
-def _wanted(trainer: Trainer) -> dict[str, str]:
-    """Setting -> metric."""
-    wanted = trainer.schedulers.wanted_metrics()
+def _needed_metrics(trainer: Trainer) -> dict[str, str]:
+    """Setting -> the metric that it needs."""
+    needed = trainer.schedulers.wanted_metrics()
     for name, callback in trainer.callbacks.items():
-        place = name if name == _SAVER else f"callbacks.{name}"
-        wanted.update({f"{place}.{key}": metric for key, metric in callback.wanted_metrics().items()})
-    return wanted
+        section = name if name == _SAVER else f"callbacks.{name}"
+        needed.update({f"{section}.{key}": metric for key, metric in callback.wanted_metrics().items()})
+    return needed
 
 
-def _reported(trainer: Trainer, val_loaders: Mapping[str, Any], wanted: set[str]) -> set[str]:
+def _find_reported_metrics(trainer: Trainer, val_loaders: Mapping[str, Any], needed: set[str]) -> set[str]:
+    """Evaluate on the first batches, and return the names of all metrics.
+
+    Callbacks evaluate only if `eval_sanity_steps` is set, or the loaders do not report all that is needed.
+    """
     hooks, steps = trainer.hooks, trainer.loop.settings.eval_sanity_steps
     reported = set()
     with exceptions_reported(trainer), ExitStack() as stack:
         hooks.call("on_enter_validate_all", trainer, stack, val_loaders)
         for name, loader in val_loaders.items():
-            own = trainer.loop.validation_of(name)
-            # No more than an evaluation has: the check is the shorter one.
-            loop = ValidationLoop(min(steps or 1, own.eval_steps or steps or 1), hook=own.hook)
+            configured = trainer.loop.validation_of(name)
+            # Never more batches than an evaluation has: the check must be the shorter of the two.
+            loop = ValidationLoop(min(steps or 1, configured.eval_steps or steps or 1), hook=configured.hook)
             with trainer.name_scope(name):
                 reported |= {f"{name}/{key}" for key in loop.run(trainer, loader, name)}
-        if steps is not None or not wanted <= reported | set(trainer.metric_logger.record):
+        if steps is not None or not needed <= reported | set(trainer.metric_logger.record):
             hooks.call("run_validation", trainer, False)
         reported |= set(trainer.metric_logger.record)
     return reported
 
 
 @contextmanager
-def _without_a_trace(trainer: Trainer) -> Iterator[None]:
+def _undone(trainer: Trainer) -> Iterator[None]:
+    """Undo what the block changes of the trainer."""
     generators, record = model_state.capture_rng(), dict(trainer.metric_logger.record)
     trainer.metric_logger.record.clear()
     states = {
         name: copy.deepcopy(callback.state_dict())
         for name, callback in trainer.callbacks.items()
-        if _hears_of_it(trainer, callback)
+        if _is_called_by_evaluations(trainer, callback)
     }
-    of_step = copy.deepcopy(trainer.step.state_dict())
-    of_model = ForwardState(trainer.model, parameters=True)
+    step_state = copy.deepcopy(trainer.step.state_dict())
+    forward_state = ForwardState(trainer.model, parameters=True)
     began = time.monotonic()
     trainer.set_sanity_checking(True)
     try:
@@ -278,18 +282,19 @@ def _without_a_trace(trainer: Trainer) -> Iterator[None]:
         for name, state in states.items():
             if state:
                 trainer.callbacks[name].load_state_dict(state)
-        of_model.restore()
-        if of_step:
-            trainer.step.load_state_dict(of_step)
+        forward_state.restore()
+        if step_state:
+            trainer.step.load_state_dict(step_state)
         trainer.metric_logger.record.clear()
         trainer.metric_logger.record.update(record)
         trainer.metric_logger.exclude_time(time.monotonic() - began)
+        # Last: restoring the states may draw numbers.
         model_state.restore_rng(generators)
 
 
-def _hears_of_it(trainer: Trainer, callback: Callback) -> bool:
-    """Whether an evaluation calls a callback, so that its state may change; not one whose state is evaluated itself."""
-    own, families = type(callback), tuple(f"on_{hook}_" for hook in trainer.hooks.families)
-    hooks = (*_EVALUATION, *(name for name in dir(own) if name.startswith(families)))
-    overridden = (getattr(own, hook, None) is not getattr(Callback, hook, None) for hook in hooks)
+def _is_called_by_evaluations(trainer: Trainer, callback: Callback) -> bool:
+    """Whether an evaluation may change the state of a callback; False for states that are evaluated themselves."""
+    kind, families = type(callback), tuple(f"on_{hook}_" for hook in trainer.hooks.families)
+    hooks = (*_EVALUATION, *(name for name in dir(kind) if name.startswith(families)))
+    overridden = (getattr(kind, hook, None) is not getattr(Callback, hook, None) for hook in hooks)
     return not callback.evaluates and any(overridden)

@@ -37,13 +37,27 @@ The loop in pseudo-code, each hook at its place:
     finalize                                         after `validate` and `validate_all`, too
 
 The hooks from on_before_forward to on_after_scheduler_step are called by the methods of `TrainStep`; a subclass may
-call these in another order, and for each of several optimizers.
+call these in another order, and for each optimizer on its own.
 
 A save inside `on_save_opportunity` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
 on_after_save_checkpoint(path). The first two also run once after on_fit_start, to try whether the state can be saved
 at all. Where a callback names metrics in `wanted_metrics`, one batch of each loader is evaluated before all else, to
 see whether they are reported; `trainer.sanity_checking` is then True. A hook that no callback overrides costs
 nothing: the loop holds an empty tuple.
+
+What a callback may read of the trainer, besides its public methods. It changes none of these but by a method:
+
+    model  optimizers  schedulers  scaler            what is trained; scaler is None without loss scaling
+    loop  step  precision  strategy                  how; `strategy.group` is the ranks, `agreement` their sums
+    progress                                         counts: step, epoch, batch, samples, tokens, seconds
+    device  seed  name  run_dir  config  hparams     as given to the trainer; `logging` too
+    callbacks  checkpoint  loggers                   by name; the callback that saves; by name
+    metric_logger                                    `last`: the last record; `rate_seconds`; `activity`
+    fitting  evaluating  sanity_checking             whether a fit runs; the loop that evaluates; the check at the start
+    resumed  loaded_from  loaded_step                whether the run continues; which checkpoint was loaded; its step
+    stop_request  stop_reason                        the stop requested for this step; the reason, at a save and after
+    is_log_step  is_step_complete                    of the present step
+    is_first_iteration  is_final_iteration
 """
 
 from __future__ import annotations
@@ -111,7 +125,7 @@ class Callback(CheckedArguments):
 
     def end_rule(self) -> Sequence[str | float]:
         """The settings by which it ends a run with `trainer.stop(reason, by=self)`. If they have changed, a run that it
-        finished goes on when started again."""
+        finished continues when started again."""
         return ()
 
     def pre_setup(self, trainer: Trainer) -> None:
@@ -337,7 +351,7 @@ def add_global_callback(callback: Callback) -> GlobalHandle:
 
 
 def global_callbacks() -> list[Callback]:
-    """Those that are added now, each once."""
+    """The callbacks that are added now, each once."""
     return list(dict.fromkeys(_global))
 
 
@@ -346,7 +360,8 @@ class Hooks:
 
     def __init__(self, callbacks: Mapping[str, Callback], families: Iterable[str] = ()) -> None:
         self._callbacks = dict(callbacks)
-        self.families = {*families, *(base for one in callbacks.values() for base in one.validation_hooks)}
+        own_families = (base for callback in callbacks.values() for base in callback.validation_hooks)
+        self.families = {*families, *own_families}
         self._family_names = {pattern.format(base) for base in self.families for pattern in _FAMILY}
         for name, callback in self._callbacks.items():
             self._refuse_misspelt(name, callback)
@@ -372,6 +387,7 @@ class Hooks:
     def call_all(self, hook: str, *args: Any) -> None:
         """Call every method of a hook; then raise the first exception, with notes of the others."""
         first: BaseException | None = None
+        # A teardown of one callback must not depend on another's.
         for call in self._hooks[hook]:
             try:
                 call(*args)
@@ -385,22 +401,24 @@ class Hooks:
 
     def _bind(self, hook: str) -> Hook:
         bound = [
-            _noting(getattr(callback, hook), f"in {hook} of callback '{name}' ({type(callback).__name__})")
+            _add_note(getattr(callback, hook), f"in {hook} of callback '{name}' ({type(callback).__name__})")
             for name, callback in self._callbacks.items()
+            # A hook that is not overridden is not called at all, so that it costs nothing per step.
             if getattr(type(callback), hook, None) is not getattr(Callback, hook, None)
         ]
+        # Reversed, like nested contexts; the end of a batch or step is no teardown.
         if _TEARDOWN.fullmatch(hook) and not _INNER.fullmatch(hook):
             bound.reverse()
         return tuple(bound)
 
     def _refuse_misspelt(self, name: str, callback: Callback) -> None:
-        known = [*VOCABULARY, *sorted(self._family_names)]
+        hooks = [*VOCABULARY, *sorted(self._family_names)]
         for attribute in dir(type(callback)):
-            if attribute in known or attribute.startswith("_") or attribute in _NO_HOOKS:
+            if attribute in hooks or attribute.startswith("_") or attribute in _NO_HOOKS:
                 continue
-            close = get_close_matches(attribute, known, n=1, cutoff=0.85)
+            close = get_close_matches(attribute, hooks, n=1, cutoff=0.85)
             if callable(getattr(type(callback), attribute)) and (attribute.startswith("on_") or close):
-                near = close or get_close_matches(attribute, known, n=1)
+                near = close or get_close_matches(attribute, hooks, n=1)
                 raise UserError(
                     f"{type(callback).__name__}.{attribute} is no hook, so it would never be called",
                     where=f"callback '{name}'",
@@ -410,14 +428,16 @@ class Hooks:
 
 @contextmanager
 def second_to(first: BaseException) -> Iterator[None]:
-    """Add an exception inside the block as a note to `error`."""
+    """Add an exception inside the block as a note to `first`, instead of raising it."""
     try:
         yield
     except Exception as error:
         first.add_note(f"and then {type(error).__name__}: {error}")
 
 
-def _noting(function: Callable[..., Any], note: str) -> Callable[..., Any]:
+def _add_note(function: Callable[..., Any], note: str) -> Callable[..., Any]:
+    """The function, with a note added to its exceptions, whose type stays."""
+
     def call(*args: Any) -> Any:
         try:
             return function(*args)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Lengths:
-    """The lengths and intervals of `settings`, once `learn_lengths` knows the train loader."""
+    """The lengths and intervals of a training's settings, after `learn_lengths` has read the train loader."""
 
     limits: Limits
 
@@ -31,7 +31,7 @@ class Lengths:
         """Optimizer steps in `max_duration`, if known."""
         self.epoch_batches: int | None = None
         self.epoch_offset = 0
-        """How many steps further the run would be if all epochs had had the present length."""
+        """Steps that the run would be further on if all epochs had had the present length."""
         self.most_batches: int | None = None
         """Batches of the shortest of the ranks' loaders, if these have lengths."""
         self.counts_tokens = False
@@ -39,6 +39,7 @@ class Lengths:
 
     def agree_on_length(self, train_loader: Any, group: ProcessGroup) -> None:
         """Let epochs of all ranks have the batches of the shortest loader. Collective."""
+        # With unequal lengths a rank would wait for gradients of one that has no batch left.
         lengths = [length for length in group.gather(length_of(train_loader)) if length is not None]
         self.most_batches = min(lengths, default=None) if group.world_size > 1 else None
 
@@ -114,7 +115,7 @@ class Lengths:
         return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
 
     def _offset(self, train_loader: Any, at: Progress) -> int:
-        """How many steps further than `at` the run would be if all epochs had had the present length."""
+        """Steps that the run would be further on than `at` if all epochs had had the present length."""
         if self.epoch_batches is None or self.steps_per_epoch is None or at.samples == 0:
             # At step 0, or from an old checkpoint without the position in its epoch.
             return 0
@@ -125,8 +126,9 @@ class Lengths:
         assert self.epoch_batches is not None
         assert self.steps_per_epoch is not None
         epoch, batch = self._position(train_loader, at)
-        left = -(-(self.epoch_batches - batch) // self.settings.grad_accum_steps)
-        return (epoch + 1) * self.steps_per_epoch - left
+        # Rounded up: the last step of an epoch may have fewer batches.
+        remaining_steps = -(-(self.epoch_batches - batch) // self.settings.grad_accum_steps)
+        return (epoch + 1) * self.steps_per_epoch - remaining_steps
 
     def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
         """Epoch and batch of a position, in batches of the present size if the loader counts samples."""
@@ -142,7 +144,7 @@ class Lengths:
         return float(round((progress.step + self.epoch_offset) / self.steps_per_epoch, 4))
 
     def start_at(self, train_loader: Any, progress: Progress) -> None:
-        """Convert the batches of a loaded position to the present size. An epoch without a rest is over."""
+        """Convert a loaded position to the present batch size; at the end of an epoch, begin the next one."""
         epoch, progress.batch = self._position(train_loader, progress)
         if epoch != progress.epoch:
             progress.epoch, progress.epoch_samples = epoch, 0
@@ -151,7 +153,7 @@ class Lengths:
         """Batches of an epoch of this training; None if unknown.
 
         Raises:
-            UserError: there are none, or `limit_train_batches` is a part of what has no length.
+            UserError: the loader is empty, or `limit_train_batches` is a fraction and the loader has no length.
         """
         batches = length_of(train_loader)
         if batches is not None and self.most_batches is not None:

@@ -1,4 +1,4 @@
-"""Messages of this package: on stderr, in a file, and what a trainer in Python shows of them."""
+"""Handle this package's log messages: print them to stderr, and write them to a file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _COLOURS = {"warning": "yellow", "error": "red"}
 
 
 class _StderrHandler(logging.Handler):
-    """Write messages to the present sys.stderr: wrapped on a terminal, with the time in front elsewhere.
+    """Write messages to sys.stderr: wrapped on a terminal, with the time in front elsewhere.
 
-    What a progress bar shows is left out, unless the level is debug.
+    Messages about what a progress bar shows are left out, unless the level is debug.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "in_bar", False) and self.level > logging.DEBUG:
             return
+        # Looked up at each message: tests and notebooks replace sys.stderr.
         stream, level = sys.stderr, record.levelname.lower()
         prefix = "" if record.levelno == logging.INFO else f"{level}: "
         try:
@@ -63,6 +64,7 @@ class _FileHandler(logging.Handler):
         try:
             self._kept.append(f"{self.format(record)}\n".encode(errors="backslashreplace"))
             self._file = self._file or AppendedFile(self._path)
+            # A message is removed only after it is written, so that a failed write keeps it.
             while self._kept:
                 self._file.append(self._kept[0])
                 self._kept.popleft()
@@ -95,6 +97,7 @@ def to_console(level: str) -> None:
     handler = _StderrHandler()
     handler.setLevel(level.upper())
     logger.addHandler(handler)
+    # The handlers filter: the file gets all messages.
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
 
@@ -145,7 +148,7 @@ class Logging:
 
 
 def _restore(logger: logging.Logger) -> None:
-    for handler in [one for one in logger.handlers if isinstance(one, _StderrHandler)]:
+    for handler in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
         logger.removeHandler(handler)
     logger.setLevel(logging.NOTSET)
     logger.propagate = True

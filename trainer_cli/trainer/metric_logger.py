@@ -1,9 +1,4 @@
-"""Collect the metrics of each step into one record for the loggers; measure training time and samples per second.
-
-Texts, images, histograms and tables of a step, as arrays on the host that every logger takes.
-
-What anything that has the trainer may log for the current step: metrics, texts, images, histograms, tables.
-"""
+"""Collect what is logged at a step into one record for all loggers, and measure the training's time and rate."""
 
 from __future__ import annotations
 
@@ -26,9 +21,18 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
 from trainer_cli.loggers.record_keeper import RecordKeeper
 
+log = logging.getLogger(__name__)
+
+_MOST_WAITING = 1000
+"""Records that are kept at most, so that their memory is bounded."""
+EVALUATING, SAVING = "evaluating", "saving"
+_SHORTEST_PAUSE_S = 0.01
+"""Shorter pauses are not counted: most steps that offer a save make none."""
+_RECORD_FIELDS = frozenset({"step", "epoch", "time"})
+
 
 class Kind(StrEnum):
-    """What is shown; the name is that of the field of a `Record`."""
+    """Kinds of media, with the names of the fields of a `Record`."""
 
     texts = "texts"
     images = "images"
@@ -38,7 +42,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Medium:
-    """One of them, in the record of a step."""
+    """A text, image, histogram or table in the record of a step, as an array on the host."""
 
     kind: Kind
     name: str
@@ -61,11 +65,11 @@ def image_medium(name: str, value: Any) -> Medium:
     Raises:
         UserError: it has another shape.
     """
-    given = _array(value)
-    array = given[None] if given.ndim == 2 else given
+    source = _host_array(value)
+    array = source[None] if source.ndim == 2 else source
     if array.ndim != 3 or array.shape[0] not in (1, 3, 4) or 0 in array.shape:
         raise UserError(
-            f"image {name!r} has shape {given.shape}",
+            f"image {name!r} has shape {source.shape}",
             cure="Give (height, width) or (channels, height, width), with 1, 3 or 4 channels.",
         )
     if array.dtype == np.bool_ or np.issubdtype(array.dtype, np.floating):
@@ -74,43 +78,31 @@ def image_medium(name: str, value: Any) -> Medium:
 
 
 def histogram_medium(name: str, values: Any) -> Medium:
-    """The finite ones of some values, flat."""
-    array = _array(values).reshape(-1).astype(np.float64)
+    """A histogram of the finite values."""
+    array = _host_array(values).reshape(-1).astype(np.float64)
     return Medium(Kind.histograms, name, array[np.isfinite(array)])
 
 
 def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Medium:
-    """Rows under the names of their columns.
+    """A table of rows under the names of their columns.
 
     Raises:
         UserError: a row has more or fewer values than there are columns, or something else than texts and numbers.
     """
-    found = tuple(tuple(one.item() if hasattr(one, "item") else one for one in row) for row in rows)
-    for row in found:
-        if len(row) != len(columns) or not all(isinstance(one, str | int | float | None) for one in row):
+    cells = tuple(tuple(cell.item() if hasattr(cell, "item") else cell for cell in row) for row in rows)
+    for row in cells:
+        if len(row) != len(columns) or not all(isinstance(cell, str | int | float | None) for cell in row):
             raise UserError(f"table {name!r} has the row {row!r} under the columns {list(columns)!r}")
-    return Medium(Kind.tables, name, Table(tuple(map(str, columns)), found))
+    return Medium(Kind.tables, name, Table(tuple(map(str, columns)), cells))
 
 
-def _array(value: Any) -> NDArray[Any]:
-    """Values on the host. A tensor is copied, since training goes on in place."""
+def _host_array(value: Any) -> NDArray[Any]:
+    """A copy of the values on the host: training changes a tensor in place later."""
     if isinstance(value, Tensor):
         host = value.detach().cpu()
         # numpy has no bfloat16.
         value = (host.float() if host.is_floating_point() else host).numpy()
     return np.array(value)
-
-
-log = logging.getLogger(__name__)
-
-_MOST_WAITING = 1000
-"""Records that are kept at most, so that their memory is bounded."""
-EVALUATING, SAVING = "evaluating", "saving"
-_SHORTEST_PAUSE_S = 0.01
-"""Less is no pause: most of the steps at which a save may be made make none."""
-
-
-_OWN_FIELDS = frozenset({"step", "epoch", "time"})
 
 
 class MetricLogger:
@@ -122,15 +114,15 @@ class MetricLogger:
         self.record: dict[str, float | Tensor | Medium] = {}
         """What was logged for the current step, by name."""
         self.last: dict[str, float] = {}
-        """The last record; empty if there is none."""
+        """The last record; empty before the first."""
         self._waiting: list[tuple[Progress, float, float, dict[str, float | Tensor | Medium]]] = []
         """Records with metrics on a device that was not waited for: counts, epoch, time and content."""
         self.is_open = False
         """Whether the loggers are started."""
         self.was_closed = False
-        """Whether they were closed, so that no later step of a fit takes what is logged now into its record."""
+        """Whether the loggers were closed, so that no later record takes what is logged now."""
         self.activity = ""
-        """What is done beside training at the moment, for displays."""
+        """EVALUATING, SAVING, or empty while the model trains; for displays."""
         self._pauses = {EVALUATING: Pauses(), SAVING: Pauses()}
         self._last_step = -1
         self._began, self._seconds_before = time.monotonic(), 0.0
@@ -166,12 +158,13 @@ class MetricLogger:
         Raises:
             UserError: a name is one of the record's own fields, which readers and a resume go by.
         """
-        if not _OWN_FIELDS.isdisjoint(metrics):
-            names = " and ".join(f"'{name}'" for name in _OWN_FIELDS if name in metrics)
+        if not _RECORD_FIELDS.isdisjoint(metrics):
+            names = " and ".join(f"'{name}'" for name in _RECORD_FIELDS if name in metrics)
             raise UserError(
                 f"{names} cannot be logged: every record has that field of its own",
                 cure="Log it under another name, such as 'my/step'.",
             )
+        # Not read here: a float would wait for the device.
         for name, value in metrics.items():
             self.record[name] = value.detach() if isinstance(value, Tensor) else value
 
@@ -186,14 +179,19 @@ class MetricLogger:
             wait: False: a record with metrics on a device other than the CPU is kept, and those after it, until a
                 later call waits. They are returned and in `last` only then.
         """
-        given = dict(self.record)
+        content = dict(self.record)
+        # Cleared, not replaced: the loop holds this dictionary.
         self.record.clear()
-        if not wait and (self._waiting or any(map(_is_away, given.values()))) and len(self._waiting) < _MOST_WAITING:
-            if given:
-                self._waiting.append((replace(progress), epoch, time.time(), given))
-            return self._noted(progress, {key: value for key, value in given.items() if not _is_away(value)})
+        # Behind a record that waits, later ones wait too: loggers get records in order.
+        waits = bool(self._waiting) or any(map(_is_on_device, content.values()))
+        if not wait and waits and len(self._waiting) < _MOST_WAITING:
+            if content:
+                self._waiting.append((replace(progress), epoch, time.time(), content))
+            return self._update_last(
+                progress, {name: value for name, value in content.items() if not _is_on_device(value)}
+            )
         self.settle()
-        return self._pass_on(progress, epoch, time.time(), given)
+        return self._pass_on(progress, epoch, time.time(), content)
 
     def flush_evaluation(self, progress: Progress, epoch: float) -> None:
         """Pass on the record of an evaluation outside of a fit, without the metrics that were logged at this step."""
@@ -211,23 +209,27 @@ class MetricLogger:
     def settle(self) -> None:
         """Wait for the metrics of kept records, and pass these on."""
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            self._pass_on(*one)
+        for progress, epoch, logged_at, content in waiting:
+            self._pass_on(progress, epoch, logged_at, content)
 
     def _pass_on(
-        self, progress: Progress, epoch: float, at: float, given: Mapping[str, float | Tensor | Medium]
+        self, progress: Progress, epoch: float, logged_at: float, content: Mapping[str, float | Tensor | Medium]
     ) -> dict[str, float]:
-        media = [value for value in given.values() if isinstance(value, Medium)]
-        record = self._noted(progress, given)
+        media = [value for value in content.values() if isinstance(value, Medium)]
+        record = self._update_last(progress, content)
         if record or media:
-            kinds = {kind: {one.name: one.value for one in media if one.kind is kind} for kind in Kind} if media else {}
-            entry = Record(progress.step, epoch, at, record, progress.samples, **kinds)
+            by_kind = {
+                kind: {medium.name: medium.value for medium in media if medium.kind is kind}
+                for kind in (Kind if media else ())
+            }
+            entry = Record(progress.step, epoch, logged_at, record, progress.samples, **by_kind)
             for keeper in self._keepers:
                 keeper.log(entry)
         return record
 
-    def _noted(self, progress: Progress, given: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:
-        record = metrics_in(given)
+    def _update_last(self, progress: Progress, content: Mapping[str, float | Tensor | Medium]) -> dict[str, float]:
+        """Add the metrics to the last record, if they are of the same step, or make them the last record."""
+        record = metrics_in(content)
         self.last = {**self.last, **record} if progress.step == self._last_step else record
         self._last_step = progress.step
         return record
@@ -285,13 +287,14 @@ class MetricLogger:
     def close(self) -> None:
         """Close every logger, also after an error in one."""
         self.is_open, self.was_closed = False, True
+        # In a stack: one logger's error must not keep others open. Waiting records are passed on first.
         with ExitStack() as stack:
             for keeper in self._keepers:
                 stack.callback(keeper.close)
             self.settle()
 
 
-def _is_away(value: float | Tensor | Medium) -> bool:
+def _is_on_device(value: float | Tensor | Medium) -> bool:
     """Whether reading a value waits for a device."""
     return isinstance(value, Tensor) and value.device.type != "cpu"
 
@@ -302,14 +305,14 @@ def metrics_in(record: Mapping[str, float | Tensor | Medium]) -> dict[str, float
     Raises:
         UserError: one is no number.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for name, value in record.items():
         if not isinstance(value, Medium):
             try:
-                found[name] = float(value)
+                metrics[name] = float(value)
             except (TypeError, ValueError):
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
                 raise UserError(
                     f"the metric '{name}' is {got}, and no number", cure="Log a number, or use log_histogram, log_text."
                 ) from None
-    return found
+    return metrics

@@ -117,6 +117,7 @@ class Recording:
         """Drop the records that are later than the present state, and open the loggers."""
         trainer = self._trainer
         self.first_step_recorded = trainer.resumed and trainer.loop.pending_eval_record is None
+        # A pending evaluation completes the record of its step, so that one is written again.
         keep = trainer.progress.step if self.first_step_recorded else trainer.progress.step - 1
         tolerant = trainer.checkpoint is not None and trainer.checkpoint.tolerates_errors
         self.metric_logger.start(self._facts(), trainer.progress, keep=keep, tolerant=tolerant)
@@ -128,6 +129,7 @@ class Recording:
         What was logged before the first fit stays in the record of that fit.
         """
         record = self.metric_logger.record
+        # After a fit nothing waits for a later one: everything in the record is written now.
         before = {} if self.metric_logger.was_closed else dict(record)
         for name in before:
             del record[name]
@@ -165,8 +167,8 @@ class Recording:
         """Pass on what was logged after the last record. What a failed step has logged belongs to that step."""
         if self.metric_logger.is_open:
             trainer = self._trainer
-            progress, made = trainer.progress, trainer.step.step_idx + 1
-            step = max(progress.step, made) if trainer.fitting else progress.step
+            progress, begun_step = trainer.progress, trainer.step.step_idx + 1
+            step = max(progress.step, begun_step) if trainer.fitting else progress.step
             self.metric_logger.flush(replace(progress, step=step), trainer.loop.epochs_at(progress))
 
     def _write_after_fit(self) -> None:

@@ -97,12 +97,12 @@ def check_pattern(pattern: str, where: str) -> None:
         raise ConfigError(f"{where}: {fault}", location=where)
 
 
-def no_match_error(pattern: str, names: Sequence[str], where: str, what: str = "parameter") -> ConfigError:
+def no_match_error(pattern: str, names: Sequence[str], where: str, target: str = "parameter") -> ConfigError:
     """The error for a pattern that matches none of these names, with the nearest name or module."""
     modules = {name.rsplit(".", depth)[0] + ".*" for name in names for depth in range(1, name.count(".") + 1)}
     examples = f"Its parameters are named like {', '.join(names[:4])}."
     return ConfigError(
-        f"{where}: '{pattern}' matches no {what} of the model",
+        f"{where}: '{pattern}' matches no {target} of the model",
         location=where,
         hint=" ".join(filter(None, (did_you_mean(pattern, [*sorted(modules), *names]).strip(), examples))),
     )
@@ -169,14 +169,14 @@ def make_instance(source: Any, kind: type, *args: Any) -> Any:
     return source if isinstance(source, kind) or not callable(source) else source(*args)
 
 
-def make_part(slot: str, value: Any, kind: type[P]) -> P:
+def make_default(slot: str, value: Any, kind: type[P]) -> P:
     """The value, or an instance with its defaults for None.
 
     Raises:
         UserError: the value is not of this kind.
     """
-    part: P = kind() if value is None else check_type(slot, value, kind)
-    return part
+    instance: P = kind() if value is None else check_type(slot, value, kind)
+    return instance
 
 
 def make_model(source: nn.Module | Callable[[], nn.Module], optimizer: Any) -> nn.Module:

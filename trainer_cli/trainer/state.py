@@ -33,20 +33,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SEVERAL = "optimizers"
-"""The states of several optimizers, by name; that of a single one is under `optimizer`."""
+_MANY = "optimizers"
+"""The key of the states of named optimizers; the state of a single optimizer is under `optimizer`."""
 ADVICE = "Resume with the config and the code of the checkpoint, or begin another run: name=OTHER."
 _LOAD_LESS = "Load with the config and the code of the checkpoint, or less of it: load.states=[model]."
 
 
 def later(trainer: Trainer) -> tuple[str, ...]:
     """Tensors that are read into their destination after all checks."""
-    return ("model", *(f"{_place_of(name)}/state" for name in trainer.optimizers))
+    return ("model", *(f"{_key_of(name)}/state" for name in trainer.optimizers))
 
 
-def _place_of(optimizer: str) -> str:
+def _key_of(optimizer: str) -> str:
     """The key of an optimizer's state in the tree."""
-    return ONLY if optimizer == ONLY else f"{_SEVERAL}/{optimizer}"
+    return ONLY if optimizer == ONLY else f"{_MANY}/{optimizer}"
 
 
 class Tree(dict[str, Any]):
@@ -59,37 +59,40 @@ class Tree(dict[str, Any]):
             )
         super().__setitem__(key, value)
 
-    def update(self, *given: Any, **named: Any) -> None:
-        """Add several."""
-        for key, value in dict(*given, **named).items():
+    def update(self, *entries: Any, **named_entries: Any) -> None:
+        """Add entries, as `dict.update` does."""
+        # dict.update does not call `__setitem__`.
+        for key, value in dict(*entries, **named_entries).items():
             self[key] = value
 
-    def __ior__(self, given: Any) -> Tree:  # type: ignore[override,misc]
-        self.update(given)
+    def __ior__(self, entries: Any) -> Tree:  # type: ignore[override,misc]
+        self.update(entries)
         return self
 
 
 def capture(trainer: Trainer, train_loader: Any) -> Tree:
     """The state after the step just made. Tensors in it are the live ones."""
+    # An optimizer that trains other weights than it evaluates: a reader of the checkpoint wants those to evaluate.
     weights = trainer.modes.evaluation_weights()
     state = Tree(
         model=_captured_model(trainer.model, weights),
         schedulers=trainer.schedulers.state_dict(),
         progress=trainer.progress.state_dict(),
         loop=trainer.loop.state_dict(),
-        callbacks={name: own for name, call in trainer.callbacks.items() if (own := call.state_dict())},
+        callbacks={name: kept for name, callback in trainer.callbacks.items() if (kept := callback.state_dict())},
+        # Before the first step of a resume the generators are not restored yet.
         rng=trainer.rng or model_state.capture_rng(),
     )
     captured = {
-        name: capture_optimizer(trainer.model, one, weights, len(trainer.first_settings[name]))
-        for name, one in trainer.optimizers.items()
+        name: capture_optimizer(trainer.model, optimizer, weights, len(trainer.first_settings[name]))
+        for name, optimizer in trainer.optimizers.items()
     }
     if ONLY in captured:
         state[ONLY] = captured[ONLY]
     elif captured:
-        state[_SEVERAL] = captured
-    if own := trainer.step.state_dict():
-        state["step"] = own
+        state[_MANY] = captured
+    if step_state := trainer.step.state_dict():
+        state["step"] = step_state
     if trainer.loop.microbatches is not None and trainer.loop.microbatches.is_auto:
         state["microbatch"] = trainer.loop.microbatches.size
     if trainer.scaler is not None:
@@ -109,27 +112,29 @@ def _captured_model(model: nn.Module, weights: Mapping[nn.Parameter, Any]) -> di
     return state
 
 
-def of_this_rank(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
-    """The state as the checkpoint has it for this rank; if it was made by another number of ranks, what is nearest.
+def rank_state_of(state: Mapping[str, Any], trainer: Trainer) -> Mapping[str, Any]:
+    """The part of a checkpoint's state that is for this rank.
 
-    The positions of the data are then rank 0's, sums of metrics are added up in rank 0, and a rank that the checkpoint
-    does not know has new random numbers. What is said of a rank holds for each of a tensor group.
+    If another number of ranks has saved it, every rank takes the data position of rank 0, the sums of metrics are added
+    up in rank 0, and a rank that the checkpoint does not have is seeded anew. The ranks of a tensor group share a part.
     """
     if RANKS not in state:
         return state
     rank, ranks = trainer.strategy.group.data_rank, state[RANKS]
-    own = {key: value for key, value in state.items() if key != RANKS}
+    rank_state = {key: value for key, value in state.items() if key != RANKS}
     if 0 < rank < len(ranks):
-        own |= {"rng": ranks[rank]["rng"]} if "rng" in state else {}
+        rank_state |= {"rng": ranks[rank]["rng"]} if "rng" in state else {}
     elif rank and "rng" in state:
+        # Generators are restored only after all states are loaded, so seeding here must leave them as they are.
         before = model_state.capture_rng()
         seed_rank(trainer.seed or 0, rank, int(state["progress"]["step"]))
-        own["rng"] = model_state.capture_rng()
+        rank_state["rng"] = model_state.capture_rng()
         model_state.restore_rng(before)
     if "loop" in state and state["loop"]["meter"] is not None:
-        meters = [one["loop"]["meter"] for one in ranks[1:] if one["loop"]["meter"] is not None]
-        own["loop"] = {**state["loop"], "meter": merge_sums(state["loop"]["meter"], meters, empty=rank > 0)}
-    return own
+        meters = [saved["loop"]["meter"] for saved in ranks[1:] if saved["loop"]["meter"] is not None]
+        # In rank 0 alone: the means add up the sums of all ranks.
+        rank_state["loop"] = {**state["loop"], "meter": merge_sums(state["loop"]["meter"], meters, empty=rank > 0)}
+    return rank_state
 
 
 def load_weights(
@@ -150,7 +155,7 @@ def load_weights(
             path,
             average,
         )
-    fitting, report = _of_model(trainer, state, options, cast=True)
+    fitting, report = _fit_model(trainer, state, options, cast=True)
     _load({"model": fitting}, path, advice(report))
     step = state.get("progress", {}).get("step")
     _log_weights(report, f"{path}{'' if step is None else f' step {step}'}")
@@ -158,12 +163,12 @@ def load_weights(
 
 def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, path: Path) -> None:
     """Load the model, and the state of every callback that changes evaluations, if the checkpoint has callbacks."""
-    fitting, report = _of_model(trainer, state, options, cast=True)
+    fitting, report = _fit_model(trainer, state, options, cast=True)
     fittings = {"model": fitting}
     saved = state.get("callbacks")
     for name, callback in trainer.callbacks.items():
         if callback.evaluates and saved is not None:
-            fittings[f"callbacks.{name}"] = _of_callback(callback, saved.get(name, {}))
+            fittings[f"callbacks.{name}"] = _fit_callback(callback, saved.get(name, {}))
         elif callback.evaluates:
             log.warning("%s has no state of callback '%s': its weights are evaluated", path, name)
     _load(fittings, path, advice(report))
@@ -188,11 +193,11 @@ def load_all(
     """
     fittings: dict[str, Fitting] = {}
     report = LoadReport()
-    state = of_this_rank(state, trainer)
+    state = rank_state_of(state, trainer)
     if options.takes("model"):
-        fittings["model"], report = _of_model(trainer, state, options, cast=not options.resumes)
+        fittings["model"], report = _fit_model(trainer, state, options, cast=not options.resumes)
     if options.takes("optimizer"):
-        fittings |= _of_optimizers(trainer, state, options, keep_settings)
+        fittings |= _fit_optimizers(trainer, state, options, keep_settings)
     if options.takes("schedulers"):
         fit = partial(
             trainer.schedulers.fit,
@@ -200,29 +205,31 @@ def load_all(
             steps_per_epoch=trainer.loop.steps_per_epoch,
             with_rates=options.takes("optimizer"),
         )
-        fittings["schedulers"] = _of(state, "schedulers", fit)
+        fittings["schedulers"] = _fit_saved(state, "schedulers", fit)
     if options.takes("optimizer"):
         if "step" in state:
             fittings["step"] = Fitting([], lambda: trainer.step.load_state_dict(state["step"]))
-        fittings["scaler"] = _of_scaler(trainer, state)
-        if (parts := trainer.loop.microbatches) is not None and parts.is_auto and "microbatch" in state:
-            fittings["microbatch"] = Fitting([], lambda: setattr(parts, "size", state["microbatch"]))
+        fittings["scaler"] = _fit_scaler(trainer, state)
+        microbatches = trainer.loop.microbatches
+        if microbatches is not None and microbatches.is_auto and "microbatch" in state:
+            fittings["microbatch"] = Fitting([], lambda: setattr(microbatches, "size", state["microbatch"]))
     if options.takes("progress"):
-        fittings["progress"] = _of(state, "progress", lambda own: _of_progress(trainer.progress, own))
-        fittings["loop"] = _of(state, "loop", lambda own: _of_loop(trainer, own))
+        fittings["progress"] = _fit_saved(state, "progress", partial(_fit_progress, trainer.progress))
+        fittings["loop"] = _fit_saved(state, "loop", partial(_fit_loop, trainer))
     if options.takes("rng"):
-        fittings["rng"] = _of(state, "rng", lambda own: Fitting(model_state.rng_faults(own), _nothing))
+        fittings["rng"] = _fit_saved(state, "rng", lambda rng: Fitting(model_state.rng_faults(rng), _nothing))
     if options.takes("callbacks"):
-        of_callbacks = state.get("callbacks", {})
+        saved_callbacks = state.get("callbacks", {})
         for name, callback in trainer.callbacks.items():
-            if name in of_callbacks:
-                fittings[f"callbacks.{name}"] = _of_callback(callback, of_callbacks[name])
+            if name in saved_callbacks:
+                fittings[f"callbacks.{name}"] = _fit_callback(callback, saved_callbacks[name])
     if options.takes("progress") and train_loader is not None:
-        fittings["data"] = _of(state, "data", lambda own: _of_data(train_loader, own))
+        fittings["data"] = _fit_saved(state, "data", partial(_fit_data, train_loader))
     _load(fittings, path, _advice(trainer, path, report, fittings))
-    for line in _one_sided(trainer, state, options):
+    for line in _unmatched_states(trainer, state, options):
         log.warning("%s", line)
     if options.takes("rng"):
+        # Building loaders and warming up draws numbers, so the loop restores it right before the first step.
         trainer.loading.keep_rng(state["rng"])
     if not options.whole:
         log.info("loaded %s from %s", ", ".join(options.states), path)
@@ -237,11 +244,11 @@ def _advice(trainer: Trainer, path: Path, report: LoadReport, fittings: Mapping[
     return advice(report) if "model" in fittings and fittings["model"].faults else _LOAD_LESS
 
 
-def _of_optimizers(
+def _fit_optimizers(
     trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, keep_settings: Sequence[str]
 ) -> dict[str, Fitting]:
     fittings = {}
-    saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_SEVERAL, {})
+    saved = {ONLY: state[ONLY]} if ONLY in state else state.get(_MANY, {})
     for name, optimizer in trainer.optimizers.items():
         moved = MOVED if trainer.schedulers.of(name) else ()
         configured = trainer.first_settings[name]
@@ -255,10 +262,10 @@ def _of_optimizers(
             moved=moved,
             configured=configured,
         )
-        fittings[_place_of(name)] = _of(saved, name, fit)
+        fittings[_key_of(name)] = _fit_saved(saved, name, fit)
     if trainer.optimizers:
         fittings |= {
-            _place_of(name): Fitting(["not in this training"], _nothing)
+            _key_of(name): Fitting(["not in this training"], _nothing)
             for name in saved
             if name not in trainer.optimizers
         }
@@ -284,7 +291,8 @@ def _load(fittings: Mapping[str, Fitting], path: Path, advice: str = ADVICE) -> 
         fitting.load()
 
 
-def _of(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> Fitting:
+def _fit_saved(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> Fitting:
+    """Compare the saved state of an owner by `fit`; a state of another layout is a fault, not an error."""
     if owner not in state:
         return Fitting(["missing in the checkpoint"], _nothing)
     try:
@@ -293,56 +301,58 @@ def _of(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fitting]) -> 
         return Fitting([f"is not what this version saves: {type(error).__name__}: {error}"], _nothing)
 
 
-def _of_model(
+def _fit_model(
     trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, *, cast: bool
 ) -> tuple[Fitting, LoadReport]:
     reports = [LoadReport()]
 
-    def fit(own: Any) -> Fitting:
-        fitting, report = model_state.fit_model(trainer.model, own, options, cast=cast)
+    def fit(weights: Any) -> Fitting:
+        fitting, report = model_state.fit_model(trainer.model, weights, options, cast=cast)
         reports.append(report)
         return fitting
 
-    return _of(state, "model", fit), reports[-1]
+    return _fit_saved(state, "model", fit), reports[-1]
 
 
-def _of_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
-    scaler, own = trainer.scaler, state.get("scaler")
-    if scaler is None or own is None:
+def _fit_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
+    scaler, saved = trainer.scaler, state.get("scaler")
+    if scaler is None or saved is None:
         return Fitting([], _nothing)
-    return Fitting(scaler.check_state(own), lambda: scaler.load_state_dict(own))
+    return Fitting(scaler.check_state(saved), lambda: scaler.load_state_dict(saved))
 
 
-def _of_progress(progress: Progress, own: Any) -> Fitting:
+def _fit_progress(progress: Progress, counts: Any) -> Fitting:
     try:
-        Progress().load_state_dict(own)
+        # Into another object: nothing is loaded before every state fits.
+        Progress().load_state_dict(counts)
     except ValueError as error:
         return Fitting([str(error)], _nothing)
-    return Fitting([], lambda: progress.load_state_dict(own))
+    return Fitting([], lambda: progress.load_state_dict(counts))
 
 
-def _of_loop(trainer: Trainer, own: Any) -> Fitting:
-    wanted = set(trainer.loop.state_dict()) | ({"ended"} & set(own))
-    rows = [f"{key}: missing in the checkpoint" for key in sorted(wanted - set(own))]
-    rows += [f"{key}: not in this loop" for key in sorted(set(own) - wanted)]
-    return Fitting(rows, lambda: trainer.loop.load_state_dict(own))
+def _fit_loop(trainer: Trainer, saved: Any) -> Fitting:
+    # `ended` is in the state only of a run whose end was requested.
+    expected = set(trainer.loop.state_dict()) | ({"ended"} & set(saved))
+    rows = [f"{key}: missing in the checkpoint" for key in sorted(expected - set(saved))]
+    rows += [f"{key}: not in this loop" for key in sorted(set(saved) - expected)]
+    return Fitting(rows, lambda: trainer.loop.load_state_dict(saved))
 
 
-def _of_data(train_loader: Any, own: Mapping[str, Any]) -> Fitting:
+def _fit_data(train_loader: Any, position: Mapping[str, Any]) -> Fitting:
     try:
-        # Without the loader's own position: a loader keeps that once the rest fits.
-        train_loader.check_state({**own, "loader": None})
+        # Without the position in a user's loader: `check_state` keeps that one, and another state may not fit.
+        train_loader.check_state({**position, "loader": None})
     except TrainError as error:
         return Fitting([error.what], _nothing)
-    return Fitting([], lambda: train_loader.check_state(own))
+    return Fitting([], lambda: train_loader.check_state(position))
 
 
-def _of_callback(callback: Callback, own: dict[str, Any]) -> Fitting:
-    return Fitting(list(callback.check_state(own)), lambda: callback.load_state_dict(own))
+def _fit_callback(callback: Callback, saved: dict[str, Any]) -> Fitting:
+    return Fitting(list(callback.check_state(saved)), lambda: callback.load_state_dict(saved))
 
 
-def _one_sided(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions) -> Iterator[str]:
-    """What only the checkpoint has, or only the trainer, a line each."""
+def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions) -> Iterator[str]:
+    """One line for each state that only the checkpoint has, or only the trainer."""
     if options.takes("callbacks"):
         saved = state.get("callbacks", {})
         for name in saved:

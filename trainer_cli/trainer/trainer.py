@@ -46,7 +46,7 @@ C = TypeVar("C", bound=Callback)
 
 
 class Trainer:
-    """Trains a model and evaluates it.
+    """Trains a model and evaluates it. The module `trainer_cli.trainer.hooks` lists what callbacks may read of it.
 
     Args:
         model: a module, or a class or function without arguments that makes one. Its forward takes a batch and
@@ -118,12 +118,12 @@ class Trainer:
         checked = checked_values(TrainConfig, values if seed is None else {**values, "seed": seed})
         self.model_call: ModelCall = checked["model_call"]
         self.seed: int | None = checked.get("seed")
-        self.precision = setup.make_part("precision", precision, Precision)
+        self.precision = setup.make_default("precision", precision, Precision)
         self._only_validates = isinstance(loop, ValidationLoop)
-        self.loop = setup.make_part("loop", None if isinstance(loop, ValidationLoop) else loop, TrainingLoop)
+        self.loop = setup.make_default("loop", None if isinstance(loop, ValidationLoop) else loop, TrainingLoop)
         if isinstance(loop, ValidationLoop):
             self.loop.validation = loop
-        self.step = setup.make_part("step", step, TrainStep)
+        self.step = setup.make_default("step", step, TrainStep)
         self.checkpoint = checkpoint
         self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop.evaluations)
         # Attributes rather than properties: the loop reads them at every event.
@@ -137,7 +137,7 @@ class Trainer:
         may_hold = self.loop.settings.min_duration is not None
         self.requests = Requests(group, self.agreement, self.checkpoint, may_hold=may_hold)
         self.loading = Loading(self)
-        self.logging = setup.make_part("logging", logging, Logging)
+        self.logging = setup.make_default("logging", logging, Logging)
         self.device = setup.pick_device(device)
         self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
         self.name, self.config, self.hparams = name, config, dict(hparams or {})
@@ -191,7 +191,7 @@ class Trainer:
                 given as a function; a path: load this checkpoint, and no other.
             load: what to load from the checkpoint named; `LoadOptions(states=["model"])` loads the weights alone and
                 starts at step 0. A checkpoint that is resumed because none was named is loaded whole.
-            keep_settings: optimizer settings (such as `lr`, or `NAME.lr` of one of several) that stay as configured,
+            keep_settings: optimizer settings (such as `lr`, or `NAME.lr` of a named optimizer) that stay as configured,
                 not as in the checkpoint.
 
         Raises:

@@ -156,10 +156,12 @@ class TrainingLoop(Lengths):
                 stop = self._run_until_eval(trainer, val_loaders, loop_idx)
                 loop_idx += 1
         except RuntimeError as error:
+            # The error of another rank's death names no step.
             if is_of_peer(error):
                 error.add_note(f"while step {trainer.progress.step + 1} was trained")
             raise
         finally:
+            # Also after an error: workers of the loader must not outlive the fit.
             if self._batches is not None:
                 self._batches.end()
         return stop
@@ -204,6 +206,7 @@ class TrainingLoop(Lengths):
                 return self._stop_before_eval(trainer)
             self._log_remaining(trainer, self.why_stop(trainer))
         elif self._wants_evaluation_at_start(trainer) and not evaluate(trainer, Due(val_loaders), is_last=False):
+            # Interrupted: the next attempt makes this evaluation and its record.
             trainer.metric_logger.record.clear()
             return trainer.stop_request
         if not written:
@@ -219,6 +222,7 @@ class TrainingLoop(Lengths):
         ended, self._ended = self._ended, None
         if ended is None or ended["step"] != trainer.progress.step:
             return
+        # A run that was finished by a shorter length continues when that length has grown.
         before = replace(self.settings, max_duration=ended["max_duration"], hard_stop=ended["hard_stop"])
         callback = trainer.callbacks.get(ended["by"]) if ended["by"] is not None else None
         same_rule = callback is not None and list(callback.end_rule()) == ended["rule"]
@@ -246,6 +250,7 @@ class TrainingLoop(Lengths):
                     if requests.roll_back_requested:
                         roll_back(trainer, self._train_loader)
                         continue
+                    # Before the stop is decided: it may be due by time.
                     self._count_time(trainer)
                     trainer.schedulers.warn_of_lost_rate(trainer.progress.step, self.steps_per_epoch, self.total_steps)
                     stop = self.why_stop(trainer)
@@ -375,7 +380,7 @@ class TrainingLoop(Lengths):
                     step.completes = micro == accum or progress.batch + 1 == length
                     agreement.batch_samples += size
                     if accum != 1:
-                        # It is not known whether a batch is an epoch's last if the loader has no length.
+                        # Without a length it is unknown whether a batch is the last of its epoch: average every one.
                         trainer.strategy.sync_gradients(model, step.completes or length is None)
                 if step.evaluates_again:
                     step.batches.append((batch, size))
@@ -406,11 +411,13 @@ class TrainingLoop(Lengths):
                 progress.epoch_samples += size if counted is None else counted
                 last = batches.is_over(progress)
                 if agreement is not None and length is None:
+                    # Ranks whose loaders differ in length must begin the next epoch together.
                     last = agreement.total(last) > 0
                 if micro == accum or last:
                     step.end_step()
                     progress.step += 1
                     if agreement is not None:
+                        # All ranks count the samples of all ranks, so that their progress is the same.
                         progress.samples = progress.last_samples + agreement.samples
                         if self.counts_tokens:
                             progress.tokens, tokens = progress.tokens + agreement.total(int(tokens or 0)), None
@@ -460,6 +467,7 @@ class TrainingLoop(Lengths):
 
     def _count_time(self, trainer: Trainer) -> None:
         progress = trainer.progress
+        # Rank 0's clock: a stop by time must come at the same step on every rank.
         seconds = trainer.strategy.group.broadcast(trainer.metric_logger.seconds())
         progress.last_seconds, progress.seconds = progress.seconds, seconds
 

@@ -1,7 +1,4 @@
-"""The validation loop: one pass over one loader, after which model mode, gradients and hooks are as before.
-
-Which validation loaders are evaluated when, and by which loop: all by `eval_interval`, or each by its own.
-"""
+"""Evaluate the model on one loader, and decide which validation loaders are evaluated when."""
 
 from __future__ import annotations
 
@@ -39,15 +36,18 @@ if TYPE_CHECKING:
 
 
 class Evaluations:
-    """The intervals and loops of a training's evaluations, as `loop.eval_…` says."""
+    """The intervals and loops of a training's evaluations, from the settings `loop.eval_…`.
+
+    All loaders are evaluated at `eval_interval`, except those that have an interval in `eval_loaders`.
+    """
 
     def __init__(self, settings: LoopConfig) -> None:
         self._settings = settings
         self.validation = ValidationLoop(settings.eval_steps)
-        """Evaluates the loaders without a loop of their own."""
-        self.own = {
-            str(name): ValidationLoop(own.get("steps", settings.eval_steps), hook=own.get("hook", "validate"))
-            for name, own in settings.eval_loaders.items()
+        """Evaluates the loaders that have no settings in `eval_loaders`."""
+        self._loops = {
+            str(name): ValidationLoop(options.get("steps", settings.eval_steps), hook=options.get("hook", "validate"))
+            for name, options in settings.eval_loaders.items()
         }
         self.interval: Interval | None = None
         self._intervals: dict[str, Interval | None] = {}
@@ -56,45 +56,48 @@ class Evaluations:
         """Make the intervals, for epochs of a known length."""
         self.interval = interval(self._settings.eval_interval)
         self._intervals = {
-            str(name): interval(own["interval"])
-            for name, own in self._settings.eval_loaders.items()
-            if "interval" in own
+            str(name): interval(options["interval"])
+            for name, options in self._settings.eval_loaders.items()
+            if "interval" in options
         }
 
     def of(self, name: str) -> ValidationLoop:
         """The loop that evaluates the loader with this name."""
-        return self.own.get(name, self.validation)
+        return self._loops.get(name, self.validation)
 
     def hooks(self) -> set[str]:
         """The base names of the hooks that the loops call."""
-        return {loop.hook for loop in (self.validation, *self.own.values())}
+        return {loop.hook for loop in (self.validation, *self._loops.values())}
 
     def check(self, loaders: Iterable[str]) -> None:
-        """Refuse settings for a loader that there is not.
+        """Check that every loader with settings in `eval_loaders` exists.
 
         Raises:
-            UserError: with the nearest name.
+            UserError: it does not; with the nearest name.
         """
-        known = list(loaders)
-        for name in self.own:
-            if name not in known:
-                cure = did_you_mean(name, known).strip() or f"There are: {', '.join(known) or 'none'}."
+        names = list(loaders)
+        for name in self._loops:
+            if name not in names:
+                cure = did_you_mean(name, names).strip() or f"There are: {', '.join(names) or 'none'}."
                 raise UserError(f"there is no validation loader '{name}'", where="loop.eval_loaders", cure=cure)
 
     def intervals(self, loaders: Iterable[str], *, callbacks: bool) -> list[Interval]:
         """The intervals at which something is evaluated."""
         names = list(loaders)
         shared = callbacks or not names or any(name not in self._intervals for name in names)
-        found = [self.interval if shared else None, *(self._intervals.get(name) for name in names)]
-        return list(dict.fromkeys(one for one in found if one is not None))
+        intervals = [self.interval if shared else None, *(self._intervals.get(name) for name in names)]
+        return list(dict.fromkeys(interval for interval in intervals if interval is not None))
 
     def due(self, now: Progress, loaders: Mapping[str, Any]) -> Due | None:
         """What is due at the step just made; None if nothing is."""
         shared = self.interval is not None and self.interval.due(now)
-        own = {name for name, one in self._intervals.items() if one is not None and one.due(now)}
-        names = own | ({name for name in loaders if name not in self._intervals} if shared else set())
-        due = {name: each for name, each in loaders.items() if name in names}
-        return Due(due, callbacks=shared, is_all=len(due) == len(loaders)) if shared or own else None
+        names = {name for name, interval in self._intervals.items() if interval is not None and interval.due(now)}
+        if not shared and not names:
+            return None
+        if shared:
+            names |= {name for name in loaders if name not in self._intervals}
+        due = {name: loader for name, loader in loaders.items() if name in names}
+        return Due(due, callbacks=shared, is_all=len(due) == len(loaders))
 
 
 _END = object()
@@ -106,7 +109,7 @@ class EvaluationInterruptedError(Exception):
 
 @contextmanager
 def exceptions_reported(trainer: Trainer) -> Iterator[None]:
-    """Call `on_validate_exception` for an exception of the evaluation inside; a stop is none."""
+    """Call `on_validate_exception` for an exception in the block, except for a requested stop."""
     try:
         yield
     except EvaluationInterruptedError:
@@ -140,8 +143,8 @@ class ValidationLoop:
     """
 
     def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
-        wrong = isinstance(eval_steps, bool) or not isinstance(eval_steps, int | None)
-        if wrong or (eval_steps is not None and eval_steps < 1):
+        wrong_type = isinstance(eval_steps, bool) or not isinstance(eval_steps, int | None)
+        if wrong_type or (eval_steps is not None and eval_steps < 1):
             raise ConfigError(f"eval_steps is {eval_steps!r}, but it is a number of batches", location="eval_steps")
         if not isinstance(hook, str) or not hook.isidentifier():
             raise ConfigError(f"hook is {hook!r}, but it is a name", location="hook")
@@ -150,7 +153,7 @@ class ValidationLoop:
         self._returned: dict[str, Any] = {}
         """The metrics with a state of their own that the model returned in the last evaluation."""
         self.counts = True
-        """Whether the present batch counts: of several processes, one without further batches repeats its last."""
+        """Whether the present batch counts; False for a padding batch, which only keeps collectives in step."""
         self.name, self.batch_idx = "", 0
         """The loader that is evaluated, and its batch, for displays."""
 
@@ -172,11 +175,12 @@ class ValidationLoop:
                 self.metrics = self._means(trainer, model, loader, name)
                 hooks.call_all(f"on_{base}_end", trainer, model, self)
         finally:
+            # Module by module: a module that the user put into evaluation mode stays in it.
             for module, training in modes:
                 module.training = training
         return self.metrics
 
-    def _gathered(self, metrics: Mapping[str, Any], group: ProcessGroup) -> dict[str, float]:
+    def _compute_returned(self, metrics: Mapping[str, Any], group: ProcessGroup) -> dict[str, float]:
         """Compute the metrics that the model returned, over all batches, and reset them."""
         values: dict[str, float | Tensor] = {}
         for name, metric in metrics.items():
@@ -184,6 +188,7 @@ class ValidationLoop:
             gather_among(metric, group)
             values |= scalars(name, metric.compute())
             metric.reset()
+        # All metrics first, then all values: each float waits for the device.
         return {name: float(value) for name, value in values.items()}
 
     def _means(self, trainer: Trainer, model: nn.Module, loader: Any, name: str) -> dict[str, float]:
@@ -193,23 +198,21 @@ class ValidationLoop:
         batch_start, batch_end = hooks[f"on_{base}_batch_start"], hooks[f"on_{base}_batch_end"]
         step_start, step_end = hooks[f"on_{base}_step_start"], hooks[f"on_{base}_step_end"]
         batch_idx, counts = -1, True
-        # What they gathered in the training, and in an evaluation that was interrupted. A model may hold metrics that
-        # are no submodules: these are known once it has returned them.
-        for metric in (
-            *filter(is_metric, model.modules()),
-            *trainer.loop.training_log.returned_metrics,
-            *self._returned.values(),
-        ):
+        # Metrics hold batches of the training, and of an interrupted evaluation. Those that are not submodules of the
+        # model are known once it has returned them.
+        returned = (*trainer.loop.training_log.returned_metrics, *self._returned.values())
+        for metric in (*filter(is_metric, model.modules()), *returned):
             gather_among(metric, trainer.strategy.group)
             metric.reset()
         self._returned = meter.gathering
         self.name, self.batch_idx = name, 0
         batches = loader.iterate(0)
         try:
-            for batch_idx, batch in enumerate(batches if trainer.agreement is None else _turns(trainer, batches)):
+            for batch_idx, batch in enumerate(batches if trainer.agreement is None else _pad_batches(trainer, batches)):
                 if type(batch) is PaddingBatch:
                     counts, batch = False, batch.batch
                 self.counts = counts
+                # Not for a request to finish: a finished run has a whole evaluation.
                 if trainer.stop_request is not None and not trainer.stop_request.finished:
                     raise EvaluationInterruptedError
                 self.batch_idx = batch_idx
@@ -242,11 +245,15 @@ class ValidationLoop:
                 close_at_the_end(close)
         if batch_idx < 0:
             raise UserError(f"the validation loader '{name}' gave no batch")
-        return {**meter.means(trainer.strategy.group), **self._gathered(meter.gathering, trainer.strategy.group)}
+        group = trainer.strategy.group
+        return {**meter.means(group), **self._compute_returned(meter.gathering, group)}
 
 
-def _turns(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
-    """This rank's batches, with fillers until every rank is at its end; a rank's stop request reaches all meanwhile."""
+def _pad_batches(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
+    """This rank's batches, with padding until every rank is at its end. Stop requests are shared at each batch.
+
+    Forwards of a sharded model are collective, so every rank must make as many as the rank with the most batches.
+    """
     agreement, iterator = trainer.agreement, iter(batches)
     assert agreement is not None
     batch: Any = None
