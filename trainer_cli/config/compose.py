@@ -1,14 +1,14 @@
-"""From files and overrides to a checked config.
+"""Compose a checked config from files and overrides.
 
-overrides ──► overrides.parsed ──► override_checks ──► file_merge: Hydra's defaults list over config_files, merged
-          ──► override_values ──► validation and arguments ──► TrainConfig
+overrides ──► overrides.parse_overrides ──► check.find_wrong_overrides ──► file_merge.merge (files.ConfigFiles)
+          ──► override_values.apply ──► check.validate ──► arguments.check_components ──► TrainConfig
 
 Each stage continues after a mistake as far as it can, so that independent mistakes are reported together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,11 +42,11 @@ from trainer_cli.errors import Code, ConfigError, UserError, raise_all
 __all__ = ["ABSENT", "Absent", "Change", "Composed", "compose", "diff", "freeze", "from_yaml", "thaw", "to_yaml"]
 
 OF_ONE_COMMAND = ("resume", "resume_allow", "trust")
-"""Keys that belong to the command that sets them, and are not recovered from a config on disk."""
+"""Keys that apply to a single command and are not recovered from a config on disk."""
 
 
 class Composed(NamedTuple):
-    """A config, what it was made of, and which targets it may name."""
+    """A checked config with its sources, and the targets that it may name."""
 
     config: TrainConfig
     raw: DictConfig
@@ -56,7 +56,7 @@ class Composed(NamedTuple):
     provenance: Provenance
     trust: Trust
     of_the_moment: Sequence[str] = ()
-    """The keys whose values have the time of the command in them."""
+    """Keys whose values contain the time of the command."""
 
     def where(self, key: str) -> str:
         """`file:line`, `command line` or `default` for a dotted key."""
@@ -64,7 +64,7 @@ class Composed(NamedTuple):
 
     @contextmanager
     def placing(self) -> Iterator[None]:
-        """Add the source of its key to a user's mistake that is raised inside."""
+        """Context manager that adds the source of its key to a UserError raised inside."""
         try:
             yield
         except UserError as error:
@@ -107,8 +107,8 @@ def compose(
         hint = did_you_mean(search.primary, names).strip() or f"There are: {', '.join(names) or 'none'}."
         message = f"there is no {search.primary}.yaml in {search.listed()}"
         raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
-    draft = _composed(search, parse_overrides(overrides))
-    return _checked(draft, overrides, search, missing_ok, lambda config: Trust(), sections)
+    draft = _compose_draft(search, parse_overrides(overrides))
+    return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=False, sections=sections)
 
 
 @uncollected()
@@ -147,7 +147,7 @@ def from_yaml(
     sources = [recovered]
     choices: dict[KeyPath, Choice] = {}
     if swaps:
-        fresh = _composed(search, CommandLine(swaps))
+        fresh = _compose_draft(search, CommandLine(swaps))
         mistakes += fresh.mistakes
         for override in swaps:
             path = split_package(override.package or override.key_or_group)
@@ -159,21 +159,15 @@ def from_yaml(
             sources += [source._replace(only=path) for source in fresh.provenance.sources]
             choices |= {key: choice for key, choice in fresh.provenance.choices.items() if key == path}
     values_line = replace(line, overrides=[override for override in line.overrides if override not in swaps])
-    checked = _checked_line(search, values_line)
+    checked = _check_line(search, values_line)
     draft = _Draft(values, Provenance(sources, [], choices), mistakes + checked.mistakes, checked.whole)
-    draft = _with_overrides(draft, checked, search)
-
-    def trust(config: TrainConfig) -> Trust:
-        if trusted:
-            return Trust()
-        refuse_shadows(search.root)  # A target of such a name would only seem not to be trusted.
-        return Trust.recovered(search.root, config.trust)
-
-    return _checked(draft, overrides, search, missing_ok, trust, () if trusted else sections)
+    draft = _apply_overrides(draft, checked, search)
+    sections = () if trusted else sections
+    return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=not trusted, sections=sections)
 
 
 def _replace_section(values: dict[str, Any], fresh: Mapping[str, Any], path: KeyPath) -> bool:
-    """Put the freshly composed node at `path` into recovered values; False if one of them has no such place."""
+    """Replace the recovered values at `path` by the freshly composed ones; False if either has no such section."""
     parent: Any = values
     node: Any = fresh
     for key in path[:-1]:
@@ -188,18 +182,18 @@ def _replace_section(values: dict[str, Any], fresh: Mapping[str, Any], path: Key
 
 
 def to_yaml(composed: Composed) -> str:
-    """The config as it is written to disk: unresolved, so that `${oc.env:…}` writes no secret."""
+    """The config as it is written to disk: unresolved, so that no secret of the environment is written."""
     return OmegaConf.to_yaml(composed.raw)
 
 
 def freeze(composed: Composed, below: str) -> str:
-    """The config as YAML with a run directory below its own, for `thaw`."""
+    """The config as YAML for `thaw`, with the subdirectory `below` of its run directory as run directory."""
     values = to_plain(composed.raw)
     return OmegaConf.to_yaml(OmegaConf.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
 
 
 def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
-    """The config that `freeze` returned; no other file is read. `overrides` are those it was composed with."""
+    """Read a config that `freeze` returned, and no other file. `overrides` are those it was composed with."""
     text, cwd = file.read_text("utf-8"), Path.cwd()
     root = project_root(config_dir, cwd)
     register_resolvers(own_config_dirs(config_dir, cwd), root)
@@ -211,7 +205,7 @@ def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None
 
 
 class _Draft(NamedTuple):
-    """A composition that is still to be checked. If it is not `whole`, only the command line can be checked."""
+    """A composition before validation. Unless it is `whole`, only the command line can be checked."""
 
     values: dict[str, Any]
     provenance: Provenance
@@ -219,29 +213,38 @@ class _Draft(NamedTuple):
     whole: bool
 
 
-def _checked(
+def _check_draft(
     draft: _Draft,
     overrides: Sequence[str],
     search: SearchPath,
+    *,
     missing_ok: bool,
-    trust_of: Callable[[TrainConfig], Trust],
+    recovered: bool,
     sections: Collection[str],
 ) -> Composed:
-    """The config, if there is no mistake in it nor in its targets; all of them together otherwise."""
+    """Validate the config and its targets, which are restricted if it was `recovered` from disk.
+
+    Raises:
+        ConfigError: all mistakes together.
+    """
     provenance = draft.provenance
     values, of_the_moment, untimely = substitute_now(draft.values, provenance)
     config, mistakes = validate(values, provenance, missing_ok=missing_ok)
     wrong_keys = [mistake.location or "" for mistake in mistakes]
-    trust = trust_of(config)
+    trust = Trust()
+    if recovered:
+        refuse_shadows(search.root)  # A module that hides a library would make its targets seem untrusted.
+        trust = Trust.recovered(search.root, config.trust)
     mistakes += [
         mistake.at(provenance.source(("resume_allow",))) for mistake in check_resume_allow(config.resume_allow)
     ]
     mistakes += [mistake.at(provenance.source(("checkpoint", "leave_out"))) for mistake in check_left_out(config)]
     for mistake in arguments.check_components(config, provenance, [search.root], trust, sections):
+        # A wrong value has been replaced by its default, of which arguments need no report.
         if not any(f"{mistake.location}.".startswith(f"{key}.") for key in wrong_keys):
             mistakes.append(mistake)
     reported = {mistake.source for mistake in draft.mistakes} - {COMMAND_LINE}
-    # Where a file cannot be read, all that it would have set is missing.
+    # If a file cannot be read, everything that it sets is missing: report only what the command line says wrong.
     typed = [mistake for mistake in mistakes if mistake.source == COMMAND_LINE and mistake.code is not Code.not_given]
     mistakes = [mistake for mistake in (mistakes if draft.whole else typed) if mistake.source not in reported]
     raise_all([*draft.mistakes, *untimely, *mistakes])
@@ -250,7 +253,7 @@ def _checked(
 
 
 def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[ConfigError]]:
-    """The recovered values over the schema's defaults, without what belongs to one command only; and mistakes."""
+    """The values of a recovered config over the schema's defaults, their source, and the mistakes in them."""
     name = label(source.resolve(), cwd) if isinstance(source, Path) else "the recovered config"
     if isinstance(source, Path):
         reading = read_file(source, name, written=True)
@@ -268,7 +271,7 @@ def _load(source: str | Path, cwd: Path) -> tuple[dict[str, Any], Source, list[C
 
 
 class _Line(NamedTuple):
-    """The overrides of a command line that are not refused: choices of groups, values and appends."""
+    """The valid overrides of a command line: choices of groups, values and appends; and the mistakes in others."""
 
     choices: list[Override]
     values: list[Override]
@@ -279,7 +282,7 @@ class _Line(NamedTuple):
     """Whether every choice of a group could be read."""
 
 
-def _checked_line(search: SearchPath, line: CommandLine) -> _Line:
+def _check_line(search: SearchPath, line: CommandLine) -> _Line:
     mistakes_by_line = list(find_wrong_overrides(search, line))
     mistakes = [*line.mistakes, *(mistake for _, mistake in mistakes_by_line)]
     refused_lines = {text for text, _ in mistakes_by_line}
@@ -292,9 +295,9 @@ def _checked_line(search: SearchPath, line: CommandLine) -> _Line:
     return _Line(kept, values, line, appends, mistakes, not line.mistakes and len(kept) == len(choices))
 
 
-def _composed(search: SearchPath, command: CommandLine) -> _Draft:
-    """The files that the primary config and the overrides choose, merged in order, and the overrides on top."""
-    line = _checked_line(search, command)
+def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
+    """Merge the files that the primary config and the overrides choose, and apply the overrides."""
+    line = _check_line(search, command)
     files = ConfigFiles(search)
     try:
         values, sources, listed = merge(search, line.choices, files)
@@ -308,16 +311,16 @@ def _composed(search: SearchPath, command: CommandLine) -> _Draft:
     whole = line.whole and not files.broken
     draft = _Draft(values, Provenance(sources, [], choices), [*line.mistakes, *files.mistakes], whole)
     experiments = [merged.name for merged in listed if merged.name.startswith("experiment/")]
-    draft = _with_overrides(draft, line, search, experiments)
+    draft = _apply_overrides(draft, line, search, experiments)
     if draft.whole and experiments:
         overruled_choices = list(find_overruled(line.choices, listed, files, draft.values, draft.provenance))
-        # What else is wrong with such a mixture is no mistake of its own.
+        # Further mistakes in such a mixture of two components follow from this one.
         draft = draft._replace(mistakes=draft.mistakes + overruled_choices, whole=not overruled_choices)
     return draft
 
 
-def _with_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments: Sequence[str] = ()) -> _Draft:
-    """The values after the overrides, completed by the schema's defaults, `ckpt` and `name`."""
+def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments: Sequence[str] = ()) -> _Draft:
+    """Apply the overrides, then fill in `ckpt`, `name` and the schema's defaults."""
     values, mistakes = override_values.apply(draft.values, line.values, search)
     assignments = [Assignment.of(override) for override in line.values]
     if line.command.ckpt_given:
@@ -325,6 +328,7 @@ def _with_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments:
         assignments.append(Assignment(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
     if values.get("name") is None:
         values["name"] = experiments[-1].rsplit("/")[-1].removesuffix(".yaml") if experiments else "default"
+    # Before the appends: they may extend a list that only the schema has.
     values = fill_defaults(values)
     for addition in line.appends:
         if (mistake := override_values.append(values, addition)) is not None:

@@ -1,8 +1,7 @@
-"""Find what a `_target_` path lacks by looking at files, without importing anything.
+"""Find modules by looking at files, without importing them: names that a target path lacks, and shadowed libraries.
 
-Only what is certain is reported. Binding the arguments (config/arguments.py) imports the target and reports the rest.
-
-Find modules of a project that have the name of a module of Python or of a library: one hides the other.
+`find_missing` reports only names that certainly do not exist; config/arguments.py later imports the target and reports
+the others. `refuse_shadows` refuses modules of the project with the name of a library, since one hides the other.
 """
 
 from __future__ import annotations
@@ -20,22 +19,23 @@ from trainer_cli.errors import ConfigError
 
 
 class Missing(NamedTuple):
-    """A part of a path that does not exist: the sentence to report, the part, and the names that exist instead."""
+    """A name on a path that does not exist."""
 
-    what: str
-    part: str
-    names: tuple[str, ...]
+    message: str
+    name: str
+    candidates: tuple[str, ...]
+    """The names that exist beside it."""
 
 
 class _Module(NamedTuple):
     name: str
     file: str | None
     folders: list[str]
-    """Where its submodules are; empty for a plain module."""
+    """Folders of its submodules; empty for a plain module."""
 
     @property
     def source(self) -> str | None:
-        """The source text; None for a compiled module and a namespace package, whose names are unknown."""
+        """The source text; None for a compiled module or a namespace package."""
         if self.file is None or not self.file.endswith(".py"):
             return None
         try:
@@ -53,7 +53,7 @@ _DYNAMIC = re.compile(
 
 
 def find_missing(path: str, roots: Iterable[Path]) -> Missing | None:
-    """The first part of a dotted path that certainly does not exist; None if all may exist.
+    """The first name on a dotted path that certainly does not exist; None if all may exist.
 
     `roots` are searched before `sys.path`.
     """
@@ -75,7 +75,7 @@ def find_missing(path: str, roots: Iterable[Path]) -> Missing | None:
 
 
 def _may_define(module: _Module, name: str, *, last: bool) -> bool:
-    """Whether a module may define a name. A name defined in a module occurs in its source, unless set dynamically."""
+    """Whether a module may define a name: it occurs in the source, or names are set dynamically."""
     source = module.source
     if source is None or re.search(rf"\b{re.escape(name)}\b", source):
         return True
@@ -98,7 +98,7 @@ def _tree(source: str) -> ast.Module | None:
 
 
 def _defined(module: _Module) -> Iterator[str]:
-    """The names at the top level of a module, for suggestions."""
+    """Names defined at the top level of a module, for suggestions."""
     tree = _tree(module.source or "")
     for node in tree.body if tree is not None else ():
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -126,7 +126,7 @@ def _find(name: str, folders: list[str]) -> _Module | None:
         if spec is None and "." not in name:
             spec = importlib.util.find_spec(name)
     except (KeyError, ValueError, ImportError, AttributeError):
-        return _Module(name, None, [])  # It cannot be found without importing: assume that it exists.
+        return _Module(name, None, [])  # It cannot be searched without an import: assume that it exists.
     if spec is None:
         return None
     return _Module(name, spec.origin if spec.has_location else None, list(spec.submodule_search_locations or ()))
@@ -147,18 +147,18 @@ _LIBRARIES = frozenset({
     "omegaconf", "packaging", "PIL", "rich", "safetensors", "sympy", "tensorboard", "torch", "trainer_cli", "triton",
     "typing_extensions", "werkzeug", "xxhash", "yaml",
 })  # fmt: skip
-"""What a training imports, by itself or through what it depends on."""
+"""Libraries that a run imports, directly or through its dependencies."""
 _UNUSED = frozenset({"antigravity", "idlelib", "lib2to3", "test", "this", "tkinter", "turtle", "turtledemo", "venv"})
-"""Modules of Python that no training imports."""
+"""Modules of Python that no run imports, so that hiding them does no harm."""
 
 
 def refuse_shadows(root: Path) -> None:
-    """Refuse modules in a project's root that hide a library, or are hidden by one.
+    """Refuse modules in a project's root that have the name of a library.
 
-    The root is searched first, so that a library that is not imported yet would be taken from there.
+    The root is first on `sys.path`: a library that is not imported yet would be taken from there.
 
     Raises:
-        ConfigError: naming each.
+        ConfigError: naming each module.
     """
     if shadows := sorted(_shadows(root)):
         raise ConfigError(

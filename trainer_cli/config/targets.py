@@ -1,10 +1,10 @@
 """Import the class or function that a `_target_` names, if it may be used.
 
 The user's own config may name any class or function that Hydra does not block. A recovered config (from a run
-directory or a checkpoint) is data from disk: before anything is imported, its path must begin with a trusted package;
-every module on the path must be trusted; and the object at its end must be defined in a trusted package, whatever its
-alias. Of the project, any class or function may run. Of a package that `trust=` names, only what a training is made of
-may: by its kind, so that no loader, launcher or compiler of any package is let through.
+directory or a checkpoint) is data from disk, and its targets are restricted: before any import, the path must begin
+with a trusted package; every module on the path must be trusted; and the object must be defined in a trusted package,
+not only be imported there. Any class or function of the project may run. Of a package that `trust=` names, only
+components may run (`is_component`), so that loaders, launchers and compilers are excluded.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trainer_cli.errors import Code, ConfigError
 
 OURS = "trainer_cli"
 COMPONENTS = tuple(
-    f"{OURS}.{part}"
-    for part in ("callbacks", "data", "loggers", "models", "testing", "trainer.schedulers", "trainer.warmup")
+    f"{OURS}.{name}"
+    for name in ("callbacks", "data", "loggers", "models", "testing", "trainer.schedulers", "trainer.warmup")
 )
 TORCH = "torch"
 TORCH_CLASSES = ("torch.nn.modules", "torch.optim")
@@ -47,15 +47,15 @@ _COMPONENT_BASES = _TORCH_BASES | {
     ("trainer_cli.trainer.train_step", "TrainStep"),
     ("trainer_cli.loggers.base", "Logger"),
 }
-"""By module and name, since torch is imported only if a config names it."""
+"""(module, qualified name): compared as text, since torch is imported only if a config names it."""
 _COMPILERS = ("torch.distributed", "torch.fx", "torch.jit")
 """Packages whose modules launch processes or compile code."""
-# Packages that the path to a component passes, trusted for nothing else.
 _PASSAGES = (OURS, f"{OURS}.trainer", TORCH, "torch.nn")
+"""Packages that lead to a component's module; their other names are not trusted."""
 
 
 class Trust(NamedTuple):
-    """Which targets may run: components of `packages`, and all of the folder `project`. Both None: all of them."""
+    """Which targets may run: components of `packages`, and everything in the folder `project`. Both None: any."""
 
     packages: frozenset[str] | None = None
     project: Path | None = None
@@ -67,15 +67,16 @@ class Trust(NamedTuple):
 
     @property
     def unrestricted(self) -> bool:
-        """Whether the config is the user's own."""
+        """Whether any target may run: the config is the user's own."""
         return self.packages is None
 
     def names(self, path: str) -> bool:
-        """Whether a path may be followed, before anything of it is imported."""
+        """Whether a path begins with a trusted package. Checked before any import, which runs code."""
         top, _, submodule = path.partition(".")
         if self.packages is None or top in self.packages:
             return True
         if top in (OURS, TORCH):
+            # `trainer_cli.MLP`: resolved lazily from the public names.
             is_public_name = top == OURS and "." not in submodule
             return is_public_name or path.startswith(
                 tuple(f"{prefix}." for prefix in (*COMPONENTS, "torch.nn", "torch.optim"))
@@ -89,6 +90,7 @@ class Trust(NamedTuple):
     def passes(self, module: ModuleType) -> bool:
         """Whether names may be looked up in a module."""
         name = module.__name__
+        # A module object may claim any name: only the one registered under it counts.
         if sys.modules.get(name) is not module:
             return self.unrestricted
         return name in _PASSAGES or self.holds(name) or _within(name, (*COMPONENTS, *TORCH_CLASSES))
@@ -97,7 +99,7 @@ class Trust(NamedTuple):
         """Whether a module is the project's own."""
         if self.unrestricted:
             return True
-        # A checkout of this program is no project whose every function may run.
+        # In a checkout of this program, the project's root holds trainer_cli, of which only components may run.
         is_own_package = module.partition(".")[0] in (OURS, TORCH)
         return self.project is not None and not is_own_package and _is_in(self.project, module)
 
@@ -111,24 +113,25 @@ class Trust(NamedTuple):
         if not public:
             return False
         if inspect.isclass(definition) and _within(module, TORCH_CLASSES):
-            return _derives(definition, _TORCH_BASES)
+            return _is_subclass(definition, _TORCH_BASES)
         if inspect.isclass(definition) and _within(module, COMPONENTS):
             return True
         return self.holds(module) and is_component(definition, module)
 
 
 def is_component(definition: object, module: str) -> bool:
-    """Whether an object of a package is what a training is made of, and no loader, launcher or compiler.
+    """Whether an object of a package is a component, and not a loader, launcher or compiler.
 
-    That is a class of modules, optimizers, schedulers, datasets, samplers, data loaders, callbacks, loggers or training
-    steps; a class that assigns `train`, as the object of `data` must; a dataclass, for the settings of others; and a
-    function that is annotated to return one of these. Class methods are none: `from_pretrained` and the like load.
+    Components are subclasses of torch's modules, optimizers, schedulers, datasets, samplers and data loaders, and of
+    our callbacks, loggers and training steps; classes that assign `train`, as `data` requires; dataclasses, for
+    settings; and functions annotated to return one of these. Class methods are excluded: many, such as
+    `from_pretrained`, load files.
     """
     if _within(module, _COMPILERS):
         return False
     if inspect.isclass(definition):
         is_record = "__dataclass_params__" in vars(definition)
-        return is_record or _derives(definition, _COMPONENT_BASES) or _assigns_train(definition)
+        return is_record or _is_subclass(definition, _COMPONENT_BASES) or _assigns_train(definition)
     if not isinstance(definition, FunctionType) or "." in definition.__qualname__:
         return False
     try:
@@ -137,16 +140,17 @@ def is_component(definition: object, module: str) -> bool:
         return False
     classes = typing.get_args(returned) or (returned,)
     return all(
-        inspect.isclass(returned_class) and _derives(returned_class, _COMPONENT_BASES) for returned_class in classes
+        inspect.isclass(returned_class) and _is_subclass(returned_class, _COMPONENT_BASES) for returned_class in classes
     )
 
 
 def import_target(path: str, where: str, trust: Trust) -> Callable[..., Any]:
-    """The class or function that a `_target_` names, imported only if it may be.
+    """Import the class or function that a `_target_` names.
 
     Raises:
-        ConfigError: not importable, no class or function, blocked, or not trusted.
+        ConfigError: it cannot be imported, is not a class or function, is blocked, or is not trusted.
     """
+    # The name is checked before the import, which runs code, and the object after it.
     check_path(path, where)
     check_name(path, where, trust)
     target = resolve(path, where, trust)
@@ -156,7 +160,7 @@ def import_target(path: str, where: str, trust: Trust) -> Callable[..., Any]:
 
 
 def check_path(path: Any, where: str) -> None:
-    """Refuse what is no dotted name, and a name that Hydra blocks."""
+    """Refuse a path that is not a dotted name, or that Hydra blocks."""
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
         raise _target_error(f"_target_ {path!r} is no dotted name", where, "Write package.module.Name.")
@@ -167,46 +171,47 @@ def resolve(path: str, where: str, trust: Trust) -> object:
     """The object at a dotted path.
 
     Raises:
-        ConfigError: naming the first part that is not there, and the nearest that is; or a module on the way that
-            is not trusted. An error inside the module that is imported is passed on with a note.
+        ConfigError: a name on the path does not exist, or a module on the path is not trusted. An error inside an
+            imported module is passed on with a note.
     """
     parts = path.split(".")
     current: Any = _import(parts[0], path, where)
     for depth, name in enumerate(parts[1:], start=1):
         if isinstance(current, ModuleType) and not trust.passes(current):
-            raise _untrusted(path, current.__name__, where)
+            raise _untrusted_error(path, current.__name__, where)
         prefix = ".".join(parts[:depth])
-        # The module first where there is one: a package may hold a function of its module's name only later.
+        # An attribute before a submodule: importing the submodule could replace an attribute of the same name.
         try:
             current = getattr(current, name)
         except AttributeError:
             if not isinstance(current, ModuleType):
                 raise missing_name_error(path, where, f"{prefix} has no {name!r}", name, dir(current)) from None
-            current = _submodule(current, prefix, name, path, where)
+            current = _import_submodule(current, prefix, name, path, where)
     return current
 
 
 def check_name(path: str, where: str, trust: Trust) -> None:
-    """Refuse, before any import, a path that begins with no trusted package."""
+    """Refuse, before any import, a path that does not begin with a trusted package."""
     if not trust.names(path):
-        raise _untrusted(path, path, where)
+        raise _untrusted_error(path, path, where)
 
 
 def check_allowed(target: object, path: str, where: str, trust: Trust) -> None:
-    """Refuse what is neither class nor function, what Hydra blocks, and what no trusted package defines."""
+    """Refuse an object that is not a class or function, that Hydra blocks, or that no trusted package defines."""
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         kind = "a module" if isinstance(target, ModuleType) else f"of type {type(target).__name__}"
         raise _target_error(f"_target_ {path} is {kind}, but it must be a class or a function", where)
+    # Again, by the object: an alias may lead to a blocked function.
     _check_blocked(target, path, where)
     if trust.unrestricted:
         return
     if isinstance(target, MethodType) and not trust.is_of_project(target.__func__.__module__):
-        raise _no_component(path, where)
-    for definition in _owners(target):
+        raise _not_component_error(path, where)
+    for definition in _find_definitions(target):
         module = str(getattr(definition, "__module__", None) or "")
         name = f"{module}.{getattr(definition, '__qualname__', path)}".lstrip(".")
         if not trust.admits(definition, module):
-            raise _no_component(path, where) if trust.holds(module) else _untrusted(path, name, where)
+            raise _not_component_error(path, where) if trust.holds(module) else _untrusted_error(path, name, where)
         if not _defined_in(definition, module):
             message = f"_target_ {path} claims to be {name}, but {module} did not define it; the config comes from disk"
             raise _target_error(message, where, "Name it where it is defined.")
@@ -216,7 +221,7 @@ def import_from(project: Path) -> None:
     """Put the project's root first on `sys.path`, so that its classes need not be installed.
 
     Raises:
-        ConfigError: a module in it hides a library, or is hidden by one.
+        ConfigError: a module in it shadows a library, or is shadowed by one.
     """
     refuse_shadows(project)
     root = str(project)
@@ -237,7 +242,7 @@ def find_project_packages(project: Path) -> Iterator[str]:
 
 
 def missing_name_error(path: str, where: str, message: str, name: str, candidates: Iterable[str]) -> ConfigError:
-    """The error for a part of a path that does not exist, with the nearest name that does."""
+    """The error for a name on a path that does not exist, with the nearest one that does."""
     public = [name for name in candidates if not name.startswith("_")]
     return _target_error(f"_target_ {path}: {message}", where, did_you_mean(name, public).strip() or None)
 
@@ -251,8 +256,8 @@ def _target_error(message: str, where: str, hint: str | None = None) -> ConfigEr
     return ConfigError(message, location=where, code=Code.target, hint=hint)
 
 
-def _owners(target: object) -> Iterator[object]:
-    """The function behind wrappers, or the class; for a method its class too: all must be trusted."""
+def _find_definitions(target: object) -> Iterator[object]:
+    """The definitions behind a target, all of which must be trusted: unwrapped functions, and a method's class."""
     function = target.__func__ if isinstance(target, MethodType) else target
     yield function
     if isinstance(function, FunctionType) and (unwrapped := inspect.unwrap(function)) is not function:
@@ -263,7 +268,10 @@ def _owners(target: object) -> Iterator[object]:
 
 
 def _defined_in(definition: object, module: str) -> bool:
-    """Whether an object is defined in a module: a function by its globals, anything else by its qualified name."""
+    """Whether a module defines an object.
+
+    `__module__` can be assigned. A function is therefore checked by its globals, a class by its qualified name.
+    """
     loaded = sys.modules.get(module)
     if loaded is None:
         return False
@@ -283,12 +291,13 @@ def _defined_in(definition: object, module: str) -> bool:
 
 
 def _is_in(project: Path, module: str) -> bool:
-    """Whether an imported module is in a top-level package of the project, and not in an environment inside it."""
+    """Whether an imported module is in a top-level package of the project, not in an environment inside its folder."""
     loaded = sys.modules.get(module)
     file = getattr(loaded, "__file__", None)
     paths = [file] if file else list(getattr(loaded, "__path__", ()))
     top = module.partition(".")[0]
     folders = [root / name for root in (project, project / "src") for name in (top, f"{top}.py")]
+    # With and without links followed: an editable install may link to the project.
     folders += [folder.resolve() for folder in folders]
     return bool(paths) and all(
         any(variant.is_relative_to(folder) for variant in (Path(path), Path(path).resolve()) for folder in folders)
@@ -296,12 +305,12 @@ def _is_in(project: Path, module: str) -> bool:
     )
 
 
-def _derives(cls: type, bases: set[tuple[str, str]]) -> bool:
+def _is_subclass(cls: type, bases: set[tuple[str, str]]) -> bool:
     return any((base.__module__, base.__qualname__) in bases for base in cls.__mro__)
 
 
 def _assigns_train(cls: type) -> bool:
-    """Whether a class has a property or a field `train`, or assigns it in its constructor."""
+    """Whether a class has a property or field `train`, or assigns it in its constructor (read from its bytecode)."""
     if any("train" in vars(base).get("__annotations__", ()) for base in cls.__mro__):
         return True
     if isinstance(inspect.getattr_static(cls, "train", None), property | cached_property):
@@ -318,10 +327,11 @@ def _within(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def _import(name: str, path: str, where: str) -> ModuleType:
-    """Import a module; an error in it gets a note which target needs it."""
+    """Import a module. An error inside it gets a note that names the target."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # A missing import inside the module is an error of that code, not of the config.
         if error.name != name:
             error.add_note(f"while importing {name} for _target_ {path} ({where})")
             raise
@@ -334,7 +344,7 @@ def _import(name: str, path: str, where: str) -> ModuleType:
         raise _target_error(f"_target_ {path} cannot be imported: {problem}", where) from None
     except ImportError as error:
         if "no known parent package" in str(error):
-            raise _relative(error, path, where) from None
+            raise _relative_import_error(error, path, where) from None
         error.add_note(f"while importing {name} for _target_ {path} ({where})")
         raise
     except SystemExit:
@@ -344,7 +354,7 @@ def _import(name: str, path: str, where: str) -> ModuleType:
         raise
 
 
-def _relative(error: ImportError, path: str, where: str) -> ConfigError:
+def _relative_import_error(error: ImportError, path: str, where: str) -> ConfigError:
     """The error for a relative import in a module that is in no package, such as one in the project's root."""
     *_, frame = traceback.extract_tb(error.__traceback__)
     message = f"_target_ {path} cannot be imported: {frame.filename}:{frame.lineno}: {frame.line}: it is in no package"
@@ -352,8 +362,8 @@ def _relative(error: ImportError, path: str, where: str) -> ConfigError:
     return _target_error(message, where, hint)
 
 
-def _submodule(module: ModuleType, prefix: str, name: str, path: str, where: str) -> ModuleType:
-    # Through an alias (`mine.np.random`) nothing is imported.
+def _import_submodule(module: ModuleType, prefix: str, name: str, path: str, where: str) -> ModuleType:
+    # The path leads through an alias (`mine.np.random`): its submodules are not imported under that name.
     if not hasattr(module, "__path__") or module.__name__ != prefix:
         raise missing_name_error(path, where, f"module {prefix} has no {name!r}", name, dir(module))
     try:
@@ -365,7 +375,7 @@ def _submodule(module: ModuleType, prefix: str, name: str, path: str, where: str
         raise missing_name_error(path, where, f"package {prefix} has no {name!r}", name, candidates) from None
 
 
-def _no_component(path: str, where: str) -> ConfigError:
+def _not_component_error(path: str, where: str) -> ConfigError:
     message = (
         f"_target_ {path} comes from a config on disk and is no component: trust= admits a package's models, "
         "optimizers, schedulers, datasets, callbacks, dataclasses, and functions annotated to return one of them"
@@ -375,7 +385,7 @@ def _no_component(path: str, where: str) -> ConfigError:
     )
 
 
-def _untrusted(path: str, actual: str, where: str) -> ConfigError:
+def _untrusted_error(path: str, actual: str, where: str) -> ConfigError:
     alias_note = "" if actual == path else f" is {actual}, which"
     package = actual.partition(".")[0]
     message = (
