@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from trainer_cli.config import overrides
-from trainer_cli.config.overrides import closes_at_end, hint_for
+from trainer_cli.config.overrides import closes_at_end, hint_on_syntax
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_is_wrong_in_brackets_is_reported_and_no_quotes_around_the_whole(ar
 
 @pytest.mark.parametrize("value", ["{a}{b}", "[ab]c,d", "[ab](c)"])
 def test_a_text_that_only_begins_with_a_bracket_needs_both_pairs_of_quotes(value: str) -> None:
-    cure = hint_for(f"name={value}")
+    cure = hint_on_syntax(f"name={value}")
     assert cure.endswith(f"needs two pairs of quotes: 'name=\"{value}\"'.")
     assert overrides.read_overrides([f'name="{value}"']).overrides[0].value() == value
 

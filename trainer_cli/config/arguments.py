@@ -25,20 +25,20 @@ from trainer_cli.core.types import MISSING, Parameter, call_parameters, misfits
 from trainer_cli.errors import Code, ConfigError
 
 SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")
-"""Where components stand."""
+"""Sections that hold components."""
 EVALUATED = ("model", "data", "step", "callbacks")
-"""Those that are made only to evaluate."""
+"""Sections that are built for evaluation without training."""
 SPECIAL = ("_target_", "_partial_", "_args_")
 SCHEDULER_KEYS = ("interval", "metric", "groups")
-"""Keys of a schedule's node that do not reach the object."""
+"""Keys of a schedule's node that the trainer reads and the constructor does not get."""
 _AT_LEAST = {"batch_size": 1, "val_batch_size": 1, GLOBAL_BATCH_SIZE: 1, "num_workers": 0, "overfit_batches": 1}
 FROM_DATA = "from_data"
 SAVER = "checkpoint"
 SAVER_KEYS = (*(field.name for field in fields(CheckpointConfig)), "folder", "identity")
-"""What a CheckpointerCallback is given besides its own node."""
+"""Arguments that a CheckpointerCallback gets besides those of its node."""
 
 _SOMETHING = object()
-"""A value that comes from elsewhere."""
+"""Stands for an argument that is known only when the object is built."""
 
 
 def check_components(
@@ -48,24 +48,24 @@ def check_components(
     trust: Trust,
     sections: Collection[str] = SECTIONS,
 ) -> Iterator[ConfigError]:
-    """What is wrong with the components of a config, as far as no import is needed, each with its key and place.
+    """Check the components of a config without imports; each mistake has its key and source.
 
-    Interpolations are resolved. The project's root comes first in `roots`; only `sections` are checked.
+    Interpolations are resolved already. The project's root comes first in `roots`; only `sections` are checked.
     """
-    return _placed(_Checker(trust, list(roots)), config, provenance, sections)
+    return _with_sources(_Checker(trust, list(roots)), config, provenance, sections)
 
 
 def check_bindings(
     config: TrainConfig, provenance: Provenance, trust: Trust, sections: Collection[str] = SECTIONS
 ) -> Iterator[ConfigError]:
-    """As `mistakes`, and also what the imported targets refuse: no class or function, or other arguments.
+    """Import the targets and check that each is a class or function and accepts its arguments.
 
-    The project's root is on `sys.path` already.
+    The project's root must be on `sys.path` already.
     """
-    return _placed(_Checker(trust, None), config, provenance, sections)
+    return _with_sources(_Checker(trust, None), config, provenance, sections)
 
 
-def _placed(
+def _with_sources(
     checker: _Checker, config: TrainConfig, provenance: Provenance, sections: Collection[str]
 ) -> Iterator[ConfigError]:
     errors_of_sections = [checker.section(name, getattr(config, name)) for name in sections]
@@ -83,13 +83,13 @@ def _placed(
 
 
 def _was_another(path: tuple[str, ...], error: ConfigError, provenance: Provenance) -> bool:
-    """Whether a component was given another `_target_` on the command line, and an argument is of its file."""
+    """Whether the command line sets another `_target_`, and the file's argument does not fit it."""
     unknown = error.code is Code.argument and error.source != COMMAND_LINE
     return unknown and path[1] != "_target_" and provenance.source((path[0], "_target_")) == COMMAND_LINE
 
 
 def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
-    """Refuse keys of a node that look special and are not, and `_args_` that are no list."""
+    """Refuse unknown keys of the form `_key_`, and special keys with values of the wrong type."""
     for key in map(str, node):
         if key.startswith("_") and key.endswith("_") and key not in SPECIAL:
             yield ConfigError(
@@ -110,7 +110,7 @@ def check_keys(node: Mapping[str, Any], where: str) -> Iterator[ConfigError]:
 
 
 def node_error(value: Any, where: str) -> ConfigError:
-    """The error for a component that is no node."""
+    """The error for a component that is not a node."""
     return ConfigError(
         f"{where} is {value!r}, but it must be a node with `_target_`",
         location=where,
@@ -158,12 +158,12 @@ def _schedules(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def steps_by_evaluation(scheduler: Any) -> bool:
-    """Whether a schedule steps after evaluations, as far as its node says."""
+    """Whether the node of a schedule says that it steps after evaluations."""
     return SchedulerInterval.evaluation in _intervals_of_metrics(scheduler)
 
 
 def steps_by_log(scheduler: Any) -> bool:
-    """Whether a schedule steps by a logged training metric, as far as its node says."""
+    """Whether the node of a schedule says that it steps by a logged training metric."""
     return SchedulerInterval.log in _intervals_of_metrics(scheduler)
 
 
@@ -197,7 +197,7 @@ def is_node(value: Any) -> bool:
 class _Checker:
     """Check a config's components; the errors have a location and no source yet.
 
-    `roots` null: import the targets. Otherwise only look for their files, in these folders first.
+    With `roots` None the targets are imported. Otherwise only their files are searched, in these folders first.
     """
 
     def __init__(self, trust: Trust, roots: list[Path] | None) -> None:
@@ -205,7 +205,7 @@ class _Checker:
         self.roots = roots
 
     def section(self, name: str, value: Any) -> Iterator[ConfigError]:
-        """What is wrong in one section."""
+        """Check one section."""
         match name:
             case "model":
                 yield from self._component(name, value, elsewhere=(MISSING, FROM_DATA))
@@ -225,13 +225,13 @@ class _Checker:
                     yield from self._component(f"{name}.{key}", node, named_elsewhere=named)
 
     def groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
-        """What is wrong in the settings of parameter groups: torch's optimizers would ignore one they do not have."""
+        """Check the settings of parameter groups: torch's optimizers ignore unknown ones without a warning."""
         nodes = list(list_optimizers(optimizer).values())
         single_node = nodes[0] if len(nodes) == 1 and is_node(nodes[0]) else None
         target = self._target(single_node["_target_"], "optimizer")[0] if single_node else None
         parameters = None if target is None else call_parameters(target)
         if target is None or parameters is None or not target.__module__.startswith("torch.optim"):
-            return  # Others may have settings that their constructor does not take: reported when they are built.
+            return  # Other optimizers may accept settings that their constructor does not; checked when they are built.
         for pattern, settings in groups.items():
             if isinstance(settings, Mapping):
                 arguments = {str(key): value for key, value in settings.items() if key != "tag"}
@@ -309,9 +309,10 @@ class _Checker:
         elsewhere: tuple[str, ...] = (MISSING,),
         schedule: bool = False,
     ) -> Iterator[ConfigError]:
-        """Check a node and all that are in it.
+        """Check a node and the nodes inside it.
 
-        `first` positional and `given` named arguments, and those whose value is one of `elsewhere`, come from there.
+        The trainer supplies the first `positional_count` arguments, those in `named_elsewhere`, and those whose value
+        is one of `elsewhere`.
         """
         key_errors = list(check_keys(node, where))
         yield from key_errors
@@ -350,7 +351,7 @@ class _Checker:
                 yield from self._inside(f"{where}.{index}", item)
 
     def _target(self, path: Any, where: str) -> tuple[Callable[..., Any] | None, list[ConfigError]]:
-        """The target, where it is imported, and what is wrong with it."""
+        """The target, if targets are imported, and the mistakes in it."""
         if path == MISSING:
             return None, []
         try:
@@ -365,7 +366,7 @@ class _Checker:
 
 
 def _or_duration(error: ConfigError, parameters: Sequence[Parameter]) -> ConfigError:
-    """Say that a schedule's steps may be given as a duration too."""
+    """Add the hint that a number of steps may also be written as a duration."""
     name = (error.location or "").rpartition(".")[2]
     kinds = next(
         (parameter.kind.names for parameter in parameters if parameter.name == name and parameter.kind is not None),

@@ -1,9 +1,8 @@
-"""Check a composed config against the schema: every mistake at once, each with its key, its source and a hint.
+"""Check overrides before composing, and the composed config against the schema; all mistakes are reported at once.
 
-Values are plain and may hold interpolations, which are resolved here. A key whose value is wrong gets its default, so
-that all else can still be checked.
-
-Refuse overrides that are wrong whatever the files say: unknown keys, groups and options, and misleading texts.
+`find_wrong_overrides` finds unknown keys, groups and options, and misleading texts, without reading a file.
+`validate` resolves interpolations and checks each value. A wrong value is replaced by its default, so that the other
+values can still be checked.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def validate(
 
 
 class _Validation:
-    """One pass over a config. `_wrong` has the paths of the mistakes: each path is reported once."""
+    """One pass over a config. `_wrong` holds the paths of the mistakes, each of which is reported once."""
 
     def __init__(self, values: Mapping[str, Any], provenance: Provenance, missing_ok: bool) -> None:
         self.mistakes: list[ConfigError] = []
@@ -90,7 +89,7 @@ class _Validation:
         self._wrong: set[KeyPath] = set()
 
     def section(self, section: type, values: Mapping[Any, Any], node: Any, path: KeyPath = ()) -> Any:
-        """A section as its dataclass; `node` has the same values, and resolves interpolations."""
+        """Check a section and build its dataclass; `node` has the same values and resolves interpolations."""
         before = len(self.mistakes)
         known_fields = {config_field.name: config_field for config_field in dataclasses.fields(section)}
         for name in map(str, values):
@@ -114,7 +113,7 @@ class _Validation:
                 hint = f"Write {first}={str(value).lower()}." if is_switch else f"Set its keys, such as {first}."
                 self._refuse(key_path, value, SECTION, hint)
         if path and len(self.mistakes) > before:
-            return section()  # Values that contradict each other can be checked only among right ones.
+            return section()  # Contradictions between values are checked only if each value is right.
         try:
             return section(**converted)
         except ConfigError as error:
@@ -122,7 +121,7 @@ class _Validation:
             return section()
 
     def _misplaced(self, path: KeyPath, mistake: ConfigError) -> ConfigError:
-        """The error for a key that the choice of a group makes: the place of the choice, and how it says where to."""
+        """The error for an unknown key that is the package of a chosen option: point to the choice."""
         choice = self._provenance.choices.get(path)
         if choice is None:
             return mistake
@@ -160,7 +159,7 @@ class _Validation:
         return config_field.type[resolved] if isinstance(config_field.type, EnumMeta) else resolved
 
     def _resolved(self, value: Any, node: Any, key: Any, path: KeyPath) -> Any:
-        """A value without interpolations. What is wrong in a mapping or a list is left out of it."""
+        """A value with interpolations resolved. Wrong items of a mapping or list are left out."""
         if isinstance(value, Mapping):
             inner = node[key]
             resolved = {name: self._resolved(item, inner, name, (*path, str(name))) for name, item in value.items()}
@@ -177,7 +176,7 @@ class _Validation:
                 known_keys = [".".join(path) for path, _ in leaves(self._values, ())]
                 message, hint = explain_unresolved(error, value, known_keys)
                 self._report(path, f"{'.'.join(path)}: {message}", hint, code=Code.unresolved)
-                node[key] = None  # What refers to it is no mistake of its own.
+                node[key] = None  # Other interpolations that refer to it resolve without further mistakes.
                 return None
             for leaf_path, leaf in leaves(value, path):
                 self._check_number(leaf_path, leaf)
@@ -188,7 +187,7 @@ class _Validation:
         return value
 
     def _converted(self, kind: Kind, value: Any, resolved: Any, path: KeyPath) -> Any:
-        """Whole numbers as texts or fractions where these are wanted; texts of interpolations as what is wanted."""
+        """Convert whole numbers to texts or floats, and texts from interpolations to the type of the key."""
         if name_of(resolved) is None and path[0] not in OPEN:
             self._refuse(path[:-1] if path[-1].isdecimal() else path, resolved, str(kind))
             return resolved
@@ -217,7 +216,7 @@ class _Validation:
         return resolved
 
     def _check_written(self, path: KeyPath, number: int) -> None:
-        """Refuse a number for a text if it is not written as the number is: `1_0`."""
+        """Refuse a number for a text key if it was not written in its plain form, such as `1_0`."""
         text, key, source = self._provenance.written(path, number), ".".join(path), self._provenance.source(path)
         if text == str(number):
             return
@@ -231,7 +230,7 @@ class _Validation:
         self._report(path[:-1] if path[-1].isdecimal() else path, message, hint, source=source)
 
     def _check_shape(self, key: str, value: Any) -> None:
-        """Refuse what can be no component, or no mapping of them."""
+        """Refuse values that cannot be a component or a mapping of components."""
         if isinstance(value, str) and "${" in value:
             return
         if key == "ckpt":
@@ -298,7 +297,7 @@ class _Validation:
 
 
 def _odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Keys that no text can name. A whole number may be one, for a mapping that is an argument."""
+    """Keys that are neither texts nor whole numbers; a mapping that is an argument may have numbers as keys."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(key, bool) or not isinstance(key, str | int):
@@ -310,10 +309,10 @@ def _odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
 
 
 COMPONENTS = ("model", "data", "optimizer", "scheduler", "step", "sparsity")
-"""Sections that `~GROUP` and `GROUP=null` switch off, whatever files set in them."""
+"""Sections that `~GROUP` and `GROUP=null` switch off, even if files set values in them."""
 _NO_TRUTH = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _NO_FOLDERS = ("conf", "config")
-"""What other programs call the folder of configs."""
+"""Names of the folder of configs in other programs."""
 
 
 def switches_off(choice: Override) -> bool:
@@ -323,7 +322,7 @@ def switches_off(choice: Override) -> bool:
 
 
 def find_wrong_overrides(search: SearchPath, line: CommandLine) -> Iterator[tuple[str, ConfigError]]:
-    """Each wrong override, as written, and what is wrong with it."""
+    """Each wrong override as written, with its mistake."""
     switches = {
         override.key_or_group: line_of(override)
         for override in line.overrides
@@ -387,7 +386,7 @@ def _no_key(search: SearchPath, path: KeyPath, known_keys: list[str]) -> ConfigE
 
 
 def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigError]:
-    """Texts without quotes that look like null or, in an open section, like a number or true and false."""
+    """Refuse texts without quotes that look like null or, in an open section, like a number, true or false."""
     key = ".".join(path)
     if value == PYTHONS_NULL and not isinstance(value, QuotedString):
         yield _text_not(key, PYTHONS_NULL, "not null", "null")

@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
 
 
 def line_of_digests(raw: DictConfig, salt: str) -> str:
-    """A comment line for the end of a frozen config: digests of the values from resolvers. Empty if there are none."""
+    """A comment line for the end of a frozen config: digests of the values from resolvers (else empty)."""
     digests = {".".join(path): digest for path, digest, _ in _digests(raw, salt)}
     return f"{_LINE}{json.dumps(digests, ensure_ascii=False)}\n" if digests else ""
 

@@ -1,7 +1,6 @@
-"""Every key of the config with its type, default and meaning, read from core/schema.py, and what a resume may change.
+"""Every key of the config with its type, default and meaning, and the keys that a resume may change.
 
-All values of a run's config stay as they are, but for the keys in MAY_CHANGE: any other change would make it another
-training.
+A resume refuses a change of any key that is not in MAY_CHANGE, since the run would no longer be the same training.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from trainer_cli.errors import Code, ConfigError
 KeyPath = tuple[str, ...]
 
 OPEN = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups", "callbacks", "loggers")
-"""Keys below which any others may stand."""
+"""Sections with arbitrary keys."""
 _SHARING = (
     "strategy", "find_unused_parameters", "shard_size", "tensor_size", "wrap", "wrap_min_parameters", "cpu_offload",
     "activation_checkpointing",
 )  # fmt: skip
-"""Keys of `parallel` that change which process computes what, but no number format."""
+"""Keys of `parallel` that divide the work among processes and do not affect precision."""
 MAY_CHANGE: Mapping[str, str] = {
     "name": "a name, no part of the training",
     "run_dir": "where the run is kept",
@@ -66,18 +65,18 @@ DATA_KEYS = (
     "batch_size", "val_batch_size", GLOBAL_BATCH_SIZE, "num_workers", "collate_fn", "persistent_workers",
     "worker_timeout", "overfit_batches",
 )  # fmt: skip
-"""Keys under `data` that belong to our loaders, and not to the object that is made."""
+"""Keys of `data` for our loaders, which the data object does not get."""
 BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
-"""Keys that may change where `data.global_batch_size` says how many samples a step has."""
+"""Keys that may change if `data.global_batch_size` fixes the samples per step."""
 ABSENT_IF_NULL = (("data", "global_batch_size"),)
-"""Keys of open nodes that shipped configs name, and older ones did not."""
+"""Keys of open sections that older configs lack; null equals absent."""
 SOURCE = "source"
-"""In `resume_allow`: the source of the project, which is no key."""
+"""Entry of `resume_allow` for the project's source code; not a key of the config."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """A key, or a section, whose `kind` is then its dataclass. `rules` are those that its field was declared with."""
+    """A key of the config, or a section, whose `kind` is its dataclass. `rules` is the metadata of its field."""
 
     path: KeyPath
     section: type
@@ -92,7 +91,7 @@ class ConfigKey:
 
     @property
     def is_section(self) -> bool:
-        """Whether further keys stand below it, and no others can."""
+        """Whether it is a section with a fixed set of keys."""
         return dataclasses.is_dataclass(self.kind)
 
     @property
@@ -140,7 +139,7 @@ def defaults() -> dict[str, Any]:
 
 
 def unknown_key(path: KeyPath) -> tuple[KeyPath, list[str]] | None:
-    """The part of `path` that no section has, and the keys that it has instead; None if there is none."""
+    """The first unknown key on `path`, and the keys of its section; None if all are known."""
     for depth, key in enumerate(path):
         section = sections().get(path[:depth])
         if section is None:
@@ -152,7 +151,7 @@ def unknown_key(path: KeyPath) -> tuple[KeyPath, list[str]] | None:
 
 
 def why_may_change(key: str, allowed: Iterable[str] = ()) -> str | None:
-    """Why a key may change on a resume, or None. `allowed` are further globs; a section stands for all below it."""
+    """Why a key may change on a resume, or None. `allowed` are further globs; a section includes all keys below it."""
     for pattern, reason in MAY_CHANGE.items():
         if fnmatchcase(key, pattern):
             return reason
@@ -160,12 +159,12 @@ def why_may_change(key: str, allowed: Iterable[str] = ()) -> str | None:
 
 
 def matches_any(key: str, allowed: Iterable[str]) -> bool:
-    """Whether one of these globs means a key, or a section above it."""
+    """Whether one of these globs matches a key or a section above it."""
     return any(key == pattern or key.startswith(f"{pattern}.") or matches(key, pattern) for pattern in allowed)
 
 
 def check_resume_allow(allowed: Iterable[str]) -> Iterator[ConfigError]:
-    """The keys and globs of `resume_allow` that match no key: a misspelt one would allow nothing, in silence."""
+    """Refuse keys and globs of `resume_allow` that match no key: a misspelt one would silently allow nothing."""
     for pattern in allowed:
         if pattern != SOURCE and not any(map(_may_match, alternatives(pattern))):
             hint = did_you_mean(pattern, [config_key.key for config_key in fields()]).strip()
@@ -175,7 +174,7 @@ def check_resume_allow(allowed: Iterable[str]) -> Iterator[ConfigError]:
 
 
 def check_left_out(config: schema.TrainConfig) -> Iterator[ConfigError]:
-    """What `checkpoint.leave_out` names that is no state of this training, and restarts that it makes impossible."""
+    """Refuse names in `checkpoint.leave_out` that are not state of the run, and restarts that would lack state."""
     callbacks = [name for name, node in config.callbacks.items() if node is not None]
     if config.sparsity is not None:
         callbacks.append("sparsity")
@@ -189,7 +188,7 @@ def check_left_out(config: schema.TrainConfig) -> Iterator[ConfigError]:
 
 
 def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
-    """Every value of a tree that is no mapping, with its path; a list is one value."""
+    """Every value of a tree that is not a mapping, with its path; a list is one value."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from (((str(key), *path), leaf) for path, leaf in whole_values(value))
@@ -198,7 +197,7 @@ def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Every single value, with its path; those of lists too."""
+    """Every scalar with its path, including the items of lists."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from leaves(item, (*path, str(key)))
@@ -214,7 +213,7 @@ def _may_match(pattern: str) -> bool:
     if glob is None:
         parts = tuple(pattern.split("."))
         return all(parts) and unknown_key(parts) is None
-    # A star matches dots too, so that one above an open section's dot may match anything below it.
+    # A star also matches dots, so a glob that reaches into an open section may match an unknown key there.
     start = pattern[: glob.start()]
     return any(
         fnmatchcase(config_key.key, pattern)

@@ -62,7 +62,7 @@ class Configs(Protocol):
     """The configs that a composition may choose from, by their names without `.yaml`."""
 
     def load(self, name: str) -> Loaded | None:
-        """A config, or None if there is none of this name."""
+        """The config of this name, or None if it does not exist."""
 
     def is_group(self, name: str) -> bool:
         """Whether there is such a group."""
@@ -83,6 +83,7 @@ def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Ov
         HydraException: a choice that cannot be made; its message names it.
         RecursionError: a defaults list that leads back to its own file.
     """
+    # Hydra reads its compatibility level from global state, which another user of Hydra may have set.
     version.setbase("1.3")
     listed = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
     merged = [
@@ -109,6 +110,7 @@ def apply_override(config: DictConfig, override: Override) -> str | None:
     The config must be in struct mode, in which only `+` adds keys. For a mapping the caller checks that.
     """
     if isinstance(override.value(), dict) and not override.is_delete():
+        # Hydra merges a mapping in struct mode only if it is force-added.
         override = replace(override, type=OverrideType.FORCE_ADD)
     try:
         ConfigLoaderImpl._apply_overrides_to_config([override], config)
@@ -161,7 +163,7 @@ class _Source(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         loaded = self._configs.load(config_path.removesuffix(".yaml")) or Loaded({}, None)
-        # A copy, for Hydra takes the defaults list out of it.
+        # A copy, since Hydra removes the defaults list from it.
         config = OmegaConf.create(loaded.values)
         return ConfigResult(provider=self.provider, path=self.path, config=config, header={"package": loaded.package})
 
@@ -190,10 +192,10 @@ class _Repository(ConfigRepository):
         if config_path not in self._loaded:
             loaded = self._loaded[config_path] = super().load_config(config_path)
             entries = loaded.defaults_list or [] if loaded is not None else []
-            # `experiment: null` chooses nothing, and does not make the choice of the command line a second one.
+            # Without `experiment: null`, `+experiment=x` on the command line is the first choice, not a second one.
             entries[:] = [entry for entry in entries if "/" in config_path or not _no_experiment(entry)]
             if not all(entry.is_override() for entry in entries) and not any(entry.is_self() for entry in entries):
-                # A file's own values are merged last. Hydra does so too, but warns.
+                # A file's own values are merged last. Hydra does the same, but warns.
                 entries.append(ConfigDefault(path="_self_"))
         return self._loaded[config_path]
 

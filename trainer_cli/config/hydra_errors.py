@@ -1,6 +1,6 @@
-"""Hydra's errors about defaults lists and OmegaConf's about interpolations, in the words of the config.
+"""Translate Hydra's errors about defaults lists and OmegaConf's about interpolations into errors about the config.
 
-Their exceptions say in their text alone which key or file is wrong, so this is the one module that reads messages.
+Only the text of their exceptions says which key or file is wrong, so this module, and no other, parses messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainer_cli.errors import Code, ConfigError
 
 
 class _Lists(NamedTuple):
-    """What was read before the error: the command line, and the entries of all defaults lists."""
+    """The command line and the entries of all defaults lists that were read before the error."""
 
     search: SearchPath
     command: CommandLine
@@ -46,7 +46,7 @@ class _Lists(NamedTuple):
 def translate_error(
     error: Exception, search: SearchPath, command: CommandLine, files: Mapping[Path, Reading]
 ) -> ConfigError:
-    """The error for one of Hydra's. `files` are those read so far: the mistake is in the last one, or it names it."""
+    """Translate an error of Hydra. `files` are those read so far; the last one has the mistake or is named by it."""
     text = str(error) or str(error.__cause__ or "")
     entries = {
         name: [*read_entries(reading.node, label(path, search.cwd), name)]
@@ -78,7 +78,7 @@ def translate_error(
 
 
 def explain_unresolved(error: Exception, text: str, known_keys: Sequence[str]) -> tuple[str, str]:
-    """What is wrong with the interpolation in `text`, and a hint; `known` are the keys that it could name."""
+    """The mistake in the interpolation `text`, and a hint; `known_keys` are the keys that it could name."""
     words = str(getattr(error, "msg", None) or error or type(error).__name__).splitlines()[0]
     last = words.rpartition(" ")[2]
     if isinstance(error, InterpolationToMissingValueError):
@@ -110,7 +110,7 @@ def _wrong(message: str, source: str | None, hint: str | None = None) -> ConfigE
 
 
 def _wrong_override(parent: str, key: str, candidates: Sequence[str], lists: _Lists) -> ConfigError:
-    """An override in a defaults list, of what nothing chose before, or not for this package."""
+    """An `override` entry of a group for which no earlier entry chooses an option, or not for this package."""
     group, _, package = key.partition("@")
     entry = next((listed for listed in lists.entries.get(parent, ()) if listed.is_override and listed.is_of(key)), None)
     where, option = (entry.source, entry.option or "null") if entry is not None else (parent, "OPTION")
@@ -122,9 +122,9 @@ def _wrong_override(parent: str, key: str, candidates: Sequence[str], lists: _Li
         names = [f"{group}@_global_.{group}"] if inside else candidates
         corrections = " or ".join(f"'- override /{name}: {option}'" for name in names)
         return _wrong(f"nothing chooses a {group} for {package or group}", where, f"Write {corrections}.")
-    what = f"nothing chooses a {group} that could be overridden"
+    message = f"nothing chooses a {group} that could be overridden"
     hint = f"Write '- /{_placed(key)}: {option}' without override, or choose one in {lists.search.primary}.yaml."
-    return _wrong(what, where, hint)
+    return _wrong(message, where, hint)
 
 
 def _not_listed(key: str, candidates: Sequence[str], lists: _Lists, *, deletes: bool) -> ConfigError:
@@ -241,7 +241,7 @@ def _back_to_itself(entries: Mapping[str, Sequence[Entry]], name: str, trail: tu
 
 
 def _meant(key: str, known_keys: Sequence[str]) -> str:
-    """The key that a misspelt one stands for: one beside it where its section is right, else any."""
+    """A suggestion for a misspelt key: from its section if that exists, else from all keys."""
     above, dot, name = key.rpartition(".")
     beside = [known_key.rpartition(".")[2] for known_key in known_keys if known_key.rpartition(".")[0] == above]
     if not beside:

@@ -41,7 +41,7 @@ _ANY: Mapping[str, Schema] = {
     },
     "precision.loss_scale": {"anyOf": [{"const": "dynamic"}, {"type": "number", "exclusiveMinimum": 0}]},
 }
-"""What the keys hold whose annotation, `Any`, does not say."""
+"""Schemas of keys whose annotation is `Any`."""
 _NARROWER: Mapping[str, Schema] = {
     "name": {"anyOf": [{"type": "string", "pattern": r"^(?![-/.\s])(?!.*/[/.\s])(?!.*[/\s]$)(?!.*\s/).*\S"}, NULL]},
     "run_dir": _FOLDER,
@@ -65,7 +65,7 @@ _NARROWER: Mapping[str, Schema] = {
     "callbacks": _MAPPING_OF_NODES,
     "loggers": _MAPPING_OF_NODES,
 }
-"""What the keys hold that take less than their annotation says."""
+"""Schemas of keys that accept less than their annotation."""
 _WHOLE = r"\d+(e\+?\d{1,3})?"
 _PART = r"\d+(\.\d+)?"
 _UNITS: Mapping[Unit, str] = {
@@ -109,12 +109,12 @@ def json_schema() -> Schema:
 
 
 def _is_group(field: ConfigKey) -> bool:
-    """Whether a folder of options can stand for it: a section, a component, or a mapping of them."""
+    """Whether the key can be a group: a section, a component, or a mapping of components."""
     return field.is_section or NODE in _ANY.get(field.key, {}).get("anyOf", ()) or get_origin(field.kind) is dict
 
 
 def _file(field: ConfigKey) -> Schema:
-    """An option of a group: what its section holds, and a defaults list."""
+    """The schema of a group's option: the keys of its section, and a defaults list."""
     content: Schema = {"properties": {}, "additionalProperties": True}
     if field.is_section:
         names = [below.path[1] for below in fields() if below.path[:1] == field.path and len(below.path) == 2]
@@ -143,7 +143,7 @@ def _section(all_fields: Iterable[ConfigKey], path: tuple[str, ...]) -> Schema:
 
 
 def _of(field: ConfigKey) -> Schema:
-    """What a key may hold."""
+    """The schema of a key's value."""
     if field.is_section:
         return {"$ref": f"#/$defs/{field.key}"}
     if "units" in field.rules:

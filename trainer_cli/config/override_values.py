@@ -21,11 +21,12 @@ from trainer_cli.errors import Code, ConfigError
 def apply(
     values: Mapping[str, Any], overrides: Sequence[Override], search: SearchPath
 ) -> tuple[dict[str, Any], list[ConfigError]]:
-    """Plain values after the overrides, each applied as Hydra does; and why some cannot be."""
+    """Apply overrides to plain values, each as Hydra does. Returns the values, and a mistake for each refused one."""
     config = OmegaConf.create(dict(values))
-    OmegaConf.set_struct(config, True)
+    OmegaConf.set_struct(config, True)  # Only `+` may add keys.
     mistakes: list[ConfigError] = []
     for override in overrides:
+        # Hydra would accept some of these with a surprising result, and explain others badly.
         mistake = _why_refused(to_plain(config), override, search)
         if mistake is None and (reason := apply_override(config, override)) is not None:
             mistake = override_error(f"{line_of(override)}: {reason}")
@@ -35,7 +36,7 @@ def apply(
 
 
 def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPath) -> ConfigError | None:
-    """Why an override does not fit the composed values, or None."""
+    """The mistake if an override does not fit the composed values, or None."""
     path, line, value = path_of(override), line_of(override), override.value()
     adds = override.is_add() or override.is_force_add()
     parent: Any = values
@@ -58,7 +59,7 @@ def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPa
 
 
 def _no_merge(current: Any, value: Any, path: KeyPath, override: Override) -> ConfigError | None:
-    """Why a mapping or list does not merge into the value that stands: another kind, or a new key without `+`."""
+    """The mistake if a mapping or list does not merge into the current value: its kind differs, or a key is new."""
     key, line = ".".join(path), line_of(override)
     for kind, other_kind in ((Mapping, list), (list, Mapping)):
         if isinstance(current, kind) and isinstance(value, other_kind):
@@ -86,7 +87,7 @@ def _no_merge(current: Any, value: Any, path: KeyPath, override: Override) -> Co
 
 
 def append(values: dict[str, Any], addition: Append) -> ConfigError | None:
-    """Add values to the end of their list, in place; null begins a new one. Why they cannot be added, or None."""
+    """Add values to the end of a list, in place; null counts as an empty list. The mistake if that fails, or None."""
     key, list_text = ".".join(addition.path), f"[{','.join(map(str, addition.values))}]"
     current: Any = values
     parent: Any = values
@@ -143,7 +144,7 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
 
 
 def _no_removal(parent: Any, path: KeyPath, value: Any, *, has_value: bool) -> ConfigError | None:
-    """Why `~key` or `~key=value` does not fit what stands above the key, or None."""
+    """The mistake if `~key` names no key of `parent`, or `~key=value` another value, or None."""
     key = ".".join(path)
     if not isinstance(parent, Mapping) or path[-1] not in parent:
         names = [".".join((*path[:-1], str(name))) for name in parent] if isinstance(parent, Mapping) else []
@@ -157,11 +158,11 @@ def _no_removal(parent: Any, path: KeyPath, value: Any, *, has_value: bool) -> C
 
 
 def _of_an_interpolation(line: str, key: str, text: str) -> ConfigError:
-    """A key below an interpolation would be set in the node that it names, for all that refer to it."""
+    """Refuse a key below an interpolation: it would be set in the node that the interpolation refers to."""
     return override_error(f"{line}: {key} is {text}, and what it names has that key", "Set the key there.")
 
 
 def _of_a_list(line: str, above: str) -> ConfigError:
-    """A single item of a list cannot be set by its number, which would name another item when the list changes."""
+    """Refuse an item of a list by its index, which would name another item after the list changes."""
     hint = f"Write the whole list, {above}=[...], or add to its end, {above}+=ITEM."
     return override_error(f"{line}: {above} is a list, whose items are not set singly", hint)

@@ -1,6 +1,6 @@
-"""The overrides of the command line: `ckpt=`, `experiment=` and `key+=value`, and Hydra's grammar for the rest.
+"""Parse the overrides of the command line, and say how to write those that Hydra's grammar cannot read.
 
-How values are written on the command line, and the hint for an override that Hydra's grammar cannot read.
+`ckpt=` and `key+=value` are ours; all else is Hydra's grammar.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from trainer_cli.errors import Code, ConfigError, raise_all
 
 COMMAND_LINE = "command line"
 _USUAL = ("optimizer.lr", "optimizer.weight_decay", "data.batch_size", "data.num_workers")
-"""Keys of open sections that most components have."""
+"""Keys of open sections that most components have, for suggestions."""
 
 
 class Append(NamedTuple):
-    """`key+=value`: what is added to the end of a list."""
+    """`key+=value`: values to add to the end of a list."""
 
     path: KeyPath
     values: list[Any]
     line: str
     quoted: Any = None
-    """The value with the quotes that it was given in."""
+    """The value with its quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """Overrides in Hydra's grammar; `ckpt` and `+=`, which are not; and what is in neither."""
+    """A parsed command line: overrides in Hydra's grammar, `ckpt`, appends, and mistakes for the other arguments."""
 
     overrides: list[Override] = field(default_factory=list)
     ckpt: str | list[str] | None = None
@@ -97,10 +97,10 @@ def path_of(override: Override) -> KeyPath:
 
 
 def read_overrides(arguments: Sequence[str]) -> CommandLine:
-    """The overrides, all of which can be read.
+    """Parse the overrides.
 
     Raises:
-        ConfigError: naming every argument that is no override, with a hint on quoting.
+        ConfigError: naming every argument that cannot be read, with a hint on quoting.
     """
     line = parse_overrides(arguments)
     raise_all(line.mistakes)
@@ -110,7 +110,7 @@ def read_overrides(arguments: Sequence[str]) -> CommandLine:
 def parse_overrides(arguments: Sequence[str]) -> CommandLine:
     """Split off `ckpt=` and `key+=value`, rewrite `experiment=x` to `+experiment=x`, and parse the rest.
 
-    Every argument that is no override stands in `mistakes`.
+    The result has a mistake for each argument that cannot be read.
     """
     line = CommandLine()
     patterns: list[str] = []
@@ -121,7 +121,7 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
         if equals and key.lstrip("+").rstrip("+") == "ckpt":
             ckpt_given = True
             try:
-                new_patterns, is_list = _patterns(value, argument)
+                new_patterns, is_list = _parse_ckpt(value, argument)
             except ConfigError as error:
                 line.mistakes.append(error)
                 continue
@@ -135,15 +135,15 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
             continue
         plain_argument = f"{key[:-1]}={value}" if appends else argument
         try:
-            override = parser.parse_override(f"{_implied(key) if equals else ''}{plain_argument}")
+            override = parser.parse_override(f"{_implied_sign(key) if equals else ''}{plain_argument}")
             is_too_deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
         except (HydraException, ValueError, RecursionError):
-            line.mistakes.append(_unreadable(argument))
+            line.mistakes.append(_unreadable_error(argument))
             continue
         if is_too_deep:
             line.mistakes.append(override_error(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
         elif override.is_sweep_override():
-            line.mistakes.append(_sweep(argument, override.value()))
+            line.mistakes.append(_several_values_error(argument, override.value()))
         elif _has_sweep(override.value()):
             hint = f"Give whole values instead: '{override.get_key_element()}=[A],[B]', with -m (train fit -m)."
             line.mistakes.append(override_error(f"{argument!r} has values to sweep inside of another", hint))
@@ -153,14 +153,14 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
             line.appends.append(Append(path_of(override), values, argument, value_in_quotes(override)))
         else:
             line.overrides.append(override)
-            # What was added to a list before goes with the list.
+            # Overrides apply before all appends, so an append that was written before its list is replaced must go.
             line.appends[:] = [append for append in line.appends if not _replaces(override, append.path)]
     ckpt = patterns if not ckpt_is_single or len(patterns) > 1 else (patterns[0] if patterns else None)
     return CommandLine(line.overrides, ckpt, ckpt_given, line.appends, line.mistakes)
 
 
-def _implied(key: str) -> str:
-    """The sign of an override that may leave it out: a choice of the root, and what every `data` may have."""
+def _implied_sign(key: str) -> str:
+    """The sign that an override may leave out: a choice for the root, and keys that every `data` may have."""
     if key in ("experiment", "debug"):
         return "+"
     section, _, name = key.partition(".")
@@ -168,7 +168,7 @@ def _implied(key: str) -> str:
 
 
 def _replaces(override: Override, key: KeyPath) -> bool:
-    """Whether an override sets `key`. A mapping is merged, and sets only what it names."""
+    """Whether an override sets `key`. A mapping is merged, and sets only the keys in it."""
     path = path_of(override)
     if path != key[: len(path)]:
         return False
@@ -187,8 +187,8 @@ def _depth(value: Any) -> int:
     return 0 if items is None else 1 + max(map(_depth, items), default=0)
 
 
-def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
-    """What `ckpt=VALUE` names: one pattern, or the parts of `[a,b]`."""
+def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
+    """The patterns of `ckpt=VALUE`, and whether VALUE is a list `[a,b]`."""
     text = strip_quotes(value.strip())
     if text == "null":
         return [], False
@@ -205,13 +205,13 @@ def _patterns(value: str, argument: str) -> tuple[list[str], bool]:
     return patterns, True
 
 
-def _unreadable(argument: str) -> ConfigError:
+def _unreadable_error(argument: str) -> ConfigError:
     message = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
-    return override_error(message, hint_for(argument))
+    return override_error(message, hint_on_syntax(argument))
 
 
-def _sweep(argument: str, sweep: Any) -> ConfigError:
-    """The error for several values in one run. A function has no values in it that a list could hold."""
+def _several_values_error(argument: str, sweep: Any) -> ConfigError:
+    """The error for an override with several values where a command makes one run."""
     key, _, value = argument.partition("=")
     message = f"{argument!r} gives several values, but one run takes one"
     text = in_quotes(key, value)
@@ -228,13 +228,13 @@ def _sweep(argument: str, sweep: Any) -> ConfigError:
 
 
 def _has_sweep(value: Any) -> bool:
-    """Whether values to sweep stand in a list or a mapping, where nothing tries each."""
+    """Whether a list or mapping contains values to sweep, which Hydra does not expand."""
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return any(isinstance(item, Sweep) or _has_sweep(item) for item in items)
 
 
 _PLAIN = re.compile(r"[\w\-./:%+*@?|$]*", re.ASCII)
-_OPENS = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
+_OPENING = re.compile(r"[\[{]|(?:range|choice|interval|glob|sort|shuffle|int|float|str|bool|tag)\(")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _QUOTED_KEY = re.compile(r"([{,]\s*)(?:'([^'\\]*)'|\"([^\"\\]*)\")(\s*:)")
 
@@ -251,7 +251,7 @@ _USAGE = {
 
 
 def as_text(text: str) -> str:
-    """A text in the quotes that make it one: a pair for the shell, and one for the parser."""
+    """A text in two pairs of quotes: one for the shell, and one for Hydra's parser."""
     return f"'\"{text}\"'"
 
 
@@ -262,7 +262,7 @@ def strip_quotes(text: str) -> str:
 
 
 def split_at_commas(text: str) -> list[str]:
-    """Split at commas that stand in no bracket, brace or quote."""
+    """Split at the commas outside brackets, braces and quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -281,7 +281,7 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def closes_at_end(text: str) -> bool:
-    """Whether the bracket that opens the text is the one that ends it: `[a,b]`, but not `[ab]*[cd]`."""
+    """Whether the first bracket is closed by the last character: `[a,b]`, but not `[ab]*[cd]`."""
     depth = 0
     for index, letter in enumerate(text):
         depth += (letter in "[{") - (letter in "]}")
@@ -290,7 +290,7 @@ def closes_at_end(text: str) -> bool:
     return False
 
 
-def hint_for(argument: str) -> str:
+def hint_on_syntax(argument: str) -> str:
     """The hint for an argument that cannot be read."""
     key, equals, value = argument.partition("=")
     if not equals:
@@ -298,7 +298,7 @@ def hint_for(argument: str) -> str:
         suggestion = f"{key.strip()}={value.strip()}"
         return (
             f"Did you mean {shlex.quote(suggestion)}?"
-            if equals and value.strip() and _parse_or_none(suggestion)
+            if equals and value.strip() and parse_or_none(suggestion)
             else HOW_TO_OVERRIDE
         )
     if not key.strip("+~"):
@@ -315,21 +315,21 @@ def hint_for(argument: str) -> str:
         suggestion = f"{_plain_key(key)}={value}"
         question = (
             f" Did you mean {shlex.quote(suggestion)}?"
-            if suggestion != argument and _parse_or_none(suggestion) is not None
+            if suggestion != argument and parse_or_none(suggestion) is not None
             else ""
         )
         return f"{key!r} is no key: keys are words joined by dots.{question}"
-    if value.startswith("=") and _parse_or_none(f"{key}{value}") is not None:
+    if value.startswith("=") and parse_or_none(f"{key}{value}") is not None:
         return f"Did you mean {shlex.quote(key + value)}?"
     if value.startswith("~"):
         return f"Write the whole path, such as {key}=$HOME{value[1:]}."
     if match := re.fullmatch(r"\(([^()]*)\)", value):
         return f"For a list write '{key}=[{match[1]}]'."
-    if _OPENS.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
+    if _OPENING.match(value) and any(value.count(a) != value.count(b) for a, b in ("[]", "{}", "()")):
         closed = f"{key}={value.rstrip(',')}{_closing(value)}"
         return f"A bracket is not closed, or one too many is{_or_text(closed, key, value)}"
     if value[:1] in ("[", "{") and closes_at_end(value.rstrip()):
-        return _within(key, value)
+        return _hint_in_brackets(key, value)
     if value[:1] in ("[", "{") and value[-1] in "'\"" and closes_at_end(value[:-1]):
         return f"One quote is too many{_as_written(key, value[:-1])}"
     if match := re.fullmatch(r"extend_list\((.*)\)", value):
@@ -340,7 +340,7 @@ def hint_for(argument: str) -> str:
     if "${" in value and why_no_interpolation(strip_quotes(value)) is not None:
         return "An interpolation is written ${KEY}, and closed."
     filled = [value_part for value_part in split_at_commas(value) if value_part.strip()]
-    if 0 < len(filled) < len(split_at_commas(value)) and _parse_or_none(f"{key}={','.join(filled)}") is not None:
+    if 0 < len(filled) < len(split_at_commas(value)) and parse_or_none(f"{key}={','.join(filled)}") is not None:
         return f"A value is missing beside a comma{_or_text(key + '=' + ','.join(filled), key, value)}"
     if not _PLAIN.fullmatch(value):
         quote_is_open = value[:1] in ("'", '"') and value.count(value[0]) == 1
@@ -361,8 +361,8 @@ def in_quotes(key: str, value: str) -> str:
 
 
 def _or_text(override: str, key: str, value: str) -> str:
-    """The end of a sentence: what is probably meant, where that can be read, and the value as a text."""
-    suggestion = f": {shlex.quote(override)}, or" if _parse_or_none(override) is not None else ":"
+    """The end of a hint: the corrected override, if it can be parsed, and the value as a text."""
+    suggestion = f": {shlex.quote(override)}, or" if parse_or_none(override) is not None else ":"
     return f"{suggestion} as a text {in_quotes(key, value)}."
 
 
@@ -378,21 +378,22 @@ def _closing(value: str) -> str:
 
 
 def _plain_key(key: str) -> str:
-    """A key without what does not belong to one: quotes, blanks around it, a flag's dashes, points too many."""
+    """A key without quotes, surrounding blanks, leading dashes and repeated dots."""
     sign = "".join(re.findall(r"^[+~]+", key))
     words = re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", key[len(sign) :]).replace("'", "").replace('"', "").strip(" .-$")
     return sign + re.sub(r"\.\.+", ".", words)
 
 
-def _within(key: str, value: str) -> str:
-    """What is wrong inside a list or a mapping: quotes around all of it would make a text of it."""
+def _hint_in_brackets(key: str, value: str) -> str:
+    """The hint for a list or mapping that cannot be parsed."""
+    # Quotes around all of it, the usual hint, would make it a text.
     quoted = [match[2] or match[3] or "" for match in _QUOTED_KEY.finditer(value)]
     if wrong_key := next((name for name in quoted if not _can_be_key(name)), None):
         return f"Within {{ }} a key takes no quotes, and so {wrong_key!r} cannot be one: say it in a YAML file."
     if quoted:
         return f"Keys within {{ }} take no quotes{_as_written(key, _unquoted_keys(value))}"
     doubled = value.replace("\\", "\\\\")
-    if doubled != value and _parse_or_none(f"{key}={doubled}") is not None:
+    if doubled != value and parse_or_none(f"{key}={doubled}") is not None:
         return f"A backslash before a quote keeps it open{_as_written(key, doubled)}"
     bare = _QUOTED.sub(lambda match: "q" * len(match[0]), value)
     if re.search(r",\s*,", bare):
@@ -422,7 +423,8 @@ def _unquoted_keys(value: str) -> str:
 
 
 def _lacks_a_value(bare: str) -> bool:
-    """Whether a key in braces stands alone: `{a}`, `{a:}`. Looked for from the innermost brackets outwards."""
+    """Whether a key in braces has no value: `{a}`, `{a:}`."""
+    # From the innermost brackets outwards: each closed bracket is replaced by a plain letter.
     while match := re.search(r"\{([^\[\]{}]*)\}|\[[^\[\]{}]*\]", bare):
         if any(pair.strip() and not pair.partition(":")[2].strip() for pair in (match[1] or "").split(",")):
             return True
@@ -431,15 +433,15 @@ def _lacks_a_value(bare: str) -> bool:
 
 
 def _as_written(key: str, value: str) -> str:
-    """The end of a sentence: how the whole would be written, where that could be read."""
+    """The end of a hint: the corrected override, if it can be parsed."""
     text = f"{key}={value}"
-    if _parse_or_none(text) is None:
+    if parse_or_none(text) is None:
         return "."
     return f': "{text}".' if "'" in text and not re.search(r'["$`\\!]', text) else f": {shlex.quote(text)}."
 
 
 def _can_be_key(name: str) -> bool:
-    read = _parse_or_none(f"x={{{name}:1}}")
+    read = parse_or_none(f"x={{{name}:1}}")
     value = read.value() if read is not None and not read.is_sweep_override() else None
     return isinstance(value, dict) and list(value) in ([name], [_whole(name)])
 
@@ -448,7 +450,8 @@ def _whole(name: str) -> int | None:
     return int(name) if re.fullmatch(r"-?(0|[1-9]\d*)", name) else None
 
 
-def _parse_or_none(text: str) -> Override | None:
+def parse_or_none(text: str) -> Override | None:
+    """The override, or None if Hydra's grammar cannot read it."""
     try:
         return OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError):
@@ -456,7 +459,7 @@ def _parse_or_none(text: str) -> Override | None:
 
 
 def _in_braces(key: str, value: str) -> str | None:
-    """An override of a key that has a glob in it, as Hydra's grammar takes it: `+a={*b:{c:value}}`; None for others."""
+    """An override of a key with a glob, written as Hydra's grammar accepts it: `+a={*b:{c:value}}`. Else None."""
     names = re.sub(r"['\"]", "", key.lstrip("+")).split(".")
     first = next((index for index, name in enumerate(names) if "*" in name), 0)
     if first == 0 or not all(re.fullmatch(r"[\w*?-]+", name) for name in names):

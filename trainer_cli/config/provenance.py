@@ -1,4 +1,4 @@
-"""Where each value of a composed config was set: file and line, the command line, or nowhere (a default)."""
+"""Find where each value of a composed config was set: file and line, the command line, or nowhere (a default)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MERGE = "tag:yaml.org,2002:merge"
 
 
 class Source(NamedTuple):
-    """A YAML document, the section it was merged into, and which keys of it count: those below `only`, not `but`."""
+    """A YAML document and the section it was merged into. Only keys below `only`, and not below `but`, count."""
 
     label: str
     node: yaml.Node | None
@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 
 class Assignment(NamedTuple):
-    """What an override sets. A mapping is merged; `added`: the value was added to the end of a list."""
+    """A value that an override sets. A mapping is merged; with `added` the value was appended to a list."""
 
     path: KeyPath
     line: str
@@ -62,12 +62,12 @@ class _Setting(NamedTuple):
     origin: Origin
     is_mapping: bool
     text: str = ""
-    """A single value without quotes as it is written in its file, or all that an override sets."""
+    """The value as it is written: a scalar without quotes in its file, or the text after `=` of an override."""
 
 
 @dataclass(slots=True)
 class Provenance:
-    """What a config was composed from, in the order of merging. The YAML is walked at the first question."""
+    """The sources of a config in the order of merging. The YAML is walked on first use."""
 
     sources: list[Source]
     assignments: list[Assignment] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Provenance:
         return choice.origin.source if choice is not None else DEFAULT
 
     def within(self, key: KeyPath) -> str:
-        """As `source`; of a key that no file names itself, such as a package, the first value below it."""
+        """Like `source`, but for a key that no file names, such as a package, that of the first value below it."""
         settings = self._read()
         below = next((path for path in settings if _below(path, key)), key)
         return self.source(key if key in settings else below)
@@ -108,12 +108,12 @@ class Provenance:
         return choice.origin if choice is not None else Origin(DEFAULT)
 
     def collect_sources(self, values: Mapping[Any, Any]) -> dict[str, str]:
-        """The place of each value that is no default, by its dotted key."""
+        """Dotted key -> source, for each value that is not a default."""
         sources = {".".join(path): self.exact(path).source for path, _ in whole_values(values)}
         return {key: source for key, source in sources.items() if source != DEFAULT}
 
     def written(self, key: KeyPath, number: float) -> str:
-        """A number as it is written where it was set: `1_0` for 10. Plainly where its text is not known."""
+        """A number as it was written: `1_0` for 10. Its plain form if the text is unknown."""
         settings, plain = self._read(), str(number).lower()
         setting = next((settings[key[:length]] for length in range(len(key), 0, -1) if key[:length] in settings), None)
         if setting is None or not setting.text:
@@ -124,7 +124,7 @@ class Provenance:
         return plain if plain in words else next(iter(words), plain)
 
     def gone(self, key: KeyPath) -> Origin | None:
-        """What took a value away: `~key`, or the choice of another option above it."""
+        """What removed a value: `~key`, or the choice of another option above it."""
         if any(assignment.path == key for assignment in self.assignments):
             return self.exact(key)
         choice = self._chosen_above(key)
@@ -150,6 +150,7 @@ class Provenance:
                     text = value.value if isinstance(value, yaml.ScalarNode) and value.style in (None, "") else ""
                     origin = Origin(f"{source.label}:{line}")
                     self._set(path, _Setting(origin, isinstance(value, yaml.MappingNode), text))
+            # After the files, since overrides replace their values.
             for assignment in self.assignments:
                 self._give(assignment.path, assignment.value, assignment)
         return self._settings
@@ -166,13 +167,13 @@ class Provenance:
                 self._give((*path, str(key)), item, assignment)
 
     def _set(self, path: KeyPath, setting: _Setting) -> None:
-        """A mapping is merged with what is there; anything else replaces it."""
+        """Record a setting. A mapping is merged with the existing one; any other value replaces all below it."""
         settings = self._read()
         if not setting.is_mapping:
             for below in [other for other in settings if len(other) > len(path) and _below(other, path)]:
                 del settings[below]
         settings[path] = setting
-        # A value of a section has no keys: what sets one below it takes its place.
+        # A key below a former single value turns that value into a mapping.
         for length in range(1, len(path) if path[0] not in OPEN else 0):
             above = settings.get(path[:length])
             if above is not None and not above.is_mapping and not path[length].isdecimal():
@@ -199,7 +200,7 @@ def _below(path: KeyPath, root: KeyPath) -> bool:
 
 
 def _walk_source(source: Source) -> Iterator[tuple[KeyPath, yaml.Node, int]]:
-    """Path, value and line of each key that counts."""
+    """Path, value and line of each key that `only` and `but` select."""
     for path, value, line in _walk(source.node, source.package):
         replaced = any(_below(path, section) for section in source.but)
         if _below(path, source.only) and not replaced and path != ("defaults",):

@@ -1,12 +1,12 @@
-"""Resolvers of interpolations: the functions in `resolvers.py` of a project's configs, and the time of the command.
+"""Register resolvers of interpolations: the functions of a project's `configs/resolvers.py`, and `${now:…}`.
 
     def mul(a, b):          # configs/resolvers.py
         return a * b
 
     lr: ${mul:${data.batch_size},0.001}
 
-The file is code of the current project, whatever config is composed: a recovered config finds the resolvers of the
-project that it is opened in, and no others.
+The file is always that of the current project: a recovered config uses the resolvers of the project in which it is
+opened, and no others.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def register_resolvers(dirs: Sequence[Path], root: Path) -> None:
     """Make Hydra's resolvers known, and the functions of the first `resolvers.py` in these folders of configs.
 
     Raises:
-        ConfigError: the file cannot be executed, or defines what is no resolver of its own.
+        ConfigError: the file cannot be executed, or defines a name that is a resolver already.
     """
     register_hydras_resolvers()
     file = next((folder / FILE for folder in dirs if (folder / FILE).is_file()), None)
@@ -76,9 +76,9 @@ def _functions(file: Path, name: str) -> Iterator[tuple[str, Callable[..., Any]]
     assert spec is not None
     module = module_from_spec(spec)
     before = resolver_names()
-    sys.modules[_MODULE] = module  # Dataclasses and pickle look a module up there.
+    sys.modules[_MODULE] = module  # Dataclasses and pickle look up a module by name.
     try:
-        # From its text: the compiled file of one of the same size and second may be older.
+        # From its text: a cached bytecode file with the same size and time may be of an older text.
         exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
     except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
@@ -90,7 +90,7 @@ def _functions(file: Path, name: str) -> Iterator[tuple[str, Callable[..., Any]]
         for resolver in added:
             OmegaConf.clear_resolver(resolver)
     if added:
-        # What it registers could be any function, such as eval, and recovered configs would reach it.
+        # It could register any function, such as eval, which a recovered config could then call.
         message = f"{name} registers {', '.join(added)} by OmegaConf.register_new_resolver"
         raise _wrong(message, name, f"Define a function instead: def {added[0]}(…).")
     for function, value in vars(module).items():
@@ -117,9 +117,9 @@ def share_moment() -> Iterator[None]:
 def substitute_now(
     values: Mapping[str, Any], provenance: Provenance
 ) -> tuple[dict[str, Any], list[str], list[ConfigError]]:
-    """Plain values with the time in place of `${now:FORMAT}`, the keys that have it, and what is wrong with others.
+    """Replace `${now:FORMAT}` by the time. Returns the values, the keys that contain it, and the mistakes.
 
-    A run, its resumes and its comparisons so have one value, which is written to the run's config.
+    The value is written to the run's config, so that a run and its resumes have the same one.
     """
     text = os.environ.get(MOMENT)
     moment = datetime.fromisoformat(text) if text else datetime.now()

@@ -68,7 +68,7 @@ def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
     """The folders to search, in order, each once: `--config-dir`, `./configs`, the shipped one.
 
     Raises:
-        ConfigError: for an explicit folder that is none, and where there is no folder at all.
+        ConfigError: the explicit folder does not exist, or there is no folder at all.
     """
     if explicit is not None and not (cwd / explicit).is_dir():
         raise ConfigError(f"{explicit} is not a folder", source="--config-dir")
@@ -115,7 +115,7 @@ def configs(folder: Path) -> Iterator[str]:
 
 
 def primaries(dirs: Sequence[Path]) -> list[str]:
-    """Names of the configs that stand in no group, sorted."""
+    """Names of the configs outside groups, sorted."""
     return sorted({name for folder in dirs for name in _entries(str(folder))[0]})
 
 
@@ -137,7 +137,7 @@ def every_group(dirs: Sequence[Path]) -> list[str]:
 
 
 def is_group(dirs: Sequence[Path], name: str) -> bool:
-    """Whether a folder of this name (with `/` for a nested one) stands in any of the folders."""
+    """Whether any of the folders has a subfolder of this name (with `/` for a nested one)."""
     return bool(name) and ".." not in name.split("/") and any((folder / name).is_dir() for folder in dirs)
 
 
@@ -151,7 +151,7 @@ def options(dirs: Sequence[Path], group: str) -> dict[str, Path]:
 
 
 def description(path: Path) -> str:
-    """The first comment line of a file that is no instruction to Hydra (`@package`) or an editor, or nothing."""
+    """The first comment of a file that does not instruct Hydra (`@package`) or an editor, or an empty text."""
     # Composing reports a file that cannot be read.
     with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
@@ -215,7 +215,7 @@ def _below(folder: str, prefix: str, real_folder: str, trail: frozenset[str]) ->
 def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
     """The configs of a folder, without `.yaml`, and its folders, each with whether it is a link.
 
-    What is hidden or cannot be read is left out: a link to nothing, a folder without permission.
+    Hidden and unreadable entries are left out, such as broken links and folders without permission.
     """
     files: list[str] = []
     folders: dict[str, bool] = {}

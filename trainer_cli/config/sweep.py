@@ -1,11 +1,10 @@
-"""One command line with several values, as jobs: the overrides of each, and the KEY that names it.
+"""Expand a command line with swept values into jobs, each with its overrides and the KEY that names it.
 
     optimizer.lr=0.1,0.01 model.width=range(8,17,8)    four jobs; the key written last varies fastest
     model.width=8,optimizer.lr=0.1                     the KEY of the first: what is swept, sorted by key
 
-A KEY depends on nothing but the job's own swept values, so the same values find the same directory again, in
-whatever order, command or company. It holds lower-case letters, digits and `= - _ . ,` only. Where that, or the
-length, does not let a value be written as it is, the KEY ends in a digest of the exact values.
+A KEY depends only on the job's swept values, so that the same values always have the same directory. It holds
+lower-case letters, digits and `= - _ . ,` only. A KEY that cannot show the exact values ends in a digest of them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import (
     ChoiceSweep,
     Glob,
@@ -33,13 +31,12 @@ from hydra.core.override_parser.types import (
     RangeSweep,
     Transformer,
 )
-from hydra.errors import HydraException
 
-from trainer_cli.config.overrides import override_error, read_overrides
+from trainer_cli.config.overrides import override_error, parse_or_none, read_overrides
 from trainer_cli.errors import ConfigError, raise_all
 
 MOST_JOBS = 10_000
-"""More than this is a mistake."""
+"""A sweep with more jobs is refused."""
 LONGEST_KEY = 120
 _DIGEST = re.compile(r"-[0-9a-f]{12}$")
 _RUN_DIR = "run_dir"
@@ -55,7 +52,9 @@ class Job:
 
 
 def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None]) -> list[Job]:
-    """The product of all swept values, in the order written. `options` gives those of a group; None: it is none.
+    """The product of all swept values, in the order written.
+
+    `options` returns the option names of a group, or None if there is no such group.
 
     Raises:
         ConfigError: nothing is swept, or something cannot be; several mistakes together.
@@ -98,7 +97,7 @@ def key_of(swept: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value as Hydra's grammar writes it, quoted only if it must be; two values never have the same text."""
+    """A value in Hydra's grammar, quoted only if necessary; different values have different texts."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -121,11 +120,8 @@ def _parsed(argument: str) -> Override | None:
     key = argument.partition("=")[0].lstrip("+")
     if key == "ckpt":
         return None
-    try:
-        override = OverridesParser.create().parse_override(argument)
-    except (HydraException, ValueError):
-        return None
-    return override if override.is_sweep_override() else None
+    override = parse_or_none(argument)
+    return override if override is not None and override.is_sweep_override() else None
 
 
 def _mistakes(arguments: Sequence[str], swept: Sequence[Override]) -> Iterator[ConfigError]:
@@ -169,7 +165,7 @@ def _values(override: Override, options: Callable[[str], Sequence[str] | None]) 
     if twice:
         raise override_error(f"{line} gives {', '.join(twice)} twice", "Name each value once.")
     if getattr(sweep, "shuffle", False):
-        # The same command gives the same order again.
+        # Seeded by the override, so that the same command gives the same order.
         random.Random(line).shuffle(values)
     return values
 
@@ -210,6 +206,7 @@ def _range(sweep: RangeSweep, line: str) -> list[Any]:
     ends = (sweep.start, sweep.stop, sweep.step)
     if not all(math.isfinite(end) for end in ends) or sweep.step == 0:
         raise override_error(f"{line} has no end", "range(START,STOP,STEP) leaves out STOP.")
+    # In decimal: the float sum 0.1 + 0.2 would give 0.30000000000000004.
     start, stop, step = (Decimal(repr(end)) for end in ends)
     count = max(0, math.ceil((stop - start) / step))
     if count > MOST_JOBS:
@@ -237,7 +234,5 @@ def _is_plain(text: str) -> bool:
     """Whether Hydra reads a text without quotes as that very text."""
     if not re.fullmatch(r"[\w./:@%+-]+", text):
         return False
-    try:
-        return OverridesParser.create().parse_override(f"x={text}").value() == text
-    except (HydraException, ValueError):
-        return False
+    override = parse_or_none(f"x={text}")
+    return override is not None and override.value() == text

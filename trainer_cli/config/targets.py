@@ -161,8 +161,8 @@ def import_target(path: str, where: str, trust: Trust) -> Callable[..., Any]:
 
 def check_path(path: Any, where: str) -> None:
     """Refuse a path that is not a dotted name, or that Hydra blocks."""
-    parts = path.split(".") if isinstance(path, str) else []
-    if len(parts) < 2 or not all(part.isidentifier() and not keyword.iskeyword(part) for part in parts):
+    names = path.split(".") if isinstance(path, str) else []
+    if len(names) < 2 or not all(name.isidentifier() and not keyword.iskeyword(name) for name in names):
         raise _target_error(f"_target_ {path!r} is no dotted name", where, "Write package.module.Name.")
     _check_blocked(path, path, where)
 

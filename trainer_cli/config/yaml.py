@@ -1,9 +1,7 @@
-"""Find values that YAML reads as something else than they look like, in a file that could be parsed.
+"""Read a YAML file: report syntax errors by line, and refuse values that YAML reads as something else.
 
-`12:30:45` is a number to YAML, `014` another one than it seems, `no` is false, `0o14` and `None` are texts, and of a
-key that stands twice the last one counts. Each is refused here, with its line and what to write instead.
-
-Read a YAML file: report what is not YAML with its line, and scan the rest for values that mislead.
+To YAML `12:30:45` is a number, `014` is 12, `no` is false, `0o14` and `None` are texts, and the last of two equal keys
+counts. Each is refused with its line and a correction.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _CURES = (
 
 @dataclass(slots=True)
 class Reading:
-    """The values of a file, and the mistakes in it. One that is `broken` has no values."""
+    """The values of a file and the mistakes in it. A `broken` file has no values."""
 
     text: str = ""
     values: Any = None
@@ -108,7 +106,7 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
             reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, cure, breaks=True)
             return reading
         for trap in find_traps(node, written=written):
-            reading.add(trap.what, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)
+            reading.add(trap.message, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)
         if not reading.broken:
             reading.values = loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
@@ -133,7 +131,7 @@ def _line(before: str) -> int:
 
 
 def _too_deep(text: str) -> int:
-    """The line where a text nests so deep that the parser in C could overflow its stack; else 0."""
+    """The first line nested deeper than the parser's stack in C may allow, or 0."""
     depth = 0
     for number, line in enumerate(text.split("\n"), start=1):
         start = re.match(r"(?: |- |\? )*", line)
@@ -147,7 +145,7 @@ def _too_deep(text: str) -> int:
 
 
 def _header(reading: Reading, name: str) -> None:
-    """The `# @package` above everything else; elsewhere it would be a comment without effect."""
+    """Read `# @package` at the top of the file; further down it is a comment without effect, and refused."""
     is_at_top = True
     for number, line in enumerate(reading.text.split("\n"), start=1):
         match = _HEADER.fullmatch(line)
@@ -172,14 +170,14 @@ def _header(reading: Reading, name: str) -> None:
 
 
 def _is_odd_package(value: str) -> bool:
-    """Whether a package looks like one of Hydra's words, and is none."""
+    """Whether a package has a word such as `_group_`, which Hydra replaces."""
     first, *later_words = value.split(".")
     return any(re.fullmatch(r"_\w+_", word) for word in ([first, *later_words] if first != "_global_" else later_words))
 
 
 @cache
 def _loaders() -> tuple[type[Any], type[Any]]:
-    """OmegaConf's own loader, and one in C that resolves plain values as it does (the first again if there is none)."""
+    """OmegaConf's loader, and one in C with the same rules for plain values (without libyaml, the first twice)."""
     careful = get_yaml_loader()
     if not yaml.__with_libyaml__:
         return careful, careful
@@ -188,11 +186,9 @@ def _loaders() -> tuple[type[Any], type[Any]]:
 
 
 def _compose(text: str) -> tuple[yaml.Node | None, Any]:
-    """The document, and the loader to construct it: the loader in C is faster, OmegaConf's own reports mistakes.
-
-    The one in C also accepts tabs that OmegaConf's refuses.
-    """
+    """The document, and the loader to construct it: the loader in C is faster, OmegaConf's own reports mistakes."""
     careful, quick = _loaders()
+    # The loader in C accepts tabs that OmegaConf's refuses.
     loader = (careful if "\t" in text else quick)(text)
     try:
         return loader.get_single_node(), loader
@@ -204,7 +200,7 @@ def _compose(text: str) -> tuple[yaml.Node | None, Any]:
 
 
 LARGEST_COUNT = 100_000
-"""Values in one file, aliases counted as often as they stand: few lines of aliases make billions."""
+"""Most values in one file, counting each use of an alias: a few lines of nested aliases make billions."""
 DEEPEST = 40
 PYTHONS_NULL = "None"
 _LONGEST = 400
@@ -216,23 +212,23 @@ _WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 class Trap(NamedTuple):
-    """A mistake in a line. One that `breaks` leaves no values that could be used."""
+    """A misleading value in a line. If it `breaks` the file, no value of it can be used."""
 
-    what: str
+    message: str
     line: int
     cure: str = ""
     breaks: bool = False
 
 
 def find_traps(document: yaml.MappingNode, *, written: bool = False) -> list[Trap]:
-    """The traps in a file. `written`: by a program, which quotes nothing that looks like a number by mistake."""
+    """The traps in a file. A file `written` by a program may hold texts that look like numbers."""
     walk = _Walk(written)
     walk.mapping(document, (), 0)
     return walk.found
 
 
 def why_no_interpolation(text: str) -> str | None:
-    """Why a text with `${` in it cannot be resolved whatever else there is, or None."""
+    """Why a text with `${` is not a valid interpolation, or None."""
     if "${" not in text:
         return None
     try:
@@ -302,6 +298,7 @@ class _Walk:
         if depth > DEEPEST:
             self._refuse(node, path, f"nested more than {DEEPEST} deep", "", breaks=True)
             return 1
+        # A node that aliases share is walked once, and its count added for each use.
         if id(node) not in self._counts:
             self._above.add(id(node))
             if node.tag not in _TAGS:
@@ -366,7 +363,7 @@ class _Walk:
 
 
 def _shown(node: yaml.ScalarNode) -> str:
-    """What YAML reads a plain value as, in words."""
+    """The value that YAML reads from a plain scalar, in words."""
     loader = yaml.SafeLoader("")
     try:
         value = loader.construct_object(node)
@@ -391,7 +388,7 @@ def _instead(text: str, number: float) -> str:
 
 
 def _clock(text: str) -> str:
-    """The durations that sexagesimal digits look like."""
+    """The durations that a sexagesimal number probably means."""
     parts = [str(int(digits)) for digits in text.replace("_", "").split(":")]
     if len(parts) == 3:
         return "{}h{}m{}s".format(*parts)
