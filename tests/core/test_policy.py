@@ -167,8 +167,8 @@ def test_large_values_are_best_where_the_mode_is_max():
     ("facts", "expected"),
     [
         ({"save_requested": True}, (P, "requested")),
-        ({"held": True}, None),
-        ({"held": True, "save_requested": True}, (P, "requested")),
+        ({"on_hold": True}, None),
+        ({"on_hold": True, "save_requested": True}, (P, "requested")),
         ({}, (E, "every 10 steps, ephemeral")),
     ],
 )
@@ -178,8 +178,8 @@ def test_a_request_saves_and_a_hold_keeps_ephemeral_intervals_back(facts, expect
 
 
 def test_a_hold_keeps_no_other_save_back():
-    assert ask(RULES, Progress(step=100), None, held=True).reason == "every 100 steps"
-    assert ask(RULES, Progress(step=20), None, held=True, moment=STOP).reason == "training was stopped"
+    assert ask(RULES, Progress(step=100), None, on_hold=True).reason == "every 100 steps"
+    assert ask(RULES, Progress(step=20), None, on_hold=True, moment=STOP).reason == "training was stopped"
 
 
 def saved(*texts: str) -> list[Saved]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.core.schema import RestartsConfig, TrainConfig
-from trainer_cli.core.stopping import Ended, verdict
+from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.runs import supervise as module
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.supervise import Child, supervise
@@ -30,7 +30,7 @@ from trainer_cli.runs.supervise import Child, supervise
     ],
 )
 def test_what_a_restart_cannot_mend_ends_it(code: int, reason: str, why: str) -> None:
-    found = verdict(Ended(code, reason, progressed=True), failures=0, most=9, backoff_s=1)
+    found = decide_restart(Ended(code, reason, progressed=True), failures=0, most=9, backoff_s=1)
     assert found.pause_s is None
     assert found.why.startswith(why)
 
@@ -38,12 +38,12 @@ def test_what_a_restart_cannot_mend_ends_it(code: int, reason: str, why: str) ->
 def test_failures_without_progress_are_counted_and_the_pause_doubles() -> None:
     failures, pauses = 0, []
     for progressed in (False, False, True, False, False, False):
-        found = verdict(Ended(-9, "", progressed), failures=failures, most=3, backoff_s=5)
+        found = decide_restart(Ended(-9, "", progressed), failures=failures, most=3, backoff_s=5)
         failures = found.failures
         pauses.append(found.pause_s)
     assert pauses == [5, 10, 5, 10, 20, None]
     assert found.why == "4 failures in a row without progress"
-    long = verdict(Ended(1, "", progressed=False), failures=20, most=99, backoff_s=60)
+    long = decide_restart(Ended(1, "", progressed=False), failures=20, most=99, backoff_s=60)
     assert long.pause_s == 600
 
 

@@ -340,7 +340,7 @@ class CheckpointerCallback(Callback):
             self._newest_step,
             loaded=trainer.loaded_from is not None,
             save_requested=self.save_requested and occasion is not Occasion.pre_train,
-            held=bool(self._held),
+            on_hold=bool(self._held),
             metrics=metrics,
             saved=self.retention.facts(self._last_saved_step) if best is not None and best.metric in metrics else (),
         )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.commands.main import add_config_arguments
-from trainer_cli.core.gc_pause import uncollected
+from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import print_json
@@ -73,7 +73,7 @@ def before_parsing(words: Sequence[str]) -> list[str]:
 
 
 # Composing makes many objects and no garbage.
-@uncollected()
+@gc_paused()
 def run(args: argparse.Namespace) -> int:
     """Print what the flags ask for. Values that must still be given show as `???`."""
     settings = {"config_dir": args.config_dir, "config_name": args.config_name, "missing_ok": True}

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
-from trainer_cli.core.gc_pause import uncollected
+from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.errors import DISK_CURES, NO_SPACE, ConfigErrors, ExitCode, TrainError, UserError, disk_cure
 from trainer_cli.terminal import painted
 
@@ -283,7 +283,7 @@ def _dispatch(arguments: list[str]) -> int:
         from trainer_cli.commands.choices import no_verb
 
         raise no_verb(word, arguments, VERBS)
-    with uncollected():
+    with gc_paused():
         module = import_module(verb.module)
     parser = parser_of(word, module)
     try:

@@ -34,7 +34,7 @@ from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import SearchPath, find, own_config_dirs, primaries, project_root
 from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.config.yaml import read_file, read_text
-from trainer_cli.core.gc_pause import uncollected
+from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import Code, ConfigError, UserError, raise_all
@@ -82,7 +82,7 @@ class Composed(NamedTuple):
         raise_all(list(arguments.check_bindings(self.config, self.provenance, self.trust, sections)))
 
 
-@uncollected()
+@gc_paused()
 def compose(
     overrides: Sequence[str],
     *,
@@ -111,7 +111,7 @@ def compose(
     return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=False, sections=sections)
 
 
-@uncollected()
+@gc_paused()
 def from_yaml(
     source: str | Path,
     overrides: Sequence[str] = (),

@@ -25,14 +25,14 @@ class AppendedFile:
 
     def append(self, content: bytes) -> None:
         """Write a record. After an OSError nothing of it is in the file, as far as the file can still be changed."""
-        left = memoryview(content)
+        remaining = memoryview(content)
         with naming(self.path):
             try:
-                while left:
-                    left = left[os.write(self._descriptor, left) :]
+                while remaining:
+                    remaining = remaining[os.write(self._descriptor, remaining) :]
             except OSError:
-                if written := len(content) - len(left):
-                    # A full disk takes a part; to truncate needs no space.
+                if written := len(content) - len(remaining):
+                    # A full disk may take a part of the record. To truncate needs no space.
                     with contextlib.suppress(OSError):
                         os.ftruncate(self._descriptor, os.fstat(self._descriptor).st_size - written)
                 raise
@@ -76,28 +76,31 @@ def sync_folder(folder: Path) -> None:
 
 def replace(path: Path, content: Iterable[bytes]) -> None:
     """Write and fsync a file under a temporary name, then rename it. One writer at a time."""
+    # In the same folder: a rename is atomic only within one filesystem.
     staged = path.with_name(f".tmp.{path.name}")
     try:
         with naming(path), open(staged, "wb") as file:
-            for part in content:
-                file.write(part)
+            for chunk in content:
+                file.write(chunk)
             file.flush()
+            # Before the rename, which may reach the disk before the data does.
             sync(file.fileno())
         os.replace(staged, path)
     except BaseException:
         with contextlib.suppress(OSError):
             staged.unlink()
         raise
+    # Makes the rename itself durable.
     sync_folder(path.parent)
 
 
 def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
     """Keep only these byte ranges (start, stop; rising) of a file; True if anything was dropped.
 
-    What is dropped is nearly always the end. Then the file is truncated, which works on a full disk too; otherwise it
-    is rewritten.
+    If only an end is dropped, which is the usual case, the file is truncated: that works on a full disk too. Otherwise
+    it is rewritten.
     """
-    kept = list(_merged(spans))
+    kept = list(_merge_adjacent(spans))
     size = path.stat().st_size
     if kept == [(0, size)] or (not kept and size == 0):
         return False
@@ -106,13 +109,13 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
             file.truncate(kept[0][1] if kept else 0)
             sync(file.fileno())
     else:
-        replace(path, _parts(path, kept))
+        replace(path, _read_spans(path, kept))
     return True
 
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Put the file's name into an OSError."""
+    """Put the file's name into an OSError: those of writes and syncs have none."""
     try:
         yield
     except OSError as error:
@@ -120,23 +123,23 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def _merged(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    whole: tuple[int, int] | None = None
+def _merge_adjacent(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    merged: tuple[int, int] | None = None
     for start, stop in spans:
-        if whole and whole[1] == start:
-            whole = (whole[0], stop)
+        if merged and merged[1] == start:
+            merged = (merged[0], stop)
             continue
-        if whole:
-            yield whole
-        whole = (start, stop)
-    if whole:
-        yield whole
+        if merged:
+            yield merged
+        merged = (start, stop)
+    if merged:
+        yield merged
 
 
-def _parts(path: Path, spans: list[tuple[int, int]]) -> Iterator[bytes]:
+def _read_spans(path: Path, spans: list[tuple[int, int]]) -> Iterator[bytes]:
     with open(path, "rb") as file:
         for start, stop in spans:
             file.seek(start)
-            while start < stop and (part := file.read(min(_CHUNK_BYTES, stop - start))):
-                start += len(part)
-                yield part
+            while start < stop and (chunk := file.read(min(_CHUNK_BYTES, stop - start))):
+                start += len(chunk)
+                yield chunk

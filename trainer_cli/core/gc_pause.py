@@ -1,4 +1,4 @@
-"""No garbage is collected where it would find nothing, and take long: what a config makes lives on, a save is brief."""
+"""Pause the garbage collector while it would find nothing: while a config is composed, and objects are built."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
-    """No collection inside; afterwards it is as it was. One looks through all objects that there are."""
-    collects = gc.isenabled()
+def gc_paused() -> Iterator[None]:
+    """Disable the garbage collector inside the context. A collection scans every object of the process."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()

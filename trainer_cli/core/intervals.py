@@ -1,8 +1,8 @@
-"""Intervals and step counts: at which steps something is due, as pure arithmetic.
+"""Durations, intervals and step counts: at which steps something is due, as pure arithmetic.
 
-An interval counts from the start of the run, so it is due at the same steps with and without a resume.
-
-A length of training in steps, epochs, samples, tokens or time, such as `500st` or `1h30m`, or a share of the run.
+A `Duration` is a length of training in steps, epochs, samples, tokens or time, such as `500st` or `1h30m`, or a share
+of the run. An `Interval` repeats one, counted from the start of the run, so that it is due at the same steps with and
+without a resume. `StepCounts` predicts the counts of future steps.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Duration:
         return cls(value, unit)
 
     def within(self, run: Duration) -> Duration:
-        """The same in the unit of the whole run, if it is a share of the run; steps may then be a fraction."""
+        """A share of the run converted to the unit of the whole run (steps may then be a fraction), or itself."""
         return Duration(self.value * run.value, run.unit) if self.unit is Unit.RUN else self
 
     def steps(self, steps_per_epoch: int | None) -> int | None:
@@ -104,18 +104,18 @@ def _read(text: str) -> tuple[Fraction, Unit]:
     raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")
 
 
-_FARTHEST = 2**63
+_LAST_STEP = 2**63
 Counts = tuple[int, int, int, int, int, float]
-"""Epoch, batches and samples of it, samples, tokens, seconds."""
-_PLACE = {Unit.EPOCH: 0, Unit.SAMPLE: 3, Unit.TOKEN: 4, Unit.SECOND: 5}
+"""Epoch, batches and samples of the epoch, samples, tokens, seconds."""
+_INDEX_IN_COUNTS = {Unit.EPOCH: 0, Unit.SAMPLE: 3, Unit.TOKEN: 4, Unit.SECOND: 5}
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A duration that repeats, counted from the start of the run.
 
-    `steps_per_epoch` turns epochs into steps; without it only ends of whole epochs are known. `offset`: if epochs had
-    another length before a resume, how many steps further the run would be with the present length.
+    `steps_per_epoch` turns epochs into steps; without it only the ends of whole epochs are known. `offset` is for a
+    resume with another length of an epoch: the steps that the run would be further with the present length.
     """
 
     duration: Duration
@@ -151,7 +151,7 @@ class Interval:
         return math.floor(after / self.duration.value) > math.floor(before / self.duration.value)
 
     def next_step(self, now: Progress) -> int:
-        """The earliest step after `now` at which it may be due; exact if the interval has a length in steps."""
+        """The earliest step after `now` at which the interval may be due; exact if its length in steps is known."""
         if (steps := self.steps) is not None:
             return math.ceil((_whole(now.step + self.offset, steps) + 1) * steps) - self.offset
         return now.step + 1
@@ -183,7 +183,8 @@ class Interval:
 
 
 def _whole(count: int, interval: Fraction) -> int:
-    """Whole intervals in a count: the floor of their quotient, without making it."""
+    """Number of whole intervals in a count."""
+    # Integers alone: this runs at every step, and a quotient of Fractions is slow.
     return count * interval.denominator // interval.numerator
 
 
@@ -194,12 +195,13 @@ def limited_batches(batches: int | None, limit: int | float | None) -> int | Non
     if isinstance(limit, float):
         if batches is None:
             raise ValueError("loop.limit_train_batches is a fraction, but the train loader has no length")
+        # By its text: 0.1 as a float is a little above a tenth, and would be rounded up to one batch more.
         return max(1, math.ceil(batches * Fraction(str(limit))))
     return limit if batches is None else min(batches, limit)
 
 
 def epoch_steps(epoch_batches: int | None, grad_accum_steps: int, configured: int | None) -> int | None:
-    """Optimizer steps of an epoch; a rest at its end makes one more step."""
+    """Optimizer steps of an epoch; remaining batches at its end make one more step."""
     return configured if epoch_batches is None else math.ceil(epoch_batches / grad_accum_steps)
 
 
@@ -220,8 +222,8 @@ def total_steps(
     if an_epoch is None or batch_size is None or epoch_samples is None or epoch_batches is None:
         return None
     used = min(epoch_samples, epoch_batches * batch_size)
-    epochs, rest = divmod(int(length.value), used)
-    return epochs * an_epoch + math.ceil(rest / (batch_size * grad_accum_steps))
+    epochs, remaining_samples = divmod(int(length.value), used)
+    return epochs * an_epoch + math.ceil(remaining_samples / (batch_size * grad_accum_steps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,10 +272,11 @@ class StepCounts:
             return None
         if interval.steps is not None:
             return interval.next_step(self.at(after))
-        place, length = _PLACE[interval.duration.unit], interval.duration.value
-        aim = (math.floor(Fraction(self._counts(after)[place]) / length) + 1) * length
-        whole = aim.numerator if aim.denominator == 1 else aim
-        return first_step(lambda step: self._counts(step)[place] >= whole, after + 1)
+        index, length = _INDEX_IN_COUNTS[interval.duration.unit], interval.duration.value
+        multiple = (math.floor(Fraction(self._counts(after)[index]) / length) + 1) * length
+        # Compared many times: an int is faster than a Fraction.
+        target = multiple.numerator if multiple.denominator == 1 else multiple
+        return first_step(lambda step: self._counts(step)[index] >= target, after + 1)
 
     def process_s(self, step: int) -> float:
         """Seconds that this process has run, as far as they are known."""
@@ -284,30 +287,31 @@ class StepCounts:
         return self.epoch_batches is not None and self.batch_size is not None and self.epoch_samples is not None
 
     def _counts(self, step: int) -> Counts:
-        made, start = step - self.start.step, self.start
-        tokens = start.tokens + int(made * (self.step_tokens or 0))
-        seconds = start.seconds + made * (self.step_time_s or 0.0)
+        steps, start = step - self.start.step, self.start
+        tokens = start.tokens + int(steps * (self.step_tokens or 0))
+        seconds = start.seconds + steps * (self.step_time_s or 0.0)
         if self.epoch_batches is None:
             per_epoch = self.steps_per_epoch
             epoch = start.epoch if per_epoch is None else step // per_epoch
             return epoch, 0, 0, start.samples, tokens, seconds
-        left = self.epoch_batches - start.batch
-        here = math.ceil(left / self.grad_accum_steps)
-        if made < here:
-            batches = made * self.grad_accum_steps
-            taken = self._samples(start.epoch_samples, batches)
-            place = start.epoch, start.batch + batches, start.epoch_samples + taken
-            return (*place, start.samples + taken, tokens, seconds)
-        an_epoch = math.ceil(self.epoch_batches / self.grad_accum_steps)
-        epochs, rest = divmod(made - here, an_epoch)
-        batches = rest * self.grad_accum_steps
-        taken = self._samples(0, batches)
-        samples = start.samples + self._samples(start.epoch_samples, left)
-        samples += epochs * self._samples(0, self.epoch_batches) + taken
-        return start.epoch + 1 + epochs, batches, taken, samples, tokens, seconds
+        # The first epoch began before `start`; its remaining batches are fewer than those of the others.
+        first_batches = self.epoch_batches - start.batch
+        first_steps = math.ceil(first_batches / self.grad_accum_steps)
+        if steps < first_steps:
+            batches = steps * self.grad_accum_steps
+            consumed = self._samples(start.epoch_samples, batches)
+            position = start.epoch, start.batch + batches, start.epoch_samples + consumed
+            return (*position, start.samples + consumed, tokens, seconds)
+        steps_per_epoch = math.ceil(self.epoch_batches / self.grad_accum_steps)
+        epochs, steps_of_last = divmod(steps - first_steps, steps_per_epoch)
+        batches = steps_of_last * self.grad_accum_steps
+        consumed = self._samples(0, batches)
+        samples = start.samples + self._samples(start.epoch_samples, first_batches)
+        samples += epochs * self._samples(0, self.epoch_batches) + consumed
+        return start.epoch + 1 + epochs, batches, consumed, samples, tokens, seconds
 
     def _samples(self, offset: int, batches: int) -> int:
-        """Samples in so many batches of an epoch, from a sample on."""
+        """Samples in a number of batches that begin at sample `offset` of an epoch."""
         if self.batch_size is None or self.epoch_samples is None:
             return 0
         return max(0, min(self.epoch_samples - offset, batches * self.batch_size))
@@ -318,7 +322,7 @@ def first_step(holds: Callable[[int], bool], low: int) -> int | None:
     reach = 1
     while not holds(low + reach - 1):
         reach *= 2
-        if reach > _FARTHEST:
+        if reach > _LAST_STEP:
             return None
     first, last = low, low + reach - 1
     while first < last:

@@ -1,4 +1,4 @@
-"""States that checkpoints lack by `checkpoint.leave_out`, and what may be loaded of such a checkpoint."""
+"""States that `checkpoint.leave_out` keeps out of checkpoints, and what can be loaded from such a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainer_cli.errors import CheckpointError, ConfigError
 KEY = "checkpoint.leave_out"
 _NEEDED = ("model", "progress")
 OPTIONAL = tuple(state for state in STATES if state not in _NEEDED)
-"""What a checkpoint may lack, and beside these `callbacks.NAME`."""
+"""States that a checkpoint may lack; beside these `callbacks.NAME`."""
 _CALLBACK = "callbacks."
 
 
@@ -25,7 +25,7 @@ def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] 
     Raises:
         ConfigError: names the pattern, and the most similar state.
     """
-    known = [*OPTIONAL, *(_CALLBACK + name for name in callbacks or ())]
+    states = [*OPTIONAL, *(_CALLBACK + name for name in callbacks or ())]
     for pattern in patterns:
         if (fault := why_no_pattern(pattern)) is not None:
             raise ConfigError(f"{key}: {fault}", location=key)
@@ -36,14 +36,15 @@ def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] 
                     location=key,
                     hint="Set checkpoint.enabled=false to save nothing.",
                 )
+            # Before the callbacks are known, a pattern may match one of them.
             may_match = callbacks is None and name.startswith((_CALLBACK, "re:"))
-            if not may_match and not any(matches(state, name) for state in known):
-                hint = did_you_mean(name, known).strip() or f"There are {', '.join(known)}."
+            if not may_match and not any(matches(state, name) for state in states):
+                hint = did_you_mean(name, states).strip() or f"There are {', '.join(states)}."
                 raise ConfigError(f"{key} names {name!r}, and there is no such state", location=key, hint=hint)
 
 
 def left_out(patterns: Sequence[str], callbacks: Iterable[str]) -> tuple[str, ...]:
-    """The states that these patterns leave out: states of a training, and `callbacks.NAME`."""
+    """The states that these patterns match: those of `STATES`, and `callbacks.NAME`."""
 
     def matches_any(name: str) -> bool:
         return any(matches(name, pattern) for pattern in patterns)
@@ -59,10 +60,12 @@ def without(state: Mapping[str, Any], patterns: Sequence[str]) -> Mapping[str, A
         return state
     names = left_out(patterns, state.get("callbacks", ()))
     keys = {key for name in names for key in STATES.get(name, ())}
-    rest = {key: value for key, value in state.items() if key not in keys}
-    if "callbacks" in rest:
-        rest["callbacks"] = {name: own for name, own in rest["callbacks"].items() if _CALLBACK + name not in names}
-    return rest
+    # A new mapping, as the state still belongs to the caller.
+    kept = {key: value for key, value in state.items() if key not in keys}
+    if "callbacks" in kept:
+        callbacks = kept["callbacks"].items()
+        kept["callbacks"] = {name: value for name, value in callbacks if _CALLBACK + name not in names}
+    return kept
 
 
 def described(names: Sequence[str]) -> str:

@@ -1,7 +1,4 @@
-"""What to load from a checkpoint that is not this run's own, and under which names.
-
-What was loaded of a model, what was not, and what can be done about it.
-"""
+"""What to load from a checkpoint of another run and under which names, and the report on what was loaded."""
 
 from __future__ import annotations
 
@@ -25,12 +22,12 @@ STATES: Mapping[str, tuple[str, ...]] = {
     "callbacks": ("callbacks",),
     "rng": ("rng",),
 }
-"""What can be chosen of a training's state -> the top-level keys of a checkpoint that hold it."""
+"""State of a training, as `load.states` names it -> the top-level keys of a checkpoint that hold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """Which states of a checkpoint to load, and how its names become those of the model.
+    """Which states of a checkpoint to load, and how its names are mapped to those of the model.
 
     The names of parameters in the optimizer's state follow the same rules as those of the model.
     """
@@ -40,7 +37,7 @@ class LoadOptions:
     strict: bool = True
     """Refuse parameters that only the model or only the checkpoint has."""
     ignore_keys: Sequence[str] = ()
-    """Globs of parameter names, as the model has them, or `re:` and a regular expression: left as they are."""
+    """Globs of parameter names of the model, or `re:` and a regular expression: these are not loaded."""
     key_mapping: Mapping[str, str] = field(default_factory=dict)
     """Glob of names in the checkpoint -> name in the model; each `*` of the name stands for what that `*` matched."""
     average: bool = True
@@ -82,17 +79,17 @@ class LoadOptions:
         return list(dict.fromkeys(["progress", *(key for state in self.states for key in STATES[state])]))
 
     def renamed(self, names: Iterable[str]) -> dict[str, str]:
-        """Each name of a checkpoint -> its name in the model. The first glob that matches decides."""
+        """Name in the checkpoint -> name in the model, by the first glob that matches."""
         rules = [(_pattern(glob), target) for glob, target in self.key_mapping.items()]
 
         def new_name(name: str) -> str:
             matches = ((pattern.fullmatch(name), target) for pattern, target in rules)
-            return next((_filled(target, match.groups()) for match, target in matches if match is not None), name)
+            return next((_fill_stars(target, match.groups()) for match, target in matches if match is not None), name)
 
         return {name: new_name(name) for name in names}
 
     def ignored(self, names: Iterable[str]) -> set[str]:
-        """Which of these names to leave as they are."""
+        """Which of these names are not loaded, by `ignore_keys`."""
         return {name for name in names if any(matches(name, pattern) for pattern in self.ignore_keys)}
 
     def warn_unmatched(self, saved: Iterable[str], names: Iterable[str]) -> None:
@@ -114,15 +111,15 @@ class LoadOptions:
 
 
 def check_states(key: str, states: Sequence[str]) -> None:
-    """Refuse what is no list of states, by a ConfigError."""
-    known = (ALL, *STATES)
+    """Raise ConfigError unless `states` is a list of `STATES`, or of `all` alone."""
+    choices = (ALL, *STATES)
     if isinstance(states, str) or not states:
         example = f"{key}=[{states or 'model'}]"
         raise ConfigError(f"{key} is {states!r}, but it is a list of states", location=key, hint=f"Write {example}.")
     for state in states:
-        if state not in known:
-            hint = did_you_mean(state, known).strip() or None
-            raise ConfigError(f"{key}: there is no state {state!r}, only {', '.join(known)}", location=key, hint=hint)
+        if state not in choices:
+            hint = did_you_mean(state, choices).strip() or None
+            raise ConfigError(f"{key}: there is no state {state!r}, only {', '.join(choices)}", location=key, hint=hint)
     if ALL in states and len(states) > 1:
         raise ConfigError(f"{key} is {list(states)}, but all has the others in it", location=key)
 
@@ -131,30 +128,29 @@ def check_mapping(key: str, mapping: Mapping[str, str]) -> None:
     """Refuse a new name that has more `*` than its glob."""
     for glob, target in mapping.items():
         if isinstance(target, str) and target.count("*") > str(glob).count("*"):
-            what = f"{key}: {target!r} has more * than {glob!r}, so there is nothing to put there"
-            raise ConfigError(what, location=key, hint=f"For example '{key}={{model.*: *}}'.")
+            message = f"{key}: {target!r} has more * than {glob!r}, so there is nothing to put there"
+            raise ConfigError(message, location=key, hint=f"For example '{key}={{model.*: *}}'.")
 
 
 def _pattern(glob: str) -> re.Pattern[str]:
-    parts = ("(.*)" if part == "*" else re.escape(part) for part in re.split(r"(\*)", glob))
-    return re.compile("".join(parts), re.DOTALL)
+    # Not fnmatch: only `*` is special here, and each `*` must be a group.
+    tokens = ("(.*)" if token == "*" else re.escape(token) for token in re.split(r"(\*)", glob))
+    return re.compile("".join(tokens), re.DOTALL)
 
 
-def _filled(target: str, matched: Sequence[str | None]) -> str:
-    parts = target.split("*")
-    return "".join(part + (matched[index] or "" if index < len(parts) - 1 else "") for index, part in enumerate(parts))
+def _fill_stars(target: str, matched: Sequence[str | None]) -> str:
+    first, *texts = target.split("*")
+    return first + "".join((match or "") + text for match, text in zip(matched, texts, strict=False))
 
 
 WHOLE = LoadOptions()
 WEIGHTS = LoadOptions(states=("model",))
-
-
 OTHER_MODEL = "The model must have the layers and shapes that the checkpoint was saved with."
 
 
 @dataclass(slots=True)
 class LoadReport:
-    """What was loaded from a checkpoint, and what was not: names as the model has them."""
+    """What was loaded from a checkpoint and what was not, by the names of the model."""
 
     loaded: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -182,8 +178,8 @@ class LoadReport:
 
     @property
     def globs_of_reshaped(self) -> list[str]:
-        """The `ignore_keys` for the layers of the tensors of another shape: those tensors, and what else is directly in
-        their layers. A tensor beside whole layers is named alone, or a glob would ignore these too."""
+        """The `ignore_keys` for tensors of another shape: a glob of the whole layer, or the tensor alone if the layer
+        contains further ones, which the glob would ignore too."""
         names = [*self.loaded, *self.missing, *self.unexpected]
         globs = set()
         for name in self.reshaped:
@@ -199,7 +195,7 @@ class LoadReport:
 
 
 def advice(report: LoadReport) -> str:
-    """What to do about weights that do not fit."""
+    """The cure for weights that do not fit."""
     if report.reshaped:
         globs = ",".join(report.globs_of_reshaped)
         return f"To keep the model's own values of these layers, add 'load.ignore_keys=[{globs}]'."
@@ -212,7 +208,7 @@ def advice(report: LoadReport) -> str:
 
 
 def prefix_mapping(missing: list[str], extra: list[str]) -> dict[str, str] | None:
-    """The `key_mapping` that gives the model most of what it misses, if one prefix is what differs."""
+    """The `key_mapping` that adds or removes one prefix, if it maps most of the names; else None."""
     for longer, shorter in ((extra, missing), (missing, extra)):
         prefixes = {name[: at + 1]: None for name in longer for at, char in enumerate(name) if char == "."}
         for prefix in prefixes:

@@ -95,8 +95,8 @@ class Manifest:
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For each tensor file: names of tied tensors, and the name under which each is stored."""
     shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
-    """For each tensor file of several ranks: the tensors of it that belong to all ranks, and which part it has of each.
-    Empty, and not written, if one process saved."""
+    """Tensor file -> tensor -> the part of it in this file, for tensors that ranks share. Not written if empty, as when
+    one process saved."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
     """The counts at this step, by the names of `Progress`; empty if unknown."""
     samples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -129,6 +129,7 @@ class Manifest:
         if type(version) is not int or version != SCHEMA_VERSION:
             raise ManifestError(f"the manifest's schema version is {str(version)[:40]!r}, which does not exist")
         digest = raw.pop("digest", None)
+        # Written again and compared byte by byte: JSON has many spellings of one value, and the digest covers values.
         try:
             altered = digest != _self_digest(raw) or _rendered({**raw, "digest": digest}) != data
         except (ValueError, RecursionError) as error:
@@ -138,7 +139,7 @@ class Manifest:
         return _read(raw)
 
     def _fields(self) -> dict[str, Any]:
-        shards = {file: {name: str(part) for name, part in parts.items()} for file, parts in self.shards.items()}
+        shards = {file: {name: str(shard) for name, shard in tensors.items()} for file, tensors in self.shards.items()}
         return {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,
@@ -158,6 +159,7 @@ class Manifest:
             "files": {n: {"size_bytes": e.size_bytes, "digest": e.digest} for n, e in self.files.items()},
             "aliases": {file: dict(table) for file, table in self.aliases.items()},
             "progress": dict(self.progress),
+            # Written only where needed, so that manifests without them stay readable by older versions.
             **({} if self.name is None else {"name": self.name}),
             **({"shards": shards} if shards else {}),
             **({"tensor_size": self.tensor_size} if self.tensor_size > 1 else {}),
@@ -179,7 +181,7 @@ def _self_digest(fields: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> float | str:
-    """JSON has no NaN and no infinity: these are written as words."""
+    """A number for JSON, which has no NaN and no infinity: these are written as words."""
     return float(value) if math.isfinite(value) else str(float(value))
 
 
@@ -202,7 +204,7 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    # Old manifests lack progress, name, samples and source; those of one process what is of several, and an average.
+    # Old manifests lack progress, name, samples and source. Fields at their default are not written.
     absent: dict[str, Any] = {"progress": {}, "name": None, "samples": {}, "source": {}}
     raw = {**absent, "shards": {}, "tensor_size": 1, "average": None, "left_out": [], "number": None, **raw}
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
@@ -215,7 +217,7 @@ def _read(raw: dict[str, Any]) -> Manifest:
             raise ManifestError(f"the manifest has {of_files} of {min(unknown)[:80]!r}, which is none of its files")
     try:
         shards = {
-            file: {name: Shard.parse(part) for name, part in parts.items()} for file, parts in raw["shards"].items()
+            file: {name: Shard.parse(text) for name, text in tensors.items()} for file, tensors in raw["shards"].items()
         }
     except ValueError as error:
         raise ManifestError(f"the manifest's shards cannot be read: {one_line(str(error))}") from None
@@ -247,7 +249,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_measured(value: object) -> bool:
-    """JSON has no NaN and no infinity: these are words."""
+    """Whether a value is what `_number` writes."""
     return value in ("nan", "inf", "-inf") or type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 

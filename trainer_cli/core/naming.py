@@ -105,8 +105,8 @@ class Naming(NamedTuple):
 def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | None:
     """What is wrong with a pattern and suffix of names for any run of this name, or None.
 
-    The names of a run must be legal, all different, and in the order of their steps where numbers in names are compared
-    as numbers (`ls -v`): tried over steps up to a million billion, in epochs of several lengths.
+    The names of a run must be legal and all different, and sort by step where numbers in names are compared by value
+    (`ls -v`). They are tried at steps up to 10**15, with three lengths of an epoch.
     """
     setting = f"checkpoint.name is {pattern!r}" + ("" if suffix is None else f" with suffix {suffix!r}")
     try:
@@ -120,9 +120,9 @@ def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | 
                 return f"{setting}, {fault}"
     except KeyError as error:
         wrong = str(error.args[0])
-        known = ", ".join(f"{{{name}}}" for name in VARIABLES)
+        variables = [f"{{{name}}}" for name in VARIABLES]
         return (
-            f"{setting}, but there is no {{{wrong}}}; there are {known}. "
+            f"{setting}, but there is no {{{wrong}}}; there are {', '.join(variables)}. "
             "Metrics are no part of a name: `train ckpt ls` lists them"
         )
     except (ValueError, OverflowError) as error:
@@ -137,6 +137,7 @@ def _why_names_unfit(naming: Naming, run_name: str, steps_per_epoch: int) -> str
         ValueError: one has characters that are not allowed.
     """
     before: tuple[int, str] | None = None
+    # Neighbours of powers: where numbers gain a digit, a name without padding may sort before an earlier one.
     for step in _STEPS:
         epoch, batch = divmod(step, steps_per_epoch)
         counts = {"step": step, "epoch": epoch, "batch": batch, "samples": 32 * step, "tokens": 1024 * step}
@@ -153,7 +154,7 @@ def _why_names_unfit(naming: Naming, run_name: str, steps_per_epoch: int) -> str
 
 def _sort_key(name: str) -> list[tuple[int, str]]:
     """A key by which names sort as `ls -v` sorts them: numbers by value."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]
+    return [(int(text), "") if text.isdigit() else (-1, text) for text in re.split(r"([0-9]+)", name)]
 
 
 def parse_step(name: str) -> int | None:
@@ -174,16 +175,16 @@ def numbers_within(name: str) -> list[int]:
 
 
 def with_ranks(path: str, environment: Mapping[str, str]) -> str:
-    """A path to load with `{rank}`, `{local_rank}` and `{node_rank}` replaced; 0 where the environment says nothing.
+    """A path to load with `{rank}`, `{local_rank}` and `{node_rank}` replaced; 0 where the environment has no value.
 
     Raises:
         UserError: the environment variable is not a number.
     """
-    for variable, sources in RANK_VARIABLES.items():
-        field = f"{{{variable}}}"
+    for name, sources in RANK_VARIABLES.items():
+        field = f"{{{name}}}"
         if field not in path:
             continue
-        source = next((one for one in sources if environment.get(one)), None)
+        source = next((variable for variable in sources if environment.get(variable)), None)
         value = "0" if source is None else environment[source]
         if not (value.isascii() and value.isdecimal()):
             raise UserError(f"{source} is {value!r}, which is no number", where=f"{field} in {path}")
@@ -221,5 +222,6 @@ def class_name(value: object) -> str:
     A public class of this package is recorded under its public name, which no move of its file changes.
     """
     kind = type(value)
+    # The module of a public class may change between versions; its public name does not.
     is_public = kind.__module__.startswith("trainer_cli.") and kind.__qualname__ in trainer_cli.__all__
     return f"{'trainer_cli' if is_public else kind.__module__}.{kind.__qualname__}"

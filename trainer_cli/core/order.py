@@ -1,9 +1,9 @@
 """The order of samples and the seed of each one, as pure functions of (seed, epoch, index).
 
-Nothing is drawn, stored or carried: any position of any epoch costs the same, so a resume at any sample is
-exact and immediate, whatever the number of workers or ranks. The order is a keyed permutation: a Feistel
-network over a grid just larger than the length, walked until it lands inside (Black and Rogaway, "Ciphers
-with arbitrary finite domains", 2002). Seeds are a SplitMix64 stream keyed by (seed, epoch).
+There is no state: any position of any epoch costs the same, so a resume at any sample is exact and immediate, with any
+number of workers or ranks. The order is a keyed permutation: a Feistel network over a grid just larger than the length,
+applied until the result lies within the length (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+Seeds are a SplitMix64 stream keyed by (seed, epoch).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ORDER_VERSION = "feistel-1"
 """Changes when the same (seed, epoch, position, length) would give another index or seed."""
 
 _ROUNDS = 4
-_SMALL = 1024  # below, halves are so short that it takes twice the rounds to mix them
+# Below this length the halves are so short that it takes twice the rounds to mix them.
+_SMALL = 1024
 _64_BITS = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -26,7 +27,7 @@ _MIX_2 = 0x94D049BB133111EB
 
 
 def sample_index(seed: int, epoch: int, position: int, length: int) -> int:
-    """The index that stands at `position` in the shuffled order of an epoch over `length` samples."""
+    """The index at `position` in the shuffled order of an epoch over `length` samples."""
     return sample_indices(seed, epoch, position, position + 1, length)[0]
 
 
@@ -34,7 +35,7 @@ def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) ->
     """The indices at positions `start` to `stop` of the shuffled order; over a whole epoch each appears once.
 
     Raises:
-        IndexError: where the positions do not lie within the length.
+        IndexError: a position is not within the length.
     """
     if not 0 <= start <= stop <= length:
         raise IndexError(f"positions {start} to {stop} do not lie within {length} samples")
@@ -44,14 +45,16 @@ def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) ->
     indices = []
     for position in range(start, stop):
         index = position
+        # The grid has cells beyond the length. A permutation repeated from such a cell always comes back inside.
         while True:
-            right, left = divmod(index, rows)
-            for left_key, right_key in keys:
-                mixed = ((right + left_key) * _MIX_1) & _64_BITS
-                left = (left + (((mixed ^ (mixed >> 32)) * _MIX_2 & _64_BITS) >> 24)) % rows
-                mixed = ((left + right_key) * _MIX_1) & _64_BITS
-                right = (right + (((mixed ^ (mixed >> 32)) * _MIX_2 & _64_BITS) >> 24)) % columns
-            index = right * rows + left
+            column, row = divmod(index, rows)
+            # Written out, not in a function: this is called for every sample.
+            for row_key, column_key in keys:
+                mixed = ((column + row_key) * _MIX_1) & _64_BITS
+                row = (row + (((mixed ^ (mixed >> 32)) * _MIX_2 & _64_BITS) >> 24)) % rows
+                mixed = ((row + column_key) * _MIX_1) & _64_BITS
+                column = (column + (((mixed ^ (mixed >> 32)) * _MIX_2 & _64_BITS) >> 24)) % columns
+            index = column * rows + row
             if index < length:
                 break
         indices.append(index)
@@ -64,7 +67,7 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
 
 
 def sample_seeds(seed: int, epoch: int, indices: Iterable[int]) -> list[int]:
-    """The seeds of several samples."""
+    """The seeds of these samples, in their order."""
     key = _sample_key(seed, epoch)
     seeds = []
     for index in indices:

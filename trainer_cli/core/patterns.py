@@ -1,6 +1,6 @@
-"""The nearest valid name to a misspelt one.
+"""Match names against globs and regular expressions, and suggest the nearest valid name to a misspelt one.
 
-Globs with alternatives, and regular expressions: `a{b,c}d` matches `abd` and `acd`, as `re:a(b|c)d` does.
+A glob may have alternatives: `a{b,c}d` matches `abd` and `acd`. `re:a(b|c)d` does the same.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-_ELSEWHERE = {
+_NAMES_ELSEWHERE = {
     "max_duration": "max_steps max_step max_epochs num_epochs epochs num_train_epochs total_steps max_iters",
     "grad_accum_steps": "accumulate_grad_batches gradient_accumulation_steps grad_accum accumulation_steps",
     "eval_interval": "val_check_interval check_val_every_n_epoch eval_every val_interval",
@@ -32,35 +32,35 @@ _ELSEWHERE = {
     "loggers": "logger",
     "device": "accelerator",
 }
-"""What other trainers call it, as `_plain` writes it."""
-_OURS = {theirs: ours for ours, names in _ELSEWHERE.items() for theirs in names.split()}
+"""Name here -> names in other trainers, as `_plain` writes them."""
+_NAME_HERE = {alias: name for name, aliases in _NAMES_ELSEWHERE.items() for alias in aliases.split()}
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice most like `word`, or what other trainers call by this word; None if there is neither.
+    """The choice that other trainers call by this word, or the most similar one; None if there is neither.
 
-    Case and `-` for `_` do not count.
+    Case is ignored, and `-` equals `_`.
     """
     plain: dict[str, str] = {}
     for choice in choices:
         plain.setdefault(_plain(choice), choice)
     section, dot, name = _plain(word).rpartition(".")
-    if (ours := f"{section}{dot}{_OURS.get(name, '')}") in plain and name in _OURS:
-        return plain[ours]
-    matches = get_close_matches(_plain(word), plain, n=1, cutoff=0.6)
-    return plain[matches[0]] if matches else None
+    if name in _NAME_HERE and (translated := f"{section}{dot}{_NAME_HERE[name]}") in plain:
+        return plain[translated]
+    similar = get_close_matches(_plain(word), plain, n=1, cutoff=0.6)
+    return plain[similar[0]] if similar else None
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`" Did you mean 'x'?"`, or nothing."""
+    """`" Did you mean 'x'?"`, or an empty text if no choice is near."""
     return _question(word, nearest(word, choices))
 
 
 def of_a_section(word: str, keys: Iterable[str]) -> str:
-    """The same, of the key whose last part is the word, or what other trainers call by it: `lr` is `optimizer.lr`."""
+    """`did_you_mean` for the key that ends in the word, or in its translation: `lr` suggests `optimizer.lr`."""
     keys = list(keys)
     names = {key.rpartition(".")[2]: key for key in keys} | {key.replace(".", "_"): key for key in keys}
-    return _question(word, names.get(_plain(word)) or names.get(_OURS.get(_plain(word), "")))
+    return _question(word, names.get(_plain(word)) or names.get(_NAME_HERE.get(_plain(word), "")))
 
 
 def _question(word: str, match: str | None) -> str:
@@ -75,21 +75,22 @@ def _plain(word: str) -> str:
 
 
 def alternatives(pattern: str) -> Iterator[str]:
-    """The patterns without braces that a pattern means, in the order written."""
+    """The patterns without braces that a pattern expands to, in the order written."""
     match = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
     if match is None:
         yield pattern
         return
-    for part in match[1].split(","):
-        yield from alternatives(pattern[: match.start()] + part + pattern[match.end() :])
+    # The innermost braces are expanded first; the recursion expands those around them.
+    for alternative in match[1].split(","):
+        yield from alternatives(pattern[: match.start()] + alternative + pattern[match.end() :])
 
 
 REGEX = "re:"
-"""What a regular expression begins with, where a glob could stand."""
+"""Prefix of a regular expression, where a glob is allowed too."""
 
 
 def why_no_pattern(pattern: str) -> str | None:
-    """What is wrong with a regular expression; None for one that compiles, and for a glob."""
+    """The fault of a regular expression that does not compile; None for one that does, and for a glob."""
     if not pattern.startswith(REGEX):
         return None
     try:
@@ -100,7 +101,7 @@ def why_no_pattern(pattern: str) -> str | None:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a whole name matches a glob, or a regular expression after `re:`; case counts."""
+    """Whether a whole name matches a glob, or a regular expression after `re:`; case matters."""
     if pattern.startswith(REGEX):
         return re.fullmatch(pattern.removeprefix(REGEX), name) is not None
     return any(fnmatchcase(name, alternative) for alternative in alternatives(pattern))

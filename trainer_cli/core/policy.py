@@ -1,6 +1,7 @@
-"""When to save and what to remove: pure functions that return reasons.
+"""The policy of checkpoints: when to save and what to remove, as pure functions that return reasons.
 
-The `checkpoint` section of a config as the rules of the policy.
+`save_rules` and `retention_rules` turn the `checkpoint` section of a config into rules. `why_save` decides on a save
+from the facts of one moment, `why_keep` and `why_remove` on removals from the checkpoints on disk.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ ToInterval = Callable[[str, Any], Interval | None]
 
 def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) -> CheckpointConfig:
     """The `checkpoint` section, overridden by the config node of a subclass of CheckpointerCallback."""
-    known = {field.name for field in fields(CheckpointConfig)}
-    return replace(checkpoint, **{key: value for key, value in (node or {}).items() if key in known})
+    names = {field.name for field in fields(CheckpointConfig)}
+    return replace(checkpoint, **{key: value for key, value in (node or {}).items() if key in names})
 
 
 def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
@@ -76,7 +77,7 @@ class Kind(StrEnum):
 
 
 class Occasion(StrEnum):
-    """What happens when the policy is applied. It is applied once a step, with the strongest occasion that fits."""
+    """The event at which the policy is applied. It is applied once a step, with the strongest occasion that fits."""
 
     pre_train = "pre_train"
     step = "step"
@@ -100,21 +101,24 @@ class Saved:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     progress: Progress | None = None
-    """All that was counted at this step; None if it did not say."""
+    """The counts at this step; None if the manifest lacks them."""
 
 
 @dataclass(frozen=True, slots=True)
 class BestRule:
-    """The `count` best by a metric that an evaluation measured at that very step."""
+    """Keep the `count` best checkpoints by a metric that was measured at exactly their steps."""
 
     metric: str
     mode: Mode = Mode.min
     count: int = 1
 
     def ranked(self, saved: Sequence[Saved]) -> list[Saved]:
-        """Those that have the metric, the best first; NaN and infinity are never among them, ties go to the newer."""
-        measured = [one for one in saved if one.finite and self.value(one.metrics) is not None]
-        return sorted(measured, key=lambda one: (self.loss(one.metrics), -one.step))[: self.count]
+        """The best checkpoints, best first; never one whose metric or weights are NaN or infinite. Ties go to the
+        newer."""
+        measured = [
+            checkpoint for checkpoint in saved if checkpoint.finite and self.value(checkpoint.metrics) is not None
+        ]
+        return sorted(measured, key=lambda checkpoint: (self.loss(checkpoint.metrics), -checkpoint.step))[: self.count]
 
     def why_enter(self, metrics: Mapping[str, float], saved: Sequence[Saved]) -> str | None:
         """The reason why a new measurement is among the best, or None."""
@@ -128,16 +132,16 @@ class BestRule:
 
     @property
     def among(self) -> str:
-        """The reason of a member of the best."""
+        """End of the sentence why a checkpoint is one of the best."""
         return "the best" if self.count == 1 else f"among the {self.count} best"
 
     def value(self, metrics: Mapping[str, float]) -> float | None:
-        """The metric's value; None if there is none that is finite."""
+        """The metric's value; None if it is missing, NaN or infinite."""
         value = metrics.get(self.metric)
         return value if value is not None and math.isfinite(value) else None
 
     def loss(self, metrics: Mapping[str, float]) -> float:
-        """What the best has the least of."""
+        """The metric with the sign turned so that smaller is better."""
         return metrics[self.metric] if self.mode is Mode.min else -metrics[self.metric]
 
 
@@ -166,8 +170,8 @@ class Moment:
     """This run began from a checkpoint, weights alone included."""
     save_requested: bool = False
     """A save was requested for this step."""
-    held: bool = False
-    """A callback holds ephemeral saves."""
+    on_hold: bool = False
+    """A callback suspends ephemeral saves."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     saved: Sequence[Saved] = ()
@@ -187,11 +191,12 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
     now, occasion = at.now, at.occasion
     if at.last_saved_step == now.step:
         return None
+    # Permanent reasons come first: a step that has both kinds is saved for good.
     if now.step in rules.fixed_steps:
         return Decision(Kind.permanent, f"fixed step {now.step}")
     if occasion is Occasion.pre_train:
-        wanted = not at.loaded if rules.pre_train is None else rules.pre_train
-        return Decision(Kind.permanent, "before the first step") if wanted else None
+        is_due = not at.loaded if rules.pre_train is None else rules.pre_train
+        return Decision(Kind.permanent, "before the first step") if is_due else None
     if rules.save_interval is not None and rules.save_interval.due(now):
         return Decision(Kind.permanent, str(rules.save_interval))
     if occasion in (Occasion.final, Occasion.last_stop) and rules.save_final:
@@ -203,7 +208,7 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
     if occasion in (Occasion.stop, Occasion.last_stop) and rules.save_on_stop:
         return Decision(Kind.ephemeral, "training was stopped")
     often = rules.ephemeral_save_interval
-    if often is not None and often.due(now) and not at.held and not _cooling_down(rules, at):
+    if often is not None and often.due(now) and not at.on_hold and not _cooling_down(rules, at):
         return Decision(Kind.ephemeral, f"{often}, ephemeral")
     return None
 
@@ -235,69 +240,81 @@ class RetentionRules:
 
 def why_keep(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
     """The reason why each checkpoint stays; those not named may go. Newest first."""
-    return {one.name: reason for one, reason in _reasons(saved, rules) if reason is not None}
+    return {checkpoint.name: reason for checkpoint, reason in _reasons(saved, rules) if reason is not None}
 
 
 def why_remove(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
-    """The reason why each checkpoint goes, oldest first: all that `why_keep` does not name."""
+    """The reason why each checkpoint is removed, oldest first: all that `why_keep` does not name."""
     reasons = list(_reasons(saved, rules))
-    return {one.name: _why_goes(one, rules, reasons[0][0]) for one, reason in reversed(reasons) if reason is None}
+    return {
+        checkpoint.name: _why_goes(checkpoint, rules, reasons[0][0])
+        for checkpoint, reason in reversed(reasons)
+        if reason is None
+    }
 
 
 def _reasons(saved: Sequence[Saved], rules: RetentionRules) -> Iterator[tuple[Saved, str | None]]:
-    ordered = sorted(saved, key=lambda one: (one.step, one.name), reverse=True)
-    good = [one for one in ordered if one.finite]
-    permanents = [one.name for one in good if one.kind is Kind.permanent]
+    """Each checkpoint, newest first, with the reason why it stays, or None."""
+    ordered = sorted(saved, key=lambda checkpoint: (checkpoint.step, checkpoint.name), reverse=True)
+    finite = [checkpoint for checkpoint in ordered if checkpoint.finite]
+    permanents = [checkpoint.name for checkpoint in finite if checkpoint.kind is Kind.permanent]
     counted = frozenset(permanents[: rules.max_checkpoints])
-    best = [] if rules.keep_best is None else [one.name for one in rules.keep_best.ranked(ordered)]
-    for one in ordered:
-        # The newest, and where that is not finite, the one that a resume would choose.
-        newest = one in (*ordered[:1], *good[:1])
-        yield one, _why_stays(one, rules, newest=newest, counted=one.name in counted, best=one.name in best)
+    best = [] if rules.keep_best is None else [checkpoint.name for checkpoint in rules.keep_best.ranked(ordered)]
+    for checkpoint in ordered:
+        reason = _why_stays(
+            checkpoint,
+            rules,
+            # The newest, and where that is not finite, the one that a resume would choose.
+            newest=checkpoint in (*ordered[:1], *finite[:1]),
+            counted=checkpoint.name in counted,
+            best=checkpoint.name in best,
+        )
+        yield checkpoint, reason
 
 
-def _why_stays(one: Saved, rules: RetentionRules, *, newest: bool, counted: bool, best: bool) -> str | None:
-    """Why this one stays, or None. `counted`: it is among the `max_checkpoints` newest permanents."""
+def _why_stays(checkpoint: Saved, rules: RetentionRules, *, newest: bool, counted: bool, best: bool) -> str | None:
+    """Why a checkpoint stays, or None. `counted`: it is among the `max_checkpoints` newest permanents."""
     if rules.remove is Removal.never:
         return "nothing is removed"
-    if one.pinned:
+    if checkpoint.pinned:
         return "pinned"
-    if one.step in rules.fixed_steps:
+    if checkpoint.step in rules.fixed_steps:
         return "fixed step"
     if newest:
-        return "final" if one.finished else "newest"
+        return "final" if checkpoint.finished else "newest"
     if best and rules.keep_best is not None:
-        return f"{rules.keep_best.metric} {one.metrics[rules.keep_best.metric]:g} is {rules.keep_best.among}"
-    if one.kind is Kind.ephemeral or not one.finite:
+        return f"{rules.keep_best.metric} {checkpoint.metrics[rules.keep_best.metric]:g} is {rules.keep_best.among}"
+    if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:
         return None
-    if rules.keep_every is not None and (named := _names(rules.keep_every, one)):
+    if rules.keep_every is not None and (named := _names(rules.keep_every, checkpoint)):
         return f"kept {named}"
     if rules.remove is Removal.ephemeral_only:
         if rules.max_checkpoints is None:
             return "permanent"
         return _among(rules.max_checkpoints) if counted else None
-    if one.step == 0:
+    if checkpoint.step == 0:
         return "step 0"
-    if rules.save_interval is not None and (named := _names(rules.save_interval, one)):
+    if rules.save_interval is not None and (named := _names(rules.save_interval, checkpoint)):
         return named
     return _among(rules.max_checkpoints) if rules.max_checkpoints is not None and counted else None
 
 
-def _names(interval: Interval, one: Saved) -> str | None:
-    """Whether an interval is due at the step of a checkpoint. Where that is unknown, it is kept."""
-    if one.progress is None and interval.steps is None:
+def _names(interval: Interval, checkpoint: Saved) -> str | None:
+    """The reason to keep a checkpoint at whose step an interval is due, or None."""
+    # In doubt it is kept: what is removed cannot be restored.
+    if checkpoint.progress is None and interval.steps is None:
         return f"perhaps {interval}"
-    return str(interval) if interval.due(one.progress or Progress(step=one.step)) else None
+    return str(interval) if interval.due(checkpoint.progress or Progress(step=checkpoint.step)) else None
 
 
 def _among(count: int) -> str:
     return "newest permanent" if count == 1 else f"among the {count} newest permanent"
 
 
-def _why_goes(one: Saved, rules: RetentionRules, newest: Saved) -> str:
-    if not one.finite:
+def _why_goes(checkpoint: Saved, rules: RetentionRules, newest: Saved) -> str:
+    if not checkpoint.finite:
         return f"its weights are not finite, and {newest.name} is newer"
-    if one.kind is Kind.ephemeral:
+    if checkpoint.kind is Kind.ephemeral:
         return f"ephemeral, and {newest.name} is newer"
     if rules.remove is Removal.all_non_permanent:
         return "no permanent rule names it"

@@ -1,4 +1,4 @@
-"""The counts of a training in every unit, now and one step before."""
+"""The counts of a training in every unit, after this step and after the one before."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 class Progress:
     """Counts since the start of the run, over all attempts; saved in every checkpoint.
 
-    `batch` and `epoch_samples` say how much of the current epoch has been consumed; at an epoch's end the
-    position is (epoch + 1, 0). The `last_*` fields are the counts one step earlier, so that "was a multiple
-    crossed by this step" needs no other memory.
+    `batch` and `epoch_samples` are what has been consumed of the current epoch; at an epoch's end the position is
+    (epoch + 1, 0). The `last_*` fields are the counts one step earlier: whether a step has crossed a multiple of an
+    interval is decided from one `Progress` alone.
     """
 
     step: int = 0
@@ -28,7 +28,7 @@ class Progress:
     last_epoch: int = 0
     evaluated_step: int = -1
     passed_over: int = 0
-    """Steps that the data passed over would have made; saved only if there are any."""
+    """Number of steps that skipped data would have made; saved only if not zero, as older versions refuse the name."""
 
     @classmethod
     def of(cls, counts: Mapping[str, int | float]) -> Progress | None:

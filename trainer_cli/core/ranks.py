@@ -1,4 +1,4 @@
-"""Which of several processes this is, from the environment variables that torchrun or Slurm's srun sets."""
+"""Ranks of processes: read from the environment variables of torchrun or Slurm's srun, and checked."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 """Variables of the number of processes, the rank, the rank on its node, and the node's rank.
 
-Slurm's are those of a job step, which srun starts. SLURM_NTASKS and SLURM_PROCID also stand in a batch script and in
-the shell of salloc, where there is one process.
+Slurm's are those of a job step, which srun starts. SLURM_NTASKS and SLURM_PROCID are set in a batch script and in the
+shell of salloc too, where there is one process.
 """
 _FIRST_PORT, _PORTS = 20000, 12000
-"""Below 32768, where Linux begins to give ports to outgoing connections."""
+"""Ports below 32768, from where on Linux assigns ports to outgoing connections."""
 _STEP_STRIDE = 7919
 """A prime, so that the steps of a job and the first steps of the next jobs have different ports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Which process this is, and where rank 0 listens."""
+    """The ranks of this process, and the address of rank 0."""
 
     rank: int = 0
     world_size: int = 1
@@ -43,6 +43,7 @@ def ranks_in(environ: Mapping[str, str]) -> Ranks:
     """
     for names in (_TORCHRUN, _SLURM):
         size, rank = (_number(environ, name) for name in names[:2])
+        # One process needs no address: it may run in an environment left by a launcher.
         if size is None or size <= 1 or rank is None:
             continue
         if not 0 <= rank < size:
@@ -63,10 +64,10 @@ def ranks_in(environ: Mapping[str, str]) -> Ranks:
 
 
 def refuse_other_processes(ranks: Ranks, per_node: int | None) -> None:
-    """Refuse a number of processes per node that is not the number that was started.
+    """Check that `parallel.processes_per_node` is the number of processes that was started.
 
     Raises:
-        UserError: it is another.
+        UserError: it is not.
     """
     if per_node is not None and ranks.per_node is not None and per_node != ranks.per_node:
         raise UserError(
@@ -111,21 +112,21 @@ def check_shards(shard_size: int | None, tensor_size: int, world_size: int) -> N
 
 
 def tasks_without_srun(environ: Mapping[str, str]) -> int | None:
-    """The tasks of a Slurm job in whose batch script or shell this process was started; None: srun has started it, or
-    there is one task."""
+    """Number of tasks of the Slurm job whose batch script or shell started this process; None if srun started it, or
+    the job has one task."""
     tasks, of_step = (_number(environ, name) or 1 for name in ("SLURM_NTASKS", _SLURM[0]))
     return tasks if tasks > 1 and of_step == 1 else None
 
 
 def first_host(nodes: str) -> str | None:
     """The first host of Slurm's compressed list, such as `a[03-05,9]-ib,b`: a03-ib. None for an empty list."""
-    found = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)
-    return None if found is None else re.sub(r"\[(\w+)[^\]]*\]", r"\1", found[0])
+    match = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)
+    return None if match is None else re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
 
 
 def _port_of_step(environ: Mapping[str, str]) -> int:
-    """A port that neither another job on this machine has, nor another step of this one, as far as numbers can tell.
-    Each task of a job array has a SLURM_JOB_ID of its own."""
+    """A port that depends on the job and the step, so that jobs and steps on one machine seldom share one. Each task of
+    a job array has a SLURM_JOB_ID of its own."""
     job, step = (_number(environ, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     return _FIRST_PORT + (job + _STEP_STRIDE * step) % _PORTS
 

@@ -1,7 +1,7 @@
-"""Parts of tensors: what two of them have in common, whether they make a whole, and which rank writes what.
+"""Parts of tensors: their overlap, whether they make a whole, and which rank writes which tensor.
 
 torch.distributed.checkpoint plans the same with objects that hold live tensors, and gathers the plans of all ranks for
-every save. Here each rank finds its part of the plan from what it knows; `commit` checks that nothing is missing.
+every save. Here each rank computes its part of the plan alone; `commit` checks that nothing is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise, product
 
 PER_RANK = ("rng", "loop", "data")
-"""Top-level keys of a state that every rank saves for itself; all else is saved once."""
+"""Top-level keys of a state that every rank saves; everything else is saved once."""
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})")
 _TEXT = re.compile(r"\[([0-9:, ]*)\] of \[([0-9, ]*)\]")
 _LARGEST = 2**63
@@ -39,27 +39,28 @@ class Shard:
         Raises:
             ValueError: it is no box within a shape.
         """
-        found = _TEXT.fullmatch(text)
-        ranges = [] if found is None or not found[1] else [_RANGE.fullmatch(one) for one in found[1].split(", ")]
-        sizes = [] if found is None or not found[2] else found[2].split(", ")
-        if found is None or None in ranges or len(ranges) != len(sizes) or not all(map(str.isdecimal, sizes)):
+        match = _TEXT.fullmatch(text)
+        ranges = [] if match is None or not match[1] else [_RANGE.fullmatch(span) for span in match[1].split(", ")]
+        sizes = [] if match is None or not match[2] else match[2].split(", ")
+        if match is None or None in ranges or len(ranges) != len(sizes) or not all(map(str.isdecimal, sizes)):
             raise ValueError(f"{text[:80]!r} is not a part of a tensor")
         shape = tuple(map(int, sizes))
-        ends = [(int(one[1]), int(one[2])) for one in ranges if one is not None]
-        part = cls(shape, tuple(begin for begin, _ in ends), tuple(end - begin for begin, end in ends))
-        inside = all(begin <= end <= size for (begin, end), size in zip(ends, shape, strict=True))
-        if not inside or math.prod(size for size in shape if size) >= _LARGEST or str(part) != text:
+        spans = [(int(span[1]), int(span[2])) for span in ranges if span is not None]
+        shard = cls(shape, tuple(begin for begin, _ in spans), tuple(end - begin for begin, end in spans))
+        is_inside = all(begin <= end <= size for (begin, end), size in zip(spans, shape, strict=True))
+        # Compared with its own text, so that each part has one spelling.
+        if not is_inside or math.prod(size for size in shape if size) >= _LARGEST or str(shard) != text:
             raise ValueError(f"{text[:80]!r} is not a part of a tensor")
-        return part
+        return shard
 
     def __str__(self) -> str:
-        """As Python's slices, such as `[4:8, 0:2] of [8, 2]`."""
+        """Python's slices, such as `[4:8, 0:2] of [8, 2]`."""
         ranges = (f"{begin}:{begin + size}" for begin, size in zip(self.offsets, self.sizes, strict=True))
         return f"[{', '.join(ranges)}] of {list(self.shape)}"
 
     @property
     def count(self) -> int:
-        """Its elements."""
+        """Number of elements."""
         return math.prod(self.sizes)
 
     @property
@@ -69,7 +70,7 @@ class Shard:
 
 
 def runs(source: Shard, target: Shard) -> Iterator[tuple[int, int, int]]:
-    """The elements that two parts of one tensor have in common, as runs (place in source, place in target, count) in
+    """The elements that two parts of one tensor have in common, as runs (offset in source, offset in target, count) in
     the order of the source. Both parts are stored in C order.
 
     Raises:
@@ -84,7 +85,7 @@ def runs(source: Shard, target: Shard) -> Iterator[tuple[int, int, int]]:
         sizes.append(min(source_offset + source_size, target_offset + target_size) - begins[-1])
         if sizes[-1] <= 0:
             return
-    # Inner dimensions that both have as a whole are one run, together with the dimension around them.
+    # Inner dimensions that both parts have completely form one run, together with the next outer dimension.
     inner = len(sizes)
     while inner > 0 and sizes[inner - 1] == source.sizes[inner - 1] == target.sizes[inner - 1]:
         inner -= 1
@@ -92,15 +93,15 @@ def runs(source: Shard, target: Shard) -> Iterator[tuple[int, int, int]]:
     count = math.prod(sizes[outer:])
     for steps in product(*(range(size) for size in sizes[:outer])):
         at = [begin + step for begin, step in zip(begins[:outer], steps, strict=True)] + begins[outer:]
-        yield _place(at, source), _place(at, target), count
+        yield _offset_in(source, at), _offset_in(target, at), count
 
 
-def _place(at: Sequence[int], part: Shard) -> int:
-    """Where an element of the whole tensor lies in a part, in C order."""
-    place = 0
-    for index, offset, size in zip(at, part.offsets, part.sizes, strict=True):
-        place = place * size + index - offset
-    return place
+def _offset_in(shard: Shard, at: Sequence[int]) -> int:
+    """Offset within a part, in C order, of the element with index `at` in the whole tensor."""
+    position = 0
+    for index, offset, size in zip(at, shard.offsets, shard.sizes, strict=True):
+        position = position * size + index - offset
+    return position
 
 
 def why_incomplete(parts: Iterable[Shard]) -> str | None:
@@ -108,16 +109,17 @@ def why_incomplete(parts: Iterable[Shard]) -> str | None:
     boxes = list(dict.fromkeys(parts))
     if len(shapes := {box.shape for box in boxes}) != 1:
         return f"its parts are of {len(shapes)} different shapes"
-    found, wanted = sum(box.count for box in boxes), math.prod(boxes[0].shape)
-    if found < wanted:
-        return f"its parts have {found:,} of its {wanted:,} elements"
-    if found > wanted or (not _is_grid(boxes) and any(list(runs(*pair)) for pair in combinations(boxes, 2))):
+    count, total = sum(box.count for box in boxes), math.prod(boxes[0].shape)
+    if count < total:
+        return f"its parts have {count:,} of its {total:,} elements"
+    # The grid first: comparing all pairs is quadratic in the number of parts.
+    if count > total or (not _is_grid(boxes) and any(list(runs(*pair)) for pair in combinations(boxes, 2))):
         return "its parts overlap"
     return None
 
 
 def _is_grid(boxes: Sequence[Shard]) -> bool:
-    """Whether each box is one cell of the grid of all borders, so that different boxes have nothing in common."""
+    """Whether each box is one cell of the grid of all borders, so that different boxes do not overlap."""
     for dimension in range(len(boxes[0].shape)):
         ranges = {(box.offsets[dimension], box.offsets[dimension] + box.sizes[dimension]) for box in boxes}
         ends = sorted(ranges)
@@ -127,8 +129,8 @@ def _is_grid(boxes: Sequence[Shard]) -> bool:
 
 
 def spread(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
-    """Which of the ranks, all of which have all of these tensors, writes each: the largest first, each to the rank
-    with the fewest bytes so far. Every rank that is asked with the same arguments gives the same answer.
+    """Assign each tensor, all of which every rank has, to one rank that writes it: the largest first, each to the rank
+    with the fewest bytes so far. The same arguments give the same result on every rank.
 
     Args:
         sizes: name -> size in bytes.
@@ -136,6 +138,7 @@ def spread(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
     load = dict.fromkeys(ranks, 0)
     writer: dict[str, int] = {}
     for name in sorted(sizes, key=lambda name: -sizes[name]):
+        # Ties go to the lower rank, so that the order of `ranks` does not matter.
         writer[name] = min(load, key=lambda rank: (load[rank], rank))
         load[writer[name]] += sizes[name]
     return writer

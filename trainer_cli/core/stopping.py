@@ -1,7 +1,4 @@
-"""When and why a training stops: pure functions of progress and stop requests.
-
-Whether a run that ended is started again, and after which pause; pure.
-"""
+"""When and why a training stops, and whether it is started again after a failure: pure functions."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Limits:
     max_duration: Interval
     hard_stop: Interval | None = None
     min_duration: Interval | None = None
-    """Before it a request to finish the run is held."""
+    """Before it, a request to finish the run is deferred."""
     max_time_s: float | None = None
 
 
@@ -57,9 +54,10 @@ def reopens(old: LoopConfig, new: LoopConfig) -> bool:
 
 
 def next_stop_step(limits: Limits, now: Progress, *, holds: bool = False) -> int:
-    """The earliest step after `now` at which `why_stop` may return a reason, requests aside, or a request that is held
-    must be looked at.
+    """The earliest step after `now` at which `why_stop` may return a reason without a request, or, with `holds`, at
+    which a deferred request must be handled.
     """
+    # Time may run out at any step.
     if limits.max_time_s is not None:
         return now.step + 1
     min_duration = limits.min_duration if holds else None
@@ -77,13 +75,13 @@ _OUTCOMES = {
     130: "a stop was requested",
 }
 """Exit code -> why a restart cannot help."""
-_HOPELESS = ("AssertionError",)
-"""Exceptions that come again."""
+_REPEATABLE = ("AssertionError",)
+"""Exceptions that a restart would raise again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How an attempt ended. `exit_code` is negative for a signal; `reason` is that of summary.json."""
+    """How an attempt ended. `exit_code` is negative for a signal; `reason` comes from summary.json."""
 
     exit_code: int
     reason: str
@@ -93,25 +91,26 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do: `pause_s` null means to end, `why` says why. `failures` are those in a row without progress."""
+    """Whether to restart: after `pause_s` seconds, or not at all if None. `failures` counts those in a row without
+    progress."""
 
     pause_s: float | None
     why: str
     failures: int
 
 
-def verdict(ended: Ended, *, failures: int, most: int, backoff_s: float) -> Verdict:
-    """Restart after a failure that a restart may mend, while there are at most `most` in a row without progress.
+def decide_restart(ended: Ended, *, failures: int, most: int, backoff_s: float) -> Verdict:
+    """Restart after a failure that may be temporary, while there are at most `most` in a row without progress.
 
     The pause is `backoff_s` after the first failure, and doubles with each without progress, up to ten minutes.
     """
     if (why := _OUTCOMES.get(ended.exit_code)) is not None:
         return Verdict(None, why, failures)
-    if hopeless := next((name for name in _HOPELESS if ended.reason.startswith(name)), None):
-        return Verdict(None, f"a restart does not mend an {hopeless}", failures)
+    if exception := next((name for name in _REPEATABLE if ended.reason.startswith(name)), None):
+        return Verdict(None, f"a restart does not mend an {exception}", failures)
     failures = 1 if ended.progressed else failures + 1
     if failures > most:
         return Verdict(None, f"{failures} failures in a row without progress", failures)
-    what = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
+    end = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
     pause_s = min(_LONGEST_S, backoff_s * 2 ** (failures - 1))
-    return Verdict(pause_s, f"{what}; failure {failures} of at most {most} without progress", failures)
+    return Verdict(pause_s, f"{end}; failure {failures} of at most {most} without progress", failures)

@@ -20,6 +20,7 @@ class UrlPath(PosixPath):
     __slots__ = ()
 
     def __str__(self) -> str:
+        # Joining paths collapses the two slashes of the scheme to one.
         return _SCHEME.sub(r"\1://", super().__str__(), count=1)
 
     def __fspath__(self) -> str:
@@ -31,11 +32,11 @@ class UrlPath(PosixPath):
         return str(self).partition("://")[0]
 
     def absolute(self) -> UrlPath:
-        """Itself."""
+        """Return this path: it depends on no current folder."""
         return self
 
     def resolve(self, strict: bool = False) -> UrlPath:
-        """Itself."""
+        """Return this path: it has no symbolic links."""
         return self
 
     def is_absolute(self) -> bool:
@@ -44,7 +45,7 @@ class UrlPath(PosixPath):
 
 
 def is_url(text: str | os.PathLike[str]) -> bool:
-    """Whether a text or path names a place in an object store. `file://` is a local path."""
+    """Whether a text or path is the URL of an object store. `file://` is a local path."""
     return "://" in str(text) and not str(text).startswith("file://")
 
 
@@ -58,15 +59,17 @@ def as_path(text: str | os.PathLike[str]) -> Path:
     return UrlPath(text) if is_url(text) else Path(os.path.expanduser(str(text).removeprefix("file://")))
 
 
-def local_path(text: str | os.PathLike[str], what: str = "it") -> Path:
-    """As `as_path`, of a file or folder that is written on this machine.
+def local_path(text: str | os.PathLike[str], setting: str = "it") -> Path:
+    """The path of a file or folder that is written on this machine.
 
     Args:
-        what: names the setting, for messages.
+        setting: its name, for messages.
 
     Raises:
         UserError: it is a URL: a folder called `s3:` would be made.
     """
     if is_url(text):
-        raise UserError(f"{what} is '{text}', but it must be a local path", cure="Write it locally, and copy it after.")
+        raise UserError(
+            f"{setting} is '{text}', but it must be a local path", cure="Write it locally, and copy it after."
+        )
     return as_path(text)

@@ -33,7 +33,7 @@ from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
-from trainer_cli.core.gc_pause import uncollected
+from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE, parse_step
 from trainer_cli.core.simulation import simulate
@@ -208,7 +208,7 @@ def _import_torch() -> None:
         if "OMP_WAIT_POLICY" not in os.environ:
             os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
         # Imported objects live as long as the process: exclude them from garbage collection.
-        with uncollected():
+        with gc_paused():
             import trainer_cli.runs.build  # noqa: F401
 
             gc.freeze()

@@ -35,7 +35,7 @@ from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Unit
 from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_without_srun
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.core.stopping import Ended, verdict
+from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
@@ -379,7 +379,7 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
             if child.stopped:
                 return code if code >= 0 else int(ExitCode.STOPPED_EARLY)
             reason = str(run.attempts[-1].get("reason") or "") if run.attempts else ""
-            decision = verdict(
+            decision = decide_restart(
                 Ended(code, reason, progressed=_newest_step(folder) > before),
                 failures=failures,
                 most=config.restarts.max,
