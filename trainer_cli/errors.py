@@ -12,8 +12,8 @@
     │   └── MissingStateError   it lacks what was asked for; a RuntimeError too
     └── RunDirectoryError   4   the run directory is in use, or another run's
 
-Every message is one thought: what is wrong, where, and the cure. They are shown without a traceback
-(`commands/main.py`); any other exception is a fault of ours (or of the model) and is shown with all of it.
+Every message says what is wrong, where, and the cure. It is shown without a traceback (`commands/main.py`); any other
+exception is a fault of this program (or of the model) and is shown with its traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from enum import IntEnum, StrEnum
 
 
 class ExitCode(IntEnum):
-    """What a scheduler or a script learns from the process."""
+    """Exit codes of the process, for schedulers and scripts."""
 
     DONE = 0
     FAILED = 1
@@ -36,15 +36,15 @@ class ExitCode(IntEnum):
 
 
 class TrainError(Exception):
-    """A failure reported in one message: `what (place). cure`. A `what` that ends in a new line is a table."""
+    """A failure reported in one message: `message (location). cure`. A message that ends in a new line is a table."""
 
     exit_code: ExitCode = ExitCode.FAILED
     source: str | None = None
     """Where the value that `where` names was set: `file:line` or `command line`."""
 
-    def __init__(self, what: str, *, where: str | None = None, cure: str | None = None) -> None:
-        super().__init__(what, where, cure)
-        self.what = what
+    def __init__(self, message: str, *, where: str | None = None, cure: str | None = None) -> None:
+        super().__init__(message, where, cure)
+        self.what = message
         self.where = where
         self.cure = cure
 
@@ -52,13 +52,13 @@ class TrainError(Exception):
     def place(self) -> str:
         """Where it is wrong: the key path, unless the message begins with it, and the source of its value."""
         where = self.where or ""
-        named = self.source is not None and (self.what.startswith(where) or f"'{where}'" in self.what)
-        return ", ".join(part for part in (None if named else self.where, self.source) if part)
+        is_in_message = self.source is not None and (self.what.startswith(where) or f"'{where}'" in self.what)
+        return ", ".join(text for text in (None if is_in_message else self.where, self.source) if text)
 
     def __str__(self) -> str:
         text = self.what.rstrip()
-        if place := self.place:
-            text = f"{text.rstrip('.')} ({place})"
+        if location := self.place:
+            text = f"{text.rstrip('.')} ({location})"
         if self.what.endswith("\n"):
             return f"{text}\n{self.cure}" if self.cure else text
         if not text.endswith((".", "!", "?", ":")):
@@ -67,8 +67,8 @@ class TrainError(Exception):
 
 
 def one_line(text: str) -> str:
-    """A text from a file for a message: line ends, and what else is not printed but obeyed by a terminal, as `?`."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+    """A text from a file, safe in a message: line ends and control characters, which a terminal obeys, become `?`."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 class SaveError(TrainError):
@@ -100,8 +100,9 @@ def disk_cure(error: OSError) -> str:
 class StoreAwayError(TrainError, OSError):
     """An object store did not answer, or refused, as often as was tried."""
 
-    def __init__(self, what: str, *, where: str) -> None:
-        super().__init__(what, where=where, cure="Check the network and the address of the store.")
+    def __init__(self, message: str, *, where: str) -> None:
+        super().__init__(message, where=where, cure="Check the network and the address of the store.")
+        # OSError's own constructor, which would set it, is not called.
         self.errno = errno.EIO
 
 
@@ -116,7 +117,7 @@ class UserError(TrainError):
 
 
 class Code(StrEnum):
-    """What kind of mistake a ConfigError reports, for programs that read it."""
+    """Kind of mistake that a ConfigError reports, for programs that read it."""
 
     unknown_key = "unknown_key"
     unknown_option = "unknown_option"
@@ -168,7 +169,7 @@ class ConfigError(UserError):
         return self.cure
 
     def at(self, source: str) -> ConfigError:
-        """The same mistake, with the source of its value."""
+        """A copy of this error with the source of its value."""
         return ConfigError(self.message, location=self.location, source=source, code=self.code, hint=self.hint)
 
 
@@ -182,7 +183,7 @@ class ConfigErrors(ConfigError):
 
 
 def raise_all(mistakes: Sequence[ConfigError]) -> None:
-    """Raise the mistakes as one error, each once; return if there are none."""
+    """Raise the mistakes as one error, without repetitions; return if the list is empty."""
     mistakes = list({str(mistake): mistake for mistake in mistakes}.values())
     if len(mistakes) > 1:
         raise ConfigErrors(mistakes)
@@ -199,8 +200,8 @@ class CheckpointError(TrainError):
 class NoCheckpointError(CheckpointError, FileNotFoundError):
     """There is nothing at the path of a checkpoint."""
 
-    def __init__(self, what: str, *, where: str | None = None, cure: str | None = None) -> None:
-        super().__init__(what, where=where, cure=cure)
+    def __init__(self, message: str, *, where: str | None = None, cure: str | None = None) -> None:
+        super().__init__(message, where=where, cure=cure)
         self.errno, self.filename = errno.ENOENT, where
 
 

@@ -1,4 +1,4 @@
-"""How text is shown: colours, wrapped lines, tables, and how bytes, times, rates and JSON are written."""
+"""Text for people and programs: colours, wrapped lines, tables, bytes, times, rates and JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36"}
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at the stream, on a terminal that can move its cursor."""
+    """Whether the stream is a terminal that can move its cursor."""
     try:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:  # It is closed.
@@ -35,22 +35,23 @@ def painted(text: str, colour: str, stream: TextIO) -> str:
 
 
 def stamp(stream: TextIO, seconds: float | None = None) -> str:
-    """What stands before a line of a log: date and time (of a unix time, or now), or nothing on a terminal."""
+    """Prefix of a log line: date and time (of a unix time, or now), or an empty text on a terminal."""
     return "" if stream.isatty() else time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(seconds))
 
 
 def columns(stream: TextIO) -> int:
-    """Columns of the terminal; COLUMNS, or 80, if the stream is none."""
+    """Width of the terminal in columns; COLUMNS, or 80, if the stream is not a terminal."""
     try:
+        # Some terminals, such as those of CI, report 0.
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
         return shutil.get_terminal_size((80, 24)).columns
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text with its lines broken between words, so that the terminal does not break them within one.
+    """The text with its lines broken between words, before the terminal breaks them inside words.
 
-    A word longer than a line stays whole. What follows a break is indented like the line, and by two spaces more.
+    A word longer than a line stays whole. A continued line is indented by two spaces more than its first.
     """
     lines = []
     for line in text.split("\n"):
@@ -96,7 +97,7 @@ def format_rate(per_s: float) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print JSON that every program can read: NaN and infinity, which JSON lacks, become texts."""
+    """Print standard JSON: NaN and infinity, which it lacks, become texts."""
     print(json.dumps(_jsonable(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 

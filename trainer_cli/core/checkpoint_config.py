@@ -40,7 +40,7 @@ class Newer(StrEnum):
     trash = "trash"
 
 
-# `raise` cannot be written as an attribute.
+# By its functional form: `raise` is a keyword, and cannot be an attribute.
 OnSaveError = StrEnum("OnSaveError", {"raise": "raise", "warn": "warn"})
 
 
@@ -119,9 +119,9 @@ class CheckpointConfig:
     ephemeral_save_interval: Any = duration()
     """How often to save for safety only; each is removed once a newer save is committed."""
     ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
-    """No ephemeral save within so many steps of any save."""
+    """Steps after any save during which there is no ephemeral save."""
     fixed_steps: list[int] = checked(_check_steps, [])
-    """Steps to save for good, and to keep whatever happens."""
+    """Steps whose checkpoints are permanent and never removed."""
     pre_train_checkpoint: bool | None = None
     """Save before the first step; null: only when nothing was loaded."""
     save_final: bool = True
@@ -129,13 +129,13 @@ class CheckpointConfig:
     save_on_stop: bool = True
     """Save when a signal or loop.max_time stops the run."""
     save_async: bool | None = None
-    """Write checkpoints behind the training (not those at its end); null: where more than one CPU is usable."""
+    """Write checkpoints in the background (not those at the end); null: where more than one CPU is usable."""
     remove: Removal = Removal.ephemeral_only
     """What may be removed: ephemeral_only, all_non_permanent or never."""
     max_checkpoints: int | None = at_least(1)
-    """How many of the newest permanent checkpoints to keep; null: all."""
+    """Number of newest permanent checkpoints to keep; null: all."""
     keep_every: Any = duration()
-    """Permanent checkpoints at multiples of this stay, whatever max_checkpoints says."""
+    """Permanent checkpoints at multiples of this stay, also beyond max_checkpoints."""
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     newer: Newer = Newer.refuse
     """What happens to newer checkpoints when resume= names an older one: refuse (to resume) or trash (them)."""
@@ -162,13 +162,14 @@ class CheckpointConfig:
     digest: DigestAlgorithm = DigestAlgorithm.xxh3_128
     """Digest of every file: xxh3_128 (at memory speed) or sha256."""
     on_save_error: OnSaveError = OnSaveError["raise"]
-    """What a failed save does: raise (training ends), or warn (it goes on, up to max_save_errors; not at its end).
+    """Effect of a failed save: raise (training ends), or warn (it continues, up to max_save_errors; not at its end).
     The same for metrics that cannot be written."""
     max_save_errors: int = needs(at_least(0, 3), ("on_save_error", OnSaveError.warn))
-    """Failures in a row that are passed over with a warning before one ends the training."""
+    """Number of failures in a row that are only warned of before one ends the training."""
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")
+        # Of one unit alone: others are compared once the length of an epoch is known (core/policy.py).
         save = check_duration("checkpoint.save_interval", self.save_interval)
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
         if self.latest_link and "://" in (self.folder or ""):
@@ -197,7 +198,7 @@ def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | N
     """A folder of checkpoints with `{run_name}` replaced by the name of the run; null stays.
 
     Raises:
-        ConfigError: it has another variable, as names of checkpoints have.
+        ConfigError: it has another variable, which only `checkpoint.name` may have.
     """
     if folder is None:
         return None

@@ -56,14 +56,14 @@ class SchedulerInterval(StrEnum):
     epoch = "epoch"
     evaluation = "evaluation"
     log = "log"
-    """Each time that training metrics are logged; for a schedule that takes one of them."""
+    """Each time that training metrics are logged; for a schedule that reads one of them."""
 
 
 TRAIN_PREFIX = "train/"
-"""Beginning of the names of training metrics, which are means over the steps since the log before."""
+"""Prefix of the names of training metrics, which are means over the steps since the last log."""
 
 
-# Some names hold a hyphen.
+# By its functional form: names with a hyphen cannot be attributes.
 CompileMode = StrEnum(
     "CompileMode",
     {
@@ -131,7 +131,7 @@ def _check_eval_loaders(key: str, loaders: dict[str, Any]) -> None:
 
 
 def _check_name(key: str, value: str | None) -> None:
-    """Refuse a name that is no folder below runs/, that `train top` would not show, or that reads as a flag."""
+    """Refuse a name that is not a folder below runs/, that `train top` would not show, or that reads as a flag."""
     if value is None:
         return
     if not value.strip():
@@ -165,13 +165,13 @@ class LoopConfig:
     hard_stop: Any = duration()
     """Ends the run earlier without changing what schedules see."""
     max_time: Any = duration(units=(Unit.SECOND,))
-    """Stops this process after so much time, with a checkpoint and exit code 75."""
+    """Time after which this process stops, with a checkpoint and exit code 75."""
     steps_per_epoch: int | None = at_least(1)
     """Optimizer steps of an epoch, for train loaders without a length."""
     grad_accum_steps: int = at_least(1, 1)
     """Batches whose gradients are accumulated into one optimizer step."""
     microbatch: Any = checked(_check_microbatch)
-    """Train each batch in parts of at most so many samples, with the gradient of the whole; auto: whole, and in halves
+    """Largest number of samples in each part of a batch, with the gradient of the whole; auto: whole batches, halved
     where memory runs out."""
     eval_interval: Any = duration("1ep")
     """How often to evaluate on the validation data; null: only at the end."""
@@ -180,7 +180,7 @@ class LoopConfig:
     eval_at_start: bool = False
     """Evaluate once before the first step."""
     eval_sanity_steps: int | None = at_least(1)
-    """Evaluate so many batches of each loader (at most eval_steps) before the first step, as a check whose results are
+    """Batches of each loader (at most eval_steps) to evaluate before the first step, as a check whose results are
     dropped; null: one, where a metric is needed."""
     eval_loaders: dict[str, Any] = checked(_check_eval_loaders, {})
     """Validation loader -> its own `interval` and `steps` in place of eval_interval and eval_steps, and the base name
@@ -188,7 +188,7 @@ class LoopConfig:
     log_interval: Any = duration(50)
     """How often training metrics are logged."""
     limit_train_batches: Any = checked(_check_limit)
-    """Use only so many batches of each epoch: a number, or a fraction below one."""
+    """Batches of each epoch to use: a number, or a fraction below one."""
 
     def __post_init__(self) -> None:
         check_fields(self, "loop")
@@ -215,7 +215,7 @@ class PrecisionConfig:
     init_scale: float | None = at_least(1e-30)
     """What a dynamic scale begins with; null: 65536, or the bound that is nearest to it."""
     growth_interval: int | None = at_least(1)
-    """A dynamic scale doubles after so many steps without an overflow; null: 2000."""
+    """Steps without an overflow after which a dynamic scale doubles; null: 2000."""
     clip_norm: float | None = at_least(1e-12)
     """Scale gradients down to this total norm."""
     clip_value: float | None = at_least(1e-12)
@@ -229,6 +229,7 @@ class PrecisionConfig:
                 location="precision.loss_scale",
                 hint="Set precision.dtype=fp16, or leave loss_scale out.",
             )
+        # These have no effect without a dynamic scale, and a value that has none is an error.
         for key in ("min_loss_scale", "max_loss_scale", "init_scale", "growth_interval"):
             if getattr(self, key) is not None and (self.loss_scale != "dynamic" or self.dtype != Dtype.fp16):
                 raise ConfigError(
@@ -241,9 +242,9 @@ class PrecisionConfig:
                 f"precision.min_loss_scale ({low:g}) is above precision.max_loss_scale ({high:g})",
                 location="precision.min_loss_scale",
             )
-        if (first := self.init_scale) is not None and not (low or first) <= first <= (high or first):
+        if (initial := self.init_scale) is not None and not (low or initial) <= initial <= (high or initial):
             raise ConfigError(
-                f"precision.init_scale ({first:g}) is not between min_loss_scale and max_loss_scale",
+                f"precision.init_scale ({initial:g}) is not between min_loss_scale and max_loss_scale",
                 location="precision.init_scale",
             )
         if self.clip_norm is not None and self.clip_value is not None:
@@ -447,6 +448,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # Here, not in their own sections, which do not know the name of the run.
         for key, section in (("checkpoint", self.checkpoint), ("checkpoint.copy_to", self.checkpoint.copy_to)):
             section.folder = filled_folder(f"{key}.folder", section.folder, self.name)
         pattern, suffix = self.checkpoint.name, self.checkpoint.suffix

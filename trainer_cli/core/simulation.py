@@ -1,7 +1,7 @@
 """Simulate a training before it begins: apply the policy at every step that can matter.
 
-Nothing here trains or reads: counts are arithmetic over `StepCounts`, and between two events no time is spent. A metric
-is not known beforehand, so an evaluation that may save for one is only noted.
+Counts are arithmetic over `StepCounts`; only steps with an event are visited. A metric is not known beforehand, so an
+evaluation that may save for one is only noted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Simulation:
     retention: RetentionRules = field(default_factory=RetentionRules)
     eval_intervals: Sequence[Interval] = ()
     log_interval: Interval | None = None
-    """At which a training metric that `keep_best` names is measured; None: evaluations measure it."""
+    """The interval at which a training metric that `keep_best` names is measured; None: evaluations measure it."""
     eval_at_start: bool = False
     evaluates: bool = True
     """Whether there is something to evaluate."""
@@ -74,7 +74,7 @@ class RemovedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most that is on the disk at a time: while a checkpoint is saved, and what it replaces is still there."""
+    """The most that is on the disk at a time: while a checkpoint is saved and those it replaces are not yet removed."""
 
     step: int
     count: int
@@ -95,14 +95,14 @@ class Timeline:
     kept: dict[str, str] = field(default_factory=dict)
     """The checkpoints on the disk at the end, and why. Newest first."""
     completed: dict[str, Save] = field(default_factory=dict)
-    """Earlier checkpoints whose manifest is completed, by name, as they are then."""
+    """Earlier checkpoints whose manifest is completed after an evaluation, by name, as they are then."""
     peak: Peak | None = None
     cut: bool = False
     """Whether there are more saves than `most_saves`: nothing is computed after them."""
 
 
-def known(setting: Simulation, step_counts: StepCounts) -> Simulation:
-    """The setting without rules whose steps are unknown beforehand. An end that is unknown stays."""
+def _drop_unknown_rules(setting: Simulation, step_counts: StepCounts) -> Simulation:
+    """The setting without rules whose steps are unknown beforehand, except `max_duration`."""
 
     def if_known(interval: Interval | None) -> Interval | None:
         return interval if interval is not None and step_counts.knows(interval) else None
@@ -114,7 +114,7 @@ def known(setting: Simulation, step_counts: StepCounts) -> Simulation:
             hard_stop=if_known(setting.limits.hard_stop),
             max_time_s=setting.limits.max_time_s if step_counts.step_time_s is not None else None,
         ),
-        eval_intervals=[one for one in setting.eval_intervals if step_counts.knows(one)],
+        eval_intervals=[interval for interval in setting.eval_intervals if step_counts.knows(interval)],
         log_interval=if_known(setting.log_interval),
         save=replace(
             setting.save,
@@ -133,13 +133,16 @@ def simulate(
     sizes: Mapping[str, int] | None = None,
     most_saves: int | None = None,
 ) -> Timeline:
-    """Go from event to event up to the end, as the training will, or until there are more than `most_saves`.
+    """Go from event to event up to the end, as the training will, or until there are more saves than `most_saves`.
 
     Args:
         name: the name of a checkpoint.
-        size: bytes of a checkpoint of this step; `sizes` has those of what is there already, by name.
+        size: bytes of a checkpoint of this step.
+        sizes: name -> bytes of the checkpoints on the disk at the start.
     """
-    return _Run(known(setting, step_counts), step_counts, name, size, dict(sizes or {}), most_saves).timeline()
+    return _Run(
+        _drop_unknown_rules(setting, step_counts), step_counts, name, size, dict(sizes or {}), most_saves
+    ).timeline()
 
 
 class _Run:
@@ -156,9 +159,10 @@ class _Run:
     ) -> None:
         self.most_saves = most_saves
         self.setting, self.step_counts, self.name, self.size = setting, step_counts, name, size
-        self.there = {one.name: sizes.get(one.name, 0) for one in setting.saved}
-        self.there_bytes = sum(self.there.values())
-        self.live = sorted(setting.saved, key=lambda one: (one.step, one.name))
+        self.on_disk = {saved.name: sizes.get(saved.name, 0) for saved in setting.saved}
+        # A running total: a sum at each event would be quadratic in the number of saves.
+        self.bytes_on_disk = sum(self.on_disk.values())
+        self.live = sorted(setting.saved, key=lambda saved: (saved.step, saved.name))
         self.decided: list[Saved] = []
         self.last_saved = setting.last_saved_step
         self.line = Timeline()
@@ -168,9 +172,9 @@ class _Run:
         if setting.enabled:
             self._note_peak(start.step, 0, 0)
             self._retire(start.step)
-        owed = setting.pending_evaluation and setting.evaluates
+        pending = setting.pending_evaluation and setting.evaluates
         at_start = setting.eval_at_start and start.step == 0 and start.evaluated_step != 0 and setting.evaluates
-        evaluated = owed or at_start
+        evaluated = pending or at_start
         if evaluated:
             line.evaluations.append(start.step)
         self._moment(start, Occasion.pre_train, None, evaluated)
@@ -200,8 +204,7 @@ class _Run:
         self._moment(self.step_counts.at(step), occasion, stop, evaluated, measured)
 
     def _events(self, end: int) -> Iterator[tuple[int, bool, bool]]:
-        """Every step up to the end at which anything but training may happen, and whether an evaluation, and the log of
-        a metric that saves, is due."""
+        """(step, whether an evaluation is due, whether a metric that saves is logged) of each step with an event."""
         start = self.step_counts.start.step
         save = self.setting.save
         fixed = sorted(step for step in save.fixed_steps if step > start) if self.setting.enabled else []
@@ -210,7 +213,7 @@ class _Run:
         intervals.append(self.setting.log_interval if self.setting.enabled else None)
         if self.setting.enabled:
             intervals += [save.save_interval, save.ephemeral_save_interval]
-        coming = [None if one is None else self.step_counts.next_due(one, start) for one in intervals]
+        coming = [None if interval is None else self.step_counts.next_due(interval, start) for interval in intervals]
         while True:
             steps = [step for step in (*coming, *fixed[:1]) if step is not None]
             step = min(steps, default=end)
@@ -227,6 +230,7 @@ class _Run:
     def _end(self) -> int | None:
         limits = self.setting.limits
         ends = limits.hard_stop, limits.max_time_s, self.setting.stop_request
+        # Without any known end, the search for one would not stop before the largest step.
         if not self.step_counts.knows(limits.max_duration) and all(end is None for end in ends):
             return None
         return first_step(lambda step: self._stop(step) is not None, self.step_counts.start.step)
@@ -242,7 +246,7 @@ class _Run:
     def _moment(
         self, now: Progress, occasion: Occasion, stop: Stop | None, evaluated: bool, measured: bool | None = None
     ) -> None:
-        """The moment for saving: what `CheckpointerCallback.on_save_opportunity` does."""
+        """Decide on a save, as `CheckpointerCallback.on_save_opportunity` does."""
         if not self.setting.enabled:
             return
         finished = stop.reason if stop is not None and occasion is Occasion.final else None
@@ -258,56 +262,59 @@ class _Run:
             self.line.may_save.append(now.step)
 
     def _save(self, now: Progress, decision: Decision, finished: str | None) -> None:
-        made = Save(self.name(now), now.step, decision.kind, decision.reason, self.size(now.step))
-        self.line.saves.append(made)
-        self._note_peak(now.step, 1, made.size_bytes)
-        self.there[made.name] = made.size_bytes
-        self.there_bytes += made.size_bytes
-        self.live.append(Saved(made.name, now.step, made.kind, finished=finished is not None, progress=now))
+        save = Save(self.name(now), now.step, decision.kind, decision.reason, self.size(now.step))
+        self.line.saves.append(save)
+        # Before the removals: those need a newer checkpoint that is committed.
+        self._note_peak(now.step, 1, save.size_bytes)
+        self.on_disk[save.name] = save.size_bytes
+        self.bytes_on_disk += save.size_bytes
+        self.live.append(Saved(save.name, now.step, save.kind, finished=finished is not None, progress=now))
         self.last_saved = now.step
         self._retire(now.step)
 
     def _complete(self, moment: Moment, finished: str | None, evaluated: bool) -> None:
-        """A step that was saved before its evaluation, or before it was known to be the last."""
+        """Complete the checkpoint of a step that was saved before its evaluation, or before it was known to be the
+        last: it may become permanent, or final."""
         step = moment.now.step
-        index = next((i for i, one in enumerate(self.live) if one.step == step), None)
+        index = next((index for index, saved in enumerate(self.live) if saved.step == step), None)
         if index is None or not (evaluated or (finished is not None and not self.live[index].finished)):
             return
-        one = self.live[index]
+        saved = self.live[index]
         occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
         decision = why_save(self.setting.save, replace(moment, last_saved_step=None, occasion=occasion))
-        if decision is not None and one.kind is Kind.ephemeral:
-            one = replace(one, kind=decision.kind)
-            self.line.completed[one.name] = Save(one.name, step, decision.kind, decision.reason, self.there[one.name])
-        self.live[index] = replace(one, finished=one.finished or finished is not None)
+        if decision is not None and saved.kind is Kind.ephemeral:
+            saved = replace(saved, kind=decision.kind)
+            size_bytes = self.on_disk[saved.name]
+            self.line.completed[saved.name] = Save(saved.name, step, decision.kind, decision.reason, size_bytes)
+        self.live[index] = replace(saved, finished=saved.finished or finished is not None)
         self._retire(step)
 
     def _retire(self, step: int) -> None:
         for name, reason in why_remove(self.live, self.setting.retention).items():
             self.line.removals.append(RemovedCheckpoint(name, step, reason))
-            self.there_bytes -= self.there.pop(name)
-        self.live = [one for one in self.live if one.name in self.there]
+            self.bytes_on_disk -= self.on_disk.pop(name)
+        self.live = [saved for saved in self.live if saved.name in self.on_disk]
         self._move_decided()
 
     def _move_decided(self) -> None:
-        """Move checkpoints whose fate no later save can change out of `live`, so that each step examines few."""
-        rules, newest, finite, permanents = self.setting.retention, True, True, 0
+        """Move checkpoints that no later save can remove out of `live`, so that each step examines few."""
+        rules, newest, newest_finite, permanents = self.setting.retention, True, True, 0
         live: list[Saved] = []
-        for one in reversed(self.live):
-            counted = one.finite and one.kind is Kind.permanent
+        for saved in reversed(self.live):
+            counted = saved.finite and saved.kind is Kind.permanent
             permanents += counted
-            among = counted and permanents <= (rules.max_checkpoints or 0)
-            measured = rules.keep_best is not None and bool(one.metrics)
-            passing = one.kind is Kind.ephemeral and rules.remove is not Removal.never
-            if newest or (one.finite and finite) or among or measured or passing:
-                live.append(one)
+            in_max_checkpoints = counted and permanents <= (rules.max_checkpoints or 0)
+            measured = rules.keep_best is not None and bool(saved.metrics)
+            ephemeral = saved.kind is Kind.ephemeral and rules.remove is not Removal.never
+            if newest or (saved.finite and newest_finite) or in_max_checkpoints or measured or ephemeral:
+                live.append(saved)
             else:
-                self.decided.append(one)
-            newest, finite = False, finite and not one.finite
+                self.decided.append(saved)
+            newest, newest_finite = False, newest_finite and not saved.finite
         self.live = live[::-1]
 
     def _note_peak(self, step: int, count: int, size_bytes: int) -> None:
-        count, size_bytes = len(self.there) + count, self.there_bytes + size_bytes
+        count, size_bytes = len(self.on_disk) + count, self.bytes_on_disk + size_bytes
         peak = self.line.peak
         if count and (peak is None or (size_bytes, count) > (peak.size_bytes, peak.count)):
             self.line.peak = Peak(step, count, size_bytes)
