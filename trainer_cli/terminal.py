@@ -20,7 +20,7 @@ def is_terminal(stream: TextIO) -> bool:
     """Whether the stream is a terminal that can move its cursor."""
     try:
         return stream.isatty() and os.environ.get("TERM") != "dumb"
-    except ValueError:  # It is closed.
+    except ValueError:  # The stream is closed.
         return False
 
 
@@ -70,6 +70,7 @@ def format_bytes(count: int) -> str:
     """Bytes with three significant digits, such as `1.23 GB`."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
+        # 999.5 would be rounded to 1e+03.
         if value < 999.5:
             return f"{value:.3g} {unit}"
         value /= 1000
@@ -119,6 +120,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
 
     Columns named in `right` are flush right, empty ones are left out. A header whose names are all empty is not shown.
     """
+    # Here, not above: rich takes longer to import than most commands take to run.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -202,6 +202,7 @@ def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | N
     """
     if folder is None:
         return None
+    # No other variable: the folder must be the same for all checkpoints of a run.
     for variable in re.findall(r"\{(\w+)[^}]*\}", folder):
         if variable != "run_name":
             raise ConfigError(

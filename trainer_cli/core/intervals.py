@@ -59,6 +59,7 @@ class Duration:
         """
         if isinstance(text, Duration):
             return text
+        # True is an int, and would be one step.
         if isinstance(text, bool) or not isinstance(text, int | str):
             raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")
         value, unit = (Fraction(text), Unit.STEP) if isinstance(text, int) else _read(text)
@@ -99,6 +100,7 @@ def _read(text: str) -> tuple[Fraction, Unit]:
         if unit := _WORDS.get(word.lower()):
             return Fraction(number), unit
     parts = _CLOCK.findall(stripped)
+    # Joined again and compared, so that text between the parts is an error.
     if parts and "".join(n + u for n, u in parts) == re.sub(r"\s+", "", stripped):
         return sum((Fraction(n) * _SECONDS[u.lower()] for n, u in parts), Fraction(0)), Unit.SECOND
     raise ValueError(f"{text!r} is not a duration; expected {EXAMPLES}")
@@ -140,6 +142,7 @@ class Interval:
 
     def due(self, now: Progress) -> bool:
         """Whether the step just finished reached or crossed a multiple of the interval."""
+        # Before the first step nothing was crossed; 0 is a multiple of everything.
         if now.step == 0:
             return False
         # The step does not give the epoch if epochs had another length; the epoch count does.
@@ -221,6 +224,7 @@ def total_steps(
         return steps
     if an_epoch is None or batch_size is None or epoch_samples is None or epoch_batches is None:
         return None
+    # The last batch of an epoch may be smaller, and a limit on batches may end the epoch earlier.
     used = min(epoch_samples, epoch_batches * batch_size)
     epochs, remaining_samples = divmod(int(length.value), used)
     return epochs * an_epoch + math.ceil(remaining_samples / (batch_size * grad_accum_steps))
@@ -319,6 +323,7 @@ class StepCounts:
 
 def first_step(holds: Callable[[int], bool], low: int) -> int | None:
     """The first step from `low` on at which a monotonic condition holds; None if it never does."""
+    # Double the range until it contains the step, then bisect: about 2 * log2(step) calls.
     reach = 1
     while not holds(low + reach - 1):
         reach *= 2

@@ -213,6 +213,7 @@ def prefix_mapping(missing: list[str], extra: list[str]) -> dict[str, str] | Non
         prefixes = {name[: at + 1]: None for name in longer for at, char in enumerate(name) if char == "."}
         for prefix in prefixes:
             stripped = {name.removeprefix(prefix) for name in longer if name.startswith(prefix)}
+            # More than half: a few layers may differ, such as a new head.
             if 2 * len(stripped.intersection(shorter)) > len(shorter):
                 return {f"{prefix}*": "*"} if longer is extra else {"*": f"{prefix}*"}
     return None

@@ -121,6 +121,7 @@ class Manifest:
         """
         raw = _decoded(data)
         version = raw.get("schema_version")
+        # Before the digest: a newer version may compute it otherwise, and deserves a better message than "altered".
         if type(version) is int and version > SCHEMA_VERSION:
             raise ManifestError(
                 f"the manifest has schema version {version}, but this program knows {SCHEMA_VERSION} at most",
@@ -176,6 +177,7 @@ def _rendered(fields: Mapping[str, Any]) -> bytes:
 
 
 def _self_digest(fields: Mapping[str, Any]) -> str:
+    # Sorted and without spaces, so that the digest does not depend on the order of insertion or on layout.
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
 
@@ -191,6 +193,7 @@ def _refuse(word: str) -> None:
 
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
+        # Python reads NaN and Infinity, which are not JSON: other programs could not read the file.
         raw = json.loads(data.decode("ascii"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
@@ -245,6 +248,7 @@ def _is_optional_text(value: object) -> bool:
 
 
 def _is_count(value: object) -> bool:
+    # Not isinstance: True is an int.
     return type(value) is int and 0 <= value < _LARGEST
 
 
@@ -254,6 +258,7 @@ def _is_measured(value: object) -> bool:
 
 
 def _is_counted(value: object) -> bool:
+    # -1 is the `evaluated_step` of a run that was never evaluated.
     return isinstance(value, int | float) and type(value) is not bool and -1 <= value < _LARGEST
 
 

@@ -39,6 +39,7 @@ RANK_VARIABLES = {
 """Variables that a path to load may have, and the environment variables that give their values: torchrun's, Slurm's."""
 
 _FIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+# At most 18 digits: the number fits into 64 bits.
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
 _STEP_WITHIN = re.compile(r"(?<![A-Za-z])step[-_]?([0-9]{1,18})(?![0-9])")
 _DIGITS = re.compile(r"[0-9]+")
@@ -51,6 +52,7 @@ _MOST_STEPS = 10**15
 _POWERS = [base**power for base in (2, 10) for power in range(4, 51) if base**power < _MOST_STEPS]
 _STEPS = sorted({*range(24), *(power + more for power in _POWERS for more in (-1, 0, 1))})
 """Steps at which patterns are tried."""
+# Without dots, which separate the parts of a hidden name.
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HIDDEN = re.compile(r"\.(tmp|trash|aside)\.(.+)\.([A-Za-z0-9_-]{1,64})\.([0-9]+)(?:-([0-9]+))?")
 
@@ -101,6 +103,7 @@ class Naming(NamedTuple):
         return name
 
 
+# Cached: every section that is made checks its pattern at hundreds of steps.
 @lru_cache(maxsize=64)
 def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | None:
     """What is wrong with a pattern and suffix of names for any run of this name, or None.

@@ -41,6 +41,7 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
     Case is ignored, and `-` equals `_`.
     """
+    # The first of two choices that differ in case alone is suggested.
     plain: dict[str, str] = {}
     for choice in choices:
         plain.setdefault(_plain(choice), choice)

@@ -126,6 +126,7 @@ class BestRule:
         if value is None:
             return None
         best = self.ranked(saved)
+        # A tie enters: the newer of two equal checkpoints is kept.
         if len(best) == self.count and self.loss(metrics) > self.loss(best[-1].metrics):
             return None
         return f"{self.metric} {value:g} is {self.among}"
@@ -194,6 +195,7 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
     # Permanent reasons come first: a step that has both kinds is saved for good.
     if now.step in rules.fixed_steps:
         return Decision(Kind.permanent, f"fixed step {now.step}")
+    # A fixed step 0 is saved with any pre_train, so it is tested before.
     if occasion is Occasion.pre_train:
         is_due = not at.loaded if rules.pre_train is None else rules.pre_train
         return Decision(Kind.permanent, "before the first step") if is_due else None
@@ -292,6 +294,7 @@ def _why_stays(checkpoint: Saved, rules: RetentionRules, *, newest: bool, counte
         if rules.max_checkpoints is None:
             return "permanent"
         return _among(rules.max_checkpoints) if counted else None
+    # No interval is due at step 0, so it has a rule of its own.
     if checkpoint.step == 0:
         return "step 0"
     if rules.save_interval is not None and (named := _names(rules.save_interval, checkpoint)):

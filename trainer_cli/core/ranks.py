@@ -52,6 +52,7 @@ def ranks_in(environ: Mapping[str, str]) -> Ranks:
         slurm = names is _SLURM
         address, port = environ.get("MASTER_ADDR"), _number(environ, "MASTER_PORT")
         if slurm:
+            # srun sets no address: that of rank 0 is the first host of the step.
             nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
             address = address or first_host(nodes)
             port = _port_of_step(environ) if port is None else port

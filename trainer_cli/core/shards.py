@@ -106,6 +106,7 @@ def _offset_in(shard: Shard, at: Sequence[int]) -> int:
 
 def why_incomplete(parts: Iterable[Shard]) -> str | None:
     """Why parts do not make one whole tensor, each element in one part; None if they do. Equal parts are copies."""
+    # Ranks of a replicated group write equal parts; a dict removes them in order.
     boxes = list(dict.fromkeys(parts))
     if len(shapes := {box.shape for box in boxes}) != 1:
         return f"its parts are of {len(shapes)} different shapes"

@@ -34,6 +34,7 @@ class Limits:
 
 def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: Stop | None) -> Stop | None:
     """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
+    # The order decides which reason is recorded: a complete run before a stop by request or time.
     if limits.max_duration.reached(now):
         return Stop(f"max_duration of {limits.max_duration.duration} reached", finished=True)
     if limits.hard_stop is not None and limits.hard_stop.reached(now):
@@ -47,6 +48,7 @@ def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: S
 
 def reopens(old: LoopConfig, new: LoopConfig) -> bool:
     """Whether a finished run trains further: a longer `max_duration`, or another `hard_stop`."""
+    # Any change: whether the new one is later may depend on the length of an epoch.
     if old.hard_stop != new.hard_stop:
         return True
     before, now = Duration.parse(old.max_duration), Duration.parse(new.max_duration)
@@ -104,6 +106,7 @@ def decide_restart(ended: Ended, *, failures: int, most: int, backoff_s: float) 
 
     The pause is `backoff_s` after the first failure, and doubles with each without progress, up to ten minutes.
     """
+    # Before the count: such an end is no failure.
     if (why := _OUTCOMES.get(ended.exit_code)) is not None:
         return Verdict(None, why, failures)
     if exception := next((name for name in _REPEATABLE if ended.reason.startswith(name)), None):

@@ -155,6 +155,7 @@ def converted(annotation: Any, value: Any, key: str) -> Any:
         raise mistake
     if isinstance(annotation, EnumMeta):
         return annotation[value]
+    # A field of floats holds floats alone, so that equal values are written alike.
     return float(value) if type(value) is int and "float" in kind.names and "int" not in kind.names else value
 
 
@@ -216,7 +217,7 @@ def _kind_or_any(node: ast.expr) -> Kind | None:
 
 
 def _admitted(node: ast.expr) -> Kind | None:
-    """What an annotation admits; an empty kind for an object that no plain value can be, None for any value."""
+    """What an annotation admits; an empty kind for objects alone, None for any value."""
     if isinstance(node, ast.Constant):
         if node.value is None:
             return Kind(frozenset({"null"}))
@@ -351,6 +352,7 @@ class CheckedArguments:
         if cls.__init__ is object.__init__:
             if args or kwargs:
                 raise TypeError(f"{cls.__name__}() takes no arguments")  # As Python, where there is no __new__.
+        # Constructors of users' subclasses are not checked: their annotations may be wrong.
         elif not cls._in_schema and cls.__init__.__module__.startswith("trainer_cli."):
             _check_arguments(cls, args, kwargs)
         return super().__new__(cls)
