@@ -19,7 +19,7 @@ from oracle import NOTHING_DONE, Folder, Oracle, RefusedError, Seen
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import AFTER_EXCEPTION, RunIdentity
-from trainer_cli.checkpoint.save import WriterThread
+from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.policy import Occasion
 from trainer_cli.core.progress import Progress

@@ -19,6 +19,7 @@ from states import same, small_state
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.checkpoint.save import SaveCaller, SaveJob
 from trainer_cli.checkpoint.snapshot import CopyStager, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -162,16 +163,19 @@ def test_a_save_whose_folder_cannot_be_made_fails_and_the_next_one_works(tmp_pat
 
 def test_what_must_be_done_before_a_commit_is_done_and_where_it_fails_nothing_is_committed(tmp_path: Path) -> None:
     background, seen = make_async_checkpointer(), []
-    background.save(
-        small_state(), tmp_path / "step1", before_commit=lambda: seen.append((tmp_path / "step1").exists())
-    ).written.result(60)
+
+    class Notes(SaveCaller):
+        def before_commit(self) -> None:
+            seen.append((tmp_path / "step1").exists())
+
+    class Fails(SaveCaller):
+        def before_commit(self) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    background.save(small_state(), tmp_path / "step1", caller=Notes()).written.result(60)
     assert seen == [False]
-
-    def fail() -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
     with pytest.raises(SaveError, match="Input/output error"):
-        background.save(small_state(), tmp_path / "step2", before_commit=fail).raise_failure()
+        background.save(small_state(), tmp_path / "step2", caller=Fails()).raise_failure()
     assert os.listdir(tmp_path) == ["step1"]
     background.close()
 
@@ -179,12 +183,15 @@ def test_what_must_be_done_before_a_commit_is_done_and_where_it_fails_nothing_is
 def test_what_follows_a_commit_is_done_after_it_and_only_then(tmp_path: Path) -> None:
     disk, seen = FullDisk(), []
     background = on_disk(disk)
+
+    class Notes(SaveCaller):
+        def on_committed(self, job: SaveJob) -> None:
+            seen.append((job.name, job.path.exists()))
+
     for step in (1, 2):
         disk.full = step == 1
-        path = tmp_path / f"step{step}"
-        after = lambda path=path: seen.append((path.name, path.exists()))  # noqa: E731
         with suppress(SaveError):
-            background.save(small_state(), path, after_commit=after).raise_failure()
+            background.save(small_state(), tmp_path / f"step{step}", caller=Notes()).raise_failure()
     assert seen == [("step2", True)]
     background.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from thread_ranks import ThreadGroup, on_ranks
 from trainer_cli.checkpoint import group_verify
 from trainer_cli.checkpoint.catalog import Catalog, why_damaged
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.group_verify import share_of, verify_by_all, verify_share
+from trainer_cli.checkpoint.group_verify import GroupVerifier, share_of
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.core.manifest import FileEntry, Manifest
 from trainer_cli.core.policy import Kind
@@ -46,11 +45,12 @@ def answer(root: Path, world_size: int = 2) -> str | Exception | None:
     """What rank 0 says of the checkpoint, while the other ranks help."""
 
     def act(group: ThreadGroup) -> str | None:
-        if not group.is_main:
-            verify_share(group)
-            return None
-        storage = LocalStorage(root)
-        return why_damaged(storage, Catalog(storage).entries()[0], partial(verify_by_all, group))
+        verifier, storage = GroupVerifier(group), LocalStorage(root)
+
+        def examine() -> str | None:
+            return why_damaged(storage, Catalog(storage).entries()[0], verifier.verify)
+
+        return group.on_main(examine, verifier)
 
     return on_ranks(world_size, act)[0]
 

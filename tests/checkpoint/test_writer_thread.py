@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from trainer_cli.checkpoint.save import WriterThread
+from trainer_cli.checkpoint.writer_thread import WriterThread
 
 NAME = "a-writer"
 

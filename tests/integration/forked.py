@@ -115,7 +115,7 @@ def _take_turns() -> None:
     same order."""
     from concurrent.futures import wait
 
-    from trainer_cli.checkpoint.save import WriterThread
+    from trainer_cli.checkpoint.writer_thread import WriterThread
 
     submit = WriterThread.submit
 

@@ -39,17 +39,20 @@ def main(folder: Path) -> None:
     shared: list[float] = []
 
     def lead() -> None:
-        ran.append(10 + group.together(together))
+        ran.append(10 + group.run_on_all(follower.add, 1.0))
 
-    def together() -> int:
-        shared.append(group.sum(torch.ones(1)).item())
-        return len(shared)
+    class Follower:
+        def add(self, number: float) -> int:
+            shared.append(group.sum(torch.tensor([number])).item())
+            return len(shared)
+
+    follower = Follower()
 
     def decide() -> str:
         ran.append(group.rank)
         return "step500"
 
-    group.lead(lead, together)
+    group.lead(lead, follower)
     answers = {
         "rank": [group.rank, group.world_size, group.local_rank, group.is_main],
         "broadcast": group.broadcast({"run": f"of rank {group.rank}", "path": [1, None]}),

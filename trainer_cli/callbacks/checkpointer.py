@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from trainer_cli.callbacks.retention import Retention
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
 from trainer_cli.checkpoint.catalog import Check, catalog_of
 from trainer_cli.checkpoint.copies import Place, newest_of_all, reachable
 from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.group_verify import verify_by_all, verify_share
-from trainer_cli.checkpoint.history import CheckpointHistory
-from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, disk_error
-from trainer_cli.checkpoint.storage.folder import point_link
+from trainer_cli.checkpoint.group_verify import GroupVerifier
+from trainer_cli.checkpoint.save import disk_error
+from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.core.checkpoint_config import (
     CheckpointConfig,
     CheckpointFormat,
@@ -32,7 +30,6 @@ from trainer_cli.core.checkpoint_config import (
     Removal,
 )
 from trainer_cli.core.field_rules import build_section
-from trainer_cli.core.naming import LATEST_LINK
 from trainer_cli.core.policy import (
     Decision,
     Kind,
@@ -149,10 +146,9 @@ class CheckpointerCallback(Callback):
         self.folder = as_path(folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
         thread = thread or WriterThread("checkpoint-writer")
-        self.saver = StateSaver(self.folder, self.settings, self.identity, thread, self._has_committed)
+        self.saver = StateSaver(self.folder, self.settings, self.identity, thread)
         self.storage, self.checkpointer, self.copier = self.saver.storage, self.saver.checkpointer, self.saver.copier
-        self.history = CheckpointHistory(self.identity.history_file)
-        self.retention = Retention(self.folder, self.storage, self.identity.run_id, self.history)
+        self.retention = self.saver.retention
         self._in_flight_requested = False
         """Whether the save in flight was requested by the user; if it fails, it is requested again."""
         self._failed_step: int | None = None
@@ -176,7 +172,7 @@ class CheckpointerCallback(Callback):
         return {} if best.metric is None else {"keep_best.metric": best.metric}
 
     def setup(self, trainer: Trainer) -> None:
-        self.saver.join(trainer.strategy.group)
+        self.saver.join(trainer)
 
     @property
     def tolerates_errors(self) -> bool:
@@ -185,13 +181,13 @@ class CheckpointerCallback(Callback):
 
     def newest(self) -> Path | None:
         """The newest intact checkpoint of this run, copies included, every byte verified; newer damaged ones are
-        quarantined. With several ranks it is for rank 0 alone, while the others call `verify_share`.
+        quarantined. With several ranks it is for rank 0 alone, and a `GroupVerifier` follows on the others.
 
         Raises:
             CheckpointError: there are some, and none is intact.
         """
         group = self.checkpointer.group
-        check: Check = verify if group.world_size == 1 else partial(verify_by_all, group)
+        check: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
         own, run_id = Place(self.folder, self.retention.catalog), self.identity.run_id
         places = reachable(own, [] if self.copier is None else [self.copier.place], run_id)
         newest = newest_of_all(places, run_id, check=check)
@@ -207,8 +203,8 @@ class CheckpointerCallback(Callback):
         """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it.
         Collective."""
         group = trainer.strategy.group
-        group.lead(lambda: self._try(lambda: self._poll(trainer, wait=True)), lambda: self.saver.follow(trainer))
-        path = group.on_main(self.newest, partial(verify_share, group))
+        group.lead(lambda: self._await_save(trainer), self.saver)
+        path = group.on_main(self.newest, GroupVerifier(group))
         self._failed_step = None
         self._last_saved_step = max((entry.step for entry in self.retention.own()), default=None)
         return path
@@ -222,7 +218,7 @@ class CheckpointerCallback(Callback):
         if not self.settings.enabled:
             return
         group = trainer.strategy.group
-        group.checked(lambda: self.saver.check(trainer), "in a trial of the first save")
+        group.checked(self.saver.check, "in a trial of the first save")
         nodes = len(set(group.gather(group.node_rank)))
         if nodes > 1 and is_url(self.folder):
             raise ConfigError(
@@ -239,7 +235,8 @@ class CheckpointerCallback(Callback):
 
     def _open_folder(self, trainer: Trainer) -> None:
         """Make the folder ready for the saves of this training; by rank 0, as all that follows."""
-        self.saver.path(trainer)
+        # Raises here where checkpoint.name names no variable that there is.
+        self.saver.path()
         self.storage.sweep()
         own = self.retention.own()
         if own and not self._resumes_from_folder(trainer):
@@ -273,16 +270,18 @@ class CheckpointerCallback(Callback):
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         if self.settings.enabled and self._rules is not None:
-            trainer.strategy.group.lead(lambda: self._offer(trainer, occasion), lambda: self.saver.follow(trainer))
+            trainer.strategy.group.lead(lambda: self._offer(trainer, occasion), self.saver)
 
     def _offer(self, trainer: Trainer, occasion: Occasion) -> None:
         assert self._rules is not None
         if self.copier is not None:
             self.copier.raise_failure()
-        self._try(lambda: self._poll(trainer, wait=self._depends_on_save_in_flight(trainer, occasion)))
+        with self._tolerating_save_errors():
+            self._poll(trainer, wait=self._depends_on_save_in_flight(trainer, occasion))
         decision = self._why_save(trainer, occasion)
         if decision is not None and self.saver.in_flight is not None:
-            self._try(lambda: self._poll(trainer, wait=True))
+            # One save at a time; and its outcome may change what the rules want.
+            self._await_save(trainer)
             decision = self._why_save(trainer, occasion)
         finished = trainer.stop_reason if occasion is Occasion.final else None
         step, last = trainer.progress.step, occasion not in _ORDINARY
@@ -290,15 +289,18 @@ class CheckpointerCallback(Callback):
             self._in_flight_requested |= self.save_requested
             self.save_requested = False
         elif self._last_saved_step == step:
-            self._try(lambda: self._amend(self._moment(trainer, occasion), finished), last=last)
+            with self._tolerating_save_errors(last=last):
+                self._amend(self._moment(trainer, occasion), finished)
         elif decision is not None and occasion in _ORDINARY and self.saver.background is not None:
             # Skip this save while an earlier one, which was reported, has not ended.
             if self.saver.in_flight is None:
-                self._try(lambda: self._save_in_background(trainer, decision))
+                with self._tolerating_save_errors():
+                    self._save_in_background(trainer, decision)
         elif decision is not None:
-            self._try(lambda: self.save(trainer, decision, finished=finished), last=last)
+            with self._tolerating_save_errors(last=last):
+                self.save(trainer, decision, finished=finished)
         elif self._needs_copies and occasion is Occasion.step and next_save_step(self._rules, trainer.progress):
-            self.saver.prepare(trainer)
+            self.saver.prepare()
 
     @property
     def _needs_copies(self) -> bool:
@@ -346,12 +348,13 @@ class CheckpointerCallback(Callback):
         )
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
-        trainer.strategy.group.lead(lambda: self._end(trainer), lambda: self.saver.follow(trainer))
+        trainer.strategy.group.lead(lambda: self._end(trainer), self.saver)
 
     def _end(self, trainer: Trainer) -> None:
-        self._try(lambda: self._poll(trainer, wait=True))
+        self._await_save(trainer)
         if self.settings.enabled and self._rules is not None:
-            self._try(self._finish_uploads, last=True)
+            with self._tolerating_save_errors(last=True):
+                self._finish_uploads()
             if self.copier is not None:
                 self.copier.finish(self.retention)
                 self.retention.retire(self._newest_step)
@@ -394,7 +397,7 @@ class CheckpointerCallback(Callback):
         # Before the first step there is nothing that is not in a checkpoint, or made anew.
         if not self.settings.enabled or not self._has_begun or trainer.progress.step == self._newest_step:
             return
-        self.saver.save_after(exception, trainer)
+        self.saver.save_after(exception)
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Wait until the save in flight is written; its outcome is reported at the end of the step."""
@@ -414,26 +417,24 @@ class CheckpointerCallback(Callback):
             SaveError: nothing was committed. In both cases older checkpoints are intact.
         """
         self._poll(trainer, wait=True)
-        step, path = trainer.progress.step, self.saver.path(trainer)
-        metadata = self.saver.metadata(trainer, decision, finished)
+        step, path = trainer.progress.step, self.saver.path()
+        metadata = self.saver.metadata(decision, finished)
         try:
-            self.saver.save(trainer, path, metadata)
+            self.saver.save(path, metadata, in_background=False)
         except SaveError as error:
-            self._has_failed(step, error)
+            self._on_failed(step, error)
             raise
         self.save_requested = False
-        self._is_committed(path.name, metadata)
-        self._has_saved(trainer, step, path)
-        self.retention.retire(step)
+        self._on_saved(trainer, step, path)
         return path
 
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:
         """Copy this step and submit it to the writer thread; `_poll` reports the outcome."""
-        step, path = trainer.progress.step, self.saver.path(trainer)
+        step, path = trainer.progress.step, self.saver.path()
         try:
-            self.saver.save_in_background(trainer, path, self.saver.metadata(trainer, decision))
+            self.saver.save(path, self.saver.metadata(decision), in_background=True)
         except SaveError as error:
-            self._has_failed(step, error)
+            self._on_failed(step, error)
             raise
         self._in_flight_requested, self.save_requested = self.save_requested, False
 
@@ -447,55 +448,44 @@ class CheckpointerCallback(Callback):
         """
         save = self.saver.in_flight
         try:
-            finished = self.saver.finish(trainer, wait=wait)
+            ended = self.saver.finish(wait=wait)
         except SaveError as failure:
             assert save is not None
             if self.saver.in_flight is None:
                 self.save_requested |= self._in_flight_requested
-                self._has_failed(save.metadata.step, failure)
+                self._on_failed(save.metadata.step, failure)
             raise
-        if finished is not None:
-            assert save is not None
-            self._has_saved(trainer, finished.step, save.path)
+        if ended is not None:
+            self._on_saved(trainer, ended.metadata.step, ended.path)
 
-    def _has_saved(self, trainer: Trainer, step: int, path: Path) -> None:
+    def _await_save(self, trainer: Trainer) -> None:
+        """Report the outcome of the save in flight once it has ended; a failure is treated as `on_save_error` says."""
+        with self._tolerating_save_errors():
+            self._poll(trainer, wait=True)
+
+    def _on_saved(self, trainer: Trainer, step: int, path: Path) -> None:
         self._last_saved_step, self._failures = step, 0
         trainer.hooks.call("on_after_save_checkpoint", trainer, path)
 
-    def _has_failed(self, step: int, failure: SaveError) -> None:
+    def _on_failed(self, step: int, failure: SaveError) -> None:
         """A failed step is not saved again by an interval; one that exists but is not durable counts as saved."""
         if isinstance(failure, NotDurableError):
             self._last_saved_step, self.save_requested = step, False
         else:
             self._failed_step = step
 
-    def _is_committed(self, name: str, metadata: CheckpointMetadata) -> None:
-        SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
-        self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason)
-        if self.copier is not None:
-            self.copier.committed(name, metadata)
-        if self.settings.latest_link:
-            try:
-                point_link(self.folder / LATEST_LINK, name)
-            except OSError as error:
-                log.warning("the link %s could not be replaced: %s", self.folder / LATEST_LINK, error.strerror)
-
-    def _has_committed(self, name: str, metadata: CheckpointMetadata) -> None:
-        """Report the commit, and remove what may go after it; in the thread that committed."""
-        self._is_committed(name, metadata)
-        self.retention.retire(metadata.step)
-
     def kept(self) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
         return self.retention.kept(self._newest_step) if self._rules is not None else {}
 
-    def _try(self, save: Callable[[], object], *, last: bool = False) -> None:
-        """Save; a failure ends the training or is logged, as `on_save_error` says.
+    @contextmanager
+    def _tolerating_save_errors(self, *, last: bool = False) -> Iterator[None]:
+        """A failed save within ends the training or is logged, as `on_save_error` says.
 
         A failure of the `last` save always ends the training with an error, since no later save follows.
         """
         try:
-            save()
+            yield
         except SaveError as error:
             self._failures += 1
             limit = self.settings.max_save_errors
@@ -539,9 +529,9 @@ class CheckpointerCallback(Callback):
             ) from error
         SAVES.info("completed step %d (its evaluation is made)", entry.step)
         if self.copier is not None:
-            self.copier.amended(entry.name)
+            self.copier.on_amended(entry.name)
         if whole.kind is not entry.manifest.kind:
-            self.history.saved(entry.name, entry.step, whole.kind.value, whole.reason)
+            self.saver.history.saved(entry.name, entry.step, whole.kind.value, whole.reason)
         self.retention.retire(self._last_saved_step)
 
     def _fsync_names(self, name: str) -> None:

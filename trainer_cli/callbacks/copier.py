@@ -10,9 +10,10 @@ from pathlib import Path
 
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.copies import Place
-from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, nothing
+from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.download import read_blocks, write_copy
+from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.core.checkpoint_config import Newer
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import MANIFEST_FILE
@@ -45,7 +46,7 @@ class Copier:
     ) -> None:
         self.source, self.storage, self.folder, self.every, self.raises = source, storage, folder, every, raises
         self.retention = Retention(folder, storage, run_id)
-        self.on_failure: Callable[[], object] = nothing
+        self.on_failure: Callable[[], object] = lambda: None
         """Called from the copier's thread after a failure."""
         self._thread = WriterThread("checkpoint-copier")
         self._number = 0
@@ -91,7 +92,7 @@ class Copier:
         if due:
             self.copy(due[-1])
 
-    def committed(self, name: str, metadata: CheckpointMetadata) -> None:
+    def on_committed(self, name: str, metadata: CheckpointMetadata) -> None:
         """Copy this checkpoint if it is due; called in the thread that committed it, before any removal."""
         if metadata.number is not None:
             self._number = metadata.number
@@ -115,7 +116,7 @@ class Copier:
         if replaced[0] != name:
             log.warning("%s is not copied: %s is due before the copy of an earlier one is done", replaced[0], name)
 
-    def amended(self, name: str) -> None:
+    def on_amended(self, name: str) -> None:
         """The manifest of a checkpoint was replaced: its copy, if there is one, gets it too."""
         self._thread.submit(lambda: self._guarded(name, lambda: self._copy(name, known=True)))
 

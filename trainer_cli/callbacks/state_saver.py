@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -15,17 +14,20 @@ from uuid import uuid4
 from trainer_cli.callbacks.copier import Copier
 from trainer_cli.callbacks.retention import Retention
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.checkpointer import InFlightSave, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.copies import check_copies
 from trainer_cli.checkpoint.format.open import format_of
 from trainer_cli.checkpoint.format.tree import UnsavableState
+from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.model_state import evaluated_average, model_files
-from trainer_cli.checkpoint.save import CheckpointMetadata, WriterThread, errors_of_save, nothing
+from trainer_cli.checkpoint.save import CheckpointMetadata, InFlightSave, SaveCaller, SaveJob, errors_of_save
 from trainer_cli.checkpoint.storage.base import Storage
+from trainer_cli.checkpoint.storage.folder import point_link
 from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
 from trainer_cli.core.left_out import KEY, check_leave_out, described, left_out, without
-from trainer_cli.core.naming import COPIES_CACHE, Naming
+from trainer_cli.core.naming import COPIES_CACHE, LATEST_LINK, Naming
 from trainer_cli.core.policy import Decision, Kind
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError
@@ -64,83 +66,72 @@ class RunIdentity:
     """To which each save and removal is appended, with its reason (`checkpoint/history.py`)."""
 
 
-class _Ask(StrEnum):
-    """What rank 0 asks of the other ranks."""
-
-    save = "save"
-    save_in_background = "save_in_background"
-    finish = "finish"
-    prepare = "prepare"
-
-
-class StateSaver:
+class StateSaver(SaveCaller):
     """What the CheckpointerCallback saves with: storage, checkpointers, and the save in flight.
 
-    `save`, `save_in_background`, `finish` and `prepare` are called by rank 0 inside `ProcessGroup.lead`; the other
-    ranks call `follow`, and each writes its part.
+    `save`, `finish` and `prepare` are called by rank 0 inside `ProcessGroup.lead`, with the other ranks' StateSavers as
+    followers: each rank writes its part.
 
     Args:
         thread: writes saves in the background; one at a time.
-        committed: called on the rank that commits, in the thread that does, after each commit in the background.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: CheckpointConfig,
-        identity: RunIdentity,
-        thread: WriterThread,
-        committed: Callable[[str, CheckpointMetadata], None],
-    ) -> None:
+    trainer: Trainer
+
+    def __init__(self, folder: Path, settings: CheckpointConfig, identity: RunIdentity, thread: WriterThread) -> None:
         self.folder, self.identity, self.thread = folder, identity, thread
-        self._digest, self._committed = settings.digest, committed
-        self._leave_out = settings.leave_out
+        self._digest, self._leave_out, self._links_latest = settings.digest, settings.leave_out, settings.latest_link
         self._naming = Naming(settings.name, settings.suffix)
         self.storage = self._new_storage(folder)
+        self.history = CheckpointHistory(identity.history_file)
+        self.retention = Retention(folder, self.storage, identity.run_id, self.history)
         self.copier = self._new_copier(settings)
-        form = format_of(settings.format, settings.compression)
-        self.checkpointer = make_sync_checkpointer(format=form, storage=self._storage_at, digest=self._digest)
+        format = format_of(settings.format, settings.compression)
+        self.checkpointer = make_sync_checkpointer(format=format, storage=self._storage_at, digest=self._digest)
         self.background: AsyncCheckpointer | None = None
         self._write_in_background(_saves_in_background(settings.save_async))
         self.in_flight: InFlightSave | None = None
         self.prepared = False
         """Whether memory for copies was reserved."""
 
-    def join(self, group: ProcessGroup) -> None:
-        """Save with these ranks. Collective."""
+    def join(self, trainer: Trainer) -> None:
+        """Save the state of this trainer, with the ranks of its group. Collective."""
+        self.trainer, group = trainer, trainer.strategy.group
         # Ranks may have different numbers of usable CPUs.
         self._write_in_background(group.broadcast(self.background is not None))
         for checkpointer in (self.checkpointer, self.background):
             if checkpointer is not None:
                 checkpointer.join(group)
 
-    def _write_in_background(self, wanted: bool) -> None:
-        if wanted and self.background is None:
+    def _write_in_background(self, enabled: bool) -> None:
+        if enabled and self.background is None:
             self.background = AsyncCheckpointer(
                 format=self.checkpointer.format, storage=self._storage_at, digest=self._digest, thread=self.thread
             )
-        elif not wanted:
+        elif not enabled:
             self.background = None
 
-    def path(self, trainer: Trainer) -> Path:
+    def path(self) -> Path:
         """Where the present step is saved.
 
         Raises:
             ConfigError: its name names no variable that there is.
         """
+        trainer = self.trainer
         counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": trainer.strategy.world_size}
         try:
             return self.folder / self._naming.name(counts)
         except ValueError as error:
             raise ConfigError(str(error), location="checkpoint.name") from None
 
-    def check(self, trainer: Trainer) -> None:
+    def check(self) -> None:
         """Check before the first step that the state can be saved, and say what is left out of it.
 
         Raises:
             ConfigError: nothing in the training has a name in `leave_out`, or evaluations see an average named there.
             UserError: a part of the state cannot be saved; it is named.
         """
+        trainer = self.trainer
         check_leave_out(KEY, self._leave_out, trainer.callbacks)
         lacking = left_out(self._leave_out, trainer.callbacks)
         for name, callback in trainer.callbacks.items():
@@ -152,19 +143,19 @@ class StateSaver:
                 )
         if lacking and trainer.strategy.group.is_main:
             log.warning("%s", described(lacking))
-        self.checkpointer.format.plan(self._state(trainer))
+        self.checkpointer.format.plan(self._state())
 
-    def _state(self, trainer: Trainer) -> Mapping[str, Any]:
-        return without(trainer.checkpoint_state(), self._leave_out)
+    def _state(self) -> Mapping[str, Any]:
+        return without(self.trainer.checkpoint_state(), self._leave_out)
 
-    def metadata(self, trainer: Trainer, decision: Decision, finished: str | None = None) -> CheckpointMetadata:
+    def metadata(self, decision: Decision, finished: str | None = None) -> CheckpointMetadata:
         """What the manifest says of the present step, whose metrics are passed to the loggers' files.
 
         Raises:
             SaveError: these cannot be written.
         """
-        progress, identity = trainer.progress, self.identity
-        with errors_of_save(progress.step, self.path(trainer)):
+        trainer, progress, identity = self.trainer, self.trainer.progress, self.identity
+        with errors_of_save(progress.step, self.path()):
             trainer.metric_logger.write_out()
         return CheckpointMetadata(
             run_id=identity.run_id,
@@ -176,7 +167,7 @@ class StateSaver:
             finished=finished,
             metrics=dict(trainer.metric_logger.last),
             average=evaluated_average(trainer.callbacks),
-            left_out=self._left_out(trainer),
+            left_out=self._left_out(),
             config_digest=identity.config_digest,
             target_packages=identity.target_packages,
             world_size=trainer.strategy.world_size,
@@ -187,63 +178,125 @@ class StateSaver:
             number=None if self.copier is None or progress.step == 0 else self.copier.next_number,
         )
 
-    def _left_out(self, trainer: Trainer) -> tuple[str, ...]:
+    def _left_out(self) -> tuple[str, ...]:
         """The states that a checkpoint of the present step lacks; callbacks without state are none of them."""
-        names = left_out(self._leave_out, trainer.callbacks) if self._leave_out else ()
+        callbacks = self.trainer.callbacks
+        names = left_out(self._leave_out, callbacks) if self._leave_out else ()
         return tuple(
             name
             for name in names
-            if not name.startswith("callbacks.") or trainer.callbacks[name.removeprefix("callbacks.")].state_dict()
+            if not name.startswith("callbacks.") or callbacks[name.removeprefix("callbacks.")].state_dict()
         )
 
-    def save(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:
-        """Save the present step, durably.
+    def save(self, path: Path, metadata: CheckpointMetadata, *, in_background: bool) -> None:
+        """Save the present step: durably, or only copied and submitted to the writer thread, so that `finish` reports
+        the outcome.
 
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
             SaveError: on one rank it failed, and nothing was committed.
         """
-        self._with_all(trainer, _Ask.save, path, metadata)
+        self.prepared |= in_background
+        self._group.run_on_all(self.save_on_rank, path, metadata, in_background)
 
-    def save_in_background(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:
-        """Copy the present step and submit it to the writer thread; `finish` reports the outcome.
+    def save_on_rank(self, path: Path, metadata: CheckpointMetadata, in_background: bool) -> None:
+        """Save this rank's part of the present step. Collective."""
+        checkpointer = self.background if in_background else self.checkpointer
+        assert checkpointer is not None
+        with self._raising_on_rank_0(), errors_of_save(metadata.step, path):
+            self.in_flight = checkpointer.save(
+                self._state, path, metadata=metadata, overwrite=False, trained=_trained(self.trainer), caller=self
+            )
+            if self.in_flight is not None:
+                self.in_flight.written.add_done_callback(self._on_written)
 
-        Raises:
-            SaveError: on one rank it could not be copied.
-        """
-        self.prepared = True
-        self._with_all(trainer, _Ask.save_in_background, path, metadata)
+    def before_commit(self) -> None:
+        # No checkpoint may have steps whose records a power cut can take away.
+        self.trainer.metric_logger.make_durable()
 
-    def prepare(self, trainer: Trainer) -> None:
+    def on_committed(self, job: SaveJob) -> None:
+        """Record the checkpoint, have it copied, and remove what may go after it. In the thread that committed it, so
+        that nothing else reads the disk meanwhile."""
+        name, metadata = job.name, job.metadata
+        SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
+        self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason)
+        if self.copier is not None:
+            # Before any removal: a checkpoint that waits for its copy is held.
+            self.copier.on_committed(name, metadata)
+        if self._links_latest:
+            try:
+                point_link(self.folder / LATEST_LINK, name)
+            except OSError as error:
+                log.warning("the link %s could not be replaced: %s", self.folder / LATEST_LINK, error.strerror)
+        self.retention.retire(metadata.step)
+
+    def _on_written(self, written: Future[None]) -> None:
+        """Have the save finished at the end of the present step. In the thread that writes, which never communicates
+        with other ranks: the next step's agreement does."""
+        if self.trainer.agreement is None:
+            self.trainer.interrupt()
+        else:
+            self.trainer.agreement.report(written=True)
+
+    def prepare(self) -> None:
         """Reserve memory for copies, once."""
         self.prepared = True
         if self.in_flight is None:
-            self._with_all(trainer, _Ask.prepare)
+            self._group.run_on_all(self.prepare_on_rank)
 
-    def finish(self, trainer: Trainer, *, wait: bool) -> CheckpointMetadata | None:
-        """The metadata of the save in flight if it has ended, or, with `wait`, once it has; None: not yet, or none.
+    def prepare_on_rank(self) -> None:
+        """Reserve memory for copies of this rank's state. Collective, as callbacks may gather their states."""
+        assert self.background is not None
+        with self._raising_on_rank_0():
+            self.background.prepare(self._state())
+
+    def finish(self, *, wait: bool) -> InFlightSave | None:
+        """The save in flight if it has ended, or, with `wait`, once it has; None: not yet, or there is none.
 
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
             SaveError: it has failed; or it does not end, and is still in flight.
         """
-        save, agreement = self.in_flight, trainer.agreement
-        if save is None or not (wait or (save.written.done() if agreement is None else agreement.all_written)):
+        save = self.in_flight
+        if save is None:
+            return None
+        agreement = self.trainer.agreement
+        # With several ranks the agreement of the last step says so on all of them alike.
+        has_ended = save.written.done() if agreement is None else agreement.all_written
+        if not (wait or has_ended):
             return None
         if not save.written.done():
             assert self.background is not None
             self.background.wait_for(save)
-        self._with_all(trainer, _Ask.finish)
-        return save.metadata
+        self._group.run_on_all(self.finish_on_rank)
+        return save
 
-    def follow(self, trainer: Trainer) -> None:
-        """Do what rank 0 asks. It also decides what a failure means, and raises it if it must be raised."""
+    def finish_on_rank(self) -> None:
+        """Commit the save in flight with all ranks, or raise what failed. Collective."""
+        save, self.in_flight = self.in_flight, None
+        with self._raising_on_rank_0():
+            assert save is not None
+            try:
+                save.raise_failure()
+            finally:
+                if self.trainer.agreement is not None:
+                    self.trainer.agreement.saved()
+
+    @property
+    def _group(self) -> ProcessGroup:
+        return self.trainer.strategy.group
+
+    @contextmanager
+    def _raising_on_rank_0(self) -> Iterator[None]:
+        """Log a failed save on the other ranks: rank 0 decides what it means, and raises it if it ends the training."""
         try:
-            self._do(trainer, *trainer.strategy.group.broadcast((_Ask.save, None, None)))
+            yield
         except SaveError as error:
+            if self._group.is_main:
+                raise
             log.error("%s", error)
 
-    def save_after(self, exception: Exception, trainer: Trainer) -> None:
+    def save_after(self, exception: Exception) -> None:
         """Save the present state in a folder of its own: it is not the end of a step, so no resume may load it.
 
         Raises:
@@ -251,18 +304,21 @@ class StateSaver:
         """
         folder = self.folder / AFTER_EXCEPTION
         storage = self._new_storage(folder)
-        path = folder / self.path(trainer).name
+        path = folder / self.path().name
         storage.sweep()
         for earlier in Retention(folder, storage, self.identity.run_id).own():
             if not earlier.pinned and storage.remove(earlier.name):
                 SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])
-        metadata = replace(self.metadata(trainer, decision), metrics={}, world_size=1, number=None)
+        metadata = replace(self.metadata(decision), metrics={}, world_size=1, number=None)
+        # The other ranks may be gone: this one saves by itself.
+        checkpointer = make_sync_checkpointer(storage=self._storage_at, group=ALONE)
         try:
-            self._write(trainer, path, metadata, alone=True)
+            with errors_of_save(metadata.step, path):
+                self.trainer.metric_logger.make_durable()
+                checkpointer.save(self._state, path, metadata=metadata, overwrite=False, trained=_trained(self.trainer))
         except UnsavableState as error:
-            several = trainer.strategy.world_size > 1
-            why = "this process has only a part of it" if several else str(error)
+            why = "this process has only a part of it" if self._group.world_size > 1 else str(error)
             log.warning("the state after the failure is not kept: %s", why)
             return
         log.warning("the state after the failure is kept in %s; no resume takes it", path)
@@ -278,67 +334,6 @@ class StateSaver:
             self.background.close()
             return True
         return self.thread.close(timeout_s)
-
-    def _with_all(
-        self, trainer: Trainer, ask: _Ask, path: Path | None = None, metadata: CheckpointMetadata | None = None
-    ) -> None:
-        """Do something on every rank; called by rank 0, which the others follow.
-
-        Raises:
-            SaveError: on one rank it failed.
-        """
-        group = trainer.strategy.group
-        group.together(lambda: self._do(trainer, *group.broadcast((ask, path, metadata))))
-
-    def _do(self, trainer: Trainer, ask: _Ask, path: Path | None, metadata: CheckpointMetadata | None) -> None:
-        if ask is _Ask.prepare:
-            assert self.background is not None
-            self.background.prepare(self._state(trainer))
-        elif ask is _Ask.finish:
-            save, self.in_flight = self.in_flight, None
-            assert save is not None
-            try:
-                save.raise_failure()
-            finally:
-                if trainer.agreement is not None:
-                    trainer.agreement.saved()
-        else:
-            assert path is not None and metadata is not None
-            (self._write if ask is _Ask.save else self._begin)(trainer, path, metadata)
-
-    def _begin(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata) -> None:
-        """Copy this rank's state and submit it to the writer thread."""
-        assert self.background is not None
-        with errors_of_save(metadata.step, path):
-            self.in_flight = self.background.save(
-                partial(self._state, trainer),
-                path,
-                metadata=metadata,
-                overwrite=False,
-                trained=_trained(trainer),
-                before_commit=trainer.metric_logger.make_durable,
-                # In the writer thread, before the save is done: nothing else reads the disk meanwhile.
-                after_commit=partial(self._committed, path.name, metadata),
-                after_write=nothing if trainer.agreement is None else partial(trainer.agreement.report, written=True),
-            )
-        if trainer.agreement is None:
-
-            def request_poll(written: Future[None]) -> None:
-                trainer.interrupt()
-
-            self.in_flight.written.add_done_callback(request_poll)
-
-    def _write(self, trainer: Trainer, path: Path, metadata: CheckpointMetadata, *, alone: bool = False) -> None:
-        checkpointer = make_sync_checkpointer(storage=self._storage_at, group=ALONE) if alone else self.checkpointer
-        with errors_of_save(metadata.step, path):
-            checkpointer.save(
-                partial(self._state, trainer),
-                path,
-                metadata=metadata,
-                overwrite=False,
-                trained=_trained(trainer),
-                before_commit=trainer.metric_logger.make_durable,
-            )
 
     def _storage_at(self, root: Path) -> Storage:
         if self.copier is not None and root == self.copier.folder.absolute():

@@ -19,22 +19,14 @@ from typing import Any
 
 import torch
 
-from trainer_cli.checkpoint.checkpointer import FolderCheckpointer, InFlightSave, Reader, State, arguments_of_parts
+from trainer_cli.checkpoint.checkpointer import NO_CALLER, Checkpointer, State
 from trainer_cli.checkpoint.format.base import Format
-from trainer_cli.checkpoint.group_save import GroupSave
-from trainer_cli.checkpoint.save import (
-    CheckpointMetadata,
-    CommitHook,
-    Writer,
-    WriterThread,
-    metadata_of,
-    nothing,
-    run_now,
-)
-from trainer_cli.checkpoint.snapshot import CopyStager, Snapshot, Stager
+from trainer_cli.checkpoint.reader import Reader
+from trainer_cli.checkpoint.save import CheckpointMetadata, CommitHook, InFlightSave, SaveCaller, Writer
+from trainer_cli.checkpoint.snapshot import CopyStager, Stager
 from trainer_cli.checkpoint.storage.base import Storage
+from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import SaveError
 from trainer_cli.parallel.process_group import ProcessGroup
 
@@ -50,7 +42,7 @@ _REPORTED_WAIT_S = 5.0
 """Longer waits are reported."""
 
 
-class AsyncCheckpointer(FolderCheckpointer):
+class AsyncCheckpointer(Checkpointer):
     """Saves in the background: `save` returns once the state is copied.
 
     Args:
@@ -105,9 +97,7 @@ class AsyncCheckpointer(FolderCheckpointer):
         metadata: CheckpointMetadata | None = None,
         overwrite: bool = True,
         trained: Iterable[torch.Tensor] = (),
-        before_commit: Callable[[], object] = nothing,
-        after_commit: Callable[[], object] = nothing,
-        after_write: Callable[[], object] = nothing,
+        caller: SaveCaller = NO_CALLER,
         **kwargs: Any,
     ) -> InFlightSave:
         """Save a tree as the checkpoint at `path`; all of it may change as soon as this returns.
@@ -118,50 +108,28 @@ class AsyncCheckpointer(FolderCheckpointer):
         Args:
             state_dict, overwrite, kwargs: as of `Checkpointer.save`.
             trained: tensors of the state that must hold neither NaN nor infinity for the checkpoint to be finite.
-            before_commit: called in the writing thread before the manifest is made; an OSError fails the save.
-            after_commit: called in the writing thread after the commit; it raises nothing.
-            after_write: with several ranks, called in the writing thread when this rank's files are written or could
-                not be. The other two are called by rank 0 in its main thread then.
+            caller: its methods are called around the commit: by the writing thread, or, with several ranks, by rank 0
+                in its main thread.
 
         Raises:
             SaveError: the save before failed.
             UnsavableState: naming the owner of what cannot be saved.
         """
-        stage, arguments = arguments_of_parts("save", kwargs, stager=self.stager.stage, writer=self.writer.write)
-        self._join_default_group()
-        storage, name = self._place(path)
-        metadata = metadata or metadata_of(name)
+        job = self._new_job(
+            state_dict, path, metadata, overwrite=overwrite, trained=trained, caller=caller, further=kwargs
+        )
         self._interrupted = False
+        # The buffer of the copy is reused: the save before must have read it.
         self.drain()
         self._end_last_save()
-        staging = partial(self._stage, state_dict, trained, stage)
-        if self.group.world_size > 1:
-            together = self._group_save(
-                storage, name, metadata, before_commit, after_commit, after_write, overwrite=overwrite
-            )
-            saving = self._save_together(together, staging, path)
-        else:
-            snapshot = staging()
-
-            def write() -> None:
-                self.writer.write(
-                    storage,
-                    name,
-                    snapshot,
-                    metadata,
-                    format=self.format.name,
-                    overwrite=overwrite,
-                    before_commit=before_commit,
-                    **arguments,
-                )
-                after_commit()
-
-            written = run_now(write) if snapshot.image is None else self.thread.submit(write)
-            saving = InFlightSave(as_path(path), metadata, written)
+        job.begin()
+        # Live tensors may change as soon as this returns, so they are written before.
+        is_copied = job.snapshot is not None and job.snapshot.image is not None
+        save = InFlightSave(job, self.thread.submit(job.write) if is_copied else run_now(job.write))
         if self._reports:
-            self._last_save = saving
-            saving.written.add_done_callback(partial(_report_failure, storage.location(name)))
-        return saving
+            self._last_save = save
+            save.written.add_done_callback(partial(_report_failure, job.storage.location(job.name)))
+        return save
 
     def _end_last_save(self) -> None:
         """Commit the save before with all ranks, or raise its failure, unless its owner has done so.
@@ -169,22 +137,9 @@ class AsyncCheckpointer(FolderCheckpointer):
         Raises:
             SaveError: it failed.
         """
-        saving, self._last_save = self._last_save, None
-        if saving is not None and not saving.ended:
-            saving.raise_failure()
-
-    def _save_together(self, save: GroupSave, stage: Callable[[], Snapshot], path: str | Path) -> InFlightSave:
-        """Begin a save with all ranks, and write this rank's files; `finish` of the result commits it."""
-        staged: list[Snapshot] = []
-
-        def staging() -> Snapshot:
-            staged.append(stage())
-            return staged[0]
-
-        if not save.begin(staging):
-            return InFlightSave(as_path(path), save.metadata, run_now(nothing))
-        written = run_now(save.write) if staged[0].image is None else self.thread.submit(save.write)
-        return InFlightSave(as_path(path), save.metadata, written, save.finish)
+        save, self._last_save = self._last_save, None
+        if save is not None and not save.ended:
+            save.raise_failure()
 
     def prepare(self, state_dict: Mapping[str, Any]) -> None:
         """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""
@@ -241,11 +196,11 @@ def _close_at_exit(reference: weakref.ref[AsyncCheckpointer]) -> None:
     """Finish the save in flight before the process ends."""
     checkpointer = reference()
     if checkpointer is not None:
-        saving, checkpointer._last_save = checkpointer._last_save, None  # Its failure was logged.
+        save, checkpointer._last_save = checkpointer._last_save, None  # Its failure was logged.
         checkpointer.close()
-        if saving is not None and saving.finish is not None and not saving.ended:
+        if save is not None and save.job.waits_for_commit and not save.ended:
             # Other ranks may be gone, so that no collective commits it now.
-            log.error("%s is not committed, since close() was not called on all ranks", saving.path)
+            log.error("%s is not committed, since close() was not called on all ranks", save.path)
 
 
 def _report_failure(where: str, written: Future[None]) -> None:
@@ -261,7 +216,7 @@ def make_async_checkpointer(
     commit_hook: CommitHook | None = None,
     group: ProcessGroup | None = None,
 ) -> AsyncCheckpointer:
-    """A checkpointer for use without a Trainer that writes in the background; `group` as of `FolderCheckpointer`."""
+    """A checkpointer for use without a Trainer that writes in the background; `group` as of `Checkpointer`."""
     return AsyncCheckpointer(
         format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook, group=group
     )

@@ -11,102 +11,49 @@ from __future__ import annotations
 import inspect
 import logging
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any
 
 import torch
 
-from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.fill_state import MapLocation, compare, fill, move_tensors, new_values
 from trainer_cli.checkpoint.find import checkpoint_at
-from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.torch_checkpointer import file_of_rank, read_rank
-from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.base import Format
-from trainer_cli.checkpoint.format.dtensor import Targets, distributed, is_dtensor, local_of, targets_in
+from trainer_cli.checkpoint.format.dtensor import Targets, is_dtensor, local_of, targets_in
 from trainer_cli.checkpoint.format.open import format_of_rank, new_format
-from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat, TensorsFormat, digest_parts, keys_of_each
+from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat, digest_parts, keys_of_each
 from trainer_cli.checkpoint.format.tree import encode
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_save import GroupSave
-from trainer_cli.checkpoint.readable import undecodable
+from trainer_cli.checkpoint.reader import CheckpointReader as CheckpointReader
+from trainer_cli.checkpoint.reader import Reader, errors_of_reading, read_valid_manifest
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
 from trainer_cli.checkpoint.save import (
     CheckpointWriter,
     CommitHook,
+    InFlightSave,
+    SaveCaller,
+    SaveJob,
     Writer,
-    as_failure,
-    errors_of_save,
     metadata_of,
-    nothing,
 )
 from trainer_cli.checkpoint.snapshot import LiveStager, Snapshot, Stager
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import is_plain
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import CheckpointError, MissingStateError, NoCheckpointError, TrainError, UserError
+from trainer_cli.errors import CheckpointError, MissingStateError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-
-
-class InFlightSave(tuple[Future[None], Future[None]]):
-    """A save that a thread writes from a copy: the pair of its futures, staged and written.
-
-    Args:
-        path, metadata: of the checkpoint.
-        written: done once the checkpoint is committed, or the save has failed, with the exception. With several ranks:
-            once this rank's files are written, or could not be.
-        finish: with several ranks: commits what all have written, or raises what failed; each rank calls it in its main
-            thread.
-    """
-
-    def __new__(
-        cls,
-        path: Path,
-        metadata: CheckpointMetadata,
-        written: Future[None],
-        finish: Callable[[], None] | None = None,
-    ) -> Self:
-        # The state is copied before `save` returns, and may change.
-        staged: Future[None] = Future()
-        staged.set_result(None)
-        save = super().__new__(cls, (staged, written))
-        save.path, save.metadata, save.staged, save.written, save.finish = path, metadata, staged, written, finish
-        save.ended = False
-        return save
-
-    path: Path
-    metadata: CheckpointMetadata
-    staged: Future[None]
-    written: Future[None]
-    finish: Callable[[], None] | None
-    ended: bool
-    """Whether `raise_failure` was called: the save is committed, or its failure was raised."""
-
-    def raise_failure(self) -> None:
-        """Wait until the save has ended. With several ranks, every rank calls this.
-
-        Raises:
-            SaveError: it failed.
-        """
-        first, self.ended = not self.ended, True
-        with errors_of_save(self.metadata.step, self.path):
-            error = self.written.exception()
-            if error is not None:
-                raise as_failure(error, self.metadata.step, self.path)
-            if first and self.finish is not None:
-                self.finish()
+NO_CALLER = SaveCaller()
 
 
 class LoadedState(dict[str, Any]):
@@ -117,164 +64,10 @@ class LoadedState(dict[str, Any]):
         self.missing = missing or []
 
 
-class Checkpointer(ABC):
-    """Saves state trees to paths and loads them. With several ranks, every rank calls every method."""
+class Checkpointer:
+    """Saves state trees to paths and loads them. With several ranks, every rank calls every method.
 
-    @abstractmethod
-    def save(
-        self,
-        state_dict: State,
-        path: str | Path,
-        *,
-        metadata: CheckpointMetadata | None = None,
-        overwrite: bool = True,
-        **kwargs: Any,
-    ) -> InFlightSave | None:
-        """Save a tree as the checkpoint at `path`.
-
-        Args:
-            state_dict: the tree, or a function that makes it; if that fails on one rank, no rank waits for it.
-            overwrite: True: a checkpoint that exists is replaced; it stays until the new one is committed. False: one
-                that exists is refused, except an intact one of the same run and step, which is left as it is.
-            kwargs: further arguments of the parts that save.
-
-        None if the checkpoint is committed when this returns; else its futures, staged and written.
-
-        Raises:
-            NotDurableError: the checkpoint is there, but a power cut may take it away.
-            SaveError: nothing was committed. In both cases older checkpoints are intact.
-        """
-
-    @abstractmethod
-    def load(
-        self,
-        path: str | Path,
-        state_dict: MutableMapping[str, Any] | None = None,
-        default_map_location: MapLocation = None,
-        strict: bool = False,
-        **kwargs: Any,
-    ) -> LoadedState:
-        """Load the checkpoint at `path`: all of it, or into `state_dict` only the keys that it names.
-
-        Of a folder of torch's own Checkpointer each rank loads its `checkpoint_{rank}.pt`, which has no digests.
-
-        Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
-        are listed in the result's `missing`, or refused if `strict`. Damage, and what does not fit, is refused before
-        anything is touched.
-
-        Args:
-            default_map_location: where new tensors go: a device, its name, or a mapping or function as `torch.load`
-                takes them. A checkpoint holds no devices: all its tensors are at "cpu". None: they stay there.
-            kwargs: further arguments of the part that reads.
-
-        Raises:
-            NoCheckpointError: there is none; a FileNotFoundError too.
-            MissingStateError: it lacks a name, and `strict`; a RuntimeError too.
-            CheckpointError: it is damaged, or does not fit `state_dict`. The other two are such errors too.
-        """
-
-    def locate(self, path: str | Path) -> Path:
-        """The checkpoint that a path to load names, as of `checkpoint_at`."""
-        return checkpoint_at(path)
-
-    def join(self, group: ProcessGroup) -> None:
-        """Save with the other ranks of a group from now on, each its part of the state, and read this rank's part.
-
-        Raises:
-            UserError: it is only for one process.
-        """
-        if group.world_size > 1:
-            raise UserError(f"{type(self).__name__} saves the state of one process, not of {group.world_size}")
-
-    def progress(self, path: str | Path) -> Mapping[str, int | float] | None:
-        """The progress of the checkpoint at `path`, without loading its state; None if that is unknown."""
-        return None
-
-    def average(self, path: str | Path) -> str | None:
-        """Name of the callback whose average was evaluated in place of the weights of the checkpoint at `path`."""
-        return None
-
-    def left_out(self, path: str | Path) -> tuple[str, ...]:
-        """States of the training that the checkpoint at `path` lacks by `checkpoint.leave_out`."""
-        return ()
-
-    def metrics(self, path: str | Path) -> Mapping[str, float]:
-        """What was measured at the step of the checkpoint at `path`; empty if that is unknown."""
-        return {}
-
-    def read(
-        self, path: str | Path, only: Collection[str] | None = None, *, targets: Targets | None = None
-    ) -> dict[str, Any]:
-        """The checkpoint at `path`, or those of these top-level keys that it has.
-
-        Args:
-            targets: as of `Reader.read`.
-
-        Raises:
-            CheckpointError: there is none, or it is damaged.
-        """
-        return {key: value for key, value in self.load(path).items() if only is None or key in only}
-
-    @abstractmethod
-    def close(self, timeout_s: float | None = None) -> None:
-        """Finish saves in flight, waiting at most so long, and release resources. None: a limit by the state's size."""
-
-
-class Reader(Protocol):
-    """Reads the state of a checkpoint."""
-
-    def read(
-        self,
-        folder: ReadableFolder,
-        manifest: Manifest,
-        only: Collection[str] | None = None,
-        *,
-        targets: Targets | None = None,
-    ) -> dict[str, Any]:
-        """The tree as saved, or those of its top-level keys that are in `only`.
-
-        Args:
-            targets: the live tensors of which this rank has a part; of what is for them, that part is read.
-
-        Raises:
-            DamagedCheckpoint: naming the file that is not what was written.
-        """
-        ...
-
-
-class CheckpointReader:
-    """Reads a checkpoint by the format that its manifest names; a format given is used for its own name.
-
-    Args:
-        sharded: reads as this rank of several.
-    """
-
-    def __init__(self, format: Format | None = None, sharded: ShardedFormat | None = None) -> None:
-        self.format, self.sharded = format, sharded
-
-    def read(
-        self,
-        folder: ReadableFolder,
-        manifest: Manifest,
-        only: Collection[str] | None = None,
-        *,
-        targets: Targets | None = None,
-    ) -> dict[str, Any]:
-        own = self.format is not None and manifest.format == self.format.name
-        form = self.format if self.format is not None and own else new_format(manifest.format, str(folder.path))
-        if self.sharded is not None:
-            form = format_of_rank(form, self.sharded) or form
-        if targets is None:
-            return form.read(folder, manifest, only)
-        if isinstance(form, TensorsFormat | ShardedFormat | ArchiveFormat):
-            return form.read(folder, manifest, only, targets=targets)
-        # The other formats are read as a whole.
-        tree: dict[str, Any] = distributed(form.read(folder, manifest, only), targets)
-        return tree
-
-
-class FolderCheckpointer(Checkpointer):
-    """The base of checkpointers that save to folders, put together from parts.
+    `SyncCheckpointer` and `AsyncCheckpointer` differ in which thread writes.
 
     Args:
         format: how a state becomes files, or the name of such a format.
@@ -319,7 +112,33 @@ class FolderCheckpointer(Checkpointer):
             self._storages[root] = self._new_storage(root)
         return self._storages[root]
 
+    def save(
+        self,
+        state_dict: State,
+        path: str | Path,
+        *,
+        metadata: CheckpointMetadata | None = None,
+        overwrite: bool = True,
+        **kwargs: Any,
+    ) -> InFlightSave | None:
+        """Save a tree as the checkpoint at `path`.
+
+        Args:
+            state_dict: the tree, or a function that makes it; if that fails on one rank, no rank waits for it.
+            overwrite: True: a checkpoint that exists is replaced; it stays until the new one is committed. False: one
+                that exists is refused, except an intact one of the same run and step, which is left as it is.
+            kwargs: further arguments of the parts that save.
+
+        None if the checkpoint is committed when this returns; else its futures, staged and written.
+
+        Raises:
+            NotDurableError: the checkpoint is there, but a power cut may take it away.
+            SaveError: nothing was committed. In both cases older checkpoints are intact.
+        """
+        raise NotImplementedError
+
     def locate(self, path: str | Path) -> Path:
+        """The checkpoint that a path to load names, as of `checkpoint_at`."""
         return checkpoint_at(path, self.storage)
 
     def load(
@@ -330,6 +149,24 @@ class FolderCheckpointer(Checkpointer):
         strict: bool = False,
         **kwargs: Any,
     ) -> LoadedState:
+        """Load the checkpoint at `path`: all of it, or into `state_dict` only the keys that it names.
+
+        Of a folder of torch's own Checkpointer each rank loads its `checkpoint_{rank}.pt`, which has no digests.
+
+        Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
+        are listed in the result's `missing`, or refused if `strict`. Damage, and what does not fit, is refused before
+        anything is touched.
+
+        Args:
+            default_map_location: where new tensors go: a device, its name, or a mapping or function as `torch.load`
+                takes them. A checkpoint holds no devices: all its tensors are at "cpu". None: they stay there.
+            kwargs: further arguments of the part that reads.
+
+        Raises:
+            NoCheckpointError: there is none; a FileNotFoundError too.
+            MissingStateError: it lacks a name, and `strict`; a RuntimeError too.
+            CheckpointError: it is damaged, or does not fit `state_dict`. The other two are such errors too.
+        """
         path = self.locate(path)
         (arguments,) = arguments_of_parts("load", kwargs, reader=self.reader.read)
         if state_dict is not None and (targets := targets_in(state_dict)) is not None:
@@ -358,13 +195,19 @@ class FolderCheckpointer(Checkpointer):
             return read_rank(file, only)
         if not self._joined and ranks.world_size > 1 and isinstance(self.reader, CheckpointReader):
             self.reader.sharded = ShardedFormat(ranks.rank, ranks.world_size)
-        storage, name = self._place(path)
-        tree = self._reading(storage, name, partial(self.reader.read, only=only, **arguments))
+        storage, name = self._split(path)
+        with self._reading(storage, name) as (folder, manifest):
+            tree = self.reader.read(folder, manifest, only=only, **arguments)
         if not tree.get(RANKS, True):
             del tree[RANKS]  # One process saved it.
         return tree
 
     def join(self, group: ProcessGroup) -> None:
+        """Save with the other ranks of a group from now on, each its part of the state, and read this rank's part.
+
+        Raises:
+            UserError: format or writer are for one process.
+        """
         self._joined, self._compares_ranks = True, False
         if group.world_size == 1:
             return
@@ -384,22 +227,62 @@ class FolderCheckpointer(Checkpointer):
     def read(
         self, path: str | Path, only: Collection[str] | None = None, *, targets: Targets | None = None
     ) -> dict[str, Any]:
-        storage, name = self._place(self.locate(path))
-        if targets is None:
-            return self._reading(storage, name, partial(self.reader.read, only=only))
-        return self._reading(storage, name, partial(self.reader.read, only=only, targets=targets))
+        """The checkpoint at `path`, or those of these top-level keys that it has.
+
+        Args:
+            targets: as of `Reader.read`.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        storage, name = self._split(self.locate(path))
+        # A reader of a user's own need not know `targets`.
+        arguments = {} if targets is None else {"targets": targets}
+        with self._reading(storage, name) as (folder, manifest):
+            return self.reader.read(folder, manifest, only=only, **arguments)
+
+    def _new_job(
+        self,
+        state: State,
+        path: str | Path,
+        metadata: CheckpointMetadata | None,
+        *,
+        overwrite: bool,
+        trained: Iterable[torch.Tensor],
+        caller: SaveCaller,
+        further: Mapping[str, Any],
+    ) -> SaveJob:
+        """The save of a state as the checkpoint at `path`, not yet begun."""
+        stage_arguments, arguments = arguments_of_parts(
+            "save", further, stager=self.stager.stage, writer=self.writer.write
+        )
+        self._join_default_group()
+        storage, name = self._split(path)
+
+        def stage() -> Snapshot:
+            tree = self._compare_ranks(state) if self._compares_ranks else state
+            tree = tree() if callable(tree) else tree
+            return self.stager.stage(self.format, tree, list(map(local_of, trained)), **stage_arguments)
+
+        facts: dict[str, Any] = {
+            "path": as_path(path),
+            "storage": storage,
+            "metadata": metadata or metadata_of(name),
+            "stage": stage,
+            "writer": self.writer,
+            "format": self.format.name,
+            "overwrite": overwrite,
+            "caller": caller,
+        }
+        if self.group.world_size > 1:
+            return GroupSave(**facts, group=self.group)
+        return SaveJob(**facts, arguments=arguments)
 
     def _join_default_group(self) -> None:
         """Save with torch's default group if no group was given. Collective."""
         if not self._joined:
             self.join(group := default_group())
             self._compares_ranks = group.world_size > 1
-
-    def _stage(self, state: State, trained: Iterable[torch.Tensor], arguments: Mapping[str, Any]) -> Snapshot:
-        if self._compares_ranks:
-            state = self._compare_ranks(state)
-        state = state() if callable(state) else state
-        return self.stager.stage(self.format, state, [local_of(one) for one in trained], **arguments)
 
     def _compare_ranks(self, state: State) -> Mapping[str, Any]:
         """Have each rank save for itself what differs among them; the state. Collective."""
@@ -425,50 +308,29 @@ class FolderCheckpointer(Checkpointer):
                 )
         return state
 
-    def _group_save(
-        self,
-        storage: Storage,
-        name: str,
-        metadata: CheckpointMetadata,
-        before_commit: Callable[[], object],
-        after_commit: Callable[[], object] = nothing,
-        after_write: Callable[[], object] = nothing,
-        *,
-        overwrite: bool,
-    ) -> GroupSave:
-        assert isinstance(self.writer, CheckpointWriter)
-        return GroupSave(
-            self.group,
-            storage,
-            name,
-            metadata,
-            self.writer,
-            format=self.format.name,
-            overwrite=overwrite,
-            after_write=after_write,
-            before_commit=before_commit,
-            after_commit=after_commit,
-        )
-
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, all of whose files exist with the right sizes.
 
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        storage, name = self._place(self.locate(path))
-        return self._reading(storage, name, lambda folder, manifest: manifest)
+        with self._reading(*self._split(self.locate(path))) as (_, manifest):
+            return manifest
 
     def progress(self, path: str | Path) -> Mapping[str, int | float] | None:
+        """The progress of the checkpoint at `path`, without loading its state; None if that is unknown."""
         return self.manifest(path).progress
 
     def average(self, path: str | Path) -> str | None:
+        """Name of the callback whose average was evaluated in place of the weights of the checkpoint at `path`."""
         return self.manifest(path).average
 
     def left_out(self, path: str | Path) -> tuple[str, ...]:
+        """States of the training that the checkpoint at `path` lacks by `checkpoint.leave_out`."""
         return self.manifest(path).left_out
 
     def metrics(self, path: str | Path) -> Mapping[str, float]:
+        """What was measured at the step of the checkpoint at `path`; empty if that is unknown."""
         return self.manifest(path).metrics
 
     def verify(self, path: str | Path) -> Manifest:
@@ -477,53 +339,30 @@ class FolderCheckpointer(Checkpointer):
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
-        storage, name = self._place(self.locate(path))
-
-        def read(folder: ReadableFolder, manifest: Manifest) -> Manifest:
+        with self._reading(*self._split(self.locate(path))) as (folder, manifest):
             verify(folder, manifest)
             return manifest
 
-        return self._reading(storage, name, read)
-
     def close(self, timeout_s: float | None = None) -> None:
+        """Finish saves in flight, waiting at most so long, and release resources. None: a limit by the state's size."""
         self.stager.close()
         self._storages.clear()
 
-    def _place(self, path: str | Path) -> tuple[Storage, str]:
+    def _split(self, path: str | Path) -> tuple[Storage, str]:
+        """The storage of the folder that a checkpoint is in, and its name there."""
         path = as_path(path).absolute()
         if not is_plain(path.name):
             raise CheckpointError(f"{path.name!r} cannot be the name of a checkpoint", where=str(path))
         return self.storage(path.parent), path.name
 
-    def _reading(self, storage: Storage, name: str, read: Callable[[ReadableFolder, Manifest], T]) -> T:
-        with self._errors_of_reading(storage, name), storage.reading(name) as folder:
-            return read(folder, _examined(storage, name))
-
     @contextmanager
-    def _errors_of_reading(self, storage: Storage, name: str) -> Iterator[None]:
-        """Raise errors of the storage as errors that name the checkpoint."""
-        where = storage.location(name)
-        try:
-            yield
-        except (FileNotFoundError, NotADirectoryError):
-            if (kind := kind_of(Path(where))) is not None:
-                raise CheckpointError(
-                    f"this is a {kind}, not a checkpoint with a manifest",
-                    where=where,
-                    cure="load_checkpoint(path, model, finetune=True) loads its weights.",
-                ) from None
-            if name in storage.names():
-                raise DamagedCheckpoint("the checkpoint has no manifest, so it is partial", where=where) from None
-            raise NoCheckpointError("there is no checkpoint", where=where) from None
-        except OSError as error:
-            raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
-        except (TrainError, MemoryError):
-            raise
-        except Exception as error:
-            raise undecodable(error, where) from error
+    def _reading(self, storage: Storage, name: str) -> Iterator[tuple[ReadableFolder, Manifest]]:
+        """Hold a checkpoint against removal while it is read."""
+        with errors_of_reading(storage, name), storage.reading(name) as folder:
+            yield folder, read_valid_manifest(storage, name)
 
 
-class SyncCheckpointer(FolderCheckpointer):
+class SyncCheckpointer(Checkpointer):
     """Saves synchronously: once `save` returns, the checkpoint survives a power cut."""
 
     def save(
@@ -534,31 +373,16 @@ class SyncCheckpointer(FolderCheckpointer):
         metadata: CheckpointMetadata | None = None,
         overwrite: bool = True,
         trained: Iterable[torch.Tensor] = (),
-        before_commit: Callable[[], object] = nothing,
+        caller: SaveCaller = NO_CALLER,
         **kwargs: Any,
     ) -> None:
-        """As `Checkpointer.save`; `trained` is that of `Stager.stage`, `before_commit` that of `Writer.write`."""
-        stage, write = arguments_of_parts("save", kwargs, stager=self.stager.stage, writer=self.writer.write)
-        self._join_default_group()
-        storage, name = self._place(path)
-        metadata = metadata or metadata_of(name)
-        staging = partial(self._stage, state_dict, trained, stage)
-        if self.group.world_size > 1:
-            together = self._group_save(storage, name, metadata, before_commit, overwrite=overwrite)
-            if together.begin(staging):
-                together.write()
-                together.finish()
-            return
-        self.writer.write(
-            storage,
-            name,
-            staging(),
-            metadata,
-            format=self.format.name,
-            overwrite=overwrite,
-            before_commit=before_commit,
-            **write,
+        """As `Checkpointer.save`; `trained` is that of `Stager.stage`, and `caller` is called around the commit."""
+        job = self._new_job(
+            state_dict, path, metadata, overwrite=overwrite, trained=trained, caller=caller, further=kwargs
         )
+        job.begin()
+        job.write()
+        job.finish()
 
 
 def make_sync_checkpointer(
@@ -569,7 +393,7 @@ def make_sync_checkpointer(
     commit_hook: CommitHook | None = None,
     group: ProcessGroup | None = None,
 ) -> SyncCheckpointer:
-    """A checkpointer for use without a Trainer; `group` as of `FolderCheckpointer`."""
+    """A checkpointer for use without a Trainer; `group` as of `Checkpointer`."""
     return SyncCheckpointer(
         format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook, group=group
     )
@@ -595,10 +419,3 @@ def arguments_of_parts(
         what = f"{method}() got an unexpected argument {unknown[0]!r}"
         raise TypeError(f"{what}, which is none of its {' and '.join(parts)}")
     return arguments
-
-
-def _examined(storage: Storage, name: str) -> Manifest:
-    manifest, problem = examine(storage, name)
-    if manifest is None or problem is not None:
-        raise DamagedCheckpoint(f"the checkpoint is not valid: {problem}", where=storage.location(name))
-    return manifest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.format.verified_file import verify
@@ -20,39 +20,42 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def verify_by_all(group: ProcessGroup, folder: ReadableFolder, manifest: Manifest) -> None:
-    """As `verify`, by all ranks. Rank 0 calls it within `group.on_main(…, partial(verify_share, group))`.
+class GroupVerifier:
+    """Verifies checkpoints by all ranks of a group.
 
-    Rank 0 reads again what another rank could not read: that rank may not see the folder, or its machine may be faulty.
-
-    Raises:
-        DamagedCheckpoint: naming the first file that is not what was written.
+    Rank 0 calls `verify` within `group.on_main(…, verifier)`; the other ranks follow with verifiers of their own.
     """
-    # Which parts of tensors a file has is most of a large manifest, and is not needed here.
-    small = replace(manifest, shards={}, aliases={})
-    bad = group.together(partial(verify_share, group, folder, small))
-    verify(folder, manifest, bad)
-    if bad:
-        log.warning("%s could be verified by rank 0 only, and not by another that tried to", ", ".join(bad))
 
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
 
-def verify_share(
-    group: ProcessGroup, folder: ReadableFolder | None = None, manifest: Manifest | None = None
-) -> list[str]:
-    """Verify this rank's share of the files of a checkpoint, which rank 0 names. Returns the files that some rank
-    could not verify, sorted. Collective."""
-    path, manifest = group.broadcast((None if folder is None else folder.path.absolute(), manifest))
-    assert path is not None
-    assert manifest is not None
-    if folder is None:
+    def verify(self, folder: ReadableFolder, manifest: Manifest) -> None:
+        """Verify a checkpoint as `verified_file.verify` does.
+
+        Rank 0 reads again what another rank could not read: that rank may not see the folder, or its machine may be
+        faulty.
+
+        Raises:
+            DamagedCheckpoint: naming the first file that is not what was written.
+        """
+        # Which parts of tensors a file has is most of a large manifest, and is not needed here.
+        small = replace(manifest, shards={}, aliases={})
+        bad = self._group.run_on_all(self.verify_share, folder.path.absolute(), small)
+        verify(folder, manifest, bad)
+        if bad:
+            log.warning("%s could be verified by rank 0 only, and not by another that tried to", ", ".join(bad))
+
+    def verify_share(self, path: Path, manifest: Manifest) -> list[str]:
+        """Verify this rank's share of the files of the checkpoint at `path`. Returns the files that some rank could not
+        verify, sorted. Collective."""
         folder = LocalReadableFolder(path, Disk())
-    bad = []
-    for file in share_of(manifest, group.rank, group.world_size):
-        try:
-            verify(folder, manifest, [file])
-        except Exception:  # Rank 0 reads it again, and reports the error.
-            bad.append(file)
-    return sorted(file for found in group.gather(bad) for file in found)
+        bad = []
+        for file in share_of(manifest, self._group.rank, self._group.world_size):
+            try:
+                verify(folder, manifest, [file])
+            except Exception:  # Rank 0 reads it again, and reports the error.
+                bad.append(file)
+        return sorted(file for rank_files in self._group.gather(bad) for file in rank_files)
 
 
 def share_of(manifest: Manifest, rank: int, world_size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""One save in four calls: `stage` (in snapshot_buffer.py), `write`, `gather`, `commit`.
+"""One save in four calls: `stage` (in snapshot.py), `write`, `gather`, `commit`.
 
     stage    the state as it will be written: a copy of it, made at the step's boundary
     write    its files in a hidden folder, each digested and fsynced
@@ -6,25 +6,19 @@
     commit   the manifest, the folder fsynced and renamed, its parent fsynced
 
 A process that dies before the rename leaves a hidden folder, which no load looks at and the run's next start removes.
-
-The thread that writes checkpoints and deletes removed ones, one job after another.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
 import platform
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -45,99 +39,6 @@ from trainer_cli.parallel.rendezvous import is_of_peer
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.base import Storage
     from trainer_cli.checkpoint.storage.folder import StagedFolder
-
-Job = Callable[[], object]
-_Jobs = SimpleQueue["tuple[Job, Future[None]] | None"]
-
-
-class WriterThread:
-    """Runs jobs in the order of `submit`. A job that fails ends neither the thread nor the jobs after it.
-
-    The thread starts with the first job. It is a daemon, so that a disk that hangs cannot hold up the end of the
-    process; its owner calls `close`. A forked child has no such thread, and jobs submitted there run at once.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._pid = os.getpid()
-        self._jobs: _Jobs = SimpleQueue()
-        self._closing = False
-        self._thread: threading.Thread | None = None
-
-    def submit(self, job: Job) -> Future[None]:
-        """Run a job after those before it; the future holds what it raised. Runs it now if no thread can be started."""
-        if self._is_running():
-            done: Future[None] = Future()
-            self._jobs.put((job, done))
-            return done
-        return run_now(job)
-
-    def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until every job is done; False if that took longer than `timeout_s` seconds."""
-        if self._thread is None or self._pid != os.getpid():
-            return True
-        # A job behind all others, rather than the last one's future: an interrupt may have kept that from its caller.
-        return bool(wait([self.submit(_no_job)], timeout_s).done)
-
-    def close(self, timeout_s: float | None = None) -> bool:
-        """End the thread after its jobs; False if that took longer than `timeout_s` seconds."""
-        thread = self._thread
-        if thread is None or self._pid != os.getpid():
-            return True
-        # A job that submits another meanwhile runs it at once: what comes after the end marker is never read.
-        self._closing = True
-        try:
-            self._jobs.put(None)
-            thread.join(timeout_s)
-        finally:
-            self._thread, self._jobs, self._closing = None, SimpleQueue(), False
-        return not thread.is_alive()
-
-    def _is_running(self) -> bool:
-        """Whether there is a thread, which is started if need be."""
-        if self._closing or self._pid != os.getpid():
-            return False
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError:
-                self._thread = None
-            else:
-                # It holds the queue alone: an owner that is dropped without `close` still ends it.
-                weakref.finalize(self, self._jobs.put, None).atexit = False
-        return self._thread is not None
-
-
-def run_now(job: Job) -> Future[None]:
-    """Run a job in this thread; the future holds its exception. An interrupt is raised as well."""
-    done: Future[None] = Future()
-    _run(job, done)
-    error = done.exception()
-    if error is not None and not isinstance(error, Exception):
-        raise error
-    return done
-
-
-def _work(jobs: _Jobs) -> None:
-    while (item := jobs.get()) is not None:
-        _run(*item)
-        # The job holds the state that it wrote.
-        del item
-
-
-def _no_job() -> None:
-    """Ends when all jobs before it have."""
-
-
-def _run(job: Job, done: Future[None]) -> None:
-    try:
-        job()
-    except BaseException as error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-
 
 logger = logging.getLogger(__name__)
 
@@ -173,8 +74,126 @@ class CheckpointMetadata:
     number: int | None = None
 
 
-def nothing() -> None:
-    """The default of callbacks that a caller leaves out."""
+class SaveCaller:
+    """What the caller of a save does around its commit; by default nothing."""
+
+    def before_commit(self) -> None:
+        """The files are written, and the manifest is not. An OSError fails the save. In the thread that commits."""
+
+    def on_committed(self, job: SaveJob) -> None:
+        """The checkpoint exists. In the thread that committed it; raises nothing."""
+
+
+@dataclass(kw_only=True, eq=False)
+class SaveJob:
+    """One save by one process: `begin` and `finish` in the main thread, `write` between them in any thread.
+
+    Args:
+        stage: makes the snapshot.
+        format: the name of the format, for the manifest.
+        overwrite: as of `Checkpointer.save`.
+        arguments: further arguments of the writer.
+    """
+
+    path: Path
+    storage: Storage
+    metadata: CheckpointMetadata
+    stage: Callable[[], Snapshot]
+    writer: Writer
+    format: str
+    overwrite: bool
+    caller: SaveCaller
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    snapshot: Snapshot | None = field(default=None, init=False)
+    is_there: bool = field(default=False, init=False)
+    """Whether `begin` has met an intact checkpoint of this run and step, so that nothing is written."""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether `finish` commits; else `write` does."""
+        return False
+
+    def begin(self) -> None:
+        """Stage the state.
+
+        Raises:
+            UnsavableState: naming the owner of what cannot be saved.
+        """
+        self.snapshot = self.stage()
+
+    def write(self) -> None:
+        """Write the files, and commit.
+
+        Raises:
+            SaveError: as of `Writer.write`.
+        """
+        assert self.snapshot is not None
+        # Committed here, in the writer thread: a commit that waited for the main thread would come at the end of a step
+        # or of an evaluation, and a crash in between would lose what is already on the disk.
+        self.writer.write(
+            self.storage,
+            self.name,
+            self.snapshot,
+            self.metadata,
+            format=self.format,
+            overwrite=self.overwrite,
+            before_commit=self.caller.before_commit,
+            **self.arguments,
+        )
+        self.caller.on_committed(self)
+
+    def finish(self) -> None:
+        """Nothing is left to do for one process."""
+
+
+class InFlightSave(tuple[Future[None], Future[None]]):
+    """A save that a thread writes from a copy: the pair of its futures, staged and written.
+
+    Args:
+        job: the save, which has begun.
+        written: done once the checkpoint is committed, or the save has failed, with the exception. With several ranks:
+            once this rank's files are written, or could not be.
+    """
+
+    def __new__(cls, job: SaveJob, written: Future[None]) -> Self:
+        # The state is copied before `save` returns, and may change.
+        staged: Future[None] = Future()
+        staged.set_result(None)
+        save = super().__new__(cls, (staged, written))
+        save.job, save.staged, save.written, save.ended = job, staged, written, False
+        return save
+
+    job: SaveJob
+    staged: Future[None]
+    written: Future[None]
+    ended: bool
+    """Whether `raise_failure` was called: the save is committed, or its failure was raised."""
+
+    @property
+    def path(self) -> Path:
+        return self.job.path
+
+    @property
+    def metadata(self) -> CheckpointMetadata:
+        return self.job.metadata
+
+    def raise_failure(self) -> None:
+        """Wait until the save has ended. With several ranks, every rank calls this, and it commits.
+
+        Raises:
+            SaveError: it failed.
+        """
+        first, self.ended = not self.ended, True
+        with errors_of_save(self.metadata.step, self.path):
+            error = self.written.exception()
+            if error is not None:
+                raise as_failure(error, self.metadata.step, self.path)
+            if first:
+                self.job.finish()
 
 
 def metadata_of(name: str) -> CheckpointMetadata:
@@ -252,7 +271,7 @@ class Writer(Protocol):
         *,
         format: str,
         overwrite: bool = True,
-        before_commit: Callable[[], object] = nothing,
+        before_commit: Callable[[], object] = lambda: None,
     ) -> None:
         """Write a snapshot as the checkpoint of this name, and commit it.
 
@@ -269,11 +288,7 @@ class Writer(Protocol):
 
 
 class CheckpointWriter:
-    """Writes and commits in the calling thread.
-
-    With one process both run in the writer thread: a commit that waited for the training's thread would come at
-    the end of a step or of an evaluation, and a crash in between would lose what is already on the disk.
-    """
+    """Writes and commits in the calling thread."""
 
     def __init__(
         self, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128, commit_hook: CommitHook | None = None
@@ -290,7 +305,7 @@ class CheckpointWriter:
         *,
         format: str,
         overwrite: bool = True,
-        before_commit: Callable[[], object] = nothing,
+        before_commit: Callable[[], object] = lambda: None,
     ) -> None:
         where = storage.location(name)
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from trainer_cli.core.ranks import Ranks, check_tensor_size, ranks_in
 from trainer_cli.parallel.rendezvous import (
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TOGETHER, _DONE = "together", "done"
-"""What rank 0 broadcasts inside `lead`; an exit code if it failed."""
 _FAILURES = "trainer_cli/failures"
 _REPORTS_IN_S = 5.0
 """How long a rank may take to report a failure after another."""
@@ -39,8 +37,11 @@ _MAX_ERROR_LENGTH = 2000
 """Characters of an error that are sent to other ranks."""
 
 
-def _nothing() -> None:
-    """Do nothing."""
+class _Command(NamedTuple):
+    """What rank 0 has the other ranks call inside `lead`."""
+
+    method: str
+    arguments: tuple[object, ...]
 
 
 class ProcessGroup:
@@ -54,6 +55,8 @@ class ProcessGroup:
     """Ranks in a row that train on the same samples, and divide layers between them: a tensor group."""
     data_group: TorchGroup | None = None
     """Torch's group of the ranks that train on different samples, one of each tensor group; None: all ranks do."""
+    _leads = False
+    """Whether this rank is inside `lead`."""
 
     @property
     def is_main(self) -> bool:
@@ -98,19 +101,46 @@ class ProcessGroup:
         """Start `sum` of a tensor on the CPU or the rank's GPU. Returns what to wait for; None: the sum is complete."""
         return None
 
-    def on_main(self, function: Callable[[], T], joined: Callable[[], object] = _nothing) -> T:
+    def on_main(self, function: Callable[[], T], follower: object = None) -> T:
         """Call `function` on rank 0, and return its result on every rank. If it fails, the others raise PeerError. See
-        `lead` for `joined`."""
-        return function()
+        `lead` for `follower`."""
+        values: list[T] = []
+        self.lead(lambda: values.append(function()), follower)
+        return self.broadcast(values[0] if self.is_main else None)  # type: ignore[return-value]
 
-    def lead(self, function: Callable[[], object], joined: Callable[[], object]) -> None:
-        """Call `function` on rank 0; the others call `joined` each time that `function` calls `together(joined)`. If it
-        fails, the others raise PeerError."""
-        function()
+    def lead(self, function: Callable[[], object], follower: object = None) -> None:
+        """Call `function` on rank 0; the others call the methods of their `follower` that `function` calls by
+        `run_on_all`. If it fails, the others raise PeerError."""
+        if not self.is_main:
+            self._follow(follower)
+            return
+        self._leads, exit_code = True, None
+        try:
+            function()
+        except BaseException as error:
+            exit_code = int(getattr(error, "exit_code", 1))
+            raise
+        finally:
+            self._leads = False
+            # Also after an error, or the others would wait in their broadcast until the timeout.
+            self.broadcast(exit_code)
 
-    def together(self, joined: Callable[[], T]) -> T:
-        """Call a function that has collectives; inside `lead`, make the other ranks call it too."""
-        return joined()
+    def _follow(self, follower: object) -> None:
+        """Call what rank 0 calls by `run_on_all`, until its `lead` ends."""
+        while True:
+            command: Any = self.broadcast(None)
+            if not isinstance(command, _Command):
+                break
+            getattr(follower, command.method)(*command.arguments)
+        if command is not None:
+            raise PeerError("rank 0 failed", command)
+
+    def run_on_all(self, method: Callable[..., T], *arguments: object) -> T:
+        """Call a method that has collectives. Inside `lead`, the other ranks call their follower's method of the same
+        name, with rank 0's arguments."""
+        if self._leads:
+            self.broadcast(_Command(method.__name__, arguments))
+        return method(*arguments)
 
     def checked(self, function: Callable[[], T], phase: str) -> T:
         """Call a function without collectives on every rank. If it fails on some, the first of them raises its error
@@ -170,7 +200,6 @@ class _DistributedGroup(ProcessGroup):
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.local_rank, self.node_rank = ranks.local_rank, ranks.node_rank
         self._dist = dist
-        self._leads = False
         self._timeout = timeout
         # A gloo group of its own for objects, so that they never mix with the collectives of the training.
         self._objects = dist.new_group(backend="gloo", timeout=timeout)
@@ -206,35 +235,6 @@ class _DistributedGroup(ProcessGroup):
         group: Any = self._dist.group.WORLD if tensor.is_cuda else self._objects
         work: Work = group.allreduce([tensor])
         return work
-
-    def on_main(self, function: Callable[[], T], joined: Callable[[], object] = _nothing) -> T:
-        values: list[T] = []
-        self.lead(lambda: values.append(function()), joined)
-        return self.broadcast(values[0] if self.is_main else None)  # type: ignore[return-value]
-
-    def lead(self, function: Callable[[], object], joined: Callable[[], object]) -> None:
-        signal: str | int = _DONE
-        if not self.is_main:
-            while (signal := self.broadcast(signal)) == _TOGETHER:
-                joined()
-            if isinstance(signal, int):
-                raise PeerError("rank 0 failed", signal)
-            return
-        self._leads = True
-        try:
-            function()
-        except BaseException as error:
-            signal = int(getattr(error, "exit_code", 1))
-            raise
-        finally:
-            self._leads = False
-            # Also after an error, or the others would wait in their broadcast until the timeout.
-            self.broadcast(signal)
-
-    def together(self, joined: Callable[[], T]) -> T:
-        if self._leads:
-            self.broadcast(_TOGETHER)
-        return joined()
 
     def checked(self, function: Callable[[], T], phase: str) -> T:
         error: Exception | None = None

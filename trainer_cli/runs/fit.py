@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.group_verify import verify_share
+from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
@@ -93,7 +93,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
     with StopSignals(quiet=not group.is_main) as signals, composed.placing(), ExitStack() as stack:
         to_console(config.logging.level if group.is_main else SILENT)
         with noting("while the checkpoint was chosen"):
-            start = group.on_main(lambda: _begin(run, composed, stack, group), partial(verify_share, group))
+            start = group.on_main(lambda: _begin(run, composed, stack, group), GroupVerifier(group))
         if isinstance(start, Done):
             if group.is_main:
                 _print_already_finished(run, start)

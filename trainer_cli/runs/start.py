@@ -12,7 +12,7 @@ from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_beside
 from trainer_cli.checkpoint.copies import Place, check_copies, reachable
 from trainer_cli.checkpoint.foreign.kind import refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.group_verify import verify_by_all
+from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
@@ -98,7 +98,7 @@ def start_existing(
 
     Args:
         meanwhile: called while the chosen checkpoint is read, if there is one process. Several processes each read
-            a share of it, see `verify_by_all`.
+            a share of it, see `GroupVerifier`.
 
     Raises:
         TrainError: the run cannot resume, or not with this config.
@@ -247,7 +247,7 @@ def refuse_other_runs(places: Sequence[Place], run_id: str | None, config: Check
 def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check:
     """The function that verifies the files of a checkpoint."""
     if group.world_size > 1:
-        return partial(verify_by_all, group)
+        return GroupVerifier(group).verify
     return verify if meanwhile is None else partial(verify_beside, meanwhile)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from trainer_cli.checkpoint.checkpointer import Checkpointer, CheckpointMetadata
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
-from trainer_cli.checkpoint.group_verify import verify_share
+from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.core.left_out import check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
 from trainer_cli.core.progress import Progress
@@ -97,7 +96,7 @@ class Loading:
             return None
         group = trainer.strategy.group
         # Rank 0 alone lists the folder, so that all ranks choose the same; all verify files.
-        newest: Path | None = group.on_main(trainer.checkpoint.newest, partial(verify_share, group))
+        newest: Path | None = group.on_main(trainer.checkpoint.newest, GroupVerifier(group))
         return newest
 
     def load(self, path: str | Path, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any) -> None:
