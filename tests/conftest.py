@@ -108,7 +108,11 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get("TRAIN_CAMPAIGN") != "all":
+        left_out = [item for item in items if item.get_closest_marker("campaign")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("campaign")]
     # Files that train whole runs first, so that no core is left waiting for one of them at the end.
     items.sort(key=lambda item: not any(place in str(item.path) for place in _LONG))
     for item in items:

@@ -64,7 +64,14 @@ def test_a_callback_that_forgets_is_named(empty_folder: Path, capsys: pytest.Cap
     assert "cure   Return it from the callback's state_dict()" in out
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.campaign),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.campaign),
+    ],
+)
 def test_what_is_begun_goes_with_the_check(number: signal.Signals, code: int, empty_folder: Path) -> None:
     (empty_folder / "configs").mkdir()
     (empty_folder / "scratch").mkdir()

@@ -45,7 +45,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.campaign), "fp16"])
 def test_a_gan_that_is_killed_goes_on_bit_for_bit(project: Path, precision: str) -> None:
     (project / "died").touch()
     own = (
