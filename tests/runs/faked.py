@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from trainer_cli.commands.sweep_table import Planned
+from trainer_cli.commands.sweep import Planned
 from trainer_cli.config.sweep import Job
 from trainer_cli.runs.run_dir import RunDir
 

@@ -9,7 +9,7 @@ import pytest
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep_table import plan as plan_sweep
+from trainer_cli.commands.sweep import plan as plan_sweep
 from trainer_cli.config.compose import Composed, compose
 from trainer_cli.errors import ConfigError, RunDirectoryError
 from trainer_cli.runs.fit import fit

@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep_table import plan
+from trainer_cli.commands.sweep import plan
 from trainer_cli.config.compose import compose
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.url_path import as_path, local_path

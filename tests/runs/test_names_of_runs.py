@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep_table import plan
+from trainer_cli.commands.sweep import plan
 from trainer_cli.config.compose import compose
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.runs.find_runs import RunFinder

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer_cli.commands.submit import LOCAL, SLURM, Submission, check_names, check_processes, submission
+from trainer_cli.commands.submit import LOCAL, SLURM, Submission, check_names, check_processes, read_submission
 from trainer_cli.core.schema import ParallelConfig, ParallelStrategy
 from trainer_cli.errors import UserError
 
@@ -44,7 +44,7 @@ def test_flags_say_where_and_with_which_parameters(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("slurm.yaml").write_text("cluster: slurm\naccount: abc\nnodes: 2\nsetup: [module load cuda]\n")
-    assert submission(given) == Submission(cluster, parameters)
+    assert read_submission(given) == Submission(cluster, parameters)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_says_nothing_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("other.yaml").write_text("cluster: pbs\n")
     with pytest.raises(UserError, match=message):
-        submission(given)
+        read_submission(given)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_what_says_nothing_is_refused(
 )
 def test_parameters_that_cannot_work_are_refused(given: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        check_names(submission(given), KNOWN)
+        check_names(read_submission(given), KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -97,19 +97,19 @@ def test_processes_that_would_not_train_one_model_are_refused_before_they_wait_i
 ) -> None:
     config = ParallelConfig(**{**parallel, "strategy": ParallelStrategy(parallel.get("strategy", "single"))})
     if message is None:
-        check_processes(submission(given), config)
+        check_processes(read_submission(given), config)
         return
     with pytest.raises(UserError, match=message):
-        check_processes(submission(given), config)
+        check_processes(read_submission(given), config)
 
 
 def test_parameters_that_work_are_not_refused() -> None:
-    check_names(submission(["slurm", "timeout_min=6", "tasks_per_node=8", "partition=gpu"]), KNOWN)
-    check_names(submission(["local", "partition=gpu"]), KNOWN)
+    check_names(read_submission(["slurm", "timeout_min=6", "tasks_per_node=8", "partition=gpu"]), KNOWN)
+    check_names(read_submission(["local", "partition=gpu"]), KNOWN)
 
 
 def test_submitit_gets_slurms_own_parameters_under_its_prefix_and_a_job_that_may_be_queued_again() -> None:
-    asked = submission(["slurm", "partition=gpu", "additional_parameters={reservation: r}"])
+    asked = read_submission(["slurm", "partition=gpu", "additional_parameters={reservation: r}"])
     assert asked.arguments(GENERIC) == {
         "timeout_min": 240,
         "stderr_to_stdout": True,
@@ -117,4 +117,4 @@ def test_submitit_gets_slurms_own_parameters_under_its_prefix_and_a_job_that_may
         "slurm_partition": "gpu",
         "slurm_additional_parameters": {"requeue": True, "reservation": "r"},
     }
-    assert submission(["local", "nodes=1"]).arguments(GENERIC) == {**LONG, "nodes": 1}
+    assert read_submission(["local", "nodes=1"]).arguments(GENERIC) == {**LONG, "nodes": 1}

@@ -17,9 +17,8 @@ from faked import FAKE, attempts, fake, message
 from trainer_cli.commands import submit as module
 from trainer_cli.commands.complete import SUBMIT
 from trainer_cli.commands.main import main
-from trainer_cli.commands.submit import CLUSTERS, Submitted, check_names, known_parameters, submission
-from trainer_cli.commands.sweep import Sweep
-from trainer_cli.commands.sweep_table import Planned
+from trainer_cli.commands.submit import CLUSTERS, Submitted, check_names, known_parameters, read_submission
+from trainer_cli.commands.sweep import Planned, Sweep
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.runs.run_dir import write_json
 
@@ -60,7 +59,7 @@ for job in $(ls queue); do echo "$job|$(cat state-$job 2>/dev/null || echo RUNNI
 def _place(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("fake.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setattr(module, "_LOOK_AFTER_S", {"slurm": 0.05, "local": 0.05})
+    monkeypatch.setattr(module, "_POLL_S", {"slurm": 0.05, "local": 0.05})
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def swept(*submit: str, **behaviour: str) -> ExitCode:
     def command(one: Planned, frozen: Path) -> Sequence[str]:
         return [sys.executable, "fake.py", str(one.run.path), behaviours[one.job.key]]
 
-    jobs = Submitted(submission(submit), Path("runs/x/sweep"))
+    jobs = Submitted(read_submission(submit), Path("runs/x/sweep"))
     return ExitCode(Sweep([one for one, _ in planned], command, len(planned), None, jobs).run())
 
 
@@ -209,7 +208,7 @@ def test_a_mistake_is_reported_before_a_job_is_submitted(
 
 def test_the_parameters_that_a_shell_offers_are_known() -> None:
     given = {word.removesuffix("=") for word in SUBMIT} - set(CLUSTERS)
-    check_names(submission(["slurm", *(f"{name}=400" for name in given - {"timeout_min"})]), known_parameters())
+    check_names(read_submission(["slurm", *(f"{name}=400" for name in given - {"timeout_min"})]), known_parameters())
 
 
 def test_submit_is_for_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,7 @@ import pytest
 from faked import FAKE, attempts, fake, message
 
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep import Sweep, exit_code
-from trainer_cli.commands.sweep_table import Planned, folder_of, plan
+from trainer_cli.commands.sweep import Planned, Sweep, exit_code, folder_of, plan
 from trainer_cli.errors import ConfigError, ExitCode, RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json
 from trainer_cli.runs.supervise import Children
@@ -112,7 +111,7 @@ def test_two_sweeps_of_one_folder_do_not_run_at_once() -> None:
         ([1, 75], {}, 1),
         ([0, 75], {"stopped": True}, 75),
         ([1, 75], {"stopped": True}, 75),
-        ([0], {"stopped": True, "left": True}, 75),
+        ([0], {"stopped": True, "incomplete": True}, 75),
         ([0, 0], {"stopped": True}, 0),
         ([0, 1], {"stopped": True}, 1),
         ([130], {"stopped": True}, 75),
@@ -121,7 +120,7 @@ def test_two_sweeps_of_one_folder_do_not_run_at_once() -> None:
 def test_the_code_of_the_sweep_is_made_of_those_of_its_jobs(
     codes: list[int], facts: Mapping[str, bool], expected: int
 ) -> None:
-    assert exit_code(codes, **{"stopped": False, "left": False, **facts}) == expected
+    assert exit_code(codes, **{"stopped": False, "incomplete": False, **facts}) == expected
 
 
 @pytest.mark.parametrize(

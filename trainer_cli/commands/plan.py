@@ -23,7 +23,7 @@ Nothing is written, and nothing is trained; what is not known before the trainin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Overrides, estimates of a step, and the output format."""
+    """Add the overrides, the estimates of a step, and the output format."""
     add_config_arguments(parser)
     parser.add_argument("-m", "--multirun", action="store_true", help="plan a sweep: a line for each of its jobs")
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose and check the config as `fit` does, then print what would happen."""
+    """Compose and check the config as `fit` does, then print what a fit would do."""
     for flag, value in (("--step-time", args.step_time), ("--step-tokens", args.step_tokens)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise UserError(f"{flag} is {value:g}, but it is a number above 0")
@@ -54,19 +54,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _plan_sweep(args: argparse.Namespace) -> int:
     """Compose and check every job as `fit -m` does, then print what each would do."""
-    from trainer_cli.commands.sweep_table import plan as plan_jobs
+    from trainer_cli.commands.sweep import plan as plan_jobs
     from trainer_cli.config.compose import compose
     from trainer_cli.config.sweep import text_of
     from trainer_cli.runs.plan import plan
     from trainer_cli.runs.plan_view import as_dict, sweep_table
 
     plans = {}
-    for one in plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name):
-        overrides = [*one.job.overrides, f"run_dir={text_of(str(one.run.path))}"]
+    for planned in plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name):
+        overrides = [*planned.job.overrides, f"run_dir={text_of(str(planned.run.path))}"]
         composed = compose(overrides, config_dir=args.config_dir, config_name=args.config_name)
-        plans[one.job.key] = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
+        plans[planned.key] = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
     if args.json:
-        print(json.dumps({key: as_dict(one) for key, one in plans.items()}, indent=2))
+        print(json.dumps({key: as_dict(job_plan) for key, job_plan in plans.items()}, indent=2))
     else:
         print(sweep_table(plans))
     return int(ExitCode.DONE)

@@ -1,12 +1,10 @@
-"""Jobs of a sweep in the queue of a cluster, or in processes of submitit, in place of child processes.
+"""Submit the jobs of a sweep to Slurm, or to local processes of submitit, and wait for them.
 
-    this process:  submit each job -> write down its id -> look for its exit code -> ask Slurm if there is none
-    the job:       the command of a child process; its exit code is written next to its frozen config
-                   75 under Slurm: queued again under the same id, unless SIGTERM came (scancel, or a preemption)
+    this process:  submit each job -> record its id -> poll for its exit code -> without one, ask Slurm for its state
+    the job:       runs the command of a child process and writes its exit code next to its frozen config
+                   exit code 75 under Slurm: the job is requeued under its id, unless SIGTERM came (scancel, preemption)
 
-Slurm's jobs stay when this process ends. The same sweep again finds them by the ids that it wrote down.
-
-What `--submit` says: where the jobs of a sweep run, and with which of submitit's parameters.
+Jobs under Slurm continue when this process ends. The same sweep again finds them by the recorded ids.
 """
 
 from __future__ import annotations
@@ -34,6 +32,8 @@ from trainer_cli.loggers.base import import_extra
 from trainer_cli.runs.run_dir import write_json
 from trainer_cli.runs.supervise import Child
 
+log = logging.getLogger(__name__)
+
 SLURM, LOCAL = "slurm", "local"
 CLUSTERS = (SLURM, LOCAL)
 _CHOICES = "slurm, local, a .yaml file with parameters, or PARAMETER=VALUE"
@@ -43,83 +43,86 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     # A year: submitit would end a job after 2 minutes.
     LOCAL: {"timeout_min": 525_600, "stderr_to_stdout": True},
 }
-_SAME = {"time": "timeout_min", "job_name": "name", "mem": "mem_gb", "ntasks_per_node": "tasks_per_node"}
-"""Slurm's own name -> submitit's, of which a default must give way."""
+_SLURM_NAMES = {"time": "timeout_min", "job_name": "name", "mem": "mem_gb", "ntasks_per_node": "tasks_per_node"}
+"""Slurm's name of a parameter -> submitit's name, whose default it replaces."""
 _USUAL = {"gpus": "gpus_per_node", "num_gpus": "gpus_per_node", "ntasks": "tasks_per_node", "cpus": "cpus_per_task"}
-"""What is often written -> what is meant."""
+"""Frequent mistake -> the parameter that is meant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Where jobs run, and the parameters of submitit that were given or are ours, by the names that users write."""
+    """Where jobs run, and the parameters for submitit under the names that users write, with our defaults."""
 
     cluster: str
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, generic: Collection[str]) -> dict[str, Any]:
-        """The parameters as `AutoExecutor.update_parameters` takes them: Slurm's own have its prefix, and do nothing
-        elsewhere. A job that was stopped by a time limit may be queued again.
+        """The arguments of `AutoExecutor.update_parameters`.
 
         Args:
-            generic: names of the parameters that every executor has.
+            generic: names of the parameters that every executor has. Others get the prefix `slurm_`, and submitit
+                ignores them elsewhere.
         """
-        given = {name if name in generic else f"slurm_{name}": value for name, value in self.parameters.items()}
+        arguments = {name if name in generic else f"slurm_{name}": value for name, value in self.parameters.items()}
         if self.cluster == SLURM:
-            given["slurm_additional_parameters"] = {"requeue": True, **given.get("slurm_additional_parameters", {})}
-        return given
+            # A job that a time limit stopped is queued again.
+            additional = {"requeue": True, **arguments.get("slurm_additional_parameters", {})}
+            arguments["slurm_additional_parameters"] = additional
+        return arguments
 
 
-def submission(given: Sequence[str], read: Callable[[Path, str], Reading] = read_file) -> Submission:
-    """What the flags say together; of two values for a parameter the later one counts.
+def read_submission(flags: Sequence[str], read: Callable[[Path, str], Reading] = read_file) -> Submission:
+    """Combine the values of `--submit`. Of two values for a parameter the later one counts.
 
     Raises:
-        UserError: it is none of the choices, a file cannot be read, or it is not said where the jobs run.
+        UserError: a value is not one of the choices, a file cannot be read, or no value names the cluster.
     """
     cluster, parameters = "", {}
-    for one in given:
-        name, equals, text = one.partition("=")
+    for flag in flags:
+        name, equals, text = flag.partition("=")
         if equals:
-            parameters[name] = _value(name, text)
-        elif one in CLUSTERS:
-            cluster = one
-        elif one.endswith((".yaml", ".yml")):
-            reading = read(Path(one), one)
+            parameters[name] = _parse_value(name, text)
+        elif flag in CLUSTERS:
+            cluster = flag
+        elif flag.endswith((".yaml", ".yml")):
+            reading = read(Path(flag), flag)
             raise_all(reading.mistakes)
             values = dict(reading.values)
             cluster = values.pop("cluster", cluster)
             parameters.update(values)
         else:
-            raise UserError(f"--submit is {one!r}", cure=f"Choose {_CHOICES}.{did_you_mean(one, CLUSTERS)}")
+            raise UserError(f"--submit is {flag!r}", cure=f"Choose {_CHOICES}.{did_you_mean(flag, CLUSTERS)}")
     if cluster not in CLUSTERS:
-        what = f"cluster is {cluster!r}" if cluster else "--submit does not say where the jobs run"
-        raise UserError(what, cure="Add --submit slurm, or --submit local.")
+        mistake = f"cluster is {cluster!r}" if cluster else "--submit does not say where the jobs run"
+        raise UserError(mistake, cure="Add --submit slurm, or --submit local.")
     parameters = {name: value for name, value in parameters.items() if value is not None}
-    replaced = {_SAME.get(name) for name in parameters}
-    return Submission(cluster, {**{k: v for k, v in _DEFAULTS[cluster].items() if k not in replaced}, **parameters})
+    replaced = {_SLURM_NAMES.get(name) for name in parameters}
+    defaults = {name: value for name, value in _DEFAULTS[cluster].items() if name not in replaced}
+    return Submission(cluster, {**defaults, **parameters})
 
 
-def check_names(asked: Submission, known: Collection[str]) -> None:
-    """Refuse parameters that submitit does not know, and those that cannot work.
+def check_names(submission: Submission, names: Collection[str]) -> None:
+    """Check the names of the parameters against submitit's, and values that cannot work.
 
     Raises:
-        UserError: the first of them, with the nearest name.
+        UserError: with the first mistake, and the nearest name.
     """
-    for name in asked.parameters:
-        if name not in known:
-            meant = f" Did you mean '{_USUAL[name]}'?" if name in _USUAL else did_you_mean(name, known)
+    for name in submission.parameters:
+        if name not in names:
+            suggestion = f" Did you mean '{_USUAL[name]}'?" if name in _USUAL else did_you_mean(name, names)
             raise UserError(
                 f"submitit knows no parameter {name!r}",
                 where="--submit",
-                cure=f"Others of sbatch's stand in additional_parameters={{NAME: VALUE}}.{meant}",
+                cure=f"Others of sbatch's stand in additional_parameters={{NAME: VALUE}}.{suggestion}",
             )
-    limit, ahead = (asked.parameters.get(name) for name in ("timeout_min", "signal_delay_s"))
+    limit, ahead = (submission.parameters.get(name) for name in ("timeout_min", "signal_delay_s"))
     if isinstance(limit, int) and isinstance(ahead, int) and limit * 60 <= ahead:
         raise UserError(
             f"timeout_min is {limit}, and the signal to save would come {ahead} s before that: before the job begins",
             where="--submit",
             cure="Set a smaller signal_delay_s.",
         )
-    if asked.cluster == LOCAL and asked.parameters.get("tasks_per_node", 1) != 1:
+    if submission.cluster == LOCAL and submission.parameters.get("tasks_per_node", 1) != 1:
         raise UserError(
             "tasks_per_node is for slurm, whose srun starts the processes",
             where="--submit",
@@ -127,14 +130,14 @@ def check_names(asked: Submission, known: Collection[str]) -> None:
         )
 
 
-def check_processes(asked: Submission, parallel: ParallelConfig) -> None:
-    """Refuse jobs whose processes, started by srun, would not train one model.
+def check_processes(submission: Submission, parallel: ParallelConfig) -> None:
+    """Check that the processes that srun starts will train one model.
 
     Raises:
-        UserError: with the parameter and the key that do not agree.
+        UserError: a parameter and a key of the config contradict each other.
     """
-    nodes, per_node = (asked.parameters.get(name, 1) for name in ("nodes", "tasks_per_node"))
-    if asked.cluster != SLURM or (nodes, per_node) == (1, 1):
+    nodes, per_node = (submission.parameters.get(name, 1) for name in ("nodes", "tasks_per_node"))
+    if submission.cluster != SLURM or (nodes, per_node) == (1, 1):
         return
     tasks = f"nodes={nodes} and tasks_per_node={per_node}"
     if parallel.strategy is ParallelStrategy.single:
@@ -151,8 +154,8 @@ def check_processes(asked: Submission, parallel: ParallelConfig) -> None:
         )
 
 
-def _value(name: str, text: str) -> Any:
-    """The value of PARAMETER=VALUE: a number, true, false, null, a list or mapping in YAML, or a text."""
+def _parse_value(name: str, text: str) -> Any:
+    """Parse PARAMETER=VALUE: a number, true, false, null, a list or mapping in YAML, or a text."""
     if text[:1] in ("[", "{"):
         reading = read_text(f"{name}: {text}", "--submit")
         raise_all(reading.mistakes)
@@ -164,47 +167,45 @@ def _value(name: str, text: str) -> Any:
     return {"true": True, "false": False, "null": None}.get(text, text)
 
 
-log = logging.getLogger(__name__)
-
-_LOOK_AFTER_S = {SLURM: 2.0, LOCAL: 0.1}
+_POLL_S = {SLURM: 2.0, LOCAL: 0.1}
 _SIGNAL = "USR1"
-"""What Slurm sends ahead of the time limit: a job saves at it. Submitit's USR2 would end it."""
+"""The signal before Slurm's time limit, at which a run saves. Submitit's default, USR2, would end it."""
 
 
 class Submitted:
-    """The submitted jobs by name, with the methods of `Children`.
+    """Submits jobs and waits for them, with the interface of `Children`.
 
     Args:
-        folder: the sweep's; submitit's files are in `submitit` of it.
+        folder: the sweep's folder; submitit writes into its subfolder `submitit`.
 
     Raises:
         UserError: submitit or Slurm's commands are not installed, or a parameter is wrong.
     """
 
-    def __init__(self, asked: Submission, folder: Path) -> None:
+    def __init__(self, submission: Submission, folder: Path) -> None:
         submitit = _submitit()
-        self._cluster = asked.cluster
+        self._cluster = submission.cluster
         self._records = folder / ".jobs"
-        self._named = "name" in asked.parameters
-        self._gpus = "gpus_per_node" in asked.parameters
-        self._job_class = submitit.SlurmJob if asked.cluster == SLURM else submitit.LocalJob
+        self._named = "name" in submission.parameters
+        self._gpus = "gpus_per_node" in submission.parameters
+        self._job_class = submitit.SlurmJob if submission.cluster == SLURM else submitit.LocalJob
         self._folder = folder.absolute() / "submitit"
         self._jobs: dict[str, Any] = {}
-        self._left: dict[str, Any] = {}
+        self._abandoned: dict[str, Any] = {}
         self._stopping = False
         generic = submitit.AutoExecutor._valid_parameters()
-        check_names(asked, known_parameters())
-        if asked.cluster == SLURM:
+        check_names(submission, known_parameters())
+        if submission.cluster == SLURM:
             _find_commands("sbatch", "srun")
-        self._executor = submitit.AutoExecutor(self._folder, cluster=asked.cluster)
+        self._executor = submitit.AutoExecutor(self._folder, cluster=submission.cluster)
         try:
-            self._executor.update_parameters(**asked.arguments(generic))
+            self._executor.update_parameters(**submission.arguments(generic))
         except (AssertionError, NameError, TypeError, ValueError) as error:
             raise UserError(f"submitit refuses its parameters: {error}", where="--submit") from error
 
     @property
     def promise(self) -> str:
-        """What happens at a signal, to be said to the user."""
+        """What a signal does, as a message for the user."""
         stay = "the jobs stay in the queue, and no other is submitted"
         return stay if self._cluster == SLURM else "the running jobs stop after this step, and no other begins"
 
@@ -212,11 +213,11 @@ class Submitted:
         return len(self._jobs)
 
     def state(self, name: str) -> str | None:
-        """Whether the job may be in the queue, or run."""
-        return QUEUED if name in self._jobs or name in self._left else None
+        """`queued` for a job that waits or runs, else None."""
+        return QUEUED if name in self._jobs or name in self._abandoned else None
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Submit a job, unless it is in the queue already, or runs.
+        """Submit a job, unless an earlier command did and it has not ended.
 
         Raises:
             UserError: the cluster refuses it.
@@ -227,11 +228,11 @@ class Submitted:
             return
         changes: dict[str, str | None] = {key: value for key, value in env.items() if os.environ.get(key) != value}
         if self._cluster == LOCAL and not self._gpus:
-            # Without gpus_per_node submitit would hide them.
+            # Without gpus_per_node submitit would hide all GPUs.
             changes["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES")
         if not self._named:
             self._executor.update_parameters(name=name)
-        # Local jobs keep the mask: the Ctrl-C of a terminal would kill them a second later.
+        # Local jobs inherit the blocked SIGINT: a terminal's Ctrl-C reaches them too, and would kill them as they save.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT} if self._cluster == LOCAL else ())
         try:
             job = self._executor.submit(SubmittedJob(tuple(command), changes, self._file(name, "code").absolute()))
@@ -244,8 +245,8 @@ class Submitted:
         log.info("%s is job %s; its output: %s", name, job.job_id, job.task(0).paths.stdout)
 
     def wait(self) -> Iterator[tuple[str, int]]:
-        """Wait for a moment; then yield each job that has ended, with its exit code."""
-        time.sleep(_LOOK_AFTER_S[self._cluster])
+        """Pause; then yield each job that has ended, with its exit code."""
+        time.sleep(_POLL_S[self._cluster])
         for name, job in list(self._jobs.items()):
             code = self._code(name, job)
             if code is not None:
@@ -253,26 +254,27 @@ class Submitted:
                 yield name, code
 
     def signal(self, number: signal.Signals) -> None:
-        """Leave Slurm's jobs alone from now on; let local ones save and exit."""
+        """Abandon jobs under Slurm, which continue; let local ones save and exit."""
         if self._cluster == SLURM:
-            self._left, self._jobs = dict(self._jobs), {}
-            if self._left:
-                ids = " ".join(job.job_id for job in self._left.values())
-                log.warning("%d jobs stay in the queue; `scancel %s` ends them", len(self._left), ids)
+            self._abandoned, self._jobs = dict(self._jobs), {}
+            if self._abandoned:
+                ids = " ".join(job.job_id for job in self._abandoned.values())
+                log.warning("%d jobs stay in the queue; `scancel %s` ends them", len(self._abandoned), ids)
             return
         self._stopping = True
         for job in self._jobs.values():
             os.kill(int(job.job_id), number)
 
     def kill(self) -> None:
-        """Wait for no job any more."""
+        """Stop waiting for jobs."""
         self.signal(signal.SIGTERM)
 
     def _file(self, name: str, suffix: str) -> Path:
         return self._records / f"{name}.{suffix}"
 
     def _queued(self, name: str) -> Any:
-        """The job that an earlier command submitted, if it may not have ended. Only Slurm's jobs outlive a command."""
+        """The job that an earlier command submitted, if it has not ended."""
+        # Only jobs under Slurm outlive the command that submitted them.
         record = _read(self._file(name, "job"))
         if self._cluster != SLURM or record.get("cluster") != SLURM:
             return None
@@ -281,58 +283,58 @@ class Submitted:
         return job if self._code(name, job) is None else None
 
     def _code(self, name: str, job: Any) -> int | None:
-        """The exit code of a job that has ended, else None."""
+        """The exit code of a job; None while it waits or runs."""
         code = self._written(name, job)
         if self._cluster == SLURM and code not in (None, ExitCode.STOPPED_EARLY):
             return code
         if not job.done():
-            # A job that saved at SIGTERM was preempted, and Slurm may queue it again, under the same id. It does not
-            # where it cancels preempted jobs; without accounting it does not say so.
+            # A job that saved at SIGTERM was preempted. Slurm may requeue it under the same id, or cancel it; without
+            # accounting the state is not reported.
             return code if self._cluster == SLURM and job.state in ("UNKNOWN", "PREEMPTED") else None
         code = self._written(name, job)
         if code is not None:
             return code
         state = str(job.state)
         if state.startswith("CANCELLED") or self._stopping:
-            # A local job that did not handle signals yet had nothing to save.
+            # A local job that ended before it handled signals had nothing to save.
             return ExitCode.STOPPED_EARLY
         self._file(name, ERROR).write_text(f"{state} by {self._cluster}; {job.task(0).paths.stdout}", "utf-8")
         return ExitCode.FAILED
 
     def _written(self, name: str, job: Any) -> int | None:
-        """The exit code that the job wrote."""
-        found = _read(self._file(name, "code"))
-        return int(found["code"]) if found.get("id") == job.job_id else None
+        """The exit code that the job wrote; None if there is none, or only that of an earlier job."""
+        record = _read(self._file(name, "code"))
+        return int(record["code"]) if record.get("id") == job.job_id else None
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """What submitit calls in a job: it runs the command as a child, and exits as that does."""
+    """The function that submitit runs in a job: run the command as a child, and exit with its code."""
 
     command: tuple[str, ...]
     changes: Mapping[str, str | None]
-    """Of the environment; None removes a variable."""
+    """Changes of the environment; None removes a variable."""
     code_file: Path
 
     def __call__(self) -> NoReturn:
         """Run the command. Rank 0 writes the exit code into the file, or lets Slurm queue the job again."""
-        where = _submitit().JobEnvironment()
+        job = _submitit().JobEnvironment()
         env = {key: value for key, value in {**os.environ, **self.changes}.items() if value is not None}
-        if where.global_rank == 0:
+        if job.global_rank == 0:
             self.code_file.unlink(missing_ok=True)
         with Child() as child:
             code = child.run(self.command, env)
-            if where.global_rank == 0:
-                ahead = signal.SIGTERM not in child.received
-                again = where.cluster == SLURM and code == ExitCode.STOPPED_EARLY and ahead
-                # As in scripts/slurm.sbatch: the job keeps its id and its place.
-                if not again or subprocess.run(["scontrol", "requeue", where.raw_job_id], check=False).returncode != 0:
-                    write_json(self.code_file, {"id": where.job_id, "code": code})
+            if job.global_rank == 0:
+                cancelled = signal.SIGTERM in child.received
+                requeue = job.cluster == SLURM and code == ExitCode.STOPPED_EARLY and not cancelled
+                # As in scripts/slurm.sbatch: the job keeps its id.
+                if not requeue or subprocess.run(["scontrol", "requeue", job.raw_job_id], check=False).returncode != 0:
+                    write_json(self.code_file, {"id": job.job_id, "code": code})
         sys.exit(code if code >= 0 else 128 - code)
 
 
 def _submitit() -> Any:
-    """The package, which is to use our signal here, and in the processes that it starts."""
+    """Import submitit, and set its signal here and in the processes that it starts."""
     os.environ["SUBMITIT_PREEMPT_SIGNAL"] = _SIGNAL
     submitit = import_extra("submitit", "submitit")
     submitit.JobEnvironment.USR_SIG = _SIGNAL
@@ -340,10 +342,10 @@ def _submitit() -> Any:
 
 
 def known_parameters() -> set[str]:
-    """The names of submitit's parameters: those of every executor, and Slurm's own. `num_gpus` is deprecated."""
+    """Names of submitit's parameters, of every executor and of Slurm, without `num_gpus`, which is deprecated."""
     submitit = _submitit()
-    known: set[str] = submitit.AutoExecutor._valid_parameters() | submitit.SlurmExecutor._valid_parameters()
-    return known - {"num_gpus"}
+    names: set[str] = submitit.AutoExecutor._valid_parameters() | submitit.SlurmExecutor._valid_parameters()
+    return names - {"num_gpus"}
 
 
 def _find_commands(*names: str) -> None:
@@ -358,7 +360,7 @@ def _find_commands(*names: str) -> None:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_bytes())
+        record = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

@@ -13,31 +13,41 @@ other job begins.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainer_cli.commands.submit import SLURM, Submitted, check_processes, submission
+from trainer_cli.commands.submit import SLURM, Submitted, check_processes, read_submission
 from trainer_cli.commands.sweep_table import (
     ERROR,
     JobStatus,
-    Planned,
     as_table,
-    folder_of,
     job_status,
-    plan,
     recorded_error,
     write_csv,
     write_failure,
 )
+from trainer_cli.config import search_path
+from trainer_cli.config.compose import Composed, compose, freeze, from_yaml
+from trainer_cli.config.overrides import COMMAND_LINE
+from trainer_cli.config.sweep import Job, jobs
+from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.files import replace
-from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.core.schema import ParallelConfig
+from trainer_cli.core.stopping import reopens
+from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
+from trainer_cli.runs.compose_fit import refuse_shipped_default
+from trainer_cli.runs.find_runs import refuse_nested
+from trainer_cli.runs.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes
+from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import StopSignals
+from trainer_cli.runs.start import refuse_no_optimizer
 from trainer_cli.runs.supervise import Children, own_command
 from trainer_cli.trainer.messages import to_console
 
@@ -58,39 +68,200 @@ def sweep(
 
     Args:
         at_once: jobs at a time; None: one, or all under Slurm.
-        submit: where they run, and with which parameters (`submit_options.submission`); empty: in child processes.
+        submit: values of `--submit`, see `read_submission`; empty: the jobs run in child processes.
     """
     if at_once is not None and at_once < 1:
         raise UserError(f"--jobs is {at_once}, but it must be at least 1")
-    asked = submission(submit) if submit else None
+    submission = read_submission(submit) if submit else None
     planned = plan(arguments, config_dir=config_dir, config_name=config_name)
     to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
 
-    def command(one: Planned, frozen: Path) -> list[str]:
-        return own_command(["_job", *options, str(frozen), *one.job.overrides])
+    def command(job: Planned, frozen: Path) -> list[str]:
+        return own_command(["_job", *options, str(frozen), *job.job.overrides])
 
     cores: int | None = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if asked is not None and asked.cluster == SLURM:
+    if submission is not None and submission.cluster == SLURM:
+        # Slurm runs the jobs on other machines: all may wait in its queue at once.
         at_once, cores = at_once or len(planned), None
     at_once = at_once or 1
     children: Children | Submitted
-    if asked is None:
+    if submission is None:
         children = Children(prefixed=at_once > 1)
     else:
-        for one in planned:
-            check_processes(asked, one.parallel)
-        children = Submitted(asked, folder_of([one.base for one in planned]))
+        for job in planned:
+            check_processes(submission, job.parallel)
+        children = Submitted(submission, folder_of([job.base for job in planned]))
     return Sweep(planned, command, at_once, cores, children).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A job whose config is checked; nothing of it is written yet."""
+
+    job: Job
+    run: RunDir
+    base: Path
+    """The directory that the run would have outside the sweep."""
+    frozen: str
+    reopened: bool
+    """Whether a finished run trains further under a longer config."""
+    level: str
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Config key -> folder outside the run directory in which the job saves or copies checkpoints."""
+
+    @property
+    def key(self) -> str:
+        """The name of the job in the sweep."""
+        return self.job.key
+
+    @property
+    def done(self) -> bool:
+        """Whether the run directory says that the job is finished."""
+        return not self.reopened and self.run.read_summary().get("status") == RunStatus.finished
+
+
+def plan(
+    arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config", cwd: Path | None = None
+) -> list[Planned]:
+    """Compose and check all jobs, in order. Nothing is written.
+
+    Raises:
+        ConfigError: every mistake, with the swept values of its first job; or two jobs that do not differ.
+    """
+    search = search_path.SearchPath.of(config_dir, config_name, cwd)
+
+    def options(group: str) -> list[str] | None:
+        return list(search_path.options(search.dirs, group)) if search_path.is_group(search.dirs, group) else None
+
+    planned: list[Planned] = []
+    mistakes: dict[str, list[tuple[Job, TrainError]]] = {}
+    all_jobs = jobs(arguments, options)
+    for job in all_jobs:
+        try:
+            composed = compose(job.overrides, config_dir=config_dir, config_name=config_name, cwd=cwd)
+            planned.append(_plan_job(job, composed))
+        except TrainError as error:
+            mistakes.setdefault(str(error), []).append((job, error))
+    for failed in mistakes.values():
+        # A mistake of every job is not one of the swept values.
+        if len(failed) == len(all_jobs):
+            raise failed[0][1]
+    raise_all([_join_mistakes(failed) for failed in mistakes.values()])
+    _refuse_equal(planned)
+    _refuse_shared_folder(planned)
+    return planned
+
+
+def folder_of(bases: Sequence[Path]) -> Path:
+    """The sweep's folder: `BASE/sweep`, or for jobs with different bases `COMMON/A,B/sweep` of what differs."""
+    different = sorted(set(bases))
+    if len(different) == 1:
+        return different[0] / "sweep"
+    common = Path(os.path.commonpath(different))
+    ends = [re.sub(r"[^A-Za-z0-9_.-]", "-", str(base.relative_to(common))) for base in different]
+    name = ",".join(ends)
+    if len(name) > 100:
+        # File systems limit a name to 255 bytes.
+        digest = hashlib.sha256("\n".join(map(str, different)).encode()).hexdigest()[:12]
+        name = f"{name[:87]}-{digest}"
+    return common / name / "sweep"
+
+
+def _plan_job(job: Job, composed: Composed) -> Planned:
+    refuse_shipped_default(composed)
+    refuse_no_optimizer(composed)
+    config = composed.config
+    if config.resume not in ("auto", "must", "never"):
+        raise UserError(
+            f"resume={config.resume} is one run, and a sweep is many",
+            where="resume",
+            cure="Leave resume= out: the same command again resumes.",
+        )
+    for key in composed.of_the_moment:
+        raise ConfigError(
+            f"{key} holds ${{now:…}}, different at each start, so a sweep could not be resumed",
+            source=composed.where(key),
+            hint="Leave the time out: each job has a directory of its own.",
+        )
+    end = f"sweep/{job.key}"
+    run = RunDir(Path(config.run_dir) / end)
+    reopened = False
+    if run.exists_as_run():
+        stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
+        folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
+        if holds_training(run, folder, config.checkpoint):
+            refuse_changes(changes_since(run, stored, composed), composed, run.path)
+        reopened = reopens(stored.config.loop, config.loop)
+    else:
+        refuse_nested(run.path)
+        composed.check_targets()
+    frozen = freeze(composed, end)
+    return Planned(
+        job,
+        run,
+        Path(config.run_dir),
+        frozen,
+        reopened,
+        config.logging.level,
+        config.parallel,
+        _folders(config.checkpoint),
+    )
+
+
+def _folders(checkpoint: CheckpointConfig) -> dict[str, str]:
+    folders = {"checkpoint.folder": checkpoint.folder, "checkpoint.copy_to.folder": checkpoint.copy_to.folder}
+    return {key: folder for key, folder in folders.items() if folder is not None and checkpoint.enabled}
+
+
+def _join_mistakes(failed: Sequence[tuple[Job, TrainError]]) -> ConfigError:
+    """One error for all jobs with the same mistake, with the swept values of the first."""
+    job, error = failed[0]
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return ConfigError(f"{_swept_values(job)}{more}: {error}")
+
+
+def _swept_values(job: Job) -> str:
+    return " ".join(f"{key}={text}" for key, text in job.swept.items())
+
+
+def _refuse_shared_folder(planned: Sequence[Planned]) -> None:
+    """Refuse two jobs that save their checkpoints in the same folder."""
+    seen: dict[str, Job] = {}
+    for entry in planned:
+        for key, folder in entry.folders.items():
+            other = seen.setdefault(folder, entry.job)
+            if other is not entry.job:
+                raise ConfigError(
+                    f"{_swept_values(other)} and {_swept_values(entry.job)} both save in {folder}",
+                    location=key,
+                    hint="Leave it out: each job of a sweep has a directory of its own; or put the swept key into it.",
+                )
+
+
+def _refuse_equal(planned: Sequence[Planned]) -> None:
+    """Refuse jobs whose configs do not differ: the swept key does nothing, or is set again by another."""
+    seen: dict[str, Job] = {}
+    for entry in planned:
+        # The run directory contains the key of the job: it always differs.
+        text = re.sub(r"(?m)^run_dir: .*\n", "", entry.frozen, count=1)
+        other = seen.setdefault(text, entry.job)
+        if other is not entry.job:
+            raise ConfigError(
+                f"{_swept_values(other)} and {_swept_values(entry.job)} give the same config",
+                source=COMMAND_LINE,
+                hint="Sweep a key that nothing else sets.",
+            )
 
 
 @dataclass(slots=True)
 class Sweep:
-    """The jobs of one command, from the lock to the last table."""
+    """Runs the jobs of one command, from the lock of the sweep's folder to the last table."""
 
     planned: Sequence[Planned]
     command: Callable[[Planned, Path], Sequence[str]]
-    """The command of a job, whose config is in that file."""
+    """The command line of a job and of the file with its frozen config."""
     at_once: int
     cores: int | None
     """The cores for all jobs together; None: they run on other machines."""
@@ -100,8 +271,8 @@ class Sweep:
 
     @property
     def folder(self) -> Path:
-        """The folder of the lock, sweep.csv and the frozen configs: that of the jobs, if they have one base."""
-        return folder_of([one.base for one in self.planned])
+        """The folder of the lock, sweep.csv and the frozen configs."""
+        return folder_of([job.base for job in self.planned])
 
     def run(self) -> int:
         """Run the jobs that are not finished, print the status of all, and return the exit code."""
@@ -111,9 +282,9 @@ class Sweep:
             raise UserError(f"{self.folder} cannot be made: {error.strerror}") from error
         with RunDir(self.folder).lock() as lock:
             lock.name_holder()
-            waiting = [one for one in self.planned if not one.done]
-            for one in waiting:
-                replace(self._file(one, "yaml"), [one.frozen.encode()])
+            waiting = [job for job in self.planned if not job.done]
+            for job in waiting:
+                replace(self._file(job, "yaml"), [job.frozen.encode()])
             finished = len(self.planned) - len(waiting)
             log.info("%d jobs in %s%s", len(self.planned), self.folder, f", {finished} finished" if finished else "")
             with StopSignals(self.children.promise) as signals:
@@ -123,20 +294,21 @@ class Sweep:
                     self.children.kill()
                     raise
                 finally:
-                    # Child processes that still run after an error stop with this one (runs/supervise.py).
+                    # After an error child processes may still run: they stop when this process ends.
                     self._write()
             rows = self._rows()
             print(f"\n{as_table(rows)}\nresults: {self.folder / 'sweep.csv'}")
             if any(not row.finished for row in rows):
                 print("next: the same command again resumes, and repeats what failed.")
             sys.stdout.flush()
-            left = any(one.job.key not in self.codes for one in waiting)
-            return exit_code(list(self.codes.values()), stopped=signals.stop_request is not None, left=left)
+            incomplete = any(job.key not in self.codes for job in waiting)
+            stopped = signals.stop_request is not None
+            return exit_code(list(self.codes.values()), stopped=stopped, incomplete=incomplete)
 
     def _work(self, waiting: Sequence[Planned], signals: StopSignals, env: Mapping[str, str]) -> None:
-        """Start the jobs in order, so many at a time, until all have ended or a signal says stop."""
+        """Start the jobs in order, at most `at_once` at a time, until all have ended or a signal asks to stop."""
         self._write()
-        by_key = {one.job.key: one for one in waiting}
+        by_key = {job.key: job for job in waiting}
         queue = list(waiting)
         passed_on = False
         while queue or self.children:
@@ -150,31 +322,33 @@ class Sweep:
                     passed_on = True
             for key, code in self.children.wait():
                 if passed_on and code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
-                    # It did not handle signals yet, and had nothing to save.
+                    # The signal ended the process before its handlers were set, so there was nothing to save.
                     code = ExitCode.STOPPED_EARLY
-                self._ended(by_key[key], code)
+                self._on_ended(by_key[key], code)
                 self._write()
 
-    def _start(self, one: Planned, env: Mapping[str, str]) -> None:
-        number = [other.job.key for other in self.planned].index(one.job.key) + 1
-        log.info("[%d/%d] %s", number, len(self.planned), one.job.key)
+    def _start(self, job: Planned, env: Mapping[str, str]) -> None:
+        number = [other.job.key for other in self.planned].index(job.key) + 1
+        log.info("[%d/%d] %s", number, len(self.planned), job.key)
+        # Those of an earlier command.
         for suffix in ("failure", ERROR):
             with contextlib.suppress(FileNotFoundError):
-                self._file(one, suffix).unlink()
-        self.children.start(one.job.key, self.command(one, self._file(one, "yaml")), env)
+                self._file(job, suffix).unlink()
+        self.children.start(job.key, self.command(job, self._file(job, "yaml")), env)
 
-    def _ended(self, one: Planned, code: int) -> None:
-        self.codes[one.job.key] = code
+    def _on_ended(self, job: Planned, code: int) -> None:
+        self.codes[job.key] = code
         if code not in (ExitCode.DONE, *_SAVED):
-            error = recorded_error(self._file(one, "yaml"))
-            write_failure(self._file(one, "failure"), code, one.run, error)
-            log.error("%s failed: %s", one.job.key, f"signal {-code}" if code < 0 else f"exit code {code}")
+            error = recorded_error(self._file(job, "yaml"))
+            write_failure(self._file(job, "failure"), code, job.run, error)
+            log.error("%s failed: %s", job.key, f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def _environment(self, count: int) -> dict[str, str]:
-        """The environment of a job: ours, with its share of the cores where several run at once."""
+        """The environment of a job. Jobs that run at the same time share the cores."""
         env = dict(os.environ)
         side_by_side = min(self.at_once, count)
         if self.at_once > 1:
+            # Their lines are printed with a prefix as they come.
             env["PYTHONUNBUFFERED"] = "1"
         if self.cores is not None and side_by_side > 1 and "OMP_NUM_THREADS" not in env:
             threads = max(1, self.cores // side_by_side)
@@ -182,15 +356,13 @@ class Sweep:
             log.info("%d jobs at a time, each with OMP_NUM_THREADS=%d", side_by_side, threads)
         return env
 
-    def _file(self, one: Planned, suffix: str) -> Path:
-        return self.folder / ".jobs" / f"{one.job.key}.{suffix}"
+    def _file(self, job: Planned, suffix: str) -> Path:
+        return self.folder / ".jobs" / f"{job.key}.{suffix}"
 
     def _rows(self) -> list[JobStatus]:
         return [
-            job_status(
-                one.job.key, one.job.swept, one.run, self._file(one, "failure"), now=self.children.state(one.job.key)
-            )
-            for one in self.planned
+            job_status(job.key, job.job.swept, job.run, self._file(job, "failure"), now=self.children.state(job.key))
+            for job in self.planned
         ]
 
     def _write(self) -> None:
@@ -198,13 +370,19 @@ class Sweep:
         try:
             write_csv(file, self._rows())
         except OSError as error:
-            # Probably a full disk, which the jobs report themselves.
+            # Not raised: the jobs go on without the table. A full disk they report themselves.
             log.error("%s could not be written: %s", file, error)
 
 
-def exit_code(codes: Sequence[int], *, stopped: bool, left: bool) -> ExitCode:
-    """The sweep's exit code from those of the jobs that ended; `left`: some did not begin."""
-    early = left or any(code in _SAVED for code in codes)
+def exit_code(codes: Sequence[int], *, stopped: bool, incomplete: bool) -> ExitCode:
+    """The exit code of a sweep.
+
+    Args:
+        codes: exit codes of the jobs that ended.
+        stopped: whether a signal stopped the sweep.
+        incomplete: whether some jobs did not begin or end.
+    """
+    early = incomplete or any(code in _SAVED for code in codes)
     failures = [code for code in codes if code not in (ExitCode.DONE, *_SAVED)]
     if stopped and early:
         return ExitCode.STOPPED_EARLY
