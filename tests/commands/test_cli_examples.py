@@ -46,7 +46,7 @@ def test_an_example_can_be_run(
     made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     _, verb, *arguments = shlex.split(text)
-    parsed = main_module._parsed(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
+    parsed = main_module._parse(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
     if verb in ("fit", "validate", "check"):
         many = getattr(parsed, "multirun", False)
         for overrides in (

@@ -1,9 +1,4 @@
-"""The command `train`: a table of verbs, and the place where errors become messages and exit codes.
-
-Prepare the standard streams: none is closed, none fails at a letter, and a terminal may be closed meanwhile.
-
-How errors are printed: what is wrong, `-->` where, `help:` with the cure; in colour on a terminal.
-"""
+"""The command `train`: the table of verbs, the parsing of arguments, and errors as messages and exit codes."""
 
 from __future__ import annotations
 
@@ -27,128 +22,10 @@ from trainer_cli.errors import DISK_CURES, NO_SPACE, ConfigErrors, ExitCode, Tra
 from trainer_cli.terminal import painted
 
 
-def prepare_streams() -> None:
-    """Prepare stdin, stdout and stderr for a verb."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, _opened(mode))
-        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
-            if stream.errors == "strict" or (stream.errors == "surrogateescape" and not _is_utf8(stream)):
-                # A name beyond what the stream can encode must not end a training at its last line.
-                stream.reconfigure(errors="replace")
-            if stream.isatty():
-                setattr(sys, name, _until_closed(stream))
-
-
-def _is_utf8(stream: io.TextIOWrapper) -> bool:
-    return stream.encoding.lower().replace("-", "") == "utf8"
-
-
-def _opened(mode: str) -> io.TextIOWrapper:
-    """The stream for one that the caller closed (`>&-`), on /dev/null.
-
-    Otherwise the next opened file, perhaps a checkpoint, would get its number, and prints would go there.
-    """
-    number = os.open(os.devnull, os.O_RDWR)  # The lowest that is free: the stream's own.
-    os.set_inheritable(number, True)
-    stream: io.TextIOWrapper = os.fdopen(number, mode, encoding="utf-8", closefd=False)  # type: ignore[assignment]
-    return stream
-
-
-def _until_closed(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """A stream to the same terminal that discards what is written after it was closed."""
-    stream.flush()
-    try:
-        raw = _Terminal(stream.fileno(), "w", closefd=False)
-    except io.UnsupportedOperation:
-        return stream  # no file of the system
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering
-    )
-
-
-class _Terminal(io.FileIO):
-    """A terminal. Once it is closed each write fails with EIO; the run then saves and ends by SIGHUP."""
-
-    def write(self, data: object, /) -> int:
-        try:
-            return super().write(data)  # type: ignore[arg-type]
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            return memoryview(data).nbytes  # type: ignore[arg-type]
-
-
-_OURS = ("trainer_cli", "hydra", "omegaconf")
-"""This package, and those that only this one calls, so that an error within them is a fault of ours as well."""
-_CALLS_OF_MODULES = ("_wrapped_call_impl", "_call_impl")
-
-
-def print_error(error: TrainError) -> None:
-    """Print an error to stderr; several mistakes one after the other, with their number."""
-    mistakes = error.mistakes if isinstance(error, ConfigErrors) else (error,)
-    blocks = ["\n".join(_lines(one)) for one in mistakes]
-    if len(mistakes) > 1:
-        blocks.append(f"Found {len(mistakes)} mistakes.")
-    print("\n\n".join(blocks), file=sys.stderr)
-
-
-def _lines(error: TrainError) -> Iterator[str]:
-    yield f"{painted('error:', 'red', sys.stderr)} {error.what.rstrip()}"
-    if error.place:
-        yield f"  {painted('-->', 'blue', sys.stderr)} {error.place}"
-    if error.cure:
-        yield f"{painted('help:', 'cyan', sys.stderr)} {error.cure}"
-
-
-def print_crash(error: BaseException, *, whole: bool = False) -> None:
-    """Print an error that is no TrainError with its traceback, and what to do if it is a fault of this program.
-
-    Unless `whole`, the traceback begins in the first code that is not this program's, in most cases the user's, and
-    leaves out the two functions by which torch calls each module.
-    """
-    begin = None if whole else _first_of_others(error.__traceback__)
-    found = traceback.TracebackException(type(error), error, begin or error.__traceback__)
-    if begin is not None:
-        found.stack = traceback.StackSummary.from_list(
-            [one for one in found.stack if one.name not in _CALLS_OF_MODULES]
-        )
-        print("Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.", file=sys.stderr)
-    print("".join(found.format()), end="", file=sys.stderr)
-    if _is_ours(error.__traceback__):
-        print_error(
-            TrainError(
-                "this is a fault of train, not of your config or code",
-                cure="Please report it, with the traceback above and the output of `train env`.",
-            )
-        )
-
-
-def _is_ours(trace: TracebackType | None) -> bool:
-    """Whether an error was raised by this package, rather than by a user's code or a library that it called."""
-    if trace is None:
-        return False
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return _package(trace) in _OURS
-
-
-def _first_of_others(trace: TracebackType | None) -> TracebackType | None:
-    """The first call of code that is neither ours nor torch's, which calls modules by several functions of its own."""
-    while trace is not None and _package(trace) in (*_OURS, "torch", "__main__"):
-        trace = trace.tb_next
-    return trace
-
-
-def _package(trace: TracebackType) -> str:
-    return str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
-
-
 class Verb(NamedTuple):
     """A module with `EXAMPLES`, `add_arguments(parser)` and `run(args) -> int`, imported only when called.
 
-    It may have `before_parsing(words)`, which returns the words of the command line as argparse is to read them.
+    It may have `before_parsing(words)`, which rewrites the words of the command line before argparse reads them.
     """
 
     module: str
@@ -171,7 +48,7 @@ VERBS: Mapping[str, Verb] = {
     "complete": Verb("trainer_cli.commands.complete", "print what makes your shell complete commands: bash or zsh"),
 }
 _INTERNAL = {"_job": Verb("trainer_cli.commands.job", "run a job of a sweep")}
-"""Verbs that `train` starts itself with; neither listed nor suggested."""
+"""Verbs of the commands that `train` itself starts; neither listed nor suggested."""
 EXAMPLES = """examples:
   train list                                        what there is
   train fit +experiment=digits                      train an experiment
@@ -225,7 +102,7 @@ def _is_disk_error(error: Exception) -> TypeGuard[OSError]:
 
 
 def _at_exit() -> None:
-    """Skip the interpreter's last garbage collection if torch is not loaded: it takes as long as a fast answer."""
+    """Skip the interpreter's last garbage collection, unless torch is loaded: it takes as long as a fast verb."""
     if "torch" not in sys.modules:
         gc.freeze()
 
@@ -235,14 +112,14 @@ def _wants_traceback() -> bool:
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every verb that composes a config."""
+    """Add the arguments of every verb that composes a config."""
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value, group=option, +key=value, ~key")
     add_config_dir(parser)
     parser.add_argument("-cn", "--config-name", metavar="NAME", default="config", help="primary config (config)")
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    """The flag that names a folder of configs."""
+    """Add the flag that names a folder of configs."""
     parser.add_argument(
         "-cd",
         "--config-dir",
@@ -253,7 +130,7 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
 
 
 def add_allow_pickle(parser: argparse.ArgumentParser) -> None:
-    """The flag that allows files to run code when they are loaded."""
+    """Add the flag that allows files to run code when they are loaded."""
     parser.add_argument(
         "--allow-pickle",
         action="store_true",
@@ -267,16 +144,16 @@ def _dispatch(arguments: list[str]) -> int:
             "Windows is not supported: files cannot be locked and replaced there as training safely needs",
             cure="Use WSL: https://learn.microsoft.com/windows/wsl/install",
         )
-    word, rest = (arguments[0], arguments[1:]) if arguments else ("--help", [])
-    if word == "help" and rest:
-        word, rest = rest[0], [*rest[1:], "--help"]
+    word, words = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if word == "help" and words:
+        word, words = words[0], [*words[1:], "--help"]
     if word in ("-h", "--help", "help"):
         print(_overview())
         return int(ExitCode.DONE if arguments else ExitCode.USER)
     if word in ("-V", "--version"):
         print(_version())
         return int(ExitCode.DONE)
-    if {"-h", "--help"}.isdisjoint(rest):
+    if {"-h", "--help"}.isdisjoint(words):
         _refuse_missing_folder()
     verb = {**VERBS, **_INTERNAL}.get(word)
     if verb is None:
@@ -287,10 +164,11 @@ def _dispatch(arguments: list[str]) -> int:
         module = import_module(verb.module)
     parser = parser_of(word, module)
     try:
-        parsed = _parsed(parser, word, getattr(module, "before_parsing", list)(rest))
-    except SystemExit as stop:  # --help
-        return _code(stop.code)
-    return _code(module.run(parsed))
+        parsed = _parse(parser, word, getattr(module, "before_parsing", list)(words))
+    except SystemExit as stop:
+        # argparse raises it after --help.
+        return _exit_code(stop.code)
+    return _exit_code(module.run(parsed))
 
 
 def _refuse_missing_folder() -> None:
@@ -316,46 +194,47 @@ def parser_of(word: str, module: Any) -> Parser:
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Mapping[str, Parser]:
-    """The parsers of a verb's actions, by name; none for most verbs."""
-    return next((one.choices for one in parser._actions if isinstance(one, argparse._SubParsersAction)), {})
+    """Name -> parser of each action of a verb; most verbs have no actions."""
+    subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return next((action.choices for action in subparsers), {})
 
 
-def _parsed(parser: Parser, word: str, rest: list[str]) -> argparse.Namespace:
-    """The arguments of a verb, or of the action that the first of them names.
+def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a verb, or of the action that the first word names.
 
     Raises:
-        UserError: an argument that it does not take, with the nearest that it does.
+        UserError: an argument that is unknown, with the nearest that is known.
     """
     actions = actions_of(parser)
-    if actions and rest[:1] not in (["-h"], ["--help"]):
-        if not rest or rest[0] not in actions:
+    if actions and words[:1] not in (["-h"], ["--help"]):
+        if not words or words[0] not in actions:
             from trainer_cli.commands.choices import no_action
 
-            raise no_action(word, rest, actions)
-        word, parser, rest = f"{word} {rest[0]}", actions[rest[0]], rest[1:]
+            raise no_action(verb, words, actions)
+        verb, parser, words = f"{verb} {words[0]}", actions[words[0]], words[1:]
     # argparse cannot parse actions intermixed; only --help gets here with them.
     parse = parser.parse_known_args if actions_of(parser) else parser.parse_known_intermixed_args
-    parsed, unknown = parse(rest)
-    flag = next((one for one in unknown if one.startswith("-")), None)
+    parsed, unknown = parse(words)
+    flag = next((word for word in unknown if word.startswith("-")), None)
     takes_overrides = hasattr(parsed, "overrides")
     if flag is not None:
         from trainer_cli.commands.choices import no_flag
 
-        owners = [name for name, one in actions.items() if flag.partition("=")[0] in one._option_string_actions]
-        raise no_flag(flag, rest, parser._option_string_actions, verb=word, overrides=takes_overrides, owners=owners)
+        name = flag.partition("=")[0]
+        owners = [action for action, subparser in actions.items() if name in subparser._option_string_actions]
+        raise no_flag(flag, words, parser._option_string_actions, verb=verb, overrides=takes_overrides, owners=owners)
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if takes_overrides and not all("=" in one or one.startswith("~") for one in parsed.overrides):
+    if takes_overrides and not all("=" in word or word.startswith("~") for word in parsed.overrides):
         from trainer_cli.commands.choices import experiment_by_name, stray_word
 
         parsed.overrides = experiment_by_name(parsed.overrides, parsed.config_dir)
-        stray = stray_word(parsed.overrides, verb=word, config_dir=parsed.config_dir)
-        if stray is not None:
-            raise stray
+        if (error := stray_word(parsed.overrides, verb=verb, config_dir=parsed.config_dir)) is not None:
+            raise error
     return parsed
 
 
-def _code(value: Any) -> int:
+def _exit_code(value: Any) -> int:
     return value if isinstance(value, int) else int(ExitCode.DONE if value is None else ExitCode.FAILED)
 
 
@@ -379,7 +258,130 @@ def _version() -> str:
 
 
 def _reader_closed() -> int:
-    """The reader of our output closed it (`train list | head -1`): fail without a message."""
+    """Fail without a message when the reader of our output has closed it (`train list | head -1`)."""
+    # The interpreter flushes stdout at exit, and would report the broken pipe.
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return int(ExitCode.FAILED)
+
+
+_OURS = ("trainer_cli", "hydra", "omegaconf")
+"""This package, and packages that only it calls: an error inside them is a fault of this package too."""
+_MODULE_CALLS = ("_wrapped_call_impl", "_call_impl")
+"""Functions by which torch calls each module."""
+
+
+def print_error(error: TrainError) -> None:
+    """Print an error to stderr: the message, `-->` with the place, `help:` with the cure.
+
+    A list of mistakes is printed one after the other, followed by their number.
+    """
+    mistakes = error.mistakes if isinstance(error, ConfigErrors) else (error,)
+    blocks = ["\n".join(_lines(mistake)) for mistake in mistakes]
+    if len(mistakes) > 1:
+        blocks.append(f"Found {len(mistakes)} mistakes.")
+    print("\n\n".join(blocks), file=sys.stderr)
+
+
+def _lines(error: TrainError) -> Iterator[str]:
+    yield f"{painted('error:', 'red', sys.stderr)} {error.what.rstrip()}"
+    if error.place:
+        yield f"  {painted('-->', 'blue', sys.stderr)} {error.place}"
+    if error.cure:
+        yield f"{painted('help:', 'cyan', sys.stderr)} {error.cure}"
+
+
+def print_crash(error: BaseException, *, whole: bool = False) -> None:
+    """Print the traceback of an unexpected error, and how to report it if it is a fault of this package.
+
+    Unless `whole`, the traceback begins at the first call of code that is neither of this package nor of torch, in
+    most cases the user's, and leaves out the functions by which torch calls modules.
+    """
+    begin = None if whole else _first_foreign_call(error.__traceback__)
+    summary = traceback.TracebackException(type(error), error, begin or error.__traceback__)
+    if begin is not None:
+        frames = [frame for frame in summary.stack if frame.name not in _MODULE_CALLS]
+        summary.stack = traceback.StackSummary.from_list(frames)
+        print("Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.", file=sys.stderr)
+    print("".join(summary.format()), end="", file=sys.stderr)
+    if _is_ours(error.__traceback__):
+        print_error(
+            TrainError(
+                "this is a fault of train, not of your config or code",
+                cure="Please report it, with the traceback above and the output of `train env`.",
+            )
+        )
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    """Whether an error was raised by this package, rather than by a user's code or a library that it called."""
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return _package(trace) in _OURS
+
+
+def _first_foreign_call(trace: TracebackType | None) -> TracebackType | None:
+    """The first call of code that is neither of this package nor of torch; None if there is none."""
+    while trace is not None and _package(trace) in (*_OURS, "torch", "__main__"):
+        trace = trace.tb_next
+    return trace
+
+
+def _package(trace: TracebackType) -> str:
+    return str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
+
+
+def prepare_streams() -> None:
+    """Make each standard stream open, able to print every character, and safe after its terminal is closed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, _open_null(mode))
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            if stream.errors == "strict" or (stream.errors == "surrogateescape" and not _is_utf8(stream)):
+                # A name that the stream cannot encode must not end a training when it prints its last line.
+                stream.reconfigure(errors="replace")
+            if stream.isatty():
+                setattr(sys, name, _survive_hangup(stream))
+
+
+def _is_utf8(stream: io.TextIOWrapper) -> bool:
+    return stream.encoding.lower().replace("-", "") == "utf8"
+
+
+def _open_null(mode: str) -> io.TextIOWrapper:
+    """Open /dev/null for a stream that the caller closed (`>&-`).
+
+    Otherwise the next opened file, perhaps a checkpoint, would get its descriptor, and prints would go there.
+    """
+    # The lowest free descriptor: the one of the closed stream.
+    number = os.open(os.devnull, os.O_RDWR)
+    os.set_inheritable(number, True)
+    stream: io.TextIOWrapper = os.fdopen(number, mode, encoding="utf-8", closefd=False)  # type: ignore[assignment]
+    return stream
+
+
+def _survive_hangup(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """A stream to the same terminal that discards what is written after the terminal is closed."""
+    stream.flush()
+    try:
+        raw = _Terminal(stream.fileno(), "w", closefd=False)
+    except io.UnsupportedOperation:
+        return stream  # It has no descriptor.
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering
+    )
+
+
+class _Terminal(io.FileIO):
+    """A terminal. After it is closed each write fails with EIO, while SIGHUP lets the run save and exit."""
+
+    def write(self, data: object, /) -> int:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return memoryview(data).nbytes  # type: ignore[arg-type]
