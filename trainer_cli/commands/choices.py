@@ -1,8 +1,6 @@
-"""What there is to choose from, and what can be set: read from files and the schema alone, so that it is quick.
+"""The options that a config may choose, the keys that it may set, and suggestions for commands that name neither.
 
-Listing, completing and guessing what was meant all ask here; neither Hydra nor torch is imported.
-
-What was probably meant by a command that cannot be read: the likeliest mistakes, each with its cure.
+Everything is read from the files and the schema, without Hydra and torch: `train list` and completion must be quick.
 """
 
 from __future__ import annotations
@@ -28,18 +26,19 @@ EXPERIMENT = "experiment"
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The folders of configs in use, in the order in which they are searched."""
+    """The options in the folders of configs."""
 
     dirs: list[Path]
+    """The folders, in the order in which they are searched."""
     shipped: Path | None = None
-    """That of `dirs` which is not the user's."""
+    """The one of them that ships with this package."""
 
     @classmethod
     def of(cls, config_dir: Path | None = None, cwd: Path | None = None) -> Choices:
-        """What stands in `--config-dir`, `./configs` and the shipped folder.
+        """The options of `--config-dir`, `./configs` and the shipped folder.
 
         Raises:
-            ConfigError: `config_dir` is no folder.
+            ConfigError: `config_dir` is not a folder.
         """
         shipped = search_path.shipped_configs(search_path.PACKAGE)
         dirs = search_path.config_dirs(config_dir, cwd or Path.cwd(), search_path.PACKAGE)
@@ -51,12 +50,12 @@ class Choices:
         return search_path.groups(self.dirs)
 
     def options(self, group: str) -> dict[str, Path]:
-        """Option -> file of a group: the user's own first, each part sorted."""
-        found = search_path.options(self.dirs, group)
-        return dict(sorted(found.items(), key=lambda item: (not self.is_own(item[1]), item[0])))
+        """Option -> file of a group, sorted; the user's own come first."""
+        options = search_path.options(self.dirs, group)
+        return dict(sorted(options.items(), key=lambda item: (not self.is_own(item[1]), item[0])))
 
     def is_own(self, file: Path) -> bool:
-        """Whether a config file is the user's, and not one of those that ship."""
+        """Whether a config file belongs to the user, not to this package."""
         return self.shipped is None or self.shipped not in file.parents
 
     def groups_with(self, option: str) -> list[str]:
@@ -64,9 +63,9 @@ class Choices:
         return [group for group in self.groups if option in search_path.options(self.dirs, group)]
 
     def settings(self, primary: str, words: Iterable[str]) -> dict[str, Any]:
-        """Dotted key -> value in every component that the words choose: their own keys, the experiment's on top.
+        """Dotted key -> value in the components that the words choose, replaced by values of the experiment.
 
-        This is a guess for completion, made without composing: interpolations and nested defaults are left out.
+        An approximation for completion, without composing: interpolations and nested defaults are left out.
         """
         chosen = {key.lstrip("+"): value for word in words for key, _, value in [word.partition("=")]}
         experiment = self._read(f"{EXPERIMENT}/{chosen[EXPERIMENT]}") if EXPERIMENT in chosen else {}
@@ -83,29 +82,30 @@ class Choices:
         try:
             content = yaml.safe_load(file.read_text("utf-8")) if file is not None else None
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
-            return {}  # Composing reports the mistake; here the file offers nothing.
+            # Composing reports the mistake.
+            return {}
         return content if isinstance(content, dict) else {}
 
 
 def keys() -> dict[str, ConfigKey]:
-    """Every dotted key of the schema that is no section."""
+    """Dotted key -> description of every value in the schema."""
     from trainer_cli.config.fields import fields
 
-    return {one.key: one for one in fields() if not one.is_section}
+    return {entry.key: entry for entry in fields() if not entry.is_section}
 
 
 def sections() -> list[str]:
-    """The closed sections of the schema."""
+    """The dotted keys of the schema's sections."""
     from trainer_cli.config.fields import fields
 
-    return [one.key for one in fields() if one.is_section]
+    return [entry.key for entry in fields() if entry.is_section]
 
 
 def values_of(kind: Any) -> Iterator[str]:
-    """The values of a type that are known beforehand, if it has such."""
+    """The values of a type that has few: booleans, enums, null."""
     if get_origin(kind) in (Union, types.UnionType):
-        for part in get_args(kind):
-            yield from ("null",) if part is type(None) else values_of(part)
+        for member in get_args(kind):
+            yield from ("null",) if member is type(None) else values_of(member)
     elif kind is bool:
         yield from ("true", "false")
     elif isinstance(kind, type) and issubclass(kind, Enum):
@@ -115,50 +115,50 @@ def values_of(kind: Any) -> Iterator[str]:
 def _defaults(content: Mapping[Any, Any]) -> dict[str, str]:
     """Group -> option, as a file's defaults list chooses them."""
     entries = content.get("defaults")
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     for entry in entries if isinstance(entries, Sequence) else ():
         for key, value in entry.items() if isinstance(entry, Mapping) else ():
-            found[str(key).split()[-1].partition("@")[0].lstrip("/")] = str(value)
-    return found
+            options[str(key).split()[-1].partition("@")[0].lstrip("/")] = str(value)
+    return options
 
 
-_LISTED = 8
-"""Experiments that a cure names."""
+_MAX_SUGGESTIONS = 8
+"""Experiments that a suggestion names."""
 _PATH_SIGNS = ("/", "*", "@")
-_ELSEWHERE = {
+_FOREIGN_FLAGS = {
     **dict.fromkeys(("epochs", "max_epochs", "num_epochs"), "loop.max_duration={}ep"),
     **dict.fromkeys(("steps", "max_steps", "num_steps"), "loop.max_duration={}st"),
 }
-"""What other trainers' flags are called here."""
+"""Flag of other trainers -> key of this one."""
 
 
 def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserError:
-    """A first word that is no verb: an override without one, an experiment, a flag, or a misspelling."""
-    whole = shlex.join(arguments)
+    """The error for a first word that is not a verb: an override, an experiment, a flag, or a misspelling."""
+    command = shlex.join(arguments)
     if "=" in word and not word.startswith("-"):
-        return UserError(f"{word!r} stands where a verb belongs", cure=f"Did you mean 'train fit {whole}'?")
+        return UserError(f"{word!r} stands where a verb belongs", cure=f"Did you mean 'train fit {command}'?")
     if word.startswith("-"):
         return UserError(f"{word!r} stands where a verb belongs", cure="Write train VERB first; see train --help.")
-    known = list(verbs)
-    cure = did_you_mean(word, known).strip()
+    names = list(verbs)
+    cure = did_you_mean(word, names).strip()
     if not cure and word in Choices.of().options(EXPERIMENT):
-        rest = shlex.join([f"experiment={word}", *arguments[1:]])
-        return UserError(f"{word!r} is an experiment, and no verb", cure=f"Did you mean 'train fit {rest}'?")
-    return UserError(f"there is no verb {word!r}", cure=cure or f"There are: {', '.join(known)}.")
+        overrides = shlex.join([f"experiment={word}", *arguments[1:]])
+        return UserError(f"{word!r} is an experiment, and no verb", cure=f"Did you mean 'train fit {overrides}'?")
+    return UserError(f"there is no verb {word!r}", cure=cure or f"There are: {', '.join(names)}.")
 
 
 def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> UserError:
-    """A verb of several actions without one of them in the first place."""
-    known = list(actions)
-    cure = f"There are: {', '.join(known)}."
+    """The error for a verb with actions whose first argument is not one of them."""
+    names = list(actions)
+    cure = f"There are: {', '.join(names)}."
     if not arguments:
         return UserError(f"train {verb} needs an action", cure=cure)
     word = arguments[0]
     if word.startswith("-"):
-        rest = [one for one in arguments if one in known]
-        meant = f"Did you mean 'train {verb} {rest[0]} {word}'?" if rest else cure
-        return UserError(f"{word!r} stands where an action of train {verb} belongs", cure=meant)
-    return UserError(f"train {verb} has no action {word!r}", cure=did_you_mean(word, known).strip() or cure)
+        action = next((argument for argument in arguments if argument in names), None)
+        suggestion = cure if action is None else f"Did you mean 'train {verb} {action} {word}'?"
+        return UserError(f"{word!r} stands where an action of train {verb} belongs", cure=suggestion)
+    return UserError(f"train {verb} has no action {word!r}", cure=did_you_mean(word, names).strip() or cure)
 
 
 def no_flag(
@@ -170,32 +170,36 @@ def no_flag(
     overrides: bool,
     owners: Sequence[str] = (),
 ) -> UserError:
-    """A flag that the verb does not have: mostly a key written as one (`--experiment digits`).
+    """The error for an unknown flag: mostly a key that is written as a flag (`--experiment digits`).
 
-    `owners` are the other actions of the verb that have it.
+    Args:
+        flags: the flags of the verb.
+        overrides: whether the verb takes overrides.
+        owners: other actions of the verb that have the flag.
     """
     name, equals, value = flag.partition("=")
-    what = f"train {verb} has no flag {name}"
+    message = f"train {verb} has no flag {name}"
     if owners:
-        return UserError(what, cure=f"It is one of {', '.join(owners)}; see train {verb} --help.")
+        return UserError(message, cure=f"It is one of {', '.join(owners)}; see train {verb} --help.")
     key = name.lstrip("-").replace("-", "_")
     if overrides and key:
         if not equals:
-            rest = arguments[arguments.index(flag) + 1 :] if flag in arguments else ()
-            value = rest[0] if rest and not rest[0].startswith("-") and "=" not in rest[0] else "VALUE"
+            following = arguments[arguments.index(flag) + 1 :] if flag in arguments else ()
+            is_value = following and not following[0].startswith("-") and "=" not in following[0]
+            value = following[0] if is_value else "VALUE"
         settings = [*Choices.of().settings("config", arguments), *keys()]
         if key in settings or key in Choices.of().groups:
-            return UserError(what, cure=f"Did you mean '{key}={value}'?")
-        if key in _ELSEWHERE:
-            return UserError(what, cure=f"Did you mean '{_ELSEWHERE[key].format(value)}'?")
+            return UserError(message, cure=f"Did you mean '{key}={value}'?")
+        if key in _FOREIGN_FLAGS:
+            return UserError(message, cure=f"Did you mean '{_FOREIGN_FLAGS[key].format(value)}'?")
         owners = [setting for setting in settings if setting.rpartition(".")[2] == key]
         if owners:
             listed = " or ".join(f"'{owner}={value}'" for owner in owners[:3])
-            return UserError(what, cure=f"Did you mean {listed}?")
+            return UserError(message, cure=f"Did you mean {listed}?")
     cure = did_you_mean(name, flags).strip()
     if not cure and overrides:
         cure = f"Values are given as key=value, without dashes. See train {verb} --help."
-    return UserError(what, cure=cure or f"See train {verb} --help.")
+    return UserError(message, cure=cure or f"See train {verb} --help.")
 
 
 def experiment_by_name(words: Sequence[str], config_dir: Path | None) -> list[str]:
@@ -207,22 +211,22 @@ def experiment_by_name(words: Sequence[str], config_dir: Path | None) -> list[st
 
 
 def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None) -> UserError | None:
-    """The cure for the first word among overrides that sets nothing, where one suggests itself."""
-    index = next((i for i, word in enumerate(words) if "=" not in word and word.strip("~") == word), None)
+    """The error for the first word among overrides that sets nothing; None if there is nothing to suggest."""
+    index = next((index for index, word in enumerate(words) if "=" not in word and word.strip("~") == word), None)
     if index is None:
         return None
     word = words[index]
-    if (joined := _joined(words, index)) is not None:
+    if (joined := _join_override(words, index)) is not None:
         return UserError(f"{word!r} stands by itself", where="command line", cure=f"Write '{joined}', without spaces.")
     following = words[index + 1] if index + 1 < len(words) and "=" not in words[index + 1] else None
-    meant = _meant(word, following, Choices.of(config_dir), verb)
-    if meant is None:
+    suggestion = _suggest_override(word, following, Choices.of(config_dir), verb)
+    if suggestion is None:
         return None
-    return UserError(f"{word!r} stands where key=value belongs", where="command line", cure=meant)
+    return UserError(f"{word!r} stands where key=value belongs", where="command line", cure=suggestion)
 
 
-def _joined(words: Sequence[str], index: int) -> str | None:
-    """An override that spaces around its `=` have torn apart, put together again; `index` is of a part without one."""
+def _join_override(words: Sequence[str], index: int) -> str | None:
+    """Join an override that spaces around its `=` split into words; `index` is that of a word without `=`."""
     before, word, *after = ["", *words, "", ""][index : index + 4]
     if after[0] == "=":
         return f"{word}={after[1]}"
@@ -231,7 +235,12 @@ def _joined(words: Sequence[str], index: int) -> str | None:
     return f"{before}{word}" if before.endswith("=") and before.count("=") == 1 else None
 
 
-def _meant(word: str, following: str | None, choices: Choices, verb: str) -> str | None:
+def _suggest_override(word: str, following: str | None, choices: Choices, verb: str) -> str | None:
+    """A suggestion for a word among overrides, by what it names; None if it names nothing.
+
+    Args:
+        following: the next word, if it may be a value.
+    """
     name = word.lstrip("+-")
     if following is not None and (name in choices.groups or name in keys()) and name not in sections():
         return f"Did you mean '{name}={following}'?"
@@ -252,6 +261,6 @@ def _meant(word: str, following: str | None, choices: Choices, verb: str) -> str
     if near := nearest(name, experiments):
         return f"Did you mean 'experiment={near}'?"
     if name.isidentifier():
-        more = ", …" if len(experiments) > _LISTED else ""
-        return f"Write key=value, or the name of an experiment: {', '.join(experiments[:_LISTED])}{more}."
+        more = ", …" if len(experiments) > _MAX_SUGGESTIONS else ""
+        return f"Write key=value, or the name of an experiment: {', '.join(experiments[:_MAX_SUGGESTIONS])}{more}."
     return None

@@ -1,8 +1,8 @@
-"""`train complete SHELL`: the script that makes a shell complete `train`, and the answers that it asks for.
+"""`train complete SHELL`: print a shell's completion script, and answer the requests of that script.
 
-The script passes the line up to the cursor; it is split into words here, the same for all shells. An answer is a whole
-word: a verb, flag, option, key, value or file. One that ends in `=`, `.` or `/` is not finished, and the shell adds no
-space to it. Nothing is composed.
+The script passes the line up to the cursor, which is split into words here, the same for all shells. A candidate is a
+whole word: a verb, flag, option, key, value or file. If it ends in `=`, `.` or `/`, the shell adds no space after it.
+Nothing is composed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EXAMPLES = """examples:
   train complete zsh      in ~/.zshrc:   eval "$(train complete zsh)"
 """
 LINE, BREAKS = "TRAIN_COMPLETE_LINE", "TRAIN_COMPLETE_BREAKS"
-"""What the scripts pass: the line up to the cursor, and the characters after which bash begins a new word."""
+"""Environment variables for the line up to the cursor, and the characters after which bash begins a new word."""
 
 # An unfinished candidate (of an option, a key, a folder) gets no space after it, any other does. Within quotes bash
 # must know that these are files, or it would close the quotes after each folder.
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script of a shell; or, when that script asks, the candidates for a line."""
+    """Print the script of a shell; or, for that script, the candidates for a line."""
     if args.answer:
         print(answer(os.environ.get(LINE, ""), os.environ.get(BREAKS, ""), Path.cwd()), end="")
     elif args.shell is None:
@@ -86,17 +86,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def answer(line: str, breaks: str, cwd: Path) -> str:
-    """A line for each candidate: what is to stand from the last break on, a tab, and what it is."""
+    """A line for each candidate: its text after the last break, a tab, and its description."""
     words, kept = split(line, breaks)
-    found = candidates(words, cwd)
-    return "".join(f"{one.word[kept:]}\t{' '.join(one.about.split())}\n" for one in found if one.word.isprintable())
+    # A control character in a name would break the protocol of lines.
+    printable = [candidate for candidate in candidates(words, cwd) if candidate.word.isprintable()]
+    return "".join(f"{candidate.word[kept:]}\t{' '.join(candidate.about.split())}\n" for candidate in printable)
 
 
 SUBMIT = (
     "slurm", "local", "timeout_min=", "nodes=", "tasks_per_node=", "gpus_per_node=", "cpus_per_task=", "mem_gb=",
     "partition=", "account=", "qos=", "constraint=", "signal_delay_s=",
 )  # fmt: skip
-"""Where `--submit` submits to, and the parameters that most clusters need."""
+"""Values of `--submit`: the clusters, and the parameters that most clusters need."""
 _PATHS = ("ckpt", "resume", "run_dir", "validate.folder")
 _RESUME = ("auto", "never", "must")
 
@@ -110,9 +111,9 @@ class Candidate:
 
 
 def split(line: str, breaks: str = "") -> tuple[list[str], int]:
-    """The words of a line that ends at the cursor, the last one perhaps empty; quotes and backslashes are taken off.
+    """Split a line that ends at the cursor into words without quotes and backslashes; the last may be empty.
 
-    Also how much of the last one the shell keeps: up to the last of `breaks`, or the last quote.
+    Also returns how many characters of the last word the shell keeps: up to the last of `breaks`, or the last quote.
     """
     words, kept = [""], 0
     quote, escaped, begun = "", False, False
@@ -138,15 +139,15 @@ def split(line: str, breaks: str = "") -> tuple[list[str], int]:
 
 
 def candidates(words: Sequence[str], cwd: Path) -> list[Candidate]:
-    """The candidates for the last word; the first one is the command itself."""
+    """The candidates for the last word; the first word is the command."""
     if len(words) < 2:
         return []
     current = words[-1]
-    found = _all(words[1:-1], current, cwd)
-    return sorted({one.word: one for one in found if one.word.startswith(current)}.values(), key=lambda one: one.word)
+    by_word = {candidate.word: candidate for candidate in _find_all(words[1:-1], current, cwd)}
+    return [by_word[word] for word in sorted(by_word) if word.startswith(current)]
 
 
-def _all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
+def _find_all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
     if not before or before == ["help"]:
         yield from (Candidate(name, verb.summary) for name, verb in VERBS.items())
         if not before:
@@ -174,28 +175,28 @@ def _all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
 
 
 def _values_of(action: argparse.Action, current: str, before: Sequence[str], cwd: Path) -> Iterator[Candidate]:
-    """The values of an argument, as far as its type or its name gives them."""
+    """The values of an argument, if its type or its name says them."""
     if action.choices is not None:
         yield from (Candidate(str(choice)) for choice in action.choices)
     elif action.dest == "config_name":
         yield from map(Candidate, search_path.primaries(_choices(before, cwd).dirs))
     elif action.dest == "submit":
         yield from map(Candidate, SUBMIT)
-        yield from (one for one in _files(current, cwd) if one.word.endswith((".yaml", ".yml", "/")))
+        yield from (file for file in _files(current, cwd) if file.word.endswith((".yaml", ".yml", "/")))
     elif action.type is Path:
         yield from _files(current, cwd, folders=action.dest.endswith("dir"))
 
 
 def _positional(parser: argparse.ArgumentParser, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
-    """The values of the first positional argument that is not given yet."""
-    given = [word for word in before if not word.startswith("-")]
+    """The values of the first positional argument that has none yet."""
+    values = [word for word in before if not word.startswith("-")]
     for action in parser._actions:
         if action.option_strings:
             continue
         if action.dest == "overrides":
             yield from _overrides(_choices(before, cwd), before, current, cwd)
-        elif given and action.nargs not in ("+", "*"):
-            given.pop(0)
+        elif values and action.nargs not in ("+", "*"):
+            values.pop(0)
             continue
         elif action.dest == "group":
             yield from map(Candidate, _choices(before, cwd).groups)
@@ -205,13 +206,15 @@ def _positional(parser: argparse.ArgumentParser, before: Sequence[str], current:
 
 
 def _choices(before: Sequence[str], cwd: Path) -> Choices:
-    """The choices in the folder that an earlier word names, if it does."""
-    named: Path | None = None
+    """The choices, also in the folder of `--config-dir` if the line has it."""
+    config_dir: Path | None = None
     for index, word in enumerate(before):
         flag, equals, value = word.partition("=")
         if flag in ("--config-dir", "-cd"):
-            named = Path(value if equals else [*before, ""][index + 1]).expanduser()
-    return Choices.of(named if named is not None and (cwd / named).is_dir() else None, cwd)
+            config_dir = Path(value if equals else [*before, ""][index + 1]).expanduser()
+    if config_dir is not None and not (cwd / config_dir).is_dir():
+        config_dir = None
+    return Choices.of(config_dir, cwd)
 
 
 def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path) -> Iterator[Candidate]:
@@ -219,17 +222,18 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
     key, equals, value = current[len(sign) :].partition("=")
     settings = choices.settings("config", before)
     if equals:
-        for one in _values(choices, settings, key, value, cwd):
-            yield Candidate(f"{sign}{key}={one.word}", one.about)
+        for candidate in _values(choices, settings, key, value, cwd):
+            yield Candidate(f"{sign}{key}={candidate.word}", candidate.about)
         return
     end = "" if sign == "~" else "="
     for name in choices.groups:
         yield Candidate(f"{sign}{name}{end}")
     if sign == "+":
-        return  # Everything else exists already.
+        # `+` adds what does not exist yet, and every key exists.
+        return
     for name in [*keys(), *settings]:
         if name.startswith(key) and not name.endswith("_"):
-            # Up to the next dot: hundreds of keys at once would be no help.
+            # Complete up to the next dot: hundreds of keys at once are no help.
             dot = name.find(".", len(key))
             about = keys()[name].meaning if dot < 0 and name in keys() else ""
             yield Candidate(sign + (name[: dot + 1] if dot >= 0 else name + end), about)
@@ -253,7 +257,7 @@ def _values(choices: Choices, settings: Mapping[str, object], key: str, value: s
 
 
 def _files(current: str, cwd: Path, *, folders: bool = False) -> Iterator[Candidate]:
-    """Entries of the folder that is typed so far; hidden ones only once their dot is typed."""
+    """Entries of the folder that is typed so far; hidden ones only after their dot is typed."""
     above, slash, start = current.rpartition("/")
     folder = cwd / Path(above + slash).expanduser()
     try:
