@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trainer_cli.data.datasets as module
-from trainer_cli.data.datasets import Digits, moved
+from trainer_cli.data.datasets import Digits, distort
 from trainer_cli.data.position import kept_random_state
 from trainer_cli.errors import UserError
 
@@ -63,10 +63,10 @@ def test_a_moved_image_keeps_its_shape_and_most_of_its_ink() -> None:
     image = Digits(augment=False).train[3][0]
     with kept_random_state():
         torch.manual_seed(0)
-        inks = [moved(image) for _ in range(50)]
+        inks = [distort(image) for _ in range(50)]
     assert all(other.shape == image.shape and other.min() >= 0 and other.max() <= 1 for other in inks)
     assert all(0.6 < other.sum() / image.sum() < 1.5 for other in inks)
-    assert torch.allclose(moved(image, degrees=0, pixels=0, zoom=0), image, atol=1e-6)
+    assert torch.allclose(distort(image, degrees=0, pixels=0, zoom=0), image, atol=1e-6)
 
 
 def test_the_file_is_small_and_its_source_and_licence_stand_beside_it() -> None:

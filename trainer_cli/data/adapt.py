@@ -35,28 +35,28 @@ def as_loader(
     rank: int = 0,
     world_size: int = 1,
 ) -> AnyLoader:
-    """The loader for a dataset, a DataLoader, or another iterable.
+    """Make the loader for a dataset, a DataLoader, or another iterable.
 
-    A dataset becomes a `Loader` (batches of 32 by default), an IterableDataset a `StreamLoader`, any
-    other iterable a `UserLoader`. Several ranks share its batches, unless a DataLoader has a DistributedSampler, or an
-    iterable (or the dataset of a DataLoader) has an attribute `per_rank` that is true: then each rank takes all that
-    its own gives.
+    A dataset becomes a `Loader` (with batches of 32 by default), an IterableDataset a `StreamLoader`, any other
+    iterable a `UserLoader`. The batches are divided among ranks. They are not if a DataLoader has a DistributedSampler,
+    or if an iterable (or the dataset of a DataLoader) has an attribute `per_rank` that is true: then each rank takes
+    all batches of its loader.
 
     Args:
-        persistent_workers: keep workers between epochs, with a copy of the dataset from their start. Not given: yes,
-            except for an IterableDataset without `state_dict`.
-        worker_timeout: limit of the wait for a batch from the workers, in seconds or as `30s` or `5min`. Not given:
-            ten minutes.
+        persistent_workers: keep workers between epochs, with a copy of the dataset from their start; None: yes, except
+            for an IterableDataset without `state_dict`.
+        worker_timeout: limit of the wait for a batch from the workers, in seconds or as `30s` or `5min`; None: ten
+            minutes.
 
     Raises:
-        UserError: the object is none of these, or a setting has no effect on a loader.
+        UserError: the object is not a dataset or an iterable, or a setting would have no effect on it.
     """
     ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
     if isinstance(data, SharedLoader):
         return data
     if isinstance(data, Loader | StreamLoader | UserLoader):
-        return _shared(data, **ranks)
-    if isinstance(data, list | tuple) and data and all(is_loader(one) for one in data):
+        return _share(data, **ranks)
+    if isinstance(data, list | tuple) and data and all(map(is_loader, data)):
         raise UserError(
             f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
             where=where,
@@ -75,7 +75,7 @@ def as_loader(
             f"data.persistent_workers is {persistent_workers!r}, but it must be true, false or null",
             where="data.persistent_workers",
         )
-    batches: dict[str, Any] = {
+    batching: dict[str, Any] = {
         "batch_size": 32 if batch_size is None else batch_size,
         "seed": seed,
         "num_workers": num_workers or 0,
@@ -86,9 +86,9 @@ def as_loader(
         "worker_timeout_s": timeout_s,
     }
     if isinstance(data, IterableDataset):
-        return _shared(StreamLoader(data, **batches), **ranks)
+        return _share(StreamLoader(data, **batching), **ranks)
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, DataLoader):
-        return Loader(data, shuffle=shuffle, **batches, **ranks)
+        return Loader(data, shuffle=shuffle, **batching, **ranks)
     if not hasattr(data, "__iter__"):
         raise UserError(
             f"{class_name(data)} is neither a dataset nor a loader",
@@ -102,24 +102,25 @@ def as_loader(
         "persistent_workers": persistent_workers,
         "worker_timeout": worker_timeout,
     }
-    if unheeded := [name for name, value in settings.items() if value is not None]:
+    if ignored := [name for name, value in settings.items() if value is not None]:
         raise UserError(
-            f"{class_name(data)} makes its own batches, so {' and '.join(unheeded)} would have no effect",
+            f"{class_name(data)} makes its own batches, so {' and '.join(ignored)} would have no effect",
             where=where,
             cure="Remove it, or give the dataset instead of a loader.",
         )
-    return _shared(UserLoader(data, seed=seed), **ranks)
+    return _share(UserLoader(data, seed=seed), **ranks)
 
 
-def _shared(loader: Loader | StreamLoader | UserLoader, *, rank: int, world_size: int) -> AnyLoader:
-    """A loader whose batches the ranks share, unless each has batches of its own already."""
-    own = world_size == loader.world_size if isinstance(loader, Loader) else loader.per_rank
-    return loader if world_size == 1 or own else SharedLoader(loader, rank=rank, world_size=world_size)
+def _share(loader: Loader | StreamLoader | UserLoader, *, rank: int, world_size: int) -> AnyLoader:
+    """Divide the batches of a loader among the ranks, unless it has different batches on each rank already."""
+    is_divided = world_size == loader.world_size if isinstance(loader, Loader) else loader.per_rank
+    return loader if world_size == 1 or is_divided else SharedLoader(loader, rank=rank, world_size=world_size)
 
 
-def is_loader(one: Any) -> bool:
-    """Whether it is a dataset or a loader, and no sample: a class of its own with samples, or one of torch or ours."""
-    if isinstance(one, Loader | StreamLoader | UserLoader | DataLoader | Dataset):
+def is_loader(value: Any) -> bool:
+    """Whether a value is a loader or a dataset, rather than a sample."""
+    if isinstance(value, Loader | StreamLoader | UserLoader | DataLoader | Dataset):
         return True
-    sample = isinstance(one, Tensor | np.ndarray | str | bytes | list | tuple | Mapping)
-    return not sample and hasattr(one, "__getitem__") and hasattr(one, "__len__")
+    # A class of the user is a dataset if it has a length and samples by number, as many samples themselves do.
+    is_sample = isinstance(value, Tensor | np.ndarray | str | bytes | list | tuple | Mapping)
+    return not is_sample and hasattr(value, "__getitem__") and hasattr(value, "__len__")

@@ -1,8 +1,6 @@
-"""Datasets named in a config one by one: `data` without a class of one's own.
+"""Datasets for configs: `Datasets` joins any datasets by name, and `Digits` are handwritten digits of this package.
 
-Real handwritten digits, shipped with the package: 1,797 grey images of 8x8.
-
-Source and licence stand beside the data, in digits.txt.
+The 1,797 grey images of 8x8 are in digits.npz; digits.txt names their source and licence.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from trainer_cli.errors import UserError
 
 
 class Datasets:
-    """What `data` makes of a dataset for training, and one, or a mapping of names to several, for validation."""
+    """A dataset for training, and for validation one dataset or a mapping of names to datasets."""
 
     def __init__(self, train: Any, val: Any | Mapping[str, Any] | None = None) -> None:
         self.train, self.val = train, val
@@ -36,8 +34,8 @@ _DARKEST = 16
 class Digits:
     """Handwritten digits, split into `train` and a held-out `val`.
 
-    `augment` moves and turns each training image a little, anew each time. The split depends on `seed` and
-    `val_fraction` alone, not on the seed of the training.
+    With `augment` each training image is shifted, turned and scaled at random each time it is read. The split depends
+    on `seed` and `val_fraction` alone, and not on the seed of the training.
     """
 
     def __init__(self, augment: bool = True, val_fraction: float = 0.2, seed: int = 0) -> None:
@@ -69,14 +67,14 @@ class DigitImages:
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = self._images[index]
-        return (image if self.deterministic else moved(image)), self._labels[index]
+        return (image if self.deterministic else distort(image)), self._labels[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, int]]:
         return [self[index] for index in indices]
 
 
-def moved(image: Tensor, *, degrees: float = 12.0, pixels: float = 0.7, zoom: float = 0.1) -> Tensor:
-    """The (channels, height, width) image turned, shifted and zoomed by random amounts up to those given."""
+def distort(image: Tensor, *, degrees: float = 12.0, pixels: float = 0.7, zoom: float = 0.1) -> Tensor:
+    """Turn, shift and scale a (channels, height, width) image by random amounts up to these."""
     turn, right, down, scale = (torch.rand(4) * 2 - 1).tolist()
     angle, scale = math.radians(degrees) * turn, 1 + zoom * scale
     cos, sin = math.cos(angle) * scale, math.sin(angle) * scale

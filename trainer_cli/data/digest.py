@@ -1,8 +1,8 @@
-"""Digests of a few samples of each dataset, by which a resume notices that the data has changed.
+"""Compute digests of a few samples of each dataset, by which a resume detects that the data has changed.
 
-A sample is a function of (seed, epoch, index), so the same sample has the same digest in every process. Integers, texts
-and shapes are digested exactly. Of floating-point numbers and images two means are kept: another processor may compute
-the last digits of a resized image in another way.
+A sample is a function of (seed, epoch, index), so it has the same digest in every process. Integers, strings and shapes
+are digested exactly. Floating-point numbers and images are represented by two means, because another processor may
+compute other last digits of a resized image.
 """
 
 from __future__ import annotations
@@ -34,60 +34,59 @@ from trainer_cli.data.user_loader import UserLoader
 
 SAMPLES = 8
 LIMIT_S = 2.0
-"""How long reading samples may take. Those that are not read by then have no digest."""
+"""Time limit for reading samples. Samples that are not read by then have no digest."""
 _TOLERANCE = 1e-3
-_MOST_NODES = 10_000
-_MOST_NUMBERS, _MOST_PLACES = 2**18, 2**12
-"""Of each array: so many numbers count, and the places of so many. The mean of more numbers, each times a factor of its
-place, would hardly depend on their places."""
-_DEEPEST = 16
+_MAX_VALUES = 10_000
+_MAX_NUMBERS, _MAX_PLACES = 2**18, 2**12
+"""Maximal count of numbers of an array in the first mean, and in the second, which also depends on their positions. A
+mean of more numbers, each times a factor of its position, would hardly depend on their positions."""
+_MAX_DEPTH = 16
 
 FINGERPRINT = "fingerprint"
 Digests = dict[str, str]
 """Index of a sample -> its digest; or `fingerprint` -> that of the dataset."""
-Found = tuple[str, Digests | None]
-"""Name of a loader, and digests of its samples; None takes back those found before."""
+LoaderDigests = tuple[str, Digests | None]
+"""(name of a loader, digests of its samples). None withdraws its earlier digests."""
 Samples = Iterator[tuple[int, list[Any]]]
-"""Index of a sample, and what each reading of it gave."""
-Reads = Mapping[str, Callable[[], Samples]]
-"""Name of a loader -> what reads a few samples of its dataset."""
+"""(index of a sample, the sample as read each time)."""
+Readers = Mapping[str, Callable[[], Samples]]
+"""Name of a loader -> function that reads a few samples of its dataset."""
 
 
 def sample_digests(loaders: Mapping[str, Any], *, draws: int = 2, limit_s: float = LIMIT_S) -> dict[str, Digests]:
     """Digests of a few samples of each map-style dataset, by the name of its loader.
 
-    An entry is left out of an iterable dataset, of one with a `fingerprint`, of one that gives each rank samples of its
-    own, of one that is too slow, and of one of which a sample differs when it is read `draws` times.
+    There is no entry for an iterable dataset, for one with a `fingerprint`, for one with different samples on each
+    rank, for one that is too slow, and for one with a sample that differs when it is read `draws` times.
 
-    On Linux a forked process reads the samples: so no file that a dataset opens, no number that it draws and no thread
-    that it starts is found in this process, or in the workers that it forks later.
+    On Linux a forked process reads the samples. So files that a dataset opens, random numbers that it draws and threads
+    that it starts do not affect this process, or workers that it forks later.
 
     Args:
-        limit_s: of all datasets; each may take an equal part of it.
+        limit_s: time limit for all datasets together; each may take an equal share.
     """
-    reads = {name: partial(read, draws) for name, loader in loaders.items() if (read := _reader(loader)) is not None}
-    if not reads:
+    readers = {name: partial(read, draws) for name, loader in loaders.items() if (read := _reader(loader)) is not None}
+    if not readers:
         return {}
-    found: dict[str, Digests] = {}
-    for name, digests in (_forked if sys.platform == "linux" else _here)(reads, limit_s):
-        found[name] = {} if digests is None else found.get(name, {}) | digests
-    return {name: digests for name, digests in found.items() if digests}
+    results: dict[str, Digests] = {}
+    for name, digests in (_read_in_fork if sys.platform == "linux" else _read_here)(readers, limit_s):
+        results[name] = {} if digests is None else results.get(name, {}) | digests
+    return {name: digests for name, digests in results.items() if digests}
 
 
 def other_samples(now: Mapping[str, Mapping[str, str]], before: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """The first sample of each dataset that differs, as `sample 3 of train`. Samples that only one has are not
-    compared."""
-    found = []
+    """The first differing sample of each dataset, as `sample 3 of train`. Only common samples are compared."""
+    differences = []
     for name, digests in before.items():
         shared = sorted(set(digests) & set(now.get(name, ())), key=lambda index: (len(index), index))
         differing = next((index for index in shared if not _is_same(now[name][index], digests[index])), None)
         if differing is not None:
-            found.append(f"{'' if differing == FINGERPRINT else 'sample '}{differing} of {name}")
-    return found
+            differences.append(f"{'' if differing == FINGERPRINT else 'sample '}{differing} of {name}")
+    return differences
 
 
 def length_of(loader: Any) -> int | None:
-    """The number of samples of a loader's dataset; None if it is not known."""
+    """The number of samples in a loader's dataset; None if it is unknown."""
     if isinstance(loader, SharedLoader):
         return length_of(loader.loader)
     if isinstance(loader, Loader):
@@ -99,28 +98,28 @@ def length_of(loader: Any) -> int | None:
 
 
 def _reader(loader: Any) -> Callable[[int], Samples] | None:
-    """What reads a few samples; None if the loader has no samples by number, or need not be compared."""
+    """A function that reads a few samples; None if samples have no numbers, or need not be compared."""
     if isinstance(loader, SharedLoader):
         return _reader(loader.loader)
     if isinstance(loader, Loader):
         source = loader.source
         if loader.fingerprint is not None:
             return None
-        own_order = source.own_order is not None
-        return partial(_samples, source.dataset, loader.length, loader.seed, source.keys if own_order else None)
+        keys = None if source.own_order is None else source.keys
+        return partial(_read_samples, source.dataset, loader.length, loader.seed, keys)
     if not isinstance(loader, UserLoader) or not isinstance(loader.loader, DataLoader) or loader.per_rank:
         return None
     dataset: Any = loader.loader.dataset
     by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or not by_number or getattr(dataset, "fingerprint", None) is not None:
         return None
-    return partial(_samples, dataset, len(dataset), loader.seed, None)
+    return partial(_read_samples, dataset, len(dataset), loader.seed, None)
 
 
-def _samples(
+def _read_samples(
     dataset: Any, length: int, seed: int, keys: Callable[[int, int, int], Sequence[Any]] | None, draws: int
 ) -> Samples:
-    """Samples of epoch 0, spread over the dataset."""
+    """Read samples of epoch 0, spread evenly over the dataset."""
     for index in sorted({number * (length - 1) // (SAMPLES - 1) for number in range(SAMPLES)} if length else ()):
         key = index if keys is None else keys(0, index, index + 1)[0]
         samples = []
@@ -130,17 +129,17 @@ def _samples(
         yield index, samples
 
 
-def _here(reads: Reads, limit_s: float) -> Iterator[Found]:
+def _read_here(readers: Readers, limit_s: float) -> Iterator[LoaderDigests]:
     with kept_random_state():
-        yield from _digests_of(reads, limit_s)
+        yield from _digests_of(readers, limit_s)
 
 
-def _forked(reads: Reads, limit_s: float) -> Iterator[Found]:
+def _read_in_fork(readers: Readers, limit_s: float) -> Iterator[LoaderDigests]:
     context: Any = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send, args=(reads, sender, limit_s), daemon=True)
+    process = context.Process(target=_send, args=(readers, sender, limit_s), daemon=True)
     with warnings.catch_warnings():
-        # Of a fork with threads: the process calls datasets alone, as a worker does.
+        # Python warns of a fork with threads. This process only calls datasets, as a worker does.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
     sender.close()
@@ -153,32 +152,32 @@ def _forked(reads: Reads, limit_s: float) -> Iterator[Found]:
     process.close()
 
 
-def _send(reads: Reads, sender: Any, limit_s: float) -> None:
-    """Send the digests, in the forked process."""
-    # It ends soon, also if the parent is killed meanwhile, whose locks it holds.
+def _send(readers: Readers, sender: Any, limit_s: float) -> None:
+    """Send the digests. Runs in the forked process."""
+    # It ends soon even if the parent is killed, because it has inherited the parent's file locks.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(math.ceil(limit_s) + 1)
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
-    # The threads of the parent's OpenMP are not there.
+    # The threads of the parent's OpenMP do not exist after a fork.
     torch.set_num_threads(1)
     try:
-        for digests in _digests_of(reads, limit_s):
+        for digests in _digests_of(readers, limit_s):
             sender.send(digests)
     finally:
         os._exit(0)
 
 
-def _digests_of(reads: Reads, limit_s: float) -> Iterator[Found]:
-    """The digest of each sample; None takes back those of a dataset of which a sample differs when it is read again. An
-    error of a dataset ends its samples: the training reports it."""
-    for name, read in reads.items():
-        until = time.monotonic() + limit_s / len(reads)
+def _digests_of(readers: Readers, limit_s: float) -> Iterator[LoaderDigests]:
+    """Yield the digest of each sample. None withdraws those of a dataset with a sample that differs when read again."""
+    for name, read in readers.items():
+        until = time.monotonic() + limit_s / len(readers)
+        # An error of a dataset ends its samples. The training will report it.
         with suppress(Exception):
             for index, samples in read():
-                digest, *again = map(digest_of, samples)
-                if not all(_is_same(digest, other) for other in again):
+                digest, *repeated = map(digest_of, samples)
+                if not all(_is_same(digest, other) for other in repeated):
                     yield name, None
                     break
                 yield name, {str(index): digest}
@@ -187,29 +186,29 @@ def _digests_of(reads: Reads, limit_s: float) -> Iterator[Found]:
 
 
 def digest_of(sample: Any) -> str:
-    """The digest of a sample: what is exact of it, and the means of each array of numbers that are not."""
+    """The digest of a sample: a hash of its exact values, and two means of each array of floating-point numbers."""
     exact = hashlib.sha256()
     means: list[str] = []
-    _feed(sample, exact.update, means, [_MOST_NODES], 0)
+    _feed(sample, exact.update, means, [_MAX_VALUES], 0)
     return " ".join([exact.hexdigest()[:16], *means])
 
 
-def _feed(value: Any, update: Callable[[bytes], object], means: list[str], left: list[int], depth: int) -> None:
-    """Add a value to the digest. What is not known counts by its class alone, as its text may hold an address."""
-    left[0] -= 1
-    if left[0] < 0 or depth > _DEEPEST:
+def _feed(value: Any, update: Callable[[bytes], object], means: list[str], budget: list[int], depth: int) -> None:
+    """Add a value to the digest. An unknown object counts by its class alone, because its text may hold an address."""
+    budget[0] -= 1
+    if budget[0] < 0 or depth > _MAX_DEPTH:
         return
     update(f"<{type(value).__name__}>".encode())
 
-    def feed(part: Any) -> None:
-        _feed(part, update, means, left, depth + 1)
+    def feed(inner: Any) -> None:
+        _feed(inner, update, means, budget, depth + 1)
 
     if isinstance(value, Enum):
         update(value.name.encode())
     elif value is None or isinstance(value, bool | int | bytes | bytearray):
         update(repr(value).encode() if not isinstance(value, bytes | bytearray) else bytes(value))
     elif isinstance(value, str):
-        # The folder of a file may be another on another machine.
+        # The folder of a file may differ between machines.
         update(os.path.basename(value).encode(errors="replace") if os.path.isabs(value) else value.encode())
     elif isinstance(value, os.PathLike):
         update(os.path.basename(os.fspath(value)).encode(errors="replace"))
@@ -241,7 +240,7 @@ def _feed(value: Any, update: Callable[[bytes], object], means: list[str], left:
 def _feed_array(array: NDArray[Any], update: Callable[[bytes], object], means: list[str]) -> None:
     update(f"{array.dtype.str} {array.shape}".encode())
     flat = array.reshape(-1)
-    flat = flat[:: max(1, len(flat) // _MOST_NUMBERS)]
+    flat = flat[:: max(1, len(flat) // _MAX_NUMBERS)]
     kind = flat.dtype.kind
     if kind == "O":
         update(str([type(item).__name__ for item in flat[:100]]).encode())
@@ -251,18 +250,18 @@ def _feed_array(array: NDArray[Any], update: Callable[[bytes], object], means: l
         finite = np.isfinite(numbers)
         update(np.packbits(finite).tobytes() if not finite.all() else b"finite")
         numbers = np.where(finite, numbers, 0.0)
-        few = numbers[:: max(1, len(numbers) // _MOST_PLACES)]
+        few = numbers[:: max(1, len(numbers) // _MAX_PLACES)]
         factors = np.arange(len(few), dtype=np.uint64) * 2654435761 % 65536 / 32768 - 1
         means += [f"{mean:.6e}" for mean in ((np.abs(numbers).mean(), (few * factors).mean()) if len(few) else (0, 0))]
     else:
         update(np.ascontiguousarray(flat).tobytes())
 
 
-def _is_same(one: str, other: str) -> bool:
-    """Whether digests are equal, the means in them but for the last digits."""
-    if one == other:
+def _is_same(first: str, second: str) -> bool:
+    """Whether digests are equal, apart from the last digits of their means."""
+    if first == second:
         return True
-    (exact, *means), (other_exact, *other_means) = one.split(" "), other.split(" ")
+    (exact, *means), (other_exact, *other_means) = first.split(" "), second.split(" ")
     if exact != other_exact or len(means) != len(other_means):
         return False
     try:
@@ -270,8 +269,8 @@ def _is_same(one: str, other: str) -> bool:
     except ValueError:
         return False
     pairs = zip(numbers[::2], numbers[1::2], other_numbers[::2], other_numbers[1::2], strict=True)
-    # A sign says much, and both means are smaller than the numbers: so the first one is the measure.
+    # Relative to the mean of absolute values: the other mean may be near 0, because it has factors of both signs.
     return all(
-        max(abs(size - other_size), abs(place - other_place)) <= _TOLERANCE * max(size, other_size)
-        for size, place, other_size, other_place in pairs
+        max(abs(size - other_size), abs(position - other_position)) <= _TOLERANCE * max(size, other_size)
+        for size, position, other_size, other_position in pairs
     )

@@ -1,11 +1,7 @@
-"""Batches of a map-style dataset in an order that can be resumed at any sample, with or without workers.
+"""Load batches of a map-style dataset in an order that can be resumed at any sample, with or without workers.
 
-`Loader` decides the order and seeds each sample, so its resume is exact; it does not change the random state of the
-training.
-
-Pass the number of the epoch to every part of a loader that has `set_epoch`: datasets, samplers, and those inside.
-
-Share the batches of one loader among ranks, without a batch lost or seen twice.
+`Loader` determines the order and seeds each sample, so its resume is exact. The random state of the training is kept.
+`SharedLoader` divides the batches of any loader among ranks. `EpochParts` passes the epoch on to `set_epoch`.
 """
 
 from __future__ import annotations
@@ -31,19 +27,19 @@ from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
 
 _INNER = ("dataset", "datasets", "sampler", "batch_sampler")
-"""Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and their like hold others."""
+"""Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and others hold datasets and samplers."""
 
 
 class EpochParts:
-    """The parts of a loader or dataset that have `set_epoch`.
+    """Call `set_epoch` of a loader or dataset, or of the samplers and datasets inside it.
 
-    Inside a part that has it nothing is looked for: the part passes it on itself. Two owners may have parts in common,
-    as the two halves of a `random_split` have; `set` then calls again what the other owner has changed.
+    An object with `set_epoch` is expected to pass the epoch on to what it contains. Two loaders may share a dataset, as
+    the two halves of a `random_split` do. `set` then calls it again after the other loader has changed its epoch.
     """
 
     def __init__(self, root: Any, seed: int) -> None:
         self.seed = seed
-        self.parts = list(_parts(root, set()))
+        self.parts = list(_find_parts(root, set()))
         self._epoch: int | None = None
 
     def __bool__(self) -> bool:
@@ -54,7 +50,7 @@ class EpochParts:
         if epoch == self._epoch and all(_latest.get(id(part)) is self for part in self.parts):
             return
         for part in self.parts:
-            # What it draws is a function of seed and epoch, in every worker.
+            # So what it draws depends on seed and epoch alone, and is the same in every worker.
             seed_random(sample_seed(self.seed, epoch, 0))
             part.set_epoch(epoch)
             _latest[id(part)] = self
@@ -62,116 +58,119 @@ class EpochParts:
 
 
 _latest: weakref.WeakValueDictionary[int, EpochParts] = weakref.WeakValueDictionary()
-"""By identity of a part: who has set its epoch last, and holds the part as long."""
+"""id of a part -> the owner that has set its epoch last. The owner keeps the part alive, so the id is not reused."""
 
 
-def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
+def _find_parts(value: Any, seen: set[int]) -> Iterator[Any]:
     if id(value) in seen:
         return
     seen.add(id(value))
     if callable(getattr(value, "set_epoch", None)):
         yield value
         return
-    # Plain attributes alone: a property may compute, or read files.
+    # Only plain attributes, because a property may compute, or read files.
     attributes = getattr(value, "__dict__", {})
     for name in _INNER:
         inner = attributes.get(name)
         if isinstance(inner, Mapping):
             inner = list(inner.values())
         for entry in inner if isinstance(inner, list | tuple) else [] if inner is None else [inner]:
-            yield from _parts(entry, seen)
+            yield from _find_parts(entry, seen)
 
 
 @dataclass(frozen=True, slots=True)
 class PaddingBatch:
-    """The batch of a rank for which no samples are left: it is computed as every rank computes one, but counts
-    nothing."""
+    """A batch for a rank without samples. It is computed to keep the collectives in step, and does not count."""
 
     batch: Any
 
 
 class SharedLoader:
-    """Every rank iterates the same loader, and takes of each `world_size` batches in turn that of its rank.
+    """Divide the batches of a loader among ranks: each rank iterates all, and takes one of every `world_size`.
 
-    So the ranks have equally many batches, and the loader's order and position are those of one process. Where batches
-    are left over at the end of an epoch, the other ranks have a `PaddingBatch`.
+    So all ranks have the same number of batches, and the order and position of the loader are those of one process. If
+    the last batches of an epoch are fewer than the ranks, the remaining ranks have a `PaddingBatch`.
     """
 
     def __init__(self, loader: Any, *, rank: int, world_size: int) -> None:
         self.loader, self.rank, self.world_size = loader, rank, world_size
         per_batch = getattr(loader, "samples_per_batch", None)
         self.samples_per_batch: int | None = None if per_batch is None else per_batch * world_size
-        """Samples of all ranks by which a batch advances the position; None if the loader does not count samples."""
+        """Number of samples by which a batch advances the position, over all ranks; None if they are not counted."""
         self.batch_samples: int | None = None
-        """Samples of the batch that `iterate` gave last; None if the loader does not say."""
+        """Number of samples in the last batch; None if the loader does not state it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.loader, name)
 
     @property
     def promise(self) -> str:
-        """What each rank reads, and how exact the loader's resume is, for the log."""
-        own = getattr(self.loader, "promise", "")
+        """Sentences for the log: what each rank reads, and how exact a resume of the loader is."""
+        promise = getattr(self.loader, "promise", "")
         return (
             f"Each of {self.world_size} ranks reads all batches, and trains on one in {self.world_size}. If the loader "
-            f"or its dataset shares samples out among ranks itself, give it an attribute per_rank = True. {own}"
+            f"or its dataset shares samples out among ranks itself, give it an attribute per_rank = True. {promise}"
         ).rstrip()
 
     def __len__(self) -> int:
-        """Batches of an epoch, on each rank; TypeError where the loader has no length."""
+        """Number of batches in an epoch of each rank. Raises TypeError if the loader has no length."""
         return -(-len(self.loader) // self.world_size)
 
     def batches_after(self, samples: int) -> int:
-        """Batches that are left of an epoch, on each rank, after its first `samples` samples."""
-        left: int = self.loader.batches_after(samples)
-        return -(-left // self.world_size)
+        """Number of batches of each rank after the first `samples` samples of an epoch."""
+        remaining: int = self.loader.batches_after(samples)
+        return -(-remaining // self.world_size)
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
-        """This rank's batches of an epoch after the first `batch` of each rank."""
+        """Yield the batches of this rank after the first `batch` batches of each rank."""
         batches = self.loader.iterate(epoch, batch=batch * self.world_size, samples=samples)
         try:
-            turn: list[Any] = []
-            for batch in batches:
-                if len(turn) == self.rank:
+            round_batches: list[Any] = []
+            for next_batch in batches:
+                if len(round_batches) == self.rank:
                     self.batch_samples = self.loader.batch_samples
-                turn.append(batch)
-                if len(turn) == self.world_size:
-                    own = turn[self.rank]
-                    turn.clear()
-                    yield own
-            if turn:
-                yield turn[self.rank] if self.rank < len(turn) else PaddingBatch(turn[0])
+                round_batches.append(next_batch)
+                if len(round_batches) == self.world_size:
+                    rank_batch = round_batches[self.rank]
+                    # Before the yield, so that the batches of other ranks are freed.
+                    round_batches.clear()
+                    yield rank_batch
+            if round_batches:
+                has_batch = self.rank < len(round_batches)
+                yield round_batches[self.rank] if has_batch else PaddingBatch(round_batches[0])
         finally:
             if (close := getattr(batches, "close", None)) is not None:
                 close()
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
-        """The loader's position, after the batches of all ranks."""
+        """The position of the loader after the batches of all ranks."""
         state: dict[str, Any] = self.loader.state_dict(epoch, samples=samples, batch=batch * self.world_size)
         return state
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a position that does not fit the loader; one that has a position keeps it."""
+        """Let the loader check a saved position, and keep it for `iterate`."""
         self.loader.check_state(state)
 
     def close(self) -> None:
-        """End the loader's workers."""
+        """End the workers of the loader."""
         if (close := getattr(self.loader, "close", None)) is not None:
             close()
 
 
-Part = tuple[int, int, int]
-"""A batch to be made: epoch, and its positions in the order, start and stop."""
+BatchRange = tuple[int, int, int]
+"""Request for a batch: (epoch, start, stop), with positions in the order of the epoch."""
 
 
 class MapDataset(Protocol):
-    """Anything with a length and samples by number.
+    """An object with a length, and samples by number. These attributes are optional:
 
-    It may also have `deterministic = True` (its samples use no random numbers, so none are seeded),
-    `fingerprint` (a digest of its content, checked at a resume), `__getitems__` (samples by a list of
-    numbers, used unless it draws random numbers), `collate` (makes a batch of a list of samples, where the loader
-    is given no `collate_fn`), and an order of its own: `sample_keys(seed, epoch, start, stop)`, the arguments of
-    `__getitem__` at these positions of the epoch. It must be a pure function; `order_version` names it.
+    - `deterministic = True`: samples use no random numbers, so none are seeded.
+    - `fingerprint`: digest of the content, compared in a resume.
+    - `__getitems__`: samples by a list of numbers, used unless it draws random numbers.
+    - `collate`: makes a batch of a list of samples, if the loader has no `collate_fn`.
+    - `sample_keys(seed, epoch, start, stop)`: an order of the dataset's own. Returns the arguments of `__getitem__` at
+      these positions of the epoch. It must be a pure function.
+    - `order_version`: name of that order, compared in a resume.
     """
 
     def __len__(self) -> int: ...
@@ -179,24 +178,23 @@ class MapDataset(Protocol):
 
 
 class Loader:
-    """Batches of a map-style dataset; which samples, in what order and with what randomness is a pure
-    function of (seed, epoch), the same with any number of workers and ranks, and from any sample on.
+    """Load batches of a map-style dataset.
 
-    `set_epoch` of the dataset, and of datasets inside it, is called before its samples of an epoch, in every worker.
+    Samples, order and random numbers are a pure function of (seed, epoch). They are the same with any number of workers
+    and ranks, and after a resume at any sample. `set_epoch` of the dataset, and of datasets inside it, is called before
+    its samples of an epoch, in every worker.
 
-    Before each `dataset[index]` python's, numpy's and torch's CPU generators are seeded from (seed, epoch,
-    index), or with an order of the dataset's own from (seed, epoch, position); `collate_fn` draws after the last
-    sample. Without workers their states are restored after each batch.
+    Before each `dataset[index]` the CPU generators of python, numpy and torch are seeded from (seed, epoch, index), or
+    with an order of the dataset's own from (seed, epoch, position). `collate_fn` draws after the last sample. Without
+    workers the states of the generators are restored after each batch.
 
-    On `world_size` ranks the order is the same. `world_size * batch_size` samples of it at a time are
-    cut into a batch for each rank, in the order of ranks, so every rank has equally many batches. Fewer at the
-    end of an epoch are cut as evenly, where they are fewer than the ranks, a rank without a sample has a
-    `PaddingBatch`. With `drop_last` both are left out.
+    The order does not depend on `world_size`. Of every `world_size * batch_size` samples each rank gets a batch, in the
+    order of ranks, so all ranks have the same number of batches. Fewer samples at the end of an epoch are divided
+    evenly, and a rank without a sample has a `PaddingBatch`. With `drop_last` they are left out.
 
     Args:
-        persistent_workers: keep workers between epochs, each with a copy of the dataset from their start. Not given:
-            yes.
-        worker_timeout_s: how long to wait for a batch from the workers. Not given: ten minutes.
+        persistent_workers: keep workers between epochs, each with a copy of the dataset from its start; None: yes.
+        worker_timeout_s: limit of the wait for a batch from the workers; None: ten minutes.
     """
 
     def __init__(
@@ -226,9 +224,9 @@ class Loader:
         self.pin_memory = pin_memory
         self.rank, self.world_size = rank, world_size
         self.samples_per_batch = batch_size * world_size
-        """Samples of all ranks by which a batch advances the position."""
+        """Number of samples by which a batch advances the position, over all ranks."""
         self.batch_samples: int | None = None
-        """Samples of the batch that `iterate` gave last."""
+        """Number of samples in the last batch."""
         self.length = len(dataset)
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.source = KeyedSource(dataset, seed, collate_fn, shuffle=shuffle, length=self.length)
@@ -248,32 +246,31 @@ class Loader:
             )
 
     def __len__(self) -> int:
-        """Batches of an epoch, on each rank."""
+        """Number of batches in an epoch of each rank."""
         return self.batches_after(0)
 
     def batches_after(self, samples: int) -> int:
-        """Batches that are left of an epoch, on each rank, after its first `samples` samples."""
-        left = max(0, self.length - samples)
-        whole, over = divmod(left, self.samples_per_batch)
-        return whole + (over > 0 and not self.drop_last)
+        """Number of batches of each rank after the first `samples` samples of an epoch."""
+        full, remainder = divmod(max(0, self.length - samples), self.samples_per_batch)
+        return full + (remainder > 0 and not self.drop_last)
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
-        """This rank's batches of an epoch after the first `samples` samples of all. `batch` is not needed here.
+        """Yield the batches of this rank after the first `samples` samples of all ranks. `batch` is not used.
 
         Closing the iterator ends its workers, unless they are persistent.
         """
         if samples < 0:
             raise ValueError(f"an epoch cannot be entered {-samples} samples before its start")
-        parts = self._parts(epoch, samples)
-        batches = self._here(parts) if self.num_workers == 0 else self.workers.answers(parts)
-        return self._counted(batches, samples)
+        ranges = self._ranges(epoch, samples)
+        batches = self._load(ranges) if self.num_workers == 0 else self.workers.answers(ranges)
+        return self._count(batches, samples)
 
     def close(self) -> None:
         """End the persistent workers. A later `iterate` starts new ones."""
         self.workers.close()
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
-        """The position, and the data and order that it belongs to."""
+        """The position, and the data and order it belongs to."""
         return {
             "version": STATE_VERSION,
             "order": self.source.order_name,
@@ -285,37 +282,35 @@ class Loader:
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a position in other data or another order. Batch size, workers and ranks may differ.
-
-        Raises:
-            UserError: naming everything that differs.
-        """
+        """Raise UserError for a position in other data or another order. Batch size, workers and ranks may differ."""
         check_same(self.state_dict(0), state, ("version", "order", "seed", "length", "fingerprint"))
 
-    def _here(self, parts: Iterator[Part]) -> Generator[Any, None, None]:
-        for part in parts:
+    def _load(self, ranges: Iterator[BatchRange]) -> Generator[Any, None, None]:
+        """Yield the batches without workers."""
+        for batch_range in ranges:
             if self.source.draws:
                 with kept_random_state():
-                    batch = self.source.fetch(part)
+                    batch = self.source.fetch(batch_range)
             else:
-                batch = self.source.fetch(part)
+                batch = self.source.fetch(batch_range)
             yield pinned(batch) if self.pin_memory else batch
 
-    def _parts(self, epoch: int, samples: int) -> Generator[Part, None, None]:
-        for turn in range(self.batches_after(samples)):
-            start = samples + turn * self.samples_per_batch
+    def _ranges(self, epoch: int, samples: int) -> Generator[BatchRange, None, None]:
+        for number in range(self.batches_after(samples)):
+            start = samples + number * self.samples_per_batch
             first, end = self._share(start)
+            # A rank without a sample loads the first one, for its padding batch.
             yield (epoch, first, end) if first < end else (epoch, start, start + 1)
 
     def _share(self, start: int) -> tuple[int, int]:
-        """This rank's positions of the batch of all ranks that begins at `start`; the first ranks have more."""
+        """The positions (first, end) of this rank in the samples of all ranks that begin at `start`."""
         count = min(self.samples_per_batch, self.length - start)
+        # Rounded up by the negation, so the first ranks have more if the samples cannot be divided evenly.
         first, end = (start - (-count * rank) // self.world_size for rank in (self.rank, self.rank + 1))
         return first, end
 
-    def _counted(self, batches: Generator[Any, None, None], start: int) -> Generator[Any, None, None]:
-        """The batches, each with its number of samples in `batch_samples`; marked if no sample is left for this
-        rank."""
+    def _count(self, batches: Generator[Any, None, None], start: int) -> Generator[Any, None, None]:
+        """Set `batch_samples` for each batch, and mark a batch without samples as padding."""
         try:
             for batch in batches:
                 first, end = self._share(start)
@@ -327,7 +322,7 @@ class Loader:
 
 
 class KeyedSource:
-    """Makes a batch of a dataset from its positions in the order. Each worker has a copy."""
+    """Make a batch of a dataset from positions in the order. Each worker has a copy."""
 
     def __init__(
         self,
@@ -348,29 +343,29 @@ class KeyedSource:
         self.draws = not self.deterministic or collate_fn is not None or bool(self.epochs)
         self.many = _getitems(dataset)
         self.own_order = getattr(dataset, "sample_keys", None)
-        usual = ORDER_VERSION if shuffle else "sequential"
-        self.order_name: str = usual if self.own_order is None else getattr(dataset, "order_version", "own")
+        default_order = ORDER_VERSION if shuffle else "sequential"
+        self.order_name: str = default_order if self.own_order is None else getattr(dataset, "order_version", "own")
 
     def keys(self, epoch: int, start: int, stop: int) -> Sequence[Any]:
-        """The keys for `dataset[…]` at these positions of an epoch."""
+        """The arguments of `dataset[…]` at these positions of an epoch."""
         if self.own_order is not None:
-            own: Sequence[Any] = self.own_order(self.seed, epoch, start, stop)
-            return own
+            keys: Sequence[Any] = self.own_order(self.seed, epoch, start, stop)
+            return keys
         return sample_indices(self.seed, epoch, start, stop, self.length) if self.shuffle else range(start, stop)
 
-    def fetch(self, part: Part) -> Any:
-        """The batch at this part of the order. An error of the dataset keeps its type and says which sample it was."""
-        epoch, start, stop = part
+    def fetch(self, batch_range: BatchRange) -> Any:
+        """Make a batch. An error of the dataset keeps its type, and gets a note that names the sample."""
+        epoch, start, stop = batch_range
         if self.epochs:
             self.epochs.set(epoch)
         keys = self.keys(epoch, start, stop)
         numbers = keys if self.own_order is None else range(start, stop)
-        samples = None if self.many is None else self._at_once(keys, epoch)
+        samples = None if self.many is None else self._load_together(keys, epoch)
         if samples is None:
             seeds = () if self.deterministic else sample_seeds(self.seed, epoch, numbers)
-            samples = self._one_by_one(keys, seeds, epoch)
+            samples = self._load_each(keys, seeds, epoch)
         elif not self.deterministic:
-            # As after the last sample alone, for what collate_fn draws.
+            # collate_fn shall draw the same numbers as after samples that were loaded one by one.
             seed_random(sample_seed(self.seed, epoch, numbers[-1]))
         if self.deterministic and self.draws:
             seed_random(sample_seed(self.seed, epoch, start if self.own_order is not None else keys[0]))
@@ -380,11 +375,11 @@ class KeyedSource:
             error.add_note(f"while collating samples {list(keys)} of epoch {epoch}")
             raise
 
-    def _at_once(self, keys: Sequence[Any], epoch: int) -> Any:
-        """The samples by the dataset's `__getitems__`; None if it draws random numbers.
+    def _load_together(self, keys: Sequence[Any], epoch: int) -> Any:
+        """Load samples by `__getitems__` of the dataset. Returns None if that draws random numbers.
 
-        Such samples are seeded one by one, so that they do not depend on the batch. A dataset that has drawn once is
-        read so from then on.
+        Such samples, and all later ones of the dataset, are seeded and loaded one by one, so that they do not depend on
+        the batch.
         """
         assert self.many is not None
         before = None if self.deterministic else random_state()
@@ -398,7 +393,7 @@ class KeyedSource:
             return None
         return samples
 
-    def _one_by_one(self, keys: Sequence[Any], seeds: Sequence[int], epoch: int) -> list[Any]:
+    def _load_each(self, keys: Sequence[Any], seeds: Sequence[int], epoch: int) -> list[Any]:
         samples: list[Any] = []
         try:
             for number, key in enumerate(keys):
@@ -412,7 +407,8 @@ class KeyedSource:
 
 
 def _getitems(dataset: Any) -> Callable[[list[Any]], Any] | None:
-    """The dataset's `__getitems__`, if it reads many samples at once: a Subset's own only passes the call on."""
+    """The `__getitems__` of a dataset, if it reads many samples at once."""
+    # That of a Subset only passes the call on to its dataset, if this has it.
     inner = dataset
     while type(inner) is Subset:
         inner = inner.dataset

@@ -1,6 +1,6 @@
-"""Checks of loaders: their settings, and whether a saved position fits the data.
+"""Settings, saved positions and random generators of loaders.
 
-The random generators that data may draw from: seeded for each sample, and restored for the training.
+Positions and settings are checked here, and the generators that data may draw from are seeded and restored.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from trainer_cli.errors import UserError
 log = logging.getLogger(__name__)
 
 STATE_VERSION = 3
-"""Changes when a saved position would mean another, or `seed_random` would give other random numbers."""
+"""Changes when the meaning of a saved position changes, or `seed_random` gives other random numbers."""
 
 
 def check_counts(*, batch_size: int, num_workers: int) -> None:
-    """Refuse anything but a whole number of at least 1 (batch_size) or 0 (num_workers)."""
-    for name, value, least in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    """Raise UserError unless these are whole numbers of at least 1 and 0."""
+    for name, value, minimum in (("batch_size", batch_size, 1), ("num_workers", num_workers, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise UserError(
-                f"data.{name} is {value!r}, but it must be a whole number of at least {least}",
+                f"data.{name} is {value!r}, but it must be a whole number of at least {minimum}",
                 where=f"data.{name}",
             )
 
 
 class StateWatch:
-    """Warns once if the state of a loader or dataset does not move from one batch to the next.
+    """Warn once if the state of a loader or dataset does not change from batch to batch.
 
-    A resume inside an epoch would then repeat the batches since the epoch's beginning.
+    A resume inside an epoch would then repeat the batches since the beginning of the epoch.
     """
 
     def __init__(self, owner: Any, *, stateful: bool) -> None:
         self._name = class_name(owner)
         self._first: Any = None
         self.watches = stateful
-        """Whether the state is still to be seen."""
+        """Whether more states are needed."""
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
         self._first = None
 
     def see(self, state: Any) -> None:
@@ -56,7 +56,8 @@ class StateWatch:
         if self._first is None:
             try:
                 self._first = copy.deepcopy(state)
-            except Exception:  # The checkpoint reports what cannot be saved.
+            except Exception:
+                # The checkpoint reports a state that cannot be saved.
                 self.watches = False
             return
         self.watches = False
@@ -69,7 +70,7 @@ class StateWatch:
 
 
 def _are_equal(first: Any, second: Any) -> bool:
-    """Whether two states are certainly equal; what cannot be compared is not."""
+    """Whether two states are certainly equal. False for values that cannot be compared."""
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return first.keys() == second.keys() and all(_are_equal(first[key], second[key]) for key in first)
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
@@ -81,7 +82,7 @@ def _are_equal(first: Any, second: Any) -> bool:
 
 
 def timeout_seconds(value: float | str | None) -> float | None:
-    """The limit of the wait for a batch: a number of seconds, or a string such as 30s or 5min; None stays None."""
+    """The seconds of a time limit, which is a number of seconds, a string such as 30s or 5min, or None."""
     if value is None:
         return None
     try:
@@ -101,10 +102,10 @@ def timeout_seconds(value: float | str | None) -> float | None:
     return seconds
 
 
-def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Refuse a saved position that differs in these entries."""
+def check_same(current: Mapping[str, Any], saved: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise UserError if a saved position differs in these entries."""
     differing = [
-        f"{name} was {saved.get(name)!r} and is {ours[name]!r}" for name in names if saved.get(name) != ours[name]
+        f"{name} was {saved.get(name)!r} and is {current[name]!r}" for name in names if saved.get(name) != current[name]
     ]
     if differing:
         raise UserError(
@@ -115,8 +116,8 @@ def check_same(ours: Mapping[str, Any], saved: Mapping[str, Any], names: Sequenc
 
 
 def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
-    """Refuse a position inside an epoch that is counted in batches of another size."""
-    # Old checkpoints do not have it.
+    """Raise UserError for a position inside an epoch that is counted in batches of another size."""
+    # Old checkpoints do not have the entry.
     before = saved.get("batch_size", batch_size)
     if saved["batch"] and before != batch_size:
         raise UserError(
@@ -126,7 +127,7 @@ def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
         )
 
 
-# `torch.manual_seed` also visits every accelerator, which takes a hundred times as long.
+# torch.manual_seed also seeds every accelerator, which takes a hundred times as long.
 _seed_torch = torch.default_generator.manual_seed
 
 
@@ -142,18 +143,18 @@ RandomState = tuple[torch.Tensor, Any, Any]
 
 def random_state() -> RandomState:
     """The states of torch's CPU generator, python's and numpy's."""
-    # The legacy form of numpy's state holds for Mersenne twisters alone.
+    # The legacy form of numpy's state exists for Mersenne twisters alone.
     return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
 
 
 def is_random_state(state: RandomState) -> bool:
-    """Whether the generators are in this state: nothing was drawn since."""
-    of_torch, of_python, of_numpy = random_state()
-    return torch.equal(of_torch, state[0]) and of_python == state[1] and _is_equal(of_numpy, state[2])
+    """Whether the generators are in this state, so that no number was drawn since."""
+    torch_state, python_state, numpy_state = random_state()
+    return torch.equal(torch_state, state[0]) and python_state == state[1] and _is_equal(numpy_state, state[2])
 
 
 def _is_equal(state: Any, other: Any) -> bool:
-    """Whether two states of numpy are equal: arrays and numbers in mappings, other ones for each bit generator."""
+    """Whether two states of numpy are equal. They are mappings of arrays and numbers, which depend on the generator."""
     if isinstance(state, dict):
         return state.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in state.items())
     return bool(np.array_equal(state, other))
@@ -161,7 +162,7 @@ def _is_equal(state: Any, other: Any) -> bool:
 
 @contextmanager
 def kept_random_state() -> Generator[None, None, None]:
-    """Restore python's, numpy's and torch's CPU generator at the end."""
+    """Restore the CPU generators of python, numpy and torch after the block."""
     states = random_state()
     try:
         yield

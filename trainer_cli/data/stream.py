@@ -1,7 +1,7 @@
-"""Batches of an iterable dataset. A dataset that saves its position is resumed there, in every worker.
+"""Load batches of an iterable dataset. A dataset that saves its position is resumed there, in every worker.
 
-Each batch comes with the state of the dataset after it, so that the saved position is that of the training, not of
-the workers' prefetching. A dataset without a state is read again up to that position.
+Each batch comes with the state of the dataset after it, so that the saved position is that of the training, and not of
+the prefetching workers. A dataset without a state is read again up to that position.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from trainer_cli.errors import UserError
 log = logging.getLogger(__name__)
 
 _LONG_S = 0.001
-"""A slower copy of the dataset's state is reported, since it is made for every batch."""
+"""A copy of the dataset's state that takes longer is reported, because it is made for every batch."""
 
 
 class Request(NamedTuple):
-    """The next batch of a pass over an epoch; `start` of the first is the state that the dataset loads."""
+    """Request for the next batch of a pass over an epoch.
+
+    `start` of a worker's first request is the state that its dataset loads.
+    """
 
     turn: int
     epoch: int
@@ -48,8 +51,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A batch and its number of samples (0: there was none), the dataset's state after it, and whether the dataset has
-    ended."""
+    """A batch and its number of samples (0: no batch), the dataset's state after it, and whether the dataset ended."""
 
     batch: Any
     samples: int
@@ -57,12 +59,12 @@ class Answer:
     ended: bool
 
     def pin_memory(self) -> Answer:
-        """Pin the batch only."""
+        """Pin the batch. Torch calls this in the main process; the state stays as it is."""
         return replace(self, batch=pinned(self.batch)) if self.samples else self
 
 
 @dataclass(slots=True)
-class Place:
+class WorkerPosition:
     """The position of one worker's dataset."""
 
     state: Any
@@ -71,21 +73,20 @@ class Place:
 
 
 class StreamLoader:
-    """Batches of an IterableDataset, from this process or from workers in turn.
+    """Load batches of an IterableDataset, from this process or from workers in turn.
 
-    A resume loads the position of a dataset with `state_dict` and `load_state_dict`; of any other, it replays the
-    batches of the epoch that were seen already. Every epoch begins with the dataset in its initial state;
-    `set_epoch`, if it has one, is called first. Before each batch the random generators are seeded from
-    (seed, epoch, number of the batch). As usual, it is the dataset that shares its samples among workers, by
-    `torch.utils.data.get_worker_info()`.
+    A resume loads the state of a dataset with `state_dict` and `load_state_dict`. For other datasets it replays the
+    batches of the epoch that were already seen. Every epoch begins with the dataset in its initial state; `set_epoch`,
+    if it has one, is called first. Before each batch the random generators are seeded from (seed, epoch, number of the
+    batch). The dataset divides its samples among workers, by `torch.utils.data.get_worker_info()`.
 
     Args:
-        persistent_workers: keep workers between epochs. Not given: if the dataset has a state that can be reset; else
-            each epoch begins with new copies of it.
+        persistent_workers: keep workers between epochs; None: if the dataset has a state, which can be reset. Otherwise
+            each epoch begins with new copies of the dataset.
     """
 
     stateful = True
-    """A caller that fetches a batch ahead must take the state before."""
+    """A caller that fetches a batch ahead must save the state before."""
 
     def __init__(
         self,
@@ -108,9 +109,9 @@ class StreamLoader:
         self.pin_memory = pin_memory
         self.fingerprint: str | None = getattr(dataset, "fingerprint", None)
         self.per_rank = bool(getattr(dataset, "per_rank", False))
-        """As of `UserLoader`."""
+        """See `UserLoader.per_rank`."""
         self.batch_samples: int | None = None
-        """Samples of the batch that `iterate` gave last."""
+        """Number of samples in the last batch."""
         self.source = StreamSource(dataset, seed, batch_size, collate_fn, drop_last=drop_last)
         self.workers = Workers(
             self.source,
@@ -124,39 +125,40 @@ class StreamLoader:
         self._turn = 0
         self._position = 0, 0
         self._next = 0
-        self._places = self._beginning()
+        self._worker_positions = self._beginning()
         self._reported = False
 
     @property
     def promise(self) -> str:
-        """How exact its resume is, for the log."""
+        """A sentence for the log: how exact a resume is."""
         if not self.source.stateful:
             return (
                 f"{class_name(self.source.dataset)} has no position of its own, so a resume replays the batches of the "
                 "epoch that were already seen and drops them; it is exact if the dataset gives the same samples each "
                 "time it is started with the same random seeds, and has no memory of earlier epochs."
             )
-        several = f", in each of its {self.num_workers} workers" if self.num_workers > 1 else ""
+        in_workers = f", in each of its {self.num_workers} workers" if self.num_workers > 1 else ""
         return (
             f"{class_name(self.source.dataset)} saves and loads its own position, so a resume goes on where it "
-            f"stood{several}; it is exact if that position is all that its samples depend on."
+            f"stood{in_workers}; it is exact if that position is all that its samples depend on."
         )
 
     def __len__(self) -> int:
-        """Batches of an epoch. TypeError where unknown: no length, or several workers."""
+        """Number of batches in an epoch. Raises TypeError without a length, or with several workers."""
         if self.num_workers > 1:
             raise TypeError("how many batches several workers make of an iterable dataset is known at its end")
-        whole, over = divmod(len(self.source.dataset), self.batch_size)
-        return whole + (over > 0 and not self.drop_last)
+        full, remainder = divmod(len(self.source.dataset), self.batch_size)
+        return full + (remainder > 0 and not self.drop_last)
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
-        """The batches of an epoch after its first `batch` batches. `samples` is not needed here."""
+        """Yield the batches of an epoch after its first `batch` batches. `samples` is not used."""
         if batch < 0:
             raise ValueError(f"an epoch cannot be entered {-batch} batches before its start")
         skip = 0
         if batch == 0 or not self.source.stateful or (epoch, batch) != self._position:
+            # There is no state of this position, so the epoch is read from its beginning.
             skip = batch
-            self._position, self._next, self._places = (epoch, 0), 0, self._beginning()
+            self._position, self._next, self._worker_positions = (epoch, 0), 0, self._beginning()
         self._turn += 1
         self._watch.begin()
         return self._batches(epoch, skip)
@@ -170,9 +172,9 @@ class StreamLoader:
 
         A dataset without a state is replayed, so any batch can be named.
         """
-        places, following = self._places, self._next
+        positions, following = self._worker_positions, self._next
         if batch == 0 or not self.source.stateful:
-            places, following = self._beginning(), 0
+            positions, following = self._beginning(), 0
         elif (epoch, batch) != self._position:
             raise ValueError(f"the position is {self._position}, not at {(epoch, batch)}")
         return {
@@ -184,20 +186,20 @@ class StreamLoader:
             "batch_size": self.batch_size,
             "fingerprint": self.fingerprint,
             "next": following,
-            "workers": [asdict(place) for place in places],
+            "workers": [asdict(position) for position in positions],
         }
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse a position in other data, or inside an epoch shared by other workers; keep it for `iterate`.
+        """Keep a saved position for `iterate`.
 
         Raises:
-            UserError: saying what differs.
+            UserError: it is in other data, or inside an epoch with another number of workers.
         """
         check_same(self.state_dict(0), state, ("version", "order", "seed", "fingerprint"))
         check_batch_size(self.batch_size, state)
         epoch, batch, count = state["epoch"], state["batch"], len(state["workers"])
         name = class_name(self.source.dataset)
-        if count != len(self._places):
+        if count != len(self._worker_positions):
             if batch:
                 raise UserError(
                     f"the checkpoint is from the middle of an epoch of {name} that {count} workers share in their own "
@@ -214,24 +216,26 @@ class StreamLoader:
                 )  # fmt: skip
         elif batch and self.source.stateful:
             self._position, self._next = (epoch, batch), state["next"]
-            self._places = [Place(**place) for place in state["workers"]]
+            self._worker_positions = [WorkerPosition(**position) for position in state["workers"]]
 
-    def _beginning(self) -> list[Place]:
-        return [Place(self.source.initial) for _ in range(max(1, self.num_workers))]
+    def _beginning(self) -> list[WorkerPosition]:
+        return [WorkerPosition(self.source.initial) for _ in range(max(1, self.num_workers))]
 
     def _batches(self, epoch: int, skip: int) -> Generator[Any, None, None]:
         answers = self._answers(epoch)
         try:
             for number in count():
-                if all(place.ended for place in self._places):
+                if all(position.ended for position in self._worker_positions):
                     return
                 answer = next(answers)
-                worker = number % len(self._places)
-                place = self._places[worker]
-                if answer is None or place.ended:
+                worker = number % len(self._worker_positions)
+                position = self._worker_positions[worker]
+                if answer is None or position.ended:
                     continue
-                self._next = (worker + 1) % len(self._places)
-                self._places[worker] = Place(answer.state, place.batches + bool(answer.samples), answer.ended)
+                self._next = (worker + 1) % len(self._worker_positions)
+                self._worker_positions[worker] = WorkerPosition(
+                    answer.state, position.batches + bool(answer.samples), answer.ended
+                )
                 if answer.samples:
                     self._position = epoch, self._position[1] + 1
                     if self._watch.watches and worker == 0 and not answer.ended:
@@ -253,23 +257,23 @@ class StreamLoader:
             yield answer.pin_memory() if self.pin_memory and answer is not None else answer
 
     def _requests(self, epoch: int) -> Generator[Request | None, None, None]:
-        """One for each worker in turn, endlessly; None for a worker that is skipped or at its end."""
-        places, first, turn = self._places, self._next, self._turn
-        asked: list[int] = [place.batches for place in places]
-        starts: list[Any] = [place.state for place in places]
+        """Yield requests for the workers in turn, without end; None for a worker that is skipped or has ended."""
+        positions, first, turn = self._worker_positions, self._next, self._turn
+        requested: list[int] = [position.batches for position in positions]
+        starts: list[Any] = [position.state for position in positions]
         for number in count():
-            worker = number % len(places)
-            if number < first or self._places[worker].ended:
+            worker = number % len(positions)
+            if number < first or self._worker_positions[worker].ended:
                 yield None
                 continue
             # Only the first request of a worker carries the state, which may be large.
             start, starts[worker] = starts[worker], None
-            yield Request(turn, epoch, asked[worker] * len(places) + worker, start)
-            asked[worker] += 1
+            yield Request(turn, epoch, requested[worker] * len(positions) + worker, start)
+            requested[worker] += 1
 
 
 class StreamSource:
-    """Makes the batches of an iterable dataset from a position. Each worker has a copy."""
+    """Make the batches of an iterable dataset from a position. Each worker has a copy."""
 
     def __init__(
         self,
@@ -294,7 +298,7 @@ class StreamSource:
         self._iterator: Iterator[Any] = iter(())
 
     def fetch(self, request: Request | None) -> Answer | None:
-        """The next batch. An error of the dataset keeps its type and says which batch it was."""
+        """Make the next batch. An error of the dataset keeps its type, and gets a note that names the batch."""
         if request is None:
             return None
         seed_random(sample_seed(self.seed, request.epoch, request.number + 1))
@@ -307,16 +311,16 @@ class StreamSource:
                     samples.append(next(self._iterator))
                 except StopIteration:
                     self._ended = True
-            found = len(samples) == self.batch_size or (bool(samples) and not self.drop_last)
-            batch = self.collate(samples) if found else None
+            has_batch = len(samples) == self.batch_size or (bool(samples) and not self.drop_last)
+            batch = self.collate(samples) if has_batch else None
         except Exception as error:
             at = f"sample {len(samples)} of batch {request.number} of epoch {request.epoch}"
             error.add_note(f"while loading {at}")
             raise
-        return Answer(batch, len(samples) if found else 0, self._state(), self._ended)
+        return Answer(batch, len(samples) if has_batch else 0, self._state(), self._ended)
 
     def _state(self) -> Any:
-        """The dataset's state, copied. For every batch, since any may be followed by a save."""
+        """A copy of the dataset's state. Called for every batch, because each may be followed by a save."""
         if not self.stateful:
             return None
         began = time.perf_counter()
@@ -335,7 +339,9 @@ class StreamSource:
         self._turn, self._ended = request.turn, False
         if self.epochs:
             self.epochs.set(request.epoch)
+            # `set_epoch` may have drawn random numbers.
             seed_random(sample_seed(self.seed, request.epoch, request.number + 1))
         if self.stateful:
+            # A copy, because the dataset may go on to use the loaded objects.
             self.dataset.load_state_dict(copy.deepcopy(request.start))
         self._iterator = iter(self.dataset)

@@ -1,7 +1,7 @@
-"""Worker processes of torch's DataLoader: they ignore signals for the parent, and end with it.
+"""Run workers of torch's DataLoader, which ignore signals meant for the parent, and end with it.
 
-`Workers` answers a sequence of requests in order. `WorkerProcesses` starts and ends the processes, and reports one
-that died; a DataLoader of the user uses it too.
+`Workers` answers a sequence of requests in order. `WorkerProcesses` starts and ends the processes, and reports a dead
+one. It is also used for DataLoaders of the user.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from torch.utils.data import DataLoader
 from trainer_cli.errors import TrainError
 
 TIMEOUT_S = 600.0
-"""The default limit of a wait for a batch."""
+"""Default limit of the wait for a batch."""
 GRACE_S = 1.0
-"""The time a worker has to end before it is killed."""
+"""Time that a worker has to exit before it is killed."""
 LOADERS_GRACE_S = 5.0
-"""The time that the workers of a DataLoader of another class have, as torch gives them."""
+"""Time that workers of a subclass of DataLoader have to exit, as in torch."""
 
 _PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _WATCH_S = 0.1
 _SHARED_MEMORY = ("shared memory", "</torch_")
-"""What torch's errors of a file in /dev/shm have in their text."""
+"""Texts by which errors of torch about a file in /dev/shm are recognized."""
 _SHARED_MEMORY_CURE = "Use fewer workers, or none (data.num_workers=0), or enlarge /dev/shm (docker run --shm-size=8g)."
 
 
@@ -46,7 +46,7 @@ class WorkerError(TrainError):
 
 
 class WorkerProcesses:
-    """The processes of one loader. They end with `end`, with this object, or with the interpreter."""
+    """The worker processes of a loader. They end with `end`, with this object, or with the interpreter."""
 
     def __init__(self) -> None:
         self._closing: Any = multiprocessing.get_context().RawValue(ctypes.c_bool, False)
@@ -58,12 +58,13 @@ class WorkerProcesses:
 
     @contextmanager
     def starting(self) -> Generator[None, None, None]:
-        """Register the processes that start inside. They start with the parent's signals blocked.
+        """Register the processes that start inside the block. They start with the parent's signals blocked.
 
-        Removes torch's handler of SIGCHLD, which raises an error anywhere in the main thread, also inside a save;
-        torch's iterator checks its workers itself, every five seconds of a wait.
+        Torch's handler of SIGCHLD is removed, because it raises an error anywhere in the main thread, even inside a
+        save. Torch's iterator also checks its workers itself, every five seconds of a wait.
         """
         earlier = set(multiprocessing.active_children())
+        # Inherited by the workers, so that no signal reaches them before they ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
         try:
             with _same_child_handler():
@@ -73,18 +74,18 @@ class WorkerProcesses:
             new = set(multiprocessing.active_children()) - earlier
             self._processes += sorted(new, key=lambda process: process.pid or 0)
 
-    def init_fn(self, own: Callable[[int], None] | None = None) -> Callable[[int], None]:
-        """The `worker_init_fn` of a DataLoader; the user's `own` is called, too."""
-        return partial(_begin, self._closing, own)
+    def init_fn(self, user_init_fn: Callable[[int], None] | None = None) -> Callable[[int], None]:
+        """Make the `worker_init_fn` of a DataLoader, which also calls that of the user."""
+        return partial(_begin, self._closing, user_init_fn)
 
     def died(self) -> bool:
-        """Whether one of them has ended."""
+        """Whether a process has ended."""
         return any(not process.is_alive() for process in self._processes)
 
     def explained(self, error: Exception) -> Exception:
-        """A WorkerError with the worker that died and its cause, or that shared memory is full, or the error itself."""
+        """A WorkerError that names the dead worker and the cause, or full shared memory; otherwise the error itself."""
         if isinstance(error, OSError | EOFError):
-            # From a connection that a dying worker has closed, or from the dataset.
+            # From a connection that a dying worker has closed, or from the dataset. A dying one ends within the grace.
             dying = wait([process.sentinel for process in self._processes], timeout=GRACE_S)
             for process in self._processes:
                 process.join(GRACE_S if process.sentinel in dying else 0)
@@ -97,20 +98,19 @@ class WorkerProcesses:
         return error
 
     def ask_to_end(self) -> None:
-        """Make processes with `init_fn` exit at once."""
+        """Make processes with `init_fn` exit soon."""
         self._closing.value = True
 
     def kill(self) -> None:
-        """Kill them. A wait for a batch raises within seconds."""
+        """Kill the processes. A wait for a batch then raises within seconds."""
         for process in self._processes:
             process.kill()
 
     def end(self, shut_down: Callable[[], None] | None = None) -> None:
-        """Wait until they have ended; kill them after a second.
+        """Wait until the processes have ended, and kill them after a second.
 
         Args:
-            shut_down: ends processes without `init_fn`, in the way of their loader. Those that are left are killed
-                after five seconds.
+            shut_down: ends processes without `init_fn`, in the way of their loader. They are killed after five seconds.
         """
         with _without_child_handler():
             try:
@@ -129,7 +129,7 @@ class WorkerProcesses:
 
 @contextmanager
 def _same_child_handler() -> Generator[None, None, None]:
-    """Restore the handler of SIGCHLD at the end. Only the main thread can."""
+    """Restore the handler of SIGCHLD after the block. Only the main thread can set it."""
     before = signal.getsignal(signal.SIGCHLD)
     try:
         yield
@@ -140,7 +140,7 @@ def _same_child_handler() -> Generator[None, None, None]:
 
 @contextmanager
 def _without_child_handler() -> Generator[None, None, None]:
-    """No handler of SIGCHLD meanwhile: torch's, which other loaders install, raises for a worker that is killed."""
+    """Remove the handler of SIGCHLD inside the block: torch's raises an error for a worker that is killed."""
     with _same_child_handler():
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -148,12 +148,12 @@ def _without_child_handler() -> Generator[None, None, None]:
 
 
 class Source(Protocol):
-    """Makes whole batches; each worker gets a copy."""
+    """Makes whole batches. Each worker has a copy."""
 
     dataset: Any
 
     def fetch(self, request: Any, /) -> Any:
-        """The answer to a request."""
+        """Answer a request."""
         ...
 
 
@@ -163,10 +163,10 @@ class Workers:
     Request k of a pass goes to worker k modulo `count`.
 
     Args:
-        seed: of the random generators with which each worker starts.
+        seed: seed of the random generators of the workers.
         persistent: keep the processes between passes.
-        timeout_s: limit of the wait for an answer. Not given: ten minutes.
-        pin_memory: bring tensors into page-locked memory.
+        timeout_s: limit of the wait for an answer; None: ten minutes.
+        pin_memory: copy tensors to page-locked memory.
     """
 
     def __init__(
@@ -181,11 +181,11 @@ class Workers:
         self._kept: _Pool | None = None
 
     def answers(self, requests: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """The answer to each request, in order. A second pass at the same time gets other processes.
+        """Yield the answer to each request, in order. A second pass at the same time has other processes.
 
         Raises:
             WorkerError: a worker died, or no answer came for `timeout_s` seconds.
-            Exception: the error of the dataset, with the worker and the traceback in its text.
+            Exception: an error of the dataset, with the worker and the traceback in its text.
         """
         if self._kept is not None and self._kept.died():
             self.close()
@@ -195,7 +195,8 @@ class Workers:
             yield from pool.answers(requests)
             usable = True
         except GeneratorExit:
-            usable = True  # the pass was left early
+            # The pass was left early, but the workers are intact.
+            usable = True
             raise
         finally:
             # The generator may refer to the owner of these workers and keep it alive.
@@ -206,14 +207,14 @@ class Workers:
                 pool.end()
 
     def close(self) -> None:
-        """End those that are kept. A later pass starts new ones."""
+        """End the persistent workers. A later pass starts new ones."""
         pool, self._kept = self._kept, None
         if pool is not None:
             pool.end()
 
 
 class _Pool:
-    """A DataLoader whose sampler yields the requests of one pass after the other."""
+    """A DataLoader whose sampler yields the requests of pass after pass."""
 
     def __init__(self, workers: Workers) -> None:
         self._processes = WorkerProcesses()
@@ -234,7 +235,7 @@ class _Pool:
         )
 
     def answers(self, requests: Iterator[Any]) -> Generator[Any, None, None]:
-        self._requests.of_this_pass = requests
+        self._requests.current = requests
         self._iterator = None
         while True:
             try:
@@ -263,9 +264,9 @@ class _Pool:
 
 
 class _TimeLimit:
-    """Kills the workers if a batch is waited for too long, by a thread.
+    """Kill the workers from a thread if the wait for a batch is too long.
 
-    DataLoader's own `timeout` has no effect on a worker that stops while it sends a tensor.
+    DataLoader's `timeout` has no effect on a worker that stops while it sends a tensor.
     """
 
     def __init__(self, processes: WorkerProcesses, timeout_s: float) -> None:
@@ -286,7 +287,7 @@ class _TimeLimit:
         self._since = float("inf")
 
     def error(self) -> WorkerError | None:
-        """The error to raise if the limit was exceeded, or None."""
+        """The error to raise if the limit was exceeded; otherwise None."""
         if not self._is_over:
             return None
         return WorkerError(
@@ -300,8 +301,8 @@ class _TimeLimit:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(GRACE_S)
 
-    def look(self) -> None:
-        """Kill the workers if the limit is exceeded. torch's iterator detects one that died itself."""
+    def check(self) -> None:
+        """Kill the workers if the limit is exceeded. A worker that has died is reported by torch's iterator."""
         exceeded = time.monotonic() - self._since >= self._timeout_s
         if exceeded and not self._is_over and not self._processes.died():
             self._is_over = True
@@ -309,11 +310,12 @@ class _TimeLimit:
 
 
 def _watch(limit: weakref.ref[_TimeLimit], ended: threading.Event, interval_s: float) -> None:
-    """The thread of a time limit. It holds only a weak reference, so that the workers can end with their owner."""
+    """Run the thread of a time limit. A weak reference to it lets the workers end with their owner."""
     while not ended.wait(interval_s):
         if (existing := limit()) is None:
             return
-        existing.look()
+        existing.check()
+        # Otherwise it would be alive during the next wait.
         del existing
 
 
@@ -332,12 +334,12 @@ class _Fetched:
 
 
 class _Requests:
-    """The sampler of a DataLoader that is kept for several passes."""
+    """Sampler of a DataLoader that is used for more than one pass."""
 
-    of_this_pass: Iterator[Any] = iter(())
+    current: Iterator[Any] = iter(())
 
     def __iter__(self) -> Iterator[Any]:
-        return self.of_this_pass
+        return self.current
 
 
 def unchanged(batch: Any) -> Any:
@@ -346,7 +348,8 @@ def unchanged(batch: Any) -> Any:
 
 
 def pinned(batch: Any) -> Any:
-    """The batch in page-locked memory, for asynchronous copies to a GPU."""
+    """Copy a batch to page-locked memory, for asynchronous copies to a GPU."""
+    # By a DataLoader, which knows the containers of a batch. Its generator keeps that of the training unchanged.
     single: Any = [batch]
     loader: Any = DataLoader(
         single, batch_size=None, collate_fn=unchanged, pin_memory=True, generator=torch.Generator()
@@ -354,25 +357,27 @@ def pinned(batch: Any) -> Any:
     return next(iter(loader))
 
 
-def _begin(closing: Any, own: Callable[[int], None] | None, number: int) -> None:
-    """Set up a worker: signals to the whole process group are for the parent, which finishes its step and saves."""
-    for one in _PARENTS_SIGNALS:
-        signal.signal(one, signal.SIG_IGN)
+def _begin(closing: Any, user_init_fn: Callable[[int], None] | None, number: int) -> None:
+    """Set up a worker. Signals to the process group are for the parent, which finishes its step and saves."""
+    for parents_signal in _PARENTS_SIGNALS:
+        signal.signal(parents_signal, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
     threading.Thread(target=_exit_in_time, args=(closing, os.getppid()), daemon=True).start()
-    if own is not None:
-        own(number)
+    if user_init_fn is not None:
+        user_init_fn(number)
 
 
 def _exit_in_time(closing: Any, parents_pid: int) -> None:
-    """Exit on request, or when the parent is gone, also while the dataset is busy."""
+    """Exit on request or when the parent has ended, even while the dataset is busy."""
     parent = multiprocessing.parent_process()
     while os.getppid() == parents_pid and parent is not None and parent.is_alive() and not closing.value:
         time.sleep(_WATCH_S)
+    # Not sys.exit, which would end this thread alone.
     os._exit(0)
 
 
 def _death(number: int, process: BaseProcess) -> WorkerError:
+    """The error for a worker that has died."""
     code = process.exitcode or 0
     if code > 0:
         how, cure = f"ended with exit code {code}", "Look above for its last output."
@@ -387,7 +392,7 @@ def _death(number: int, process: BaseProcess) -> WorkerError:
 
 
 def _end(owner: int, processes: list[BaseProcess], closing: Any) -> None:
-    """End the processes, unless this is one of them, or another child with a copy of the list."""
+    """End the processes. Does nothing in a forked child, which has a copy of the list."""
     if os.getpid() != owner:
         return
     closing.value = True
@@ -405,7 +410,10 @@ _owners: weakref.WeakSet[WorkerProcesses] = weakref.WeakSet()
 
 @cache
 def _end_all_at_exit() -> None:
-    """At exit, multiprocessing sends its processes SIGTERM, which these ignore, and waits for them without a limit."""
+    """Register a handler that ends all workers at exit.
+
+    multiprocessing would send them SIGTERM, which they ignore, and wait for them without a limit.
+    """
 
     def end_all() -> None:
         for owner in list(_owners):
