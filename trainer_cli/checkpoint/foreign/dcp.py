@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint, in one process and without running what is in their pickles."""
+"""Read folders of torch.distributed.checkpoint in one process, without running code in their pickles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import math
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _METADATA = "torch.distributed.checkpoint.metadata"
 
 
 class _Record:
-    """Stands for an object of torch's metadata: keeps its state, and does nothing with it."""
+    """Replaces an object of torch's metadata: keeps its state, and runs no code."""
 
     __slots__ = ("state",)
 
@@ -33,7 +33,7 @@ class _Record:
         self.state = state
 
     def field(self, name: str) -> Any:
-        """A field of the object; None if it has none of that name."""
+        """A field of the object; None if it does not exist."""
         return self.state.get(name)
 
 
@@ -56,19 +56,19 @@ _ALLOWED: Mapping[tuple[str, str], Any] = {
     ("torch.serialization", "_get_layout"): Ignored,
     **{(module, "PosixPath"): Ignored for module in ("pathlib", "pathlib._local")},
 }
-"""What the metadata that torch writes is made of -> what is made instead: none of it can be changed or runs code."""
+"""Class in torch's metadata -> replacement. No replacement can be modified or runs code."""
 _MODEL = (("app", "model"), ("app", "state", "model"), ("model",), ("state_dict",), ("module",))
-"""Where programs keep the model in the saved tree."""
+"""Keys under which programs save the model in the tree."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes what torch's metadata consists of, and refuses everything else."""
+    """Creates the objects of torch's metadata, and refuses all other classes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED:
             return _ALLOWED[module, name]
-        if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
-            return found
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+            return dtype
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no metadata of torch has")
 
     def persistent_load(self, pid: Any) -> Any:
@@ -76,8 +76,8 @@ class _Unpickler(pickle.Unpickler):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A part of a tensor, and its place in a file."""
+class _Chunk:
+    """A part of a tensor, and its position in a file."""
 
     offset: tuple[int, ...]
     file: str
@@ -86,164 +86,182 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """A tensor, with the sizes of its parts by their offsets."""
+class _TensorInfo:
+    """Shape and type of a tensor, and the sizes of its chunks."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     sizes: Mapping[tuple[int, ...], tuple[int, ...]]
+    """Offset of a chunk -> size of the chunk."""
 
 
 def load_dcp(folder: Path) -> dict[str, torch.Tensor]:
-    """The model's tensors, put together from the parts of all ranks, by their names in the model.
+    """The model's tensors, assembled from the chunks of all ranks, by their names in the model.
 
     Raises:
-        CheckpointError: metadata or parts are damaged, or the metadata names what it does not need.
+        CheckpointError: metadata or chunks are damaged, or the metadata has a class that torch does not write.
     """
     where = folder / DCP_METADATA
     try:
-        fields = _metadata(where)
-        saved = {name: one for name, one in fields("state_dict_metadata").items() if isinstance(one, _TensorMetadata)}
-        paths = fields("planner_data") if isinstance(fields("planner_data"), dict) else {}
-        names = _names({name: _path(paths.get(name, (name,))) for name in saved})
-        wholes = {name: _whole(saved[name]) for name in names}
-        parts = _parts(fields("storage_data"), names)
-        present = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        if sum(math.prod(one.shape) * one.dtype.itemsize for one in wholes.values()) > present:
+        metadata = _read_metadata(where)
+        entries = metadata.field("state_dict_metadata").items()
+        tensors = {name: entry for name, entry in entries if isinstance(entry, _TensorMetadata)}
+        planner_data = metadata.field("planner_data")
+        paths = planner_data if isinstance(planner_data, dict) else {}
+        names = _model_names({name: _parse_path(paths.get(name, (name,))) for name in tensors})
+        infos = {name: _parse_tensor(tensors[name]) for name in names}
+        chunks = _parse_chunks(metadata.field("storage_data"), names)
+        # Before memory is allocated: damaged metadata may have any sizes.
+        folder_bytes = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+        if sum(math.prod(info.shape) * info.dtype.itemsize for info in infos.values()) > folder_bytes:
             raise ValueError("its tensors are larger than the folder's files")
-        if sum(part.size_bytes for own in parts.values() for part in own) > present:
+        if sum(chunk.size_bytes for of_tensor in chunks.values() for chunk in of_tensor) > folder_bytes:
             raise ValueError("its parts are larger than the folder's files")
-        reader = _PartReader(folder)
-        return {new: _tensor(reader, name, wholes[name], parts.get(name, [])) for name, new in names.items()}
-    except Exception as error:  # The metadata may hold any values where torch writes numbers and names.
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        raise CheckpointError(f"the DCP checkpoint cannot be read: {said}", where=str(where)) from None
+        reader = _ChunkReader(folder)
+        return {new: _assemble(reader, name, infos[name], chunks.get(name, [])) for name, new in names.items()}
+    except Exception as error:  # Where torch writes numbers and names, damaged metadata may have any values.
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise CheckpointError(f"the DCP checkpoint cannot be read: {reason}", where=str(where)) from None
 
 
-def _metadata(path: Path) -> Callable[[str], Any]:
+def _read_metadata(path: Path) -> _Metadata:
     if path.stat().st_size > _LARGEST_METADATA:
         raise ValueError("it is too large")
     content = path.read_bytes()
-    names_in(io.BytesIO(content))
-    found = _Unpickler(io.BytesIO(content)).load()
-    if not isinstance(found, _Metadata):
+    names_in(io.BytesIO(content))  # Refuses a pickle that takes too much time or memory.
+    metadata = _Unpickler(io.BytesIO(content)).load()
+    if not isinstance(metadata, _Metadata):
         raise ValueError("it is no metadata of torch")
-    return found.field
+    return metadata
 
 
-def _path(raw: Any) -> tuple[str, ...]:
-    if not isinstance(raw, list | tuple) or not all(type(one) in (str, int) for one in raw):
+def _parse_path(raw: Any) -> tuple[str, ...]:
+    if not isinstance(raw, list | tuple) or not all(type(key) in (str, int) for key in raw):
         raise ValueError("the place of a tensor in the saved tree is none")
     return tuple(map(str, raw))
 
 
-def _names(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Each saved name of the model's tensors -> its name in the model. `paths`: where each stood in the saved tree."""
+def _model_names(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Saved name of each tensor of the model -> its name in the model.
+
+    Args:
+        paths: saved name -> keys in the saved tree.
+    """
     dotted = {name: tuple(".".join(path).split(".")) for name, path in paths.items()}
     for prefix in _MODEL:
-        own = {name: parts for name, parts in dotted.items() if parts[: len(prefix)] == prefix}
-        if own:
-            found = {name: ".".join(parts[len(prefix) :]) for name, parts in own.items()}
+        below = {name: keys for name, keys in dotted.items() if keys[: len(prefix)] == prefix}
+        if below:
+            names = {name: ".".join(keys[len(prefix) :]) for name, keys in below.items()}
             break
     else:
-        found = {name: ".".join(parts) for name, parts in dotted.items() if not parts[0].startswith("optim")}
-    if len(set(found.values())) != len(found):
+        # The tree is the model itself, perhaps beside an optimizer.
+        names = {name: ".".join(keys) for name, keys in dotted.items() if not keys[0].startswith("optim")}
+    if len(set(names.values())) != len(names):
         raise ValueError("two tensors have the same name in the model")
-    return found
+    return names
 
 
-def _sizes(raw: Any) -> tuple[int, ...]:
+def _parse_sizes(raw: Any) -> tuple[int, ...]:
     if not isinstance(raw, list | tuple) or len(raw) > _MOST_DIMENSIONS:
         raise ValueError("a shape or place is none")
-    return tuple(map(_count, raw))
+    return tuple(map(_parse_count, raw))
 
 
-def _count(raw: Any) -> int:
+def _parse_count(raw: Any) -> int:
     if type(raw) is not int or not 0 <= raw < 2**63:
         raise ValueError("a size or place is no number of bytes or elements")
     return raw
 
 
-def _whole(raw: _TensorMetadata) -> _Whole:
+def _parse_tensor(raw: _TensorMetadata) -> _TensorInfo:
     dtype = raw.field("properties").state[0]
     if not isinstance(dtype, torch.dtype):
         raise ValueError("a tensor has a type of element that does not exist")
-    chunks = {_sizes(one.field("offsets")): _sizes(one.field("sizes")) for one in raw.field("chunks")}
-    return _Whole(_sizes(raw.field("size")), dtype, chunks)
+    sizes = {_parse_sizes(chunk.field("offsets")): _parse_sizes(chunk.field("sizes")) for chunk in raw.field("chunks")}
+    return _TensorInfo(_parse_sizes(raw.field("size")), dtype, sizes)
 
 
-def _parts(storage_data: Any, names: Collection[str]) -> dict[str, list[_Part]]:
-    """The parts of each tensor of these names."""
-    found: dict[str, list[_Part]] = {}
-    for index, place in storage_data.items():
+def _parse_chunks(storage_data: Any, names: Collection[str]) -> dict[str, list[_Chunk]]:
+    """The chunks of each tensor of these names."""
+    chunks: dict[str, list[_Chunk]] = {}
+    for index, location in storage_data.items():
         if (name := index.field("fqn")) not in names:
             continue
-        file = place.field("relative_path")
-        if type(file) is not str or not is_plain(file) or place.field("transform_descriptors"):
+        file = location.field("relative_path")
+        if type(file) is not str or not is_plain(file) or location.field("transform_descriptors"):
             raise ValueError("a part lies outside the folder, or is compressed")
-        begin, size_bytes = _count(place.field("offset")), _count(place.field("length"))
-        found.setdefault(name, []).append(_Part(_sizes(index.field("offset") or ()), file, begin, size_bytes))
-    return found
+        begin, size_bytes = _parse_count(location.field("offset")), _parse_count(location.field("length"))
+        offset = _parse_sizes(index.field("offset") or ())
+        chunks.setdefault(name, []).append(_Chunk(offset, file, begin, size_bytes))
+    return chunks
 
 
-def _tensor(reader: _PartReader, name: str, whole: _Whole, parts: list[_Part]) -> torch.Tensor:
-    _check_cover(whole)
-    if sorted(whole.sizes) != sorted(part.offset for part in parts):
+def _assemble(reader: _ChunkReader, name: str, info: _TensorInfo, chunks: list[_Chunk]) -> torch.Tensor:
+    """A tensor from its chunks."""
+    _check_cover(info)
+    if sorted(info.sizes) != sorted(chunk.offset for chunk in chunks):
         raise ValueError("a part of a tensor is missing, or there twice")
-    made = torch.empty(whole.shape, dtype=whole.dtype)
-    for part in parts:
-        size = whole.sizes[part.offset]
-        read = reader.read(name, part)
-        if tuple(read.shape) != size or read.dtype is not whole.dtype:
+    tensor = torch.empty(info.shape, dtype=info.dtype)
+    for chunk in chunks:
+        size = info.sizes[chunk.offset]
+        content = reader.read(name, chunk)
+        # Compared before it is assigned, which would broadcast and convert it.
+        if tuple(content.shape) != size or content.dtype is not info.dtype:
             raise ValueError("a part of a tensor is not of the size that the metadata says")
-        made[_place(part.offset, size)] = read
-    return made
+        tensor[_slices(chunk.offset, size)] = content
+    return tensor
 
 
-def _place(offset: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
-    return tuple(slice(at, at + count) for at, count in zip(offset, size, strict=True))
+def _slices(offset: tuple[int, ...], size: tuple[int, ...]) -> tuple[slice, ...]:
+    return tuple(slice(begin, begin + count) for begin, count in zip(offset, size, strict=True))
 
 
-def _check_cover(whole: _Whole) -> None:
-    """Refuse parts that leave a hole in the tensor, overlap, or lie outside it."""
-    for offset, size in whole.sizes.items():
-        inside = len(offset) == len(size) == len(whole.shape) and all(
-            at + count <= end for at, count, end in zip(offset, size, whole.shape, strict=True)
+def _check_cover(info: _TensorInfo) -> None:
+    """Refuse chunks that leave a hole in the tensor, overlap, or are outside of it."""
+    for offset, size in info.sizes.items():
+        inside = len(offset) == len(size) == len(info.shape) and all(
+            begin + count <= end for begin, count, end in zip(offset, size, info.shape, strict=True)
         )
         if not inside:
             raise ValueError("a part of a tensor lies outside it")
-    if sum(map(math.prod, whole.sizes.values())) != math.prod(whole.shape):
+    if sum(map(math.prod, info.sizes.values())) != math.prod(info.shape):
         raise ValueError("the parts of a tensor do not fill it")
-    if len(whole.sizes) > 1:
-        covered = torch.zeros(whole.shape, dtype=torch.bool)
-        for offset, size in whole.sizes.items():
-            covered[_place(offset, size)] = True
+    if len(info.sizes) > 1:
+        # As many elements as the tensor has, and yet not all of them: then two chunks overlap.
+        covered = torch.zeros(info.shape, dtype=torch.bool)
+        for offset, size in info.sizes.items():
+            covered[_slices(offset, size)] = True
         if not covered.all():
             raise ValueError("parts of a tensor overlap")
 
 
-class _PartReader:
-    """Reads parts: written by torch.save at their place in a file, or among the tensors of a safetensors file."""
+class _ChunkReader:
+    """Reads chunks that torch.save wrote at an offset of a file, or that are tensors of a safetensors file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._opened: dict[str, tuple[list[str], Any]] = {}
 
-    def read(self, name: str, part: _Part) -> torch.Tensor:
-        path = self._folder / part.file
-        if not path.is_file():  # To open a pipe would wait for its writer.
-            raise ValueError(f"{part.file} is missing")
-        if part.file in self._opened:
-            return self._opened[part.file][1].get_tensor(name)  # type: ignore[no-any-return]
+    def read(self, name: str, chunk: _Chunk) -> torch.Tensor:
+        """The content of a chunk of the tensor `name`.
+
+        Raises:
+            ValueError: the file is missing or damaged.
+        """
+        path = self._folder / chunk.file
+        if not path.is_file():  # Opening a pipe would wait for its writer.
+            raise ValueError(f"{chunk.file} is missing")
+        if chunk.file in self._opened:
+            return self._opened[chunk.file][1].get_tensor(name)  # type: ignore[no-any-return]
         with path.open("rb") as file:
-            file.seek(part.begin)
-            content = file.read(part.size_bytes)
+            file.seek(chunk.begin)
+            content = file.read(chunk.size_bytes)
         if not content.startswith(ZIP_BEGIN):
-            self._opened[part.file] = open_safetensors(path)
-            return self.read(name, part)
-        if len(content) != part.size_bytes:
-            raise ValueError(f"{part.file} is shorter than it was")
+            self._opened[chunk.file] = open_safetensors(path)
+            return self.read(name, chunk)
+        if len(content) != chunk.size_bytes:
+            raise ValueError(f"{chunk.file} is shorter than it was")
         loaded = load_torch_bytes(content)
         if type(loaded) is not torch.Tensor or loaded.layout is not torch.strided or loaded.is_nested:
-            raise ValueError(f"{part.file} holds a {type(loaded).__name__} where a tensor should be")
+            raise ValueError(f"{chunk.file} holds a {type(loaded).__name__} where a tensor should be")
         return loaded.detach()

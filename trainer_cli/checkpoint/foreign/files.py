@@ -1,7 +1,4 @@
-"""Find the model's weights in what another program saved.
-
-Files of safetensors, and the folders that Hugging Face's libraries save.
-"""
+"""Read the weights in files of safetensors, in folders of Hugging Face's libraries, and in objects of torch.load."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ def load_safetensors(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of a file; its header is checked first.
 
     Raises:
-        CheckpointError: it is no such file, or damaged.
+        CheckpointError: it is not a safetensors file, or damaged.
     """
     try:
         names, opened = open_safetensors(path)
@@ -40,18 +37,18 @@ def open_safetensors(path: Path) -> tuple[list[str], Any]:
     """The names of the tensors in a file, and an object whose `get_tensor(name)` reads one.
 
     Raises:
-        ValueError, SafetensorError: it is no such file, or damaged.
+        ValueError, SafetensorError: it is not a safetensors file, or damaged.
     """
     with path.open("rb") as file:
         entries = read_entries(file.read, path.stat().st_size)
-    return [one.name for one in entries], safe_open(path, framework="pt")
+    return [entry.name for entry in entries], safe_open(path, framework="pt")
 
 
 def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, torch.Tensor]:
     """The weights in a folder of `save_pretrained`: one file, or several with an index.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or can be loaded only by running what is in it.
+        CheckpointError: a file is missing or damaged, or can be loaded only by running code in it.
     """
     index = next((name for name in INDEXES if (folder / name).is_file()), None)
     if index is None:
@@ -59,8 +56,9 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
     names_of: dict[str, list[str]] = {}
     for name, file in _weight_map(folder / index).items():
         names_of.setdefault(file, []).append(name)
-    found: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
     for file, names in sorted(names_of.items()):
+        # The index comes from elsewhere: a path in it must not lead out of the folder.
         if not is_plain(file):
             raise CheckpointError(f"the index names {file[:80]!r}, which is no plain name", where=str(folder / index))
         if not (folder / file).is_file():
@@ -69,8 +67,8 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
         for name in names:
             if name not in tensors:
                 raise CheckpointError(f"{file} lacks {name[:80]!r}, which the index names", where=str(folder / index))
-            found[name] = tensors[name]
-    return found
+            weights[name] = tensors[name]
+    return weights
 
 
 def _load(path: Path, allow_pickle: bool) -> dict[str, torch.Tensor]:
@@ -97,53 +95,54 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 _LIGHTNING = "pytorch-lightning_version"
 _NAMES = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights", "params")
-"""Keys under which programs keep the weights, beside optimizers and counters."""
+"""Keys under which programs save the weights, beside optimizers and counters."""
 _STEPS = ("global_step", "step", "iteration")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SavedWeights:
     """The weights of a saved object, by name."""
 
     program: str
-    """Which program saves such an object: "Lightning checkpoint", "Composer checkpoint" or "torch file"."""
+    """What kind of object it is: "Lightning checkpoint", "Composer checkpoint" or "torch file"."""
     weights: dict[str, torch.Tensor]
     step: int | None
-    """The optimizer step at which it was saved, if it says so."""
+    """The optimizer step of the save; None if unknown."""
 
 
-def find_weights(saved: Any) -> Found:
+def find_weights(saved: Any) -> SavedWeights:
     """The weights in an object that torch loaded from a file.
 
     Raises:
-        ValueError: it holds none, or several that may be meant.
+        ValueError: it contains no weights, or several sets of them.
     """
     if isinstance(saved, torch.nn.Module):
-        return Found("torch file", _tensors(saved.state_dict()), None)
+        return SavedWeights("torch file", _tensors(saved.state_dict()), None)
     if not isinstance(saved, Mapping):
         raise ValueError(f"it holds a {type(saved).__name__}, and no weights by name")
     saved = _fields(saved)
     if _LIGHTNING in saved and is_state_dict(saved.get("state_dict")):
-        return Found("Lightning checkpoint", _tensors(saved["state_dict"]), _step(saved))
+        return SavedWeights("Lightning checkpoint", _tensors(saved["state_dict"]), _step(saved))
     state = _fields(saved.get("state"))
     if is_state_dict(state.get("model")):
         timestamp = _fields(state.get("timestamp"))
         batch = _fields(timestamp.get("Timestamp", timestamp)).get("batch")
         step = _fields(batch).get("value") if isinstance(batch, Mapping) else batch
-        return Found("Composer checkpoint", _tensors(state["model"]), _count(step))
+        return SavedWeights("Composer checkpoint", _tensors(state["model"]), _count(step))
     if is_state_dict(saved):
-        return Found("torch file", _tensors(saved), None)
-    named = [name for name in _NAMES if name in saved] or [name for name in saved if isinstance(name, str)]
-    held = {name: _state_dict_of(saved[name]) for name in named}
-    fitting = {name: own for name, own in held.items() if own is not None}
+        return SavedWeights("torch file", _tensors(saved), None)
+    # Usual names first: an averaged model or a teacher may be saved beside the weights.
+    names = [name for name in _NAMES if name in saved] or [name for name in saved if isinstance(name, str)]
+    candidates = {name: _state_dict_of(saved[name]) for name in names}
+    state_dicts = {name: state_dict for name, state_dict in candidates.items() if state_dict is not None}
     keys = ", ".join(name if isinstance(name, str) else f"a {type(name).__name__}" for name in list(saved)[:12])
     keys += ", …" if len(saved) > 12 else ""
-    if not fitting:
+    if not state_dicts:
         raise ValueError(f"it holds no weights by name, but {keys or 'nothing'}")
-    if len(fitting) > 1:
-        raise ValueError(f"it holds several sets of weights: {', '.join(fitting)}")
-    (weights,) = fitting.values()
-    return Found("torch file", weights, _step(saved))
+    if len(state_dicts) > 1:
+        raise ValueError(f"it holds several sets of weights: {', '.join(state_dicts)}")
+    (weights,) = state_dicts.values()
+    return SavedWeights("torch file", weights, _step(saved))
 
 
 def is_state_dict(value: Any) -> bool:
@@ -151,8 +150,8 @@ def is_state_dict(value: Any) -> bool:
     fields = _fields(value)
     if not fields or not all(isinstance(name, str) for name in fields):
         return False
-    others = [name for name, one in fields.items() if not isinstance(one, torch.Tensor)]
-    return len(others) < len(fields) and all(name.endswith("_extra_state") for name in others)
+    non_tensors = [name for name, field in fields.items() if not isinstance(field, torch.Tensor)]
+    return len(non_tensors) < len(fields) and all(name.endswith("_extra_state") for name in non_tensors)
 
 
 def _state_dict_of(value: Any) -> dict[str, torch.Tensor] | None:
@@ -162,20 +161,21 @@ def _state_dict_of(value: Any) -> dict[str, torch.Tensor] | None:
 
 
 def _fields(value: Any) -> dict[Any, Any]:
-    """What a mapping holds, nothing for another value. A file may have given it attributes that hide its methods."""
+    """The items of a mapping; empty for another value."""
+    # By dict's own method: a pickle can give an object attributes that hide the methods of its class.
     if isinstance(value, dict):
         return dict(dict.items(value))
     return dict(value) if isinstance(value, Mapping) else {}
 
 
 def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors, without the attributes that a file may have given them."""
-    found = {name: value for name, value in _fields(state).items() if isinstance(value, torch.Tensor)}
-    for name, value in found.items():
+    """The tensors of a state dict, without attributes that a pickle may have given them."""
+    tensors = {name: value for name, value in _fields(state).items() if isinstance(value, torch.Tensor)}
+    for name, value in tensors.items():
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
         if not plain or value.is_quantized or value.is_meta or value.is_nested:
             raise ValueError(f"{name[:80]!r} is no dense tensor with values")
-    return {name: torch.Tensor.detach(value) for name, value in found.items()}
+    return {name: torch.Tensor.detach(value) for name, value in tensors.items()}
 
 
 def _step(saved: Mapping[str, Any]) -> int | None:

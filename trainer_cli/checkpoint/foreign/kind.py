@@ -1,4 +1,4 @@
-"""Which program wrote a checkpoint: found by its content, without torch."""
+"""Recognise checkpoints of other programs by their content, without torch."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Kind(StrEnum):
 
 
 def kind_of(path: Path) -> Kind | None:
-    """How the checkpoint at `path` is stored, or None if it is none of another program."""
+    """How the checkpoint of another program at `path` is stored; None if it is our own, or not a checkpoint."""
     if path.is_dir():
         return _of_folder(path)
     try:
-        if not path.is_file():  # To open a pipe would wait for its writer.
+        # Opening a pipe would wait for its writer.
+        if not path.is_file():
             return None
         with path.open("rb") as file:
             begin = file.read(512)
@@ -52,7 +53,7 @@ def refuse_foreign(path: Path, states: Sequence[str]) -> None:
     """Refuse to load more than the weights of another program's checkpoint.
 
     Raises:
-        UserError: `states` names more.
+        UserError: `states` has other entries than `model`.
     """
     if list(states) != ["model"] and (kind := kind_of(path)) is not None:
         raise UserError(

@@ -31,27 +31,26 @@ def read_foreign(path: Path, *, allow_pickle: bool = False) -> ForeignCheckpoint
     """The weights of a checkpoint of torch, Lightning, Composer, torch.distributed.checkpoint or safetensors.
 
     Args:
-        allow_pickle: run what is in the file where it cannot be loaded otherwise.
+        allow_pickle: run code in the file if it cannot be loaded otherwise.
 
     Raises:
-        CheckpointError: it is none of these, is damaged, holds no weights, or can be loaded only by running what is in
-            it.
+        CheckpointError: it is of another program, damaged, without weights, or can be loaded only by running its code.
     """
     try:
-        found = _read(path, kind_of(path), allow_pickle)
-        _check_sizes(path, found.model)
+        checkpoint = _read(path, kind_of(path), allow_pickle)
+        _check_sizes(path, checkpoint.model)
     except OSError as error:
         raise CheckpointError(f"the file cannot be read: {error.strerror or error}", where=str(path)) from None
     except CheckpointError as error:
         error.what = one_line(error.what)
         raise
-    return found
+    return checkpoint
 
 
 def _check_sizes(path: Path, model: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors that repeat a few bytes so often that a copy of one takes more memory than all files."""
-    files = [path] if path.is_file() else [one for one in path.iterdir() if one.is_file()]
-    size_bytes = sum(one.stat().st_size for one in files)
+    """Refuse a tensor that is larger than all files: by strides of 0 a damaged file can name any number of elements."""
+    files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
+    size_bytes = sum(file.stat().st_size for file in files)
     for name, tensor in model.items():
         if tensor.nbytes > size_bytes:
             raise CheckpointError(f"{name[:80]!r} is larger than all of the checkpoint", where=str(path))
@@ -61,14 +60,14 @@ def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoin
     match kind:
         case Kind.torch_file | Kind.torch_checkpointer:
             try:
-                found = (
+                saved = (
                     read_replicated(path, allow_pickle=allow_pickle)
                     if kind is Kind.torch_checkpointer
                     else find_weights(load_torch_file(path, allow_pickle=allow_pickle))
                 )
             except ValueError as error:
                 raise CheckpointError(str(error), where=str(path)) from None
-            return ForeignCheckpoint(found.program, found.weights, found.step)
+            return ForeignCheckpoint(saved.program, saved.weights, saved.step)
         case Kind.safetensors:
             return ForeignCheckpoint(kind.value, load_safetensors(path))
         case Kind.huggingface:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.foreign.files import Found, find_weights
+from trainer_cli.checkpoint.foreign.files import SavedWeights, find_weights
 from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
 from trainer_cli.checkpoint.format.torch_file import load_torch_file
 from trainer_cli.errors import CheckpointError, NoCheckpointError
@@ -16,7 +16,7 @@ _NAME = re.compile(r"checkpoint_\d+\.pt")
 
 
 def file_of_rank(path: Path, rank: int) -> Path | None:
-    """The file that this rank reads: of a folder its own, or the file that is named; None for anything else."""
+    """The file of this rank in a folder, or the file itself if `path` is one; None for any other path."""
     kind = kind_of(path)
     if kind is Kind.torch_checkpointer:
         return path / f"checkpoint_{rank}.pt"
@@ -24,11 +24,11 @@ def file_of_rank(path: Path, rank: int) -> Path | None:
 
 
 def read_rank(file: Path, only: Collection[str] | None = None) -> dict[str, Any]:
-    """The state in the file of one rank; with `only`, these top-level keys of it.
+    """The state in the file of one rank, or its top-level keys in `only`.
 
     Raises:
         NoCheckpointError: the file does not exist: fewer ranks saved.
-        CheckpointError: it is damaged, or holds no mapping.
+        CheckpointError: the file is damaged, or does not contain a mapping.
     """
     if not file.is_file():
         raise NoCheckpointError(
@@ -42,21 +42,22 @@ def read_rank(file: Path, only: Collection[str] | None = None) -> dict[str, Any]
     return {key: value for key, value in state.items() if only is None or key in only}
 
 
-def read_replicated(folder: Path, *, allow_pickle: bool = False) -> Found:
-    """The weights of rank 0, which every rank has saved.
+def read_replicated(folder: Path, *, allow_pickle: bool = False) -> SavedWeights:
+    """The weights that every rank saved, from the file of rank 0.
 
     Raises:
-        CheckpointError: another rank's have other names or shapes, as those of a sharded model.
+        CheckpointError: the weights of another rank have other names or shapes, as those of a sharded model.
         ValueError: there are no weights.
     """
-    first, *others = sorted(
+    # By length first, so that rank 10 comes after rank 9.
+    first, *other_files = sorted(
         (file for file in folder.iterdir() if _NAME.fullmatch(file.name)), key=lambda file: (len(file.name), file.name)
     )
-    found = find_weights(load_torch_file(first, allow_pickle=allow_pickle))
-    for file in others:
+    saved = find_weights(load_torch_file(first, allow_pickle=allow_pickle))
+    for file in other_files:
         weights = find_weights(load_torch_file(file, allow_pickle=allow_pickle)).weights
-        for name in sorted(found.weights.keys() | weights.keys()):
-            shapes = [tuple(own[name].shape) if name in own else None for own in (found.weights, weights)]
+        for name in sorted(saved.weights.keys() | weights.keys()):
+            shapes = [tuple(state[name].shape) if name in state else None for state in (saved.weights, weights)]
             if shapes[0] != shapes[1]:
                 texts = ["lacks it" if shape is None else f"has {shape}" for shape in shapes]
                 raise CheckpointError(
@@ -64,4 +65,4 @@ def read_replicated(folder: Path, *, allow_pickle: bool = False) -> Found:
                     where=str(folder),
                     cure="These are parts of a sharded model: name the file of one rank, or save the whole model.",
                 )
-    return found
+    return saved
