@@ -50,7 +50,7 @@ class Successor(nn.Module):
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(eval_harness, "imported", lambda module, extra: SimpleNamespace(LM=object))
+    monkeypatch.setattr(eval_harness, "import_extra", lambda module, extra: SimpleNamespace(LM=object))
     return harness_model(Successor(), ByteCodec(), torch.device("cpu"))
 
 
