@@ -112,6 +112,7 @@ class Builder:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
         settings["batch_size"], _ = batches_of_step(self.config, self.group.data_size)
         settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
+        # Pinned memory makes the copies to the device asynchronous.
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
         val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
         source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")
@@ -130,6 +131,7 @@ class Builder:
             train_set = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
             val_sets, val_batch_size = dict.fromkeys(val_sets or {"val": None}, train_set), None
         train = as_loader(train_set, shuffle=overfit is None, seed=seed, **settings)
+        # After the training loader, which has its own batch size.
         if val_batch_size is not None:
             settings["batch_size"] = val_batch_size
         loaders = {
@@ -267,6 +269,7 @@ class Builder:
             loop=loop,
             checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity),
             callbacks=self._callbacks(),
+            # Only rank 0 logs.
             loggers=self._components("loggers", config.loggers if self.group.is_main else {}),
             seed=config.seed,
             deterministic=config.deterministic,
@@ -356,6 +359,7 @@ class Builder:
             if error.where is None or error.where in named:  # the name of an argument
                 error.where = where if error.where is None else f"{where}.{error.where}"
             raise
+        # Others keep their traceback: they are faults of the component, not of its arguments.
         except (ValueError, TypeError, FileNotFoundError) as error:
             raise ConfigError(f"{node['_target_']} refused its arguments: {error}", location=where) from error
 

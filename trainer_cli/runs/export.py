@@ -126,6 +126,7 @@ def average(
     shares = list(shares or [1.0] * len(paths))
     if len(shares) != len(paths) or min(shares) < 0 or sum(shares) <= 0:
         raise UserError(f"--weights has {len(shares)} numbers for {len(paths)} checkpoints, or none above 0")
+    # One checkpoint in memory at a time.
     mean, callbacks = Average(), set()
     for path, share in zip(paths, shares, strict=True):
         weights, callback = evaluated_weights(path, ema)

@@ -98,6 +98,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
             if group.is_main:
                 _print_already_finished(run, start)
             return ExitCode.DONE
+        # An error on one rank is raised on all, so that none waits in a collective.
         trainer, data, origin = group.checked(lambda: _build(composed, start, group), "while data and model were made")
         _warn_of_world_size(start.entry, group)
         with noting("while the run directory was opened"):
@@ -110,8 +111,10 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
                 _check_ranks(composed, start, group)
         if config.logging.rank_files and not group.is_main:
             stack.enter_context(to_file(run.path / f"train.rank{group.rank}.log"))
+        # Killed between its final checkpoint and its summary: fit writes the summary and trains nothing.
         if start.finished is not None:
             trainer.stop(start.finished)
+        # From here on a signal stops at the end of a step; earlier ones are delivered now.
         signals.listen(lambda reason: trainer.stop(reason, finished=False))
         if group.is_main:
             actions: dict[str, Callable[[], None]] = {
@@ -150,6 +153,7 @@ def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGrou
     """Lock a run that exists, and choose the checkpoint to resume."""
     if not run.exists_as_run():
         return start_new(run, composed, meanwhile=_import_torch, group=group)
+    # Before anything is read: another process may be writing checkpoints.
     lock = stack.enter_context(run.lock())
     stack.enter_context(to_file(run.log_file))
     start = start_existing(run, composed, meanwhile=_import_torch, group=group)
@@ -185,6 +189,7 @@ def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitSta
         resume=config.resume if config.resume not in ("auto", "must", "never") else None,
     )
     if not start.is_new:
+        # Entered before the write, so that it also undoes a partial one.
         stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
         # After the summary says `running`: with a longer config the run must not be read as finished.
         run.write_config(stored_config(composed, start.run_id), composed.overrides, places)
@@ -254,6 +259,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Train
     from trainer_cli.callbacks.state_saver import RunIdentity
     from trainer_cli.runs.build import Builder, target_packages
 
+    # Before the data: ranks of one tensor-parallel group read the same samples.
     group.divide_layers(composed.config.parallel.tensor_size)
     builder = Builder(composed.config, composed.trust, group)
     data = builder.data()

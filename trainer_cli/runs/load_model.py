@@ -66,9 +66,11 @@ def load_model(
         config_dir=None if config_dir is None else Path(config_dir),
         sections=("model",),
     )
+    # Building the model draws random numbers.
     generators = model_state.capture_rng()
     try:
         with composed.placing():
+            # Only then: building a data set may take long, and needs its files.
             needs_data = FROM_DATA in composed.config.model.values()
             composed.check_targets(("model", "data") if needs_data else ("model",))
             EvaluatedOrigin(composed, {}).compare(checkpoint)

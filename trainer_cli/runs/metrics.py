@@ -193,6 +193,7 @@ class GrowingFile:
 
 def _offset_of_last(descriptor: int, size: int, count: int) -> int:
     """The offset of a line that at least `count` complete lines follow, or 0 if the file has fewer."""
+    # From the end, because a file of a long run has many more lines than are shown.
     length = _BLOCK_BYTES
     while length < size:
         content = os.pread(descriptor, length, size - length)

@@ -194,7 +194,7 @@ def _refuse_ranks(differing: Mapping[int, list[str]], noun: str, where: str | No
 def _refuse_other_model(
     composed: Composed, checkpoint: Path, manifest: Manifest, differing: Mapping[str, str], trained_in: list[Path]
 ) -> None:
-    """Refuse a model whose file differs, if its project is none of those in which the run was trained."""
+    """Refuse a model whose file differs, if the run was never trained in its project."""
     root, target = composed.project_root, str(composed.config.model["_target_"])
     file = _file_of(target, root)
     if file is None or (file in manifest.source and file not in differing):

@@ -136,7 +136,7 @@ class StartPoint:
     sizes: dict[str, int] | None = None
     last_saved_step: int | None = None
     pending_evaluation: bool = False
-    left: tuple[str, ...] = ()
+    newer: tuple[str, ...] = ()
     """Checkpoints that are newer than the one named by `resume`, and are removed."""
 
 
@@ -230,6 +230,7 @@ def _plan_training(composed: Composed, start: Start, step_time_s: float | None, 
         builder, data, end, format, beside=len(to_yaml(composed).encode()), leave_out=checkpoint.leave_out
     )
     name = _name(composed, checkpoint, group.world_size)
+    # Simulated again, now with sizes and names, which retention needs.
     timeline = simulate(setting, step_counts, name=name, size=size.at, sizes=start_point.sizes)
     return Plan(
         run_dir=start.run.path,

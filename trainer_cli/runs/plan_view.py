@@ -37,7 +37,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
                 }
                 for saved in start_point.saved
             ],
-            "left": list(start_point.left),
+            "left": list(start_point.newer),
         },
         "end": None if line.end is None else {"step": line.end.step, "epoch": line.end.epoch},
         "stop": None if line.stop is None else {"reason": line.stop.reason, "finished": line.stop.finished},
@@ -130,8 +130,8 @@ def _summary(plan: Plan) -> Iterator[str]:
         )
     for change in start.changes:
         yield f"  changed        {change} (may change)"
-    if start_point.left:
-        yield f"  goes back      {', '.join(start_point.left)} would be removed"
+    if start_point.newer:
+        yield f"  goes back      {', '.join(start_point.newer)} would be removed"
     if line.end is None or line.stop is None:
         yield f"  steps          from {first:,}; its end is not known"
         return

@@ -394,6 +394,7 @@ class RunReader:
 
     def _read_metrics(self) -> None:
         new = self._metrics.read()
+        # A resume has dropped records that are counted here.
         if new.restarted:
             self._points.clear()
             self._loss = None
@@ -411,6 +412,7 @@ class RunReader:
             names = self._listings.of(folder).folders
         except OSError:
             return None
+        # By name, not by manifest: hundreds of manifests per look would be too slow.
         newest_first = sorted(names, key=_order, reverse=True)
         return next((name for name in newest_first if (folder / name / MANIFEST_FILE).is_file()), None)
 

@@ -103,6 +103,7 @@ class Results:
     def _append(self, rows: Sequence[Row]) -> None:
         if not self.is_written:
             return
+        # Only now: an evaluation without a result leaves no empty folder.
         self.folder.mkdir(parents=True, exist_ok=True)
         now = round(time.time(), 3)
         with closing(AppendedFile(self.folder / "validation.jsonl")) as file:
@@ -130,6 +131,7 @@ class Results:
             events = TensorBoardLogger(str(_make_numbered_folder(self.folder / "tensorboard").relative_to(self.folder)))
             stack.callback(events.close)
             events.start(RunFacts(run_dir=self.folder))
+            # TensorBoard expects rising steps within a file.
             for row in sorted(self.rows, key=lambda row: row.step):
                 events.log(Record(step=row.step, epoch=0, time=time.time(), metrics=_prefixed(row)))
 

@@ -135,6 +135,7 @@ class RunDir:
             RunDirectoryError: another process trains here (named), or the filesystem has no locks.
         """
         try:
+            # Not truncated: until it is locked it names the holder.
             descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise RunDirectoryError(
@@ -167,6 +168,7 @@ class RunDir:
         except OSError:
             return False
         try:
+            # Shared, so that readers do not see each other as a training.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -204,6 +206,7 @@ class RunDir:
                 cure="Choose another directory with run_dir=.",
             ) from error
         allowed = frozenset([self.checkpoints_folder.name]) if with_checkpoints else frozenset()
+        # Before the lock, which would create a file in a directory that is not ours.
         if not self.lock_file.exists():
             self._refuse_foreign_directory(allowed)
         lock = self.lock()
@@ -216,6 +219,7 @@ class RunDir:
             write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})
             # Last, because a directory without a config is no run.
             replace(self.config_file, [config_yaml.encode()])
+            # The entry of the directory itself must survive a power failure too.
             sync_folder(self.path.parent)
         except BaseException:
             lock.release()

@@ -301,7 +301,7 @@ def config_of(checkpoint: Path) -> tuple[Path | str, str]:
 
 
 def find_config_file(name: str) -> Path | None:
-    """Find the config of a run directory, a checkpoint, `RUN@latest` or a file; None if the name is none of these.
+    """Find the config of a run directory, a checkpoint, `RUN@latest` or a file; None for other names.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged or carries no config.
@@ -421,7 +421,7 @@ def _select_from_run(run: Path, selector: str) -> Path:
     """The checkpoint of a run that `latest`, `best` or `step500` selects.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: no checkpoint matches.
     """
     folder = checkpoints_of(run)
     if not folder.is_dir() and not is_url(folder):

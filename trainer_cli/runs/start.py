@@ -104,6 +104,7 @@ def start_existing(
         TrainError: the run cannot resume, or not with this config.
     """
     config = composed.config
+    # First: a refused change of the config must not quarantine a checkpoint.
     stored, changes, folder = accepted_changes(run, composed)
     run_id = run.run_id
     attempt = len(run.attempts) + 1
@@ -253,6 +254,7 @@ def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check
 
 def _find_lost_run(location: Place, run_dir: str) -> str | None:
     """The id of the run in `run_dir` that saved the checkpoints of a folder; None if another run saved them."""
+    # The newest first: earlier ones may be of a run that had the folder before.
     for entry in reversed(location.catalog.entries()):
         if entry.manifest is not None and entry.valid:
             source, _ = config_of(location.folder / entry.name)

@@ -198,6 +198,7 @@ class Children:
         output = subprocess.PIPE if self._prefixed else None
         process = subprocess.Popen(command, env=dict(env), stdin=subprocess.PIPE, stdout=output, stderr=output)
         self._processes[name] = process
+        # Non-blocking, so that a silent child does not delay the output of the others.
         for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
@@ -302,6 +303,7 @@ class Child:
 
     def run(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
         """Start it, wait for its end, and return its exit code; negative for a signal."""
+        # A session of its own: otherwise the terminal sends Ctrl-C to the child too, a second time.
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True) as process:
             self._process = process
             # A signal that came before the child existed was not forwarded.
@@ -343,6 +345,7 @@ def own_command(arguments: Sequence[str]) -> list[str]:
 
 def stop_with_parent() -> None:
     """Stop this process as at a SIGTERM when its stdin ends. Nothing else can read stdin afterwards."""
+    # stdin becomes /dev/null, so that neither the user's code nor a debugger reads from the pipe.
     watched = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -374,8 +377,10 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
     folder = run.checkpoints_folder if config.checkpoint.folder is None else as_path(config.checkpoint.folder)
     with Child() as child:
         while True:
+            # Progress, not the exit code alone, decides whether another restart makes sense.
             before = _newest_step(folder)
             code = child.run(command)
+            # After a signal no restart: the user or the scheduler asked for a stop.
             if child.stopped:
                 return code if code >= 0 else int(ExitCode.STOPPED_EARLY)
             reason = str(run.attempts[-1].get("reason") or "") if run.attempts else ""

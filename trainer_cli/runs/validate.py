@@ -331,7 +331,7 @@ def _is_removed(path: Path) -> bool:
 
 
 def _default_folder(paths: Sequence[Path]) -> Path:
-    """`validation` in the run's directory; for checkpoints of several runs, or of none, a folder in `runs`."""
+    """`validation` in the run's directory; a folder in `runs` if the checkpoints do not belong to one run."""
     foreign = any(kind_of(path) is not None or is_url(path) or is_cached(path) for path in paths)
     runs = sorted({path if foreign else path.parent.parent for path in paths})
     if len(runs) == 1 and not foreign:
