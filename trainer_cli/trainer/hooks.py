@@ -333,6 +333,7 @@ class GlobalHandle:
 
     def remove(self) -> None:
         """Remove it: trainers no longer call it from their next fit or evaluation on. May be called twice."""
+        # One of possibly many entries: each handle removes its own.
         if self._callback is not None:
             _global.remove(self._callback)
             self._callback = None
@@ -392,6 +393,7 @@ class Hooks:
             try:
                 call(*args)
             except BaseException as error:
+                # KeyboardInterrupt too: it must not keep other callbacks from closing their files.
                 if first is None:
                     first = error
                 else:
@@ -416,6 +418,7 @@ class Hooks:
         for attribute in dir(type(callback)):
             if attribute in hooks or attribute.startswith("_") or attribute in _NO_HOOKS:
                 continue
+            # A hook that is misspelt would never be called, without any sign of it.
             close = get_close_matches(attribute, hooks, n=1, cutoff=0.85)
             if callable(getattr(type(callback), attribute)) and (attribute.startswith("on_") or close):
                 near = close or get_close_matches(attribute, hooks, n=1)

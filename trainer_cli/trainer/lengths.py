@@ -78,6 +78,7 @@ class Lengths:
             return None
         parsed = self.resolved(Duration.parse(duration))
         self.counts_tokens = self.counts_tokens or parsed.unit is Unit.TOKEN
+        # Epochs are counted in steps of the present length, so a changed length shifts their ends.
         return Interval(parsed, self.steps_per_epoch, self.epoch_offset if parsed.unit is Unit.EPOCH else 0)
 
     def resolved(self, duration: Duration) -> Duration:

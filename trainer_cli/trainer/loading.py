@@ -70,6 +70,7 @@ class Loading:
         elif ckpt_path is not None:
             ckpt_path = trainer.checkpointer.locate(ckpt_path)
             refuse_foreign(ckpt_path, load.states)
+        # Before the lengths are learned: all ranks need the same ones.
         loop.agree_on_length(train_loader, group)
         # The loop needs the counts before the state is loaded: schedules are made with its lengths.
         counts: Progress | None = trainer.progress
@@ -111,6 +112,7 @@ class Loading:
         if load.weights_alone:
             load_weights(trainer, state, load, path, average)
         else:
+            # A checkpoint has the optimizer's state of the training mode.
             if load.takes("optimizer"):
                 trainer.modes.train()
             load_all(trainer, train_loader, state, load, keep_settings, path)

@@ -57,6 +57,7 @@ class _FileHandler(logging.Handler):
         super().__init__()
         self._path = path
         self._file: AppendedFile | None = None
+        # Bounded: a full disk must not fill the memory.
         self._kept: deque[bytes] = deque(maxlen=_MOST_KEPT)
         self._failed = False
 
@@ -70,6 +71,7 @@ class _FileHandler(logging.Handler):
                 self._kept.popleft()
             self._failed = False
         except OSError as error:
+            # Logging must not end a training, and the disk may have space again later.
             self._fail(error)
         except Exception:
             self.handleError(record)

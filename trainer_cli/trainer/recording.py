@@ -193,6 +193,7 @@ class Recording:
 
     def _now(self) -> Now:
         """Snapshot of the current progress, for displays, which call this from threads of their own."""
+        # Read once: the main thread may change it between two reads.
         trainer = self._trainer
         activity, loop = self.metric_logger.activity, trainer.evaluating
         if activity == EVALUATING and loop is not None:

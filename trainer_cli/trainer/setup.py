@@ -86,6 +86,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
         if isinstance(getattr(module, "running_mean", None), torch.Tensor)
         and any(matches(f"{name}.running_mean".lstrip("."), pattern) for pattern in patterns)
     ]
+    # In training mode a norm updates its statistics even if its weights are frozen.
     for norm in norms:
         norm.eval()
     return norms
@@ -130,6 +131,7 @@ def seed_before_model(seed: int | None, model: Any) -> None:
 
 def seed_rank(seed: int, rank: int, step: int = 0) -> None:
     """Seed every rank except the first by its rank, so that ranks do not draw the same dropout."""
+    # Rank 0 keeps the seed, so that one process and rank 0 of many draw the same numbers.
     if rank:
         seed_everything(sample_seed(seed, step, rank))
 
@@ -140,6 +142,7 @@ def use_deterministic_kernels() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     compile_deterministically()
     torch.use_deterministic_algorithms(True)
+    # Benchmarks choose kernels by their time, which differs between runs.
     torch.backends.cudnn.benchmark = False
 
 
@@ -310,6 +313,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def reset_optimizer(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> None:
     """Reset an optimizer to these groups and settings, without state or gradients."""
+    # In place: schedules, steps and compiled code hold the optimizer and its list of groups.
     optimizer.zero_grad()
     optimizer.state.clear()
     del optimizer.param_groups[len(settings) :]

@@ -229,6 +229,7 @@ class Trainer:
                 self.hooks.call("on_fit_start", self, train, val, self.loop)
                 sanity_check(self, val)
                 self.recording.start()
+                # A resume restores the generators of each rank instead.
                 if self.loading.rng is None and self.progress.step == 0:
                     setup.seed_rank(self.seed or 0, self.strategy.group.data_rank)
                 stop = self.loop.run(self, val)

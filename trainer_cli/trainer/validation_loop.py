@@ -206,6 +206,7 @@ class ValidationLoop:
             metric.reset()
         self._returned = meter.gathering
         self.name, self.batch_idx = name, 0
+        # Always epoch 0: every evaluation sees the same batches.
         batches = loader.iterate(0)
         try:
             for batch_idx, batch in enumerate(batches if trainer.agreement is None else _pad_batches(trainer, batches)):
