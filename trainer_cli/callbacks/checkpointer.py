@@ -188,8 +188,8 @@ class CheckpointerCallback(Callback):
         """
         group = self.checkpointer.group
         check: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
-        own, run_id = Place(self.folder, self.retention.catalog), self.identity.run_id
-        places = reachable(own, [] if self.copier is None else [self.copier.place], run_id)
+        primary, run_id = Place(self.folder, self.retention.catalog), self.identity.run_id
+        places = reachable(primary, [] if self.copier is None else [self.copier.place], run_id)
         newest = newest_of_all(places, run_id, check=check)
         return None if newest is None else newest[0].folder / newest[1].name
 
@@ -238,20 +238,22 @@ class CheckpointerCallback(Callback):
         # Raises here where checkpoint.name names no variable that there is.
         self.saver.path()
         self.storage.sweep()
-        own = self.retention.own()
-        if own and not self._resumes_from_folder(trainer):
+        entries = self.retention.own()
+        if entries and not self._resumes_from_folder(trainer):
             raise UserError(
-                f"{self.folder} holds checkpoints of this run (the newest is step {own[-1].step}), but this training "
-                "does not go on from them, and they would not be replaced",
+                f"{self.folder} holds checkpoints of this run (the newest is step {entries[-1].step}), but this "
+                "training does not go on from them, and they would not be replaced",
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
         if self.saver.background is not None:
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
-        if own:
+        if entries:
             # An attempt that was killed may have missed the fsync after its last rename: do it before any removal.
-            self._fsync_names(own[-1].name)
+            self._fsync_names(entries[-1].name)
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
-        self._last_saved_step = max((one.step for one in own if one.step <= trainer.progress.step), default=None)
+        self._last_saved_step = max(
+            (entry.step for entry in entries if entry.step <= trainer.progress.step), default=None
+        )
         self.retention.retire(self._last_saved_step)
         if self.copier is not None:
             self.copier.on_failure = trainer.interrupt
@@ -505,7 +507,7 @@ class CheckpointerCallback(Callback):
         """
         if moment.occasion is not Occasion.pre_train:
             self.save_requested = False
-        entry = next((one for one in self.retention.own() if one.step == moment.now.step), None)
+        entry = next((candidate for candidate in self.retention.own() if candidate.step == moment.now.step), None)
         if entry is None or entry.manifest is None or self._rules is None:
             return
         self._fsync_names(entry.name)

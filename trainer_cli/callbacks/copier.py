@@ -69,7 +69,7 @@ class Copier:
         steps."""
         return self._number + 1
 
-    def start(self, own: Retention, step: int, newer: Newer) -> None:
+    def start(self, source_retention: Retention, step: int, newer: Newer) -> None:
         """Begin a training at this step, as `CheckpointerCallback` does in its own folder, and make up for a copy that
         an earlier attempt did not finish.
 
@@ -77,9 +77,9 @@ class Copier:
             UserError: there are newer copies, and they may not go.
             SaveError: as of `raise_failure`.
         """
-        self.retention.rules, self._begun_at = own.rules, step
+        self.retention.rules, self._begun_at = source_retention.rules, step
         self._opened, self._abandoned, self._reported = False, False, False
-        before = [entry for entry in own.own() if entry.step <= step]
+        before = [entry for entry in source_retention.own() if entry.step <= step]
         self._number = max((_number(entry.manifest) for entry in before), default=0)
         try:
             self._open()
@@ -101,14 +101,14 @@ class Copier:
 
     def copy(self, name: str) -> None:
         """Copy a checkpoint, or make an older copy of it equal; nothing if it is equal already."""
-        held = ExitStack()
+        hold = ExitStack()
         try:
-            held.enter_context(self.source.reading(name))
+            hold.enter_context(self.source.reading(name))
         except OSError as error:
             self._keep(self._failed(self.folder / name, error))
             return
         with self._lock:
-            replaced, self._waiting = self._waiting, (name, held)
+            replaced, self._waiting = self._waiting, (name, hold)
         if replaced is None:
             self._thread.submit(self._copy_waiting)
             return
@@ -135,22 +135,22 @@ class Copier:
             log.error("%s The training goes on, and later checkpoints are copied.", failure)
         self._reported = True
 
-    def finish(self, own: Retention) -> None:
+    def finish(self, source_retention: Retention) -> None:
         """Copy the newest checkpoint, and wait until all copies are in their folder.
 
         Raises:
             SaveError: as of `raise_failure`.
         """
         # One that is older than the copy that was resumed is no news.
-        for entry in own.own()[-1:]:
+        for entry in source_retention.own()[-1:]:
             if entry.step >= self._begun_at:
                 self.copy(entry.name)
         self._thread.drain()
         self.raise_failure()
         if waiting := self.storage.finish_uploads():
-            what = f"the copies {', '.join(waiting)} could not be sent"
+            message = f"the copies {', '.join(waiting)} could not be sent"
             self._failure = SaveError(
-                what, where=str(self.folder), cure="The same command again sends what is still on this machine."
+                message, where=str(self.folder), cure="The same command again sends what is still on this machine."
             )
             self.raise_failure()
         elif self._opened:
@@ -161,7 +161,7 @@ class Copier:
         self._abandoned = True
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread; False: a copy is still being made after so many seconds."""
+        """End the thread. False if a copy is still being made after `timeout_s` seconds."""
         return self._thread.close(_ABANDON_S if self._abandoned else timeout_s)
 
     def _open(self) -> None:
@@ -174,8 +174,8 @@ class Copier:
         with self._lock:
             waiting, self._waiting = self._waiting, None
         assert waiting is not None
-        name, held = waiting
-        with held:
+        name, hold = waiting
+        with hold:
             self._guarded(name, lambda: self._copy(name))
 
     def _guarded(self, name: str, work: Callable[[], object]) -> None:
@@ -194,22 +194,24 @@ class Copier:
             return
         if manifest is None:
             raise FileNotFoundError("it was removed")
-        wanted = Manifest.parse(manifest)
+        source_manifest = Manifest.parse(manifest)
         if copied is not None:
-            before = Manifest.parse(copied)
-            if before.files == wanted.files:
+            copied_manifest = Manifest.parse(copied)
+            if copied_manifest.files == source_manifest.files:
                 self.storage.amend(name, manifest)
                 return
-            if before.run_id != wanted.run_id:
+            if copied_manifest.run_id != source_manifest.run_id:
                 raise FileExistsError("a checkpoint of another run is there")
             # Of a branch that the run has left.
             if not self.storage.remove(name):
                 raise OSError("an older copy is being read")
         with self.source.reading(name) as folder:
-            files = ((file, self._blocks(folder, file, entry.size_bytes)) for file, entry in wanted.files.items())
+            files = (
+                (file, self._blocks(folder, file, entry.size_bytes)) for file, entry in source_manifest.files.items()
+            )
             write_copy(self.storage, name, manifest, files, self.source.location(name))
         self._reported = False
-        SAVES.info("copied step %d to %s", wanted.step, self.folder)
+        SAVES.info("copied step %d to %s", source_manifest.step, self.folder)
         self.retention.retire(None)
 
     def _blocks(self, folder: ReadableFolder, file: str, size_bytes: int) -> Iterator[memoryview]:

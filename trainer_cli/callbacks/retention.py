@@ -35,8 +35,8 @@ class Retention:
     def facts(self, newest: int | None) -> list[Saved]:
         """The checkpoints for the policy, up to the step that was saved or resumed last. A newer one could not be
         read, so it must not count when others are removed."""
-        own = [entry for entry in self.own() if newest is None or entry.step <= newest]
-        return [saved for entry in own if (saved := entry.saved()) is not None]
+        entries = [entry for entry in self.own() if newest is None or entry.step <= newest]
+        return [saved for entry in entries if (saved := entry.saved()) is not None]
 
     def kept(self, newest: int | None) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
@@ -69,24 +69,24 @@ class Retention:
         Raises:
             UserError: there are newer ones, and they may not go, or cannot.
         """
-        left = [entry for entry in self.own() if entry.step > step and is_intact(self.storage, entry)]
-        if not left:
+        later = [entry for entry in self.own() if entry.step > step and is_intact(self.storage, entry)]
+        if not later:
             return
-        names = ", ".join(entry.name for entry in left)
+        names = ", ".join(entry.name for entry in later)
         if newer is not Newer.trash:
             raise UserError(
                 f"this goes back to step {step}, but {self.folder} holds newer checkpoints: {names}",
                 where="checkpoint.newer",
                 cure="To remove them, add checkpoint.newer=trash.",
             )
-        if pinned := [entry.name for entry in left if entry.pinned]:
+        if pinned := [entry.name for entry in later if entry.pinned]:
             raise UserError(
                 f"this goes back to step {step}, but newer checkpoints are pinned: {', '.join(pinned)}",
                 where="checkpoint.newer",
                 cure="Unpin them, or copy them to another place.",
             )
         reason = f"the training went back to step {step}"
-        for entry in reversed(left):
+        for entry in reversed(later):
             if self.rules.remove is Removal.never:
                 # Nothing is deleted then; under its hidden name no resume chooses it.
                 self.storage.quarantine(entry.name, reason)

@@ -179,7 +179,7 @@ class StateSaver(SaveCaller):
         )
 
     def _left_out(self) -> tuple[str, ...]:
-        """The states that a checkpoint of the present step lacks; callbacks without state are none of them."""
+        """Names of the states that a checkpoint of the present step lacks, without callbacks that have no state."""
         callbacks = self.trainer.callbacks
         names = left_out(self._leave_out, callbacks) if self._leave_out else ()
         return tuple(
@@ -251,7 +251,8 @@ class StateSaver(SaveCaller):
             self.background.prepare(self._state())
 
     def finish(self, *, wait: bool) -> InFlightSave | None:
-        """The save in flight if it has ended, or, with `wait`, once it has; None: not yet, or there is none.
+        """End the save in flight if it is written, or with `wait` once it is. Returns it; None: it is still being
+        written, or there is no save.
 
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
@@ -329,7 +330,7 @@ class StateSaver(SaveCaller):
             self.background.drain(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
-        """End the writer thread. False: removed checkpoints are still being deleted after so many seconds."""
+        """End the writer thread. False if removed checkpoints are still being deleted after `timeout_s` seconds."""
         if self.background is not None:
             self.background.close()
             return True

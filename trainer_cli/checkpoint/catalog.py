@@ -1,7 +1,4 @@
-"""Lists the checkpoints of a storage, and whether each is valid. Reads the disk at every call.
-
-Verify every byte of a checkpoint, and find the newest intact one.
-"""
+"""Lists the checkpoints of a storage, says which are valid, and finds the newest intact one. It reads the disk."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from trainer_cli.core.policy import Saved
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import CheckpointError, one_line
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 PARTIAL = "it has no manifest, so it is partial"
 REMOVING = "it is being removed"
@@ -104,8 +101,8 @@ class Catalog:
 
     def entries(self) -> list[Entry]:
         """All checkpoints by step, partial and damaged ones too, but no copies. Sizes are checked."""
-        found = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
-        return sorted(found, key=lambda entry: (entry.step, entry.name))
+        entries = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
+        return sorted(entries, key=lambda entry: (entry.step, entry.name))
 
     def entry(self, name: str) -> Entry:
         """The checkpoint of that name, or the copy."""
@@ -120,7 +117,7 @@ class Catalog:
         try:
             pinned = self.storage.is_pinned(name)
         except OSError as error:
-            logger.warning("cannot see whether %s is pinned, so it is kept: %s", name, error)
+            log.warning("cannot see whether %s is pinned, so it is kept: %s", name, error)
             pinned = True
         if step is None:
             step = manifest.step if manifest is not None else 0
@@ -157,9 +154,11 @@ def examine(storage: Storage, name: str) -> tuple[Manifest | None, str | None]:
     try:
         while True:
             data = storage.peek(name, MANIFEST_FILE)
-            found = _without_manifest(storage, name) if data is None else _with_manifest(storage, name, data)
-            if found[1] is None or storage.peek(name, MANIFEST_FILE) == data:
-                return found
+            manifest, problem = (
+                _without_manifest(storage, name) if data is None else _with_manifest(storage, name, data)
+            )
+            if problem is None or storage.peek(name, MANIFEST_FILE) == data:
+                return manifest, problem
     except OSError as error:
         return None, f"it cannot be read: {error}"
 
@@ -183,8 +182,6 @@ def _without_manifest(storage: Storage, name: str) -> tuple[None, str]:
         return None, REMOVING
     return None, PARTIAL if name in storage.names() else GONE
 
-
-log = logging.getLogger(__name__)
 
 _LISTED = 20
 _PATIENCE_S = 2.0
@@ -240,14 +237,14 @@ def is_intact(storage: Storage, entry: Entry) -> bool:
 
 
 def verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, manifest: Manifest) -> None:
-    """As `verify`, in another thread while `meanwhile` is called in this one."""
-    found: list[BaseException] = []
+    """Verify a checkpoint in another thread while `meanwhile` is called in this one."""
+    errors: list[BaseException] = []
 
     def read() -> None:
         try:
             verify(folder, manifest)
         except BaseException as error:  # Raised in the thread that waits for the result.
-            found.append(error)
+            errors.append(error)
 
     reader = Thread(target=read, name="checkpoint-verifying", daemon=True)
     reader.start()
@@ -257,8 +254,8 @@ def verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, manif
     except BaseException:
         reader.join(_PATIENCE_S)
         raise
-    if found:
-        raise found[0]
+    if errors:
+        raise errors[0]
 
 
 def newest_intact(

@@ -163,8 +163,8 @@ class Checkpointer:
             kwargs: further arguments of the part that reads.
 
         Raises:
-            NoCheckpointError: there is none; a FileNotFoundError too.
-            MissingStateError: it lacks a name, and `strict`; a RuntimeError too.
+            NoCheckpointError: there is no checkpoint; it is a FileNotFoundError too.
+            MissingStateError: the checkpoint lacks a name, and `strict`; it is a RuntimeError too.
             CheckpointError: it is damaged, or does not fit `state_dict`. The other two are such errors too.
         """
         path = self.locate(path)
@@ -212,7 +212,7 @@ class Checkpointer:
         if group.world_size == 1:
             return
         sharded = ShardedFormat(group.rank, group.world_size, group.tensor_size)
-        if (form := format_of_rank(self.format, sharded)) is None:
+        if (rank_format := format_of_rank(self.format, sharded)) is None:
             raise UserError(
                 f"checkpoint.format={self.format.name} saves the state of one process, and this training has "
                 f"{group.world_size}",
@@ -220,7 +220,7 @@ class Checkpointer:
             )
         if not isinstance(self.writer, CheckpointWriter):
             raise UserError(f"{type(self.writer).__name__} cannot write what several processes save together")
-        self.group, self.format, self._sharded = group, form, sharded
+        self.group, self.format, self._sharded = group, rank_format, sharded
         if isinstance(self.reader, CheckpointReader):
             self.reader.sharded = sharded
 
@@ -233,7 +233,7 @@ class Checkpointer:
             targets: as of `Reader.read`.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: there is no checkpoint, or it is damaged.
         """
         storage, name = self._split(self.locate(path))
         # A reader of a user's own need not know `targets`.
@@ -312,7 +312,7 @@ class Checkpointer:
         """The manifest of the checkpoint at `path`, all of whose files exist with the right sizes.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: there is no checkpoint, or it is damaged.
         """
         with self._reading(*self._split(self.locate(path))) as (_, manifest):
             return manifest
@@ -337,7 +337,7 @@ class Checkpointer:
         """Read every file of the checkpoint at `path` and compare its digest; its manifest.
 
         Raises:
-            CheckpointError: there is none, or it is damaged.
+            CheckpointError: there is no checkpoint, or it is damaged.
         """
         with self._reading(*self._split(self.locate(path))) as (folder, manifest):
             verify(folder, manifest)
@@ -376,7 +376,7 @@ class SyncCheckpointer(Checkpointer):
         caller: SaveCaller = NO_CALLER,
         **kwargs: Any,
     ) -> None:
-        """As `Checkpointer.save`; `trained` is that of `Stager.stage`, and `caller` is called around the commit."""
+        """See `Checkpointer.save`; `trained` is an argument of `Stager.stage`, `caller` is called around the commit."""
         job = self._new_job(
             state_dict, path, metadata, overwrite=overwrite, trained=trained, caller=caller, further=kwargs
         )
@@ -409,13 +409,12 @@ def arguments_of_parts(
     """
     if not kwargs:
         return tuple({} for _ in parts)
-    parameters = [inspect.signature(part).parameters for part in parts.values()]
-    takes_all = [any(one.kind is one.VAR_KEYWORD for one in taken.values()) for taken in parameters]
-    arguments = tuple(
-        {name: value for name, value in kwargs.items() if takes_any or name in taken}
-        for takes_any, taken in zip(takes_all, parameters, strict=True)
-    )
-    if unknown := [name for name in kwargs if not any(name in taken for taken in arguments)]:
-        what = f"{method}() got an unexpected argument {unknown[0]!r}"
-        raise TypeError(f"{what}, which is none of its {' and '.join(parts)}")
-    return arguments
+    arguments = []
+    for function in parts.values():
+        parameters = inspect.signature(function).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        arguments.append({name: value for name, value in kwargs.items() if takes_any or name in parameters})
+    if unknown := [name for name in kwargs if not any(name in accepted for accepted in arguments)]:
+        message = f"{method}() got an unexpected argument {unknown[0]!r}"
+        raise TypeError(f"{message}, which is none of its {' and '.join(parts)}")
+    return tuple(arguments)

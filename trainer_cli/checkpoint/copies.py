@@ -36,28 +36,28 @@ def check_copies(folder: Path, copies: Path) -> None:
         )
 
 
-def reachable(own: Place, copies: Sequence[Place], run_id: str | None) -> list[Place]:
+def reachable(primary: Place, copies: Sequence[Place], run_id: str | None) -> list[Place]:
     """A run's own folder, and those of the copies that can be listed. One that cannot is left out with a warning.
 
     Raises:
         CheckpointError: one cannot be listed, and the run's own folder has no valid checkpoint: where the run stands
             is unknown.
     """
-    places = [own]
-    for place in copies:
+    places = [primary]
+    for location in copies:
         try:
-            place.catalog.names()
+            location.catalog.names()
         except OSError as error:
-            if own.catalog.newest_valid(run_id) is None:
+            if primary.catalog.newest_valid(run_id) is None:
                 raise CheckpointError(
-                    f"{own.folder} holds no valid checkpoint, and whether copies are in {place.folder} cannot be seen: "
-                    f"{error}",
+                    f"{primary.folder} holds no valid checkpoint, and whether copies are in {location.folder} "
+                    f"cannot be seen: {error}",
                     where="checkpoint.copy_to.folder",
                     cure="To start without them, set checkpoint.copy_to.folder=null.",
                 ) from error
-            log.warning("the copies in %s cannot be listed, so none is resumed: %s", place.folder, error)
+            log.warning("the copies in %s cannot be listed, so none is resumed: %s", location.folder, error)
         else:
-            places.append(place)
+            places.append(location)
     return places
 
 
@@ -70,27 +70,27 @@ def newest_of_all(
     quarantine: bool = True,
 ) -> tuple[Place, Entry] | None:
     """The newest intact checkpoint of a run in its own folder, which is the first, and in those of its copies; of equal
-    steps the first one. None if there is none. Arguments as of `newest_intact`.
+    steps the first one. None if there is none. See `newest_intact` for the arguments.
 
     Raises:
         CheckpointError: there are checkpoints, but none can be used.
     """
     newest: tuple[Place, Entry] | None = None
     failure: CheckpointError | None = None
-    for place in places:
+    for location in places:
         step = -1 if newest is None else newest[1].step
         # A copy is downloaded and verified only if it would be taken.
-        if place is not places[0] and not any(entry.step > step for entry in place.catalog.valid(run_id)):
+        if location is not places[0] and not any(entry.step > step for entry in location.catalog.valid(run_id)):
             continue
         try:
             entry = newest_intact(
-                place.catalog, run_id, str(place.folder), limit=limit, check=check, quarantine=quarantine
+                location.catalog, run_id, str(location.folder), limit=limit, check=check, quarantine=quarantine
             )
         except CheckpointError as error:
             failure = failure or error
             continue
         if entry is not None and entry.step > step:
-            newest = place, entry
+            newest = location, entry
     if newest is None and failure is not None:
         raise failure
     if newest is not None and newest[0] is not places[0]:

@@ -65,13 +65,13 @@ def renamed(weights: Weights, mapping: Mapping[str, str]) -> dict[str, torch.Ten
             raise UserError(
                 f"--key-mapping: {glob!r} matches nothing", cure=f"The names are like {next(iter(weights))}."
             )
-    found: dict[str, torch.Tensor] = {}
+    by_new_name: dict[str, torch.Tensor] = {}
     for name, value in weights.items():
-        if (new := new_names[name]) in found:
+        if (new := new_names[name]) in by_new_name:
             raise UserError(f"--key-mapping: two tensors come to the name {new!r}")
         if new:
-            found[new] = value
-    return found
+            by_new_name[new] = value
+    return by_new_name
 
 
 def export(
@@ -98,23 +98,23 @@ def export(
         UserError: `output` exists, and may not be replaced.
         OSError: the disk is full, or cannot be written; what was at `output` is as it was.
     """
-    with replacing(output, overwrite=overwrite) as place:
+    with replacing(output, overwrite=overwrite) as temporary:
         match format:
             case ExportFormat.torch:
-                torch.save(_cast(weights, dtype), place)
+                torch.save(_cast(weights, dtype), temporary)
             case ExportFormat.safetensors:
-                _save_safetensors(_cast(weights, dtype), place)
+                _save_safetensors(_cast(weights, dtype), temporary)
             case ExportFormat.huggingface:
-                place.mkdir()
-                _save_shards(weights, dtype, place, shard_bytes)
+                temporary.mkdir()
+                _save_shards(weights, dtype, temporary, shard_bytes)
                 for name, content in (extra or {}).items():
-                    (place / name).write_bytes(content)
-        files = [place] if place.is_file() else sorted(place.iterdir())
+                    (temporary / name).write_bytes(content)
+        files = [temporary] if temporary.is_file() else sorted(temporary.iterdir())
         return sum(file.stat().st_size for file in files)
 
 
 class Average:
-    """The mean of the weights of several checkpoints, taken one after another.
+    """Running mean of the weights of several checkpoints.
 
     Floating-point tensors are summed in 64 bits. Others are those of the last checkpoint that was added.
     """
@@ -159,14 +159,14 @@ def _differences(before: Weights, weights: Weights) -> Iterator[str]:
         if name not in weights or name not in before:
             yield f"{name}: {'missing' if name not in weights else 'only here'}"
         elif (before[name].shape, before[name].dtype) != (weights[name].shape, weights[name].dtype):
-            one, other = before[name], weights[name]
-            yield f"{name}: {tuple(other.shape)} of {other.dtype} instead of {tuple(one.shape)} of {one.dtype}"
+            old, new = before[name], weights[name]
+            yield f"{name}: {tuple(new.shape)} of {new.dtype} instead of {tuple(old.shape)} of {old.dtype}"
 
 
 def _cast(weights: Weights, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     """The weights in another type, each contiguous in memory of its own; those that are one tensor stay one."""
-    own = {id(value): value for value in weights.values()}
-    cast = {key: _with_own_storage(value.to(_type(value, dtype))) for key, value in own.items()}
+    distinct = {id(value): value for value in weights.values()}
+    cast = {key: _with_own_storage(value.to(_type(value, dtype))) for key, value in distinct.items()}
     return {name: cast[id(value)] for name, value in weights.items()}
 
 
@@ -181,16 +181,16 @@ def _type(value: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _save_safetensors(tensors: Weights, path: Path) -> None:
-    own = dict(tensors)
+    untied = dict(tensors)
     seen: set[int] = set()
     for name, value in tensors.items():
         if value.data_ptr() in seen and value.numel():
-            own[name] = value.clone()  # The format has no tied tensors.
+            untied[name] = value.clone()  # The format has no tied tensors.
         seen.add(value.data_ptr())
     # safetensors replaces the file by one that only its owner can read.
     path.touch()
     mode = path.stat().st_mode
-    safetensors.torch.save_file(own, path, metadata={"format": "pt"})
+    safetensors.torch.save_file(untied, path, metadata={"format": "pt"})
     path.chmod(stat.S_IMODE(mode))
 
 

@@ -67,11 +67,11 @@ def _by_function(
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = function(storage, _SAVED_AT)
-        there = storages[storage.data_ptr()]
-        if there is None:
+        moved = storages[storage.data_ptr()]
+        if moved is None:
             return tensor
-        empty = torch.empty(0, dtype=tensor.dtype, device=there.device)
-        return empty.set_(there, tensor.storage_offset(), tensor.shape, tensor.stride())
+        empty = torch.empty(0, dtype=tensor.dtype, device=moved.device)
+        return empty.set_(moved, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     return move
 
@@ -81,29 +81,29 @@ def compare(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tu
     missing: list[str] = []
     faults: list[str] = []
     for key, value in target.items():
-        place = f"{path}{key}"
+        name = f"{path}{key}"
         if key not in tree:
-            missing.append(place)
+            missing.append(name)
             continue
-        found = tree[key]
-        if isinstance(value, Mapping) and isinstance(found, Mapping):
-            more_missing, more_faults = compare(value, found, f"{place}/")
+        saved = tree[key]
+        if isinstance(value, Mapping) and isinstance(saved, Mapping):
+            more_missing, more_faults = compare(value, saved, f"{name}/")
             missing += more_missing
             faults += more_faults
-        elif isinstance(value, torch.Tensor) and (fault := _misfit(value, found)):
-            faults.append(f"{place} {fault}")
+        elif isinstance(value, torch.Tensor) and (fault := _misfit(value, saved)):
+            faults.append(f"{name} {fault}")
     return missing, faults
 
 
-def _misfit(wanted: torch.Tensor, found: Any) -> str | None:
-    if not isinstance(found, torch.Tensor):
-        return f"is a tensor here, but a {type(found).__name__} there"
-    if wanted.layout is not torch.strided or wanted.is_nested:
-        return f"is {'a nested tensor' if wanted.is_nested else wanted.layout} here, which cannot be filled"
-    here, there = (wanted.dtype, tuple(wanted.shape)), (found.dtype, tuple(found.shape))
-    if here != there:
-        return f"is {here[0]} of shape {here[1]} here, but {there[0]} of {there[1]} there"
-    if any(stride == 0 and size > 1 for stride, size in zip(wanted.stride(), wanted.shape, strict=True)):
+def _misfit(target: torch.Tensor, saved: Any) -> str | None:
+    if not isinstance(saved, torch.Tensor):
+        return f"is a tensor here, but a {type(saved).__name__} there"
+    if target.layout is not torch.strided or target.is_nested:
+        return f"is {'a nested tensor' if target.is_nested else target.layout} here, which cannot be filled"
+    target_kind, saved_kind = (target.dtype, tuple(target.shape)), (saved.dtype, tuple(saved.shape))
+    if target_kind != saved_kind:
+        return f"is {target_kind[0]} of shape {target_kind[1]} here, but {saved_kind[0]} of {saved_kind[1]} there"
+    if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         return "is expanded here: several of its elements are one in memory, so it cannot be filled"
     return None
 

@@ -1,8 +1,6 @@
-"""Find a checkpoint on the disk: the newest, or that of a step or an epoch.
+"""Finds checkpoints by step, epoch, glob or path, and writes and extracts archives that hold a whole one.
 
-A whole checkpoint in one archive: written as a stream, read without trusting anything that is in it.
-
-Archives of Composer, which hold one file of torch, are read too.
+Nothing in an archive is trusted. Archives of Composer, which hold one file of torch, are read too.
 """
 
 from __future__ import annotations
@@ -45,17 +43,19 @@ def write_archive(checkpoint: Path, output: Path, *, overwrite: bool = False) ->
         CheckpointError: there is no checkpoint, or it is damaged: every digest is verified on the way.
         UserError: the name has none of the endings, or exists.
     """
-    ending = next((one for one in sorted(SUFFIXES, key=len, reverse=True) if output.name.endswith(one)), None)
+    ending = next((suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if output.name.endswith(suffix)), None)
     if ending is None:
         raise UserError(f"{output} has none of the endings {', '.join(SUFFIXES)}", cure="Give such an --output.")
     catalog = catalog_of(checkpoint.parent)
     entry = catalog.entry(checkpoint.name)
     if entry.manifest is None or entry.problem is not None:
         raise CheckpointError(f"the checkpoint is not valid: {entry.problem}", where=str(checkpoint))
-    with catalog.storage.reading(checkpoint.name) as folder, replacing(output, overwrite=overwrite) as place:
+    with catalog.storage.reading(checkpoint.name) as folder, replacing(output, overwrite=overwrite) as temporary:
         content = (folder.path / MANIFEST_FILE).read_bytes()
-        sizes = {MANIFEST_FILE: len(content)} | {name: one.size_bytes for name, one in entry.manifest.files.items()}
-        with place.open("wb") as file:
+        sizes = {MANIFEST_FILE: len(content)} | {
+            name: file_entry.size_bytes for name, file_entry in entry.manifest.files.items()
+        }
+        with temporary.open("wb") as file:
             archive = ArchiveWriter(file, SUFFIXES[ending], sizes, prefix=f"{checkpoint.name}/")
             with archive.create(MANIFEST_FILE) as member:
                 member.write(content)
@@ -65,11 +65,11 @@ def write_archive(checkpoint: Path, output: Path, *, overwrite: bool = False) ->
                     while block := stream.read(_BLOCK):
                         member.write(block)
             archive.finish()
-        return place.stat().st_size
+        return temporary.stat().st_size
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the first file in a file is a checkpoint's manifest, or Composer's states, whatever its name is."""
+    """Whether a file is an archive whose first file is a manifest, or Composer's states. Its name does not matter."""
     try:
         with path.open("rb") as file:
             first = next(read_archive(file), None)
@@ -88,9 +88,9 @@ def extract_archive(path: Path) -> Path:
         CheckpointError: it is no archive of a checkpoint, or damaged, or holds what no checkpoint has.
         OSError: the disk is full.
     """
-    found = path.stat()
+    stat = path.stat()
     # The time of the last change cannot be set as that of the content can, and another file has another number.
-    state = f"{path.resolve()}\n{found.st_ino}\n{found.st_size}\n{found.st_mtime_ns}\n{found.st_ctime_ns}"
+    state = f"{path.resolve()}\n{stat.st_ino}\n{stat.st_size}\n{stat.st_mtime_ns}\n{stat.st_ctime_ns}"
     storage = LocalStorage(cache_of(hashlib.sha256(state.encode()).hexdigest()))
     states = storage.root / COMPOSER_FILE
     if states.is_file():
@@ -115,7 +115,7 @@ def extract_archive(path: Path) -> Path:
 def _extract_states(member: Member, output: Path, storage: LocalStorage) -> None:
     """Write Composer's file of torch, which has no digest of its own."""
     _check_space(member.size_bytes, storage)
-    with replacing(output, overwrite=True) as place, place.open("wb") as file:
+    with replacing(output, overwrite=True) as temporary, temporary.open("wb") as file:
         for block in member.blocks:
             file.write(block)
 
@@ -165,7 +165,7 @@ def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
     digests when it is loaded.
 
     Raises:
-        FileNotFoundError: there is none; with the folder, and what it holds.
+        FileNotFoundError: no checkpoint matches; the message names the folder and what it holds.
     """
     return _newest(folder, suffix, lambda entry: True, "checkpoint")
 
@@ -180,11 +180,11 @@ def checkpoint_path(
     """The checkpoint of a step, or the newest one of an epoch (counted as at its saving).
 
     Args:
-        must_exist: False: where there is none of this step, the path at which one is to be saved.
+        must_exist: False returns the path at which this step is to be saved, if it is not there.
 
     Raises:
         ValueError: neither or both of `step` and `epoch` are given, or an epoch with `must_exist=False`.
-        FileNotFoundError: there is none.
+        FileNotFoundError: no checkpoint matches.
     """
     if (step is None) is (epoch is None):
         raise ValueError("give either step or epoch")
@@ -250,10 +250,10 @@ def split_existing(pattern: str) -> tuple[str, str]:
 def paths_of(pattern: str) -> list[str]:
     """The paths that a glob with alternatives matches, sorted for each alternative. Leading folders that exist as
     written are no glob."""
-    existing, rest = split_existing(pattern)
+    existing, globbed = split_existing(pattern)
     return [
         path
-        for alternative in alternatives(rest)
+        for alternative in alternatives(globbed)
         for path in sorted(glob.glob(glob.escape(existing) + alternative, recursive=True))
     ]
 
@@ -272,10 +272,10 @@ def expanded(pattern: str | Path) -> list[Path]:
     matched = set(map(Path, paths_of(text)))
     foreign = sorted((numbers_within(path.name), str(path)) for path in matched if kind_of(path) is not None)
     entries = [(path, catalog_of(path.parent).entry(path.name)) for path in matched if kind_of(path) is None]
-    own = sorted((_order(entry), str(path)) for path, entry in entries if entry.problem is None)
-    if not foreign and not own:
+    native = sorted((_order(entry), str(path)) for path, entry in entries if entry.problem is None)
+    if not foreign and not native:
         raise FileNotFoundError(f"{text} matches no valid checkpoint (from {Path.cwd()})")
-    return [checkpoint_at(path) for _, path in (*foreign, *own)]
+    return [checkpoint_at(path) for _, path in (*foreign, *native)]
 
 
 def _named(path: str | os.PathLike[str]) -> str:
@@ -289,7 +289,7 @@ def _named(path: str | os.PathLike[str]) -> str:
     return with_ranks(str(path), os.environ)
 
 
-def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], what: str) -> Path:
+def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], description: str) -> Path:
     folder = as_path(with_ranks(str(named), os.environ))
     suffix = with_ranks(suffix, os.environ) if suffix else None
     passed = []
@@ -300,10 +300,10 @@ def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool]
         if entry.resumable and fits(entry):
             return folder / entry.name
         passed.append(f"{entry.name}: {entry.problem or 'another step or epoch, or not finite'}")
-    there = "; it holds " + ", ".join(passed[:5]) if passed else ", which holds none" if folder.is_dir() else ""
+    contents = "; it holds " + ", ".join(passed[:5]) if passed else ", which holds none" if folder.is_dir() else ""
     ending = "" if suffix is None else f" with suffix {suffix!r}"
     missing = "" if folder.is_dir() or is_url(folder) else " (there is no such folder)"
-    raise FileNotFoundError(f"no valid {what}{ending} in {folder.absolute()}{missing}{there}")
+    raise FileNotFoundError(f"no valid {description}{ending} in {folder.absolute()}{missing}{contents}")
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:

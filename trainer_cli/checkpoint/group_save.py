@@ -103,7 +103,7 @@ class GroupSave(SaveJob):
             self._failure = error
 
     def finish(self) -> None:
-        """Commit what all ranks have written. Collective: every rank's `write` is done, or is said to have failed.
+        """Commit what all ranks have written. Collective; call it after every rank's `write` has ended.
 
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
@@ -196,7 +196,7 @@ def _plain(files: RankFiles, finite: bool) -> dict[str, Any]:
     return {
         "files": {name: (entry.size_bytes, entry.digest) for name, entry in files.files.items()},
         "aliases": {file: dict(table) for file, table in files.aliases.items()},
-        "shards": {file: {name: str(part) for name, part in parts.items()} for file, parts in files.shards.items()},
+        "shards": {file: {name: str(shard) for name, shard in parts.items()} for file, parts in files.shards.items()},
         "finite": finite,
     }
 
@@ -205,5 +205,5 @@ def _files(plain: dict[str, Any]) -> RankFiles:
     return RankFiles(
         {name: FileEntry(*entry) for name, entry in plain["files"].items()},
         plain["aliases"],
-        {file: {name: Shard.parse(part) for name, part in parts.items()} for file, parts in plain["shards"].items()},
+        {file: {name: Shard.parse(shard) for name, shard in parts.items()} for file, parts in plain["shards"].items()},
     )

@@ -81,7 +81,7 @@ def _is_torn(path: Path) -> bool:
 
 def lives(lines: Iterable[bytes]) -> list[Life]:
     """The checkpoints in the order of their saves; one that was removed and saved again is there twice."""
-    found: list[Life] = []
+    in_order: list[Life] = []
     alive: dict[str, Life] = {}
     for line in lines:
         try:
@@ -94,11 +94,11 @@ def lives(lines: Iterable[bytes]) -> list[Life]:
         life = alive.get(name)
         if life is None:
             life = alive[name] = Life(name)
-            found.append(life)
+            in_order.append(life)
         if kind == SAVED:
             life.step, life.kind, life.reason = step, str(event.get("kind", "")), reason
             life.saved_at = at if life.saved_at is None else life.saved_at
         else:
             life.removed_at, life.removed_reason = at, reason
             del alive[name]
-    return found
+    return in_order

@@ -55,7 +55,7 @@ def clean_name(name: str) -> str:
     """A parameter's name without the parts that torch.compile adds."""
     if _COMPILED not in name:
         return name
-    return ".".join(part for part in name.split(".") if part != _COMPILED)
+    return ".".join(component for component in name.split(".") if component != _COMPILED)
 
 
 def capture_model(model: nn.Module) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def model_files(model: nn.Module) -> dict[str, bytes]:
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The clean name of each parameter: the first of several."""
+    """The clean name of each parameter; of a tied one the first name."""
     return {value: clean_name(name) for name, value in unwrapped(model).named_parameters()}
 
 
@@ -90,30 +90,30 @@ def fit_model(
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
-    given = renamed(state, live, rows, options)
-    options.warn_unmatched(map(clean_name, state), {*live, *given})
-    ignored = options.ignored({*live, *given})
-    given = {name: value for name, value in given.items() if name not in ignored}
-    wanted = {name: value for name, (_, value) in live.items() if name not in ignored}
+    saved = renamed(state, live, rows, options)
+    options.warn_unmatched(map(clean_name, state), {*live, *saved})
+    ignored = options.ignored({*live, *saved})
+    saved = {name: value for name, value in saved.items() if name not in ignored}
+    targets = {name: value for name, (_, value) in live.items() if name not in ignored}
     report = LoadReport(
-        loaded=[name for name in wanted if name in given],
-        missing=_without_tied(wanted, given),
-        unexpected=[name for name in given if name not in wanted],
+        loaded=[name for name in targets if name in saved],
+        missing=_without_tied(targets, saved),
+        unexpected=[name for name in saved if name not in targets],
         ignored=sorted(ignored & live.keys()),
     )
     for name in report.loaded:
-        if cast and _may_cast(wanted[name], given[name]):
-            report.cast[name] = f"{given[name].dtype} to {wanted[name].dtype}"
-        elif fault := _fault(wanted[name], given[name]):
+        if cast and _may_cast(targets[name], saved[name]):
+            report.cast[name] = f"{saved[name].dtype} to {targets[name].dtype}"
+        elif fault := _fault(targets[name], saved[name]):
             rows.append(f"{name}: {fault}")
-            if isinstance(given[name], torch.Tensor) and wanted[name].shape != given[name].shape:
+            if isinstance(saved[name], torch.Tensor) and targets[name].shape != saved[name].shape:
                 report.reshaped.append(name)
-    rows += _untied(wanted, given)
+    rows += _untied(targets, saved)
     if options.strict:
         rows += report.one_sided
 
     def load() -> None:
-        inner.load_state_dict({live[name][0]: given[name] for name in report.loaded}, strict=False)
+        inner.load_state_dict({live[name][0]: saved[name] for name in report.loaded}, strict=False)
 
     return Fitting(rows, load), report
 
@@ -161,8 +161,8 @@ def restore_rng(state: Mapping[str, Any]) -> None:
             len(state["cuda"]),
             devices,
         )
-    for index, one in enumerate(state["cuda"][:devices]):
-        torch.cuda.set_rng_state(one, index)
+    for index, device_state in enumerate(state["cuda"][:devices]):
+        torch.cuda.set_rng_state(device_state, index)
     if state["mps"] is not None and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
 
@@ -180,13 +180,13 @@ def renamed(
     Two names that become the same are a line in `rows`.
     """
     mapped = options.renamed(map(clean_name, state))
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, value in state.items():
         name = plain_name(mapped[clean_name(name)], live, state)
-        if name in found:
+        if name in by_name:
             rows.append(f"{name}: two tensors of the checkpoint come to this name")
-        found[name] = value
-    return found
+        by_name[name] = value
+    return by_name
 
 
 def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> str:
@@ -196,24 +196,24 @@ def plain_name(name: str, live: Container[str], state: Container[str] = ()) -> s
     return short if name not in live and short in live and short not in state else name
 
 
-def _fault(live: Any, given: Any) -> str | None:
-    if isinstance(live, torch.Tensor) != isinstance(given, torch.Tensor):
-        return f"is a {type(live).__name__} in this model, but a {type(given).__name__} in the checkpoint"
+def _fault(live: Any, saved: Any) -> str | None:
+    if isinstance(live, torch.Tensor) != isinstance(saved, torch.Tensor):
+        return f"is a {type(live).__name__} in this model, but a {type(saved).__name__} in the checkpoint"
     if not isinstance(live, torch.Tensor) or nn.parameter.is_lazy(live):
         return None
-    if live.shape != given.shape:
-        return f"has shape {tuple(live.shape)} in this model, but {tuple(given.shape)} in the checkpoint"
-    if live.dtype != given.dtype:
-        return f"is {live.dtype} in this model, but {given.dtype} in the checkpoint"
+    if live.shape != saved.shape:
+        return f"has shape {tuple(live.shape)} in this model, but {tuple(saved.shape)} in the checkpoint"
+    if live.dtype != saved.dtype:
+        return f"is {live.dtype} in this model, but {saved.dtype} in the checkpoint"
     return None
 
 
-def _may_cast(live: Any, given: Any) -> bool:
+def _may_cast(live: Any, saved: Any) -> bool:
     """Whether two tensors differ in nothing but the precision of their floating-point numbers."""
-    if not isinstance(live, torch.Tensor) or not isinstance(given, torch.Tensor) or nn.parameter.is_lazy(live):
+    if not isinstance(live, torch.Tensor) or not isinstance(saved, torch.Tensor) or nn.parameter.is_lazy(live):
         return False
-    same_shape = live.shape == given.shape and live.dtype != given.dtype
-    return same_shape and live.is_floating_point() and given.is_floating_point()
+    same_shape = live.shape == saved.shape and live.dtype != saved.dtype
+    return same_shape and live.is_floating_point() and saved.is_floating_point()
 
 
 def _memory(value: Any) -> tuple[Any, ...] | None:
@@ -224,25 +224,25 @@ def _memory(value: Any) -> tuple[Any, ...] | None:
     return (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
 
 
-def _without_tied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def _without_tied(targets: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """The names that the checkpoint lacks, except those that share memory with one that it has."""
-    filled = {_memory(value) for name, value in wanted.items() if name in given} - {None}
-    return [name for name, value in wanted.items() if name not in given and _memory(value) not in filled]
+    filled = {_memory(value) for name, value in targets.items() if name in saved} - {None}
+    return [name for name, value in targets.items() if name not in saved and _memory(value) not in filled]
 
 
-def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def _untied(targets: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
     """Names that share memory in the model, but have different values in the checkpoint."""
     first: dict[tuple[Any, ...], str] = {}
     rows = []
-    for name, value in wanted.items():
-        if name not in given or (memory := _memory(value)) is None:
+    for name, value in targets.items():
+        if name not in saved or (memory := _memory(value)) is None:
             continue
         other = first.setdefault(memory, name)
-        if other == name or given[other] is given[name] or _fault(value, given[name]):
+        if other == name or saved[other] is saved[name] or _fault(value, saved[name]):
             continue
-        if _fault(value, given[other]) is not None:
+        if _fault(value, saved[other]) is not None:
             continue
-        if not torch.equal(local_of(given[other]), local_of(given[name])):
+        if not torch.equal(local_of(saved[other]), local_of(saved[name])):
             rows.append(f"{name}: is tied to {other} in this model, but differs from it in the checkpoint")
     return rows
 
@@ -250,7 +250,11 @@ def _untied(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 def table(title: str, rows_of: Mapping[str, Sequence[str]]) -> str:
     """A title, and under it each owner's lines; an owner without a name has no column."""
     width = max(map(len, rows_of), default=0)
-    rows = [f"  {owner:<{width}}  {row}" if owner else f"  {row}" for owner, own in rows_of.items() for row in own]
+    rows = [
+        f"  {owner:<{width}}  {row}" if owner else f"  {row}"
+        for owner, owner_rows in rows_of.items()
+        for row in owner_rows
+    ]
     more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
     return "\n".join([f"{title}:", *rows[:_SHOWN], *more])
 
@@ -268,12 +272,12 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     that some may be."""
     # Torch sums no elements of 8 bits.
     # Of a sharded one this rank's part.
-    parts = [getattr(one.detach(), "_local_tensor", one.detach()) for one in tensors]
-    values = [one.float() if one.dtype.itemsize == 1 else one for one in parts if one.numel()]
+    parts = [getattr(tensor.detach(), "_local_tensor", tensor.detach()) for tensor in tensors]
+    values = [tensor.float() if tensor.dtype.itemsize == 1 else tensor for tensor in parts if tensor.numel()]
     # A finite sum proves that all elements are, in a tenth of the time. A sum may overflow though all are finite: then
     # the largest magnitude decides, without memory of the tensor's size.
-    return _all_finite([one.sum() for one in values]) or _all_finite(
-        [torch.linalg.vector_norm(one, ord=torch.inf) for one in values]
+    return _all_finite([tensor.sum() for tensor in values]) or _all_finite(
+        [torch.linalg.vector_norm(tensor, ord=torch.inf) for tensor in values]
     )
 
 
@@ -318,7 +322,7 @@ def weights_of(state: Mapping[str, Any], where: str, average: str | None = None)
 
 
 def evaluated_average(callbacks: Mapping[str, Any]) -> str | None:
-    """Name of the callback whose average of the weights evaluations see now: of several the last; None: no average."""
+    """Name of the last callback whose average of the weights evaluations see now; None: no average."""
     averaging = [
         name for name, callback in callbacks.items() if callback.evaluates and callback.state_dict().get(AVERAGE)
     ]

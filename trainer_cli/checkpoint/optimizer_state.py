@@ -36,9 +36,9 @@ class Groups:
 def names_of(model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Optimizer) -> list[str]:
     """The name of each of the optimizer's parameters, in the order in which it counts them."""
     return [
-        model_names.get(parameter, f"param_groups.{number}.{place}")
+        model_names.get(parameter, f"param_groups.{number}.{position}")
         for number, group in enumerate(optimizer.param_groups)
-        for place, parameter in enumerate(group["params"])
+        for position, parameter in enumerate(group["params"])
     ]
 
 
@@ -49,7 +49,11 @@ def describe_added(
     if made is None:
         return []
     return [
-        [model_names[one] for one in group["params"] if one in model_names and not one.requires_grad]
+        [
+            model_names[parameter]
+            for parameter in group["params"]
+            if parameter in model_names and not parameter.requires_grad
+        ]
         for group in optimizer.param_groups[made:]
     ]
 
@@ -75,9 +79,9 @@ def match_groups(
         return _without(optimizer, packed, names, parameters, len(saved))
     by_name = {name: parameter for parameter, name in model_names.items()}
     missing = saved[len(packed) :]
-    wanted = [name for group in missing for name in group["params"]]
+    added_names = [name for group in missing for name in group["params"]]
     # Only what was added later: a config that leaves parameters out has fewer groups as well.
-    if len(saved) - len(added) > len(packed) or any(name in names or name not in by_name for name in wanted):
+    if len(saved) - len(added) > len(packed) or any(name in names or name not in by_name for name in added_names):
         return Groups(packed, names, parameters, lambda: None)
     for group in missing:
         first = len(names)
@@ -101,7 +105,7 @@ def _without(
     parameters: list[torch.Tensor],
     count: int,
 ) -> Groups:
-    """The first `count` groups: the training goes back to before the others were added."""
+    """Keep the first `count` groups: the training resumes a step before the others were added."""
     kept = sum(len(group["params"]) for group in packed[:count])
 
     def remove() -> None:
@@ -192,29 +196,31 @@ def fit_optimizer(
     in_model = {name: plain_name(new, every_name) for name, new in renamed.items()}
     saved_groups = [{**group, "params": [in_model[name] for name in group["params"]]} for group in state["groups"]]
     made = None if configured is None else len(configured)
-    here = match_groups(model_names, optimizer, saved_groups, state.get(ADDED, ()), made)
-    names, live = here.names, here.packed
-    known_here = set(names)
-    new_name = {name: plain_name(new, known_here) for name, new in renamed.items()}
+    live_groups = match_groups(model_names, optimizer, saved_groups, state.get(ADDED, ()), made)
+    names, live = live_groups.names, live_groups.packed
+    live_set = set(names)
+    new_name = {name: plain_name(new, live_set) for name, new in renamed.items()}
     ignored = options.ignored({*names, *new_name.values()})
     if not options.strict:
-        ignored |= known_here ^ set(new_name.values())
-    mine = [[names[index] for index in group["params"] if names[index] not in ignored] for group in live]
+        ignored |= live_set ^ set(new_name.values())
+    live_names = [[names[index] for index in group["params"] if names[index] not in ignored] for group in live]
     saved = [[new_name[name] for name in group["params"] if new_name[name] not in ignored] for group in state["groups"]]
     kept_of = {new_name[name]: dict(kept) for name, kept in state["state"].items() if new_name[name] not in ignored}
     rows = []
     if state["class"] != class_name(optimizer):
         rows.append(f"it is a {class_name(optimizer)}, but the checkpoint has a {state['class']}")
-    if len(mine) != len(saved):
-        rows.append(f"it has {len(mine)} parameter groups, but the checkpoint has {len(saved)}")
-    for number, (present, there) in enumerate(zip(mine, saved, strict=False)):
-        rows += [f"{name}: missing in group {number} of the checkpoint" for name in present if name not in set(there)]
-        rows += [f"{name}: not in group {number} of this optimizer" for name in there if name not in set(present)]
-    known = {name for group in saved for name in group}
-    rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in known]
+    if len(live_names) != len(saved):
+        rows.append(f"it has {len(live_names)} parameter groups, but the checkpoint has {len(saved)}")
+    for number, (present, saved_names) in enumerate(zip(live_names, saved, strict=False)):
+        rows += [
+            f"{name}: missing in group {number} of the checkpoint" for name in present if name not in set(saved_names)
+        ]
+        rows += [f"{name}: not in group {number} of this optimizer" for name in saved_names if name not in set(present)]
+    saved_set = {name for group in saved for name in group}
+    rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in saved_set]
     rows += [
         f"{name}: its {_TRAINED} {fault}"
-        for name, parameter in zip(names, here.parameters, strict=True)
+        for name, parameter in zip(names, live_groups.parameters, strict=True)
         if (weights := kept_of.get(name, {}).get(_TRAINED)) is not None
         and (fault := _tensor_fault(parameter, weights, exact=True))
     ]
@@ -224,24 +230,24 @@ def fit_optimizer(
     takes = _arguments(type(optimizer))
     for number, (group, saved_group) in enumerate(zip(live, state["groups"], strict=False)):
         settings = saved_group if options.takes("schedulers") else {}
-        ours = {key for key in group if key in keep_settings or key in _HOW or key in _OF_SCHEDULES}
+        own_keys = {key for key in group if key in keep_settings or key in _HOW or key in _OF_SCHEDULES}
         first = group if configured is None else configured[number] if number < len(configured) else {}
         notes += [
             f"{key} is {settings[key]}, as in the checkpoint; {first[key]} is configured"
             for key in first
-            if key in settings and key not in ours and key not in moved and key != "params"
+            if key in settings and key not in own_keys and key not in moved and key != "params"
             if (not takes or key in takes) and not _alike(settings[key], first[key])
         ]
-        kept = {key: group[key] for key in ours}
+        kept = {key: group[key] for key in own_keys}
         groups.append({**group, **settings, **kept, "params": group["params"]})
     if not rows:
-        rows = _state_faults(optimizer, names, here.parameters, kept_of, groups)
+        rows = _state_faults(optimizer, names, live_groups.parameters, kept_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
 
     def load() -> None:
         for line in dict.fromkeys(notes):
             log.warning("optimizer: %s", line)
-        here.change()
+        live_groups.change()
         trained = {name: kept.pop(_TRAINED) for name, kept in kept_of.items() if _TRAINED in kept}
         packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
         packed |= state.get("other", {})
@@ -286,7 +292,8 @@ def _state_faults(
 
 def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor, *, exact: bool = False) -> str | None:
     fits = value.ndim == parameter.ndim and all(
-        size == wanted or (size == 1 and not exact) for size, wanted in zip(value.shape, parameter.shape, strict=True)
+        size == expected or (size == 1 and not exact)
+        for size, expected in zip(value.shape, parameter.shape, strict=True)
     )
     if not fits and (exact or value.numel() != 1):
         return f"has shape {tuple(value.shape)} in the checkpoint, but the parameter {tuple(parameter.shape)}"
@@ -297,12 +304,12 @@ def _tensor_fault(parameter: torch.Tensor, value: torch.Tensor, *, exact: bool =
     return None
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return float(one) == float(other)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return bool(one == other)
+def _alike(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+        return float(first) == float(second)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(_alike, first, second))
+    return bool(first == second)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -21,16 +21,16 @@ def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
     archives one after another.
 
     Raises:
-        DamagedCheckpoint: whatever reading raises, but for an OSError: it may be readable later.
+        DamagedCheckpoint: reading raised anything but an OSError, after which it may be readable later.
     """
-    form = new_format(manifest.format, str(folder.path))
+    format = new_format(manifest.format, str(folder.path))
     try:
         if manifest.format == "archive":
             _check_tensor_files(*unpack(folder, manifest))
         elif manifest.format in ("tensors", "huggingface"):
             _check_tensor_files(folder, manifest)
         else:
-            form.read(folder, manifest)
+            format.read(folder, manifest)
     except (OSError, CheckpointError, MemoryError):
         raise
     except Exception as error:

@@ -46,7 +46,7 @@ class CheckpointReader:
     """Reads a checkpoint by the format that its manifest names; a format given is used for its own name.
 
     Args:
-        sharded: reads as this rank of several.
+        sharded: the format of this rank if several ranks read.
     """
 
     def __init__(self, format: Format | None = None, sharded: ShardedFormat | None = None) -> None:

@@ -236,11 +236,16 @@ def commit(
         files |= rank.files
         aliases |= rank.aliases
         shards |= rank.shards
-    said = {one.name: getattr(metadata, one.name) for one in fields(metadata) if one.name not in ("files", "versions")}
+    facts = {
+        entry.name: getattr(metadata, entry.name)
+        for entry in fields(metadata)
+        if entry.name not in ("files", "versions")
+    }
     versions = {**library_versions(), **metadata.versions}
     manifest = Manifest(
-        **said, name=name, versions=versions, format=format, files=files, aliases=aliases, shards=shards
+        **facts, name=name, versions=versions, format=format, files=files, aliases=aliases, shards=shards
     )
+    # Last: a folder with a manifest is a checkpoint.
     with folder.create(MANIFEST_FILE) as writer:
         writer.write(manifest.to_bytes())
     folder.publish()
@@ -314,14 +319,14 @@ class CheckpointWriter:
                 logger.info("%s is there already, and is not written again", where)
                 return
             with storage.writing(name, digest=self.digest, replace=overwrite) as folder:
-                own = write(folder, snapshot, metadata.files)
+                rank_files = write(folder, snapshot, metadata.files)
                 before_commit()
                 if self.commit_hook is not None:
                     self.commit_hook.pre_commit(where)
                 finite = metadata.finite and snapshot.is_finite()
                 if not finite:
                     logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
-                commit(folder, [own], replace(metadata, finite=finite), name=name, format=format)
+                commit(folder, [rank_files], replace(metadata, finite=finite), name=name, format=format)
         except OSError as error:
             size_bytes = snapshot.layout.total_bytes + sum(len(content) for content in metadata.files.values())
             raise disk_error(error, where, size_bytes, storage) from error
@@ -380,17 +385,19 @@ def disk_error(
         size_bytes: what the checkpoint would have taken.
         storage: is asked what the file system has left.
     """
-    said = error.strerror or str(error)
+    reason = error.strerror or str(error)
     cure = f"{_older_ones(where)} {disk_cure(error)}"
     if isinstance(error, UnsyncedError):
-        what = f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {said}"
-        return NotDurableError(what, where=str(where), cure=cure)
-    what = f"the checkpoint could not be saved: {said}"
+        message = (
+            f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {reason}"
+        )
+        return NotDurableError(message, where=str(where), cure=cure)
+    message = f"the checkpoint could not be saved: {reason}"
     if error.filename is not None and Path(where).absolute().parent not in Path(error.filename).absolute().parents:
-        what += f": {error.filename}"
+        message += f": {error.filename}"
     elif error.errno in NO_SPACE and size_bytes is not None:
-        what += _why_no_space(error, size_bytes, storage)
-    return SaveError(what, where=str(where), cure=cure)
+        message += _why_no_space(error, size_bytes, storage)
+    return SaveError(message, where=str(where), cure=cure)
 
 
 def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> str:
@@ -420,8 +427,8 @@ def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:
     if isinstance(error, Exception):
         return error
     ending = f"{type(error).__name__}: {error}".removesuffix(": ")
-    what = f"step {step} could not be saved: the thread that writes was ended by {ending}"
-    return SaveError(what, where=str(where), cure=_older_ones(where))
+    message = f"step {step} could not be saved: the thread that writes was ended by {ending}"
+    return SaveError(message, where=str(where), cure=_older_ones(where))
 
 
 @contextmanager
@@ -436,8 +443,8 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
     except Exception as error:
         if is_of_peer(error):
             raise
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise SaveError(f"step {step} could not be saved: {said}", where=str(path), cure=_older_ones(path)) from error
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise SaveError(f"step {step} could not be saved: {reason}", where=str(path), cure=_older_ones(path)) from error
 
 
 def library_versions() -> dict[str, str]:

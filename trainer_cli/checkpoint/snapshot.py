@@ -124,9 +124,9 @@ class SnapshotBuffer:
                         copy.copy_(span.leaf.resolve_conj().resolve_neg(), non_blocking=True)
                 else:
                     copy.copy_(span.leaf)
-                if (place := _memory(span.leaf)) in examined:
-                    copies[place] = copy
-        others_finite = are_finite(tensor for place, tensor in examined.items() if place not in copies)
+                if (key := _memory(span.leaf)) in examined:
+                    copies[key] = copy
+        others_finite = are_finite(tensor for key, tensor in examined.items() if key not in copies)
         copied = []
         for device, stream in streams.items():
             event = stream.record_event()

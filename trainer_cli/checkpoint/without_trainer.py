@@ -47,8 +47,8 @@ def save_checkpoint(
         SaveError: nothing was saved; what was there before still is.
         UserError: something cannot be saved; it is named.
     """
-    if taken := sorted(set(_OWN) & set(kwargs)):
-        raise UserError(f"{taken[0]} is saved already", cure="Give it another name.")
+    if clashes := sorted(set(_OWN) & set(kwargs)):
+        raise UserError(f"{clashes[0]} is saved already", cure="Give it another name.")
     path = as_path(path)
     state: dict[str, Any] = {
         "model": capture_model(model),
@@ -88,18 +88,18 @@ def load_checkpoint(
     path = checkpoint_at(path)
     if kind_of(path) is not None:
         if not finetune:
-            what = f"{path} is of another program, so only its weights can be loaded"
-            raise UserError(what, cure="Add finetune=True.")
+            message = f"{path} is of another program, so only its weights can be loaded"
+            raise UserError(message, cure="Add finetune=True.")
         state: Mapping[str, Any] = {"model": read_foreign(path).model}
     else:
         state = make_sync_checkpointer().read(path)
     states = (WEIGHTS if finetune else WHOLE).states
     options = LoadOptions(states=states, strict=strict, ignore_keys=ignore_keys, key_mapping=key_mapping or {})
-    wanted = ["model"]
+    required = ["model"]
     if not finetune:
-        given = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
-        wanted += ["epoch", *(name for name, one in given.items() if one is not None)]
-    if lacking := [name for name in wanted if name not in state]:
+        stateful = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        required += ["epoch", *(name for name, value in stateful.items() if value is not None)]
+    if lacking := [name for name in required if name not in state]:
         raise CheckpointError(
             f"the checkpoint has no {' and no '.join(lacking)}",
             where=str(path),
@@ -113,7 +113,7 @@ def load_checkpoint(
         )
     if not finetune and lr_scheduler is not None:
         fittings["lr_scheduler"] = _fit_scheduler(lr_scheduler, state["lr_scheduler"])
-    if faults := {owner: one.faults for owner, one in fittings.items() if one.faults}:
+    if faults := {owner: fits.faults for owner, fits in fittings.items() if fits.faults}:
         text = table(f"{path} does not fit", faults)
         cure = _advice(report) if fitting.faults else "To load the model alone, add finetune=True."
         raise UserError(f"{text}\n", cure=f"Nothing was loaded. {cure}")
@@ -121,8 +121,8 @@ def load_checkpoint(
     for owner in ("lr_scheduler", "model", "optimizer"):
         if owner in fittings:
             fittings[owner].load()
-    rest = {name: value for name, value in state.items() if name not in _OWN}
-    return (0 if finetune else int(state["epoch"])), rest
+    further = {name: value for name, value in state.items() if name not in _OWN}
+    return (0 if finetune else int(state["epoch"])), further
 
 
 def _advice(report: LoadReport) -> str:
