@@ -55,14 +55,14 @@ def test_what_may_exist_is_let_through(root: Path, path: str) -> None:
 def test_what_does_not_exist_is_reported_with_the_names_that_do(root: Path, path: str, what: str, nearby: str) -> None:
     found = find_missing(path, [root])
     assert found is not None
-    assert found.what == what
-    assert nearby in found.names
+    assert found.message == what
+    assert nearby in found.candidates
 
 
 def test_a_misspelt_layer_of_torch_is_reported(root: Path) -> None:
     found = find_missing("torch.nn.Linera", [root])
     assert found is not None
-    assert found.what == "package torch.nn has no 'Linera'"
+    assert found.message == "package torch.nn has no 'Linera'"
 
 
 def test_nothing_is_imported(root: Path) -> None:

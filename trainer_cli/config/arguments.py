@@ -128,7 +128,7 @@ def no_target_error(node: Mapping[Any, Any], where: str) -> ConfigError:
         hint = f"Write '_target_' for '{misspelled}'."
     else:
         hint = f"Choose one with {where.split('.', 1)[0]}=NAME, or say what to make: _target_: package.module.Class."
-    first_key = next(iter(node), None)  # Its line is in the node's own file.
+    first_key = next(iter(node), None)  # The node has no line of its own; its first key does.
     location = where if first_key is None else f"{where}.{first_key}"
     return ConfigError(f"{where} has no _target_", location=location, code=Code.target, hint=hint)
 
@@ -326,6 +326,7 @@ class _Checker:
             named_arguments = {
                 key: _SOMETHING if value in elsewhere else value for key, value in named_arguments.items()
             }
+            # A duration becomes a number of steps, and total_steps is supplied, when the schedule is built.
             if schedule:
                 named_arguments = {key: 1 if in_steps(value) else value for key, value in named_arguments.items()}
                 if any(parameter.name == "total_steps" and parameter.by_name for parameter in takes):

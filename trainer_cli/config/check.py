@@ -142,6 +142,7 @@ class _Validation:
             self._not_given(path)
             return _NO_VALUE
         kind = kind_of(config_field.type)
+        # The schema declares these as Any or as mappings, so that their shape is checked here.
         if path[0] in (*OPEN, "ckpt"):
             self._check_shape(path[0], value)
         resolved = self._resolved(value, node, config_field.name, path)
@@ -261,6 +262,7 @@ class _Validation:
         key = ".".join(path)
         if isinstance(value, float) and not math.isfinite(value):
             self._report(path, f"{key} is {value}, but it must be finite")
+        # torch's whole numbers have 64 bits.
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             number = str(value) if abs(value) < 10**24 else "a number of too many digits"
             self._report(path, f"{key} is {number}, but it must fit into 64 bits")

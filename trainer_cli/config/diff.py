@@ -98,6 +98,7 @@ def line_of_digests(raw: DictConfig, salt: str) -> str:
 
 def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
     """The values from resolvers that differ from the digests in a frozen config while their text is the same."""
+    # A config without digests (an older one, or one without resolvers) shows no change.
     before: Any = {}
     for line in frozen.splitlines():
         if line.startswith(_LINE):

@@ -241,6 +241,7 @@ def _meanings() -> dict[str, dict[str, str]]:
     """Class -> field -> the docstring under it; the class's own under the empty name."""
     meanings: dict[str, dict[str, str]] = {}
     files = {inspect.getfile(section) for section in sections().values()}
+    # From the source: a class keeps no docstring of its fields.
     for node in (node for file in files for node in ast.parse(Path(file).read_text("utf-8")).body):
         if isinstance(node, ast.ClassDef):
             meanings[node.name] = {"": ast.get_docstring(node) or ""}

@@ -405,6 +405,7 @@ class ConfigFiles:
         name = label(path, self.search.cwd)
         reading = read_file(path, name)
         group = self.search.name_of(path).rpartition("/")[0]
+        # Checked before Hydra sees it: its own errors do not name a line.
         if not reading.broken:
             for mistake in check_defaults_list(reading.node, name, group, self._groups):
                 reading.mistakes.append(mistake)

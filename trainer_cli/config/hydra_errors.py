@@ -56,6 +56,7 @@ def translate_error(
     lists = _Lists(search, command, entries)
     if isinstance(error, MissingConfigException):
         return _missing_file(error, lists)
+    # Hydra does not detect cycles, but overflows the stack.
     if isinstance(error, RecursionError):
         where = next((source for name in entries if (source := _back_to_itself(entries, name, ())) is not None), None)
         return _wrong("a defaults list leads back to its own file", where, "Remove the line.")

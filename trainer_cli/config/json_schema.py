@@ -158,6 +158,7 @@ def _of(field: ConfigKey) -> Schema:
 
 
 def _or_interpolation(schema: Schema) -> Schema:
+    # A schema that admits any text, or anything, admits interpolations already.
     alternatives = schema.get("anyOf", [schema])
     return schema if _TEXT in alternatives or not schema else {"anyOf": [*alternatives, INTERPOLATION]}
 

@@ -122,6 +122,7 @@ def _absolute(module: _Module, name: str) -> _Module | None:
 def _find(name: str, folders: list[str]) -> _Module | None:
     """A module in the given folders; for a top-level name, one that another finder knows (built-in, editable) too."""
     try:
+        # PathFinder reads folders only; util.find_spec would import the parent package of a submodule.
         spec = PathFinder.find_spec(name, folders)
         if spec is None and "." not in name:
             spec = importlib.util.find_spec(name)

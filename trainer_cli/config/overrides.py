@@ -64,6 +64,7 @@ def unknown_key_error(path: KeyPath, known_keys: Sequence[str], source: str) -> 
     if not section_key and source != COMMAND_LINE:
         names.append("defaults")  # Hydra's own, which no schema knows.
     key = ".".join(path)
+    # For a key without its section, such as `lr`.
     nested_keys = [
         *_USUAL,
         *(
@@ -133,12 +134,14 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
             hint = f"To add to the end of a list, write '{key.strip('+~')}+={value}'."
             line.mistakes.append(override_error(f"cannot read the override {argument!r}", hint))
             continue
+        # Hydra's grammar has no `+=`: the value is parsed as that of `key=value`.
         plain_argument = f"{key[:-1]}={value}" if appends else argument
         try:
             override = parser.parse_override(f"{_implied_sign(key) if equals else ''}{plain_argument}")
             is_too_deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
         except (HydraException, ValueError, RecursionError):
-            line.mistakes.append(_unreadable_error(argument))
+            message = f"cannot read the override {argument!r}" if equals else f"{argument!r} is no override"
+            line.mistakes.append(override_error(message, hint_on_syntax(argument)))
             continue
         if is_too_deep:
             line.mistakes.append(override_error(f"{argument[:40]}... is nested more than {DEEPEST} deep"))
@@ -203,11 +206,6 @@ def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
     if not all(patterns):
         raise override_error(f"{argument} has an empty part", "Write ckpt='[a,b]'.")
     return patterns, True
-
-
-def _unreadable_error(argument: str) -> ConfigError:
-    message = f"cannot read the override {argument!r}" if "=" in argument else f"{argument!r} is no override"
-    return override_error(message, hint_on_syntax(argument))
 
 
 def _several_values_error(argument: str, sweep: Any) -> ConfigError:
@@ -443,11 +441,8 @@ def _as_written(key: str, value: str) -> str:
 def _can_be_key(name: str) -> bool:
     read = parse_or_none(f"x={{{name}:1}}")
     value = read.value() if read is not None and not read.is_sweep_override() else None
-    return isinstance(value, dict) and list(value) in ([name], [_whole(name)])
-
-
-def _whole(name: str) -> int | None:
-    return int(name) if re.fullmatch(r"-?(0|[1-9]\d*)", name) else None
+    number = int(name) if re.fullmatch(r"-?(0|[1-9]\d*)", name) else None
+    return isinstance(value, dict) and list(value) in ([name], [number])
 
 
 def parse_or_none(text: str) -> Override | None:

@@ -214,6 +214,7 @@ def _walk(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, yaml
         pairs = [(key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
         for key, value in pairs:
             if key.tag == MERGE:
+                # YAML's `<<` merges keys of another node into this one.
                 for merged in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     yield from _walk(merged, path)
         children = [(key.value, key, value) for key, value in pairs if key.tag != MERGE]

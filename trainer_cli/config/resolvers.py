@@ -52,6 +52,7 @@ def register_resolvers(dirs: Sequence[Path], root: Path) -> None:
     register_hydras_resolvers()
     file = next((folder / FILE for folder in dirs if (folder / FILE).is_file()), None)
     content = [file, file.read_bytes()] if file is not None else []
+    # Registration is global in OmegaConf: a process that composes twice registers each file once.
     if content == _read:
         return
     for name in _registered:
@@ -106,6 +107,7 @@ def _wrong(message: str, where: str, hint: str | None = None) -> ConfigError:
 def share_moment() -> Iterator[None]:
     """Within it, every composition takes `${now:…}` from one time, also in processes that are started."""
     outer = os.environ.get(MOMENT)
+    # In the environment, so that ranks and restarts that this process starts use the same time.
     os.environ.setdefault(MOMENT, datetime.now().isoformat())
     try:
         yield

@@ -110,6 +110,7 @@ def find(dirs: Sequence[Path], name: str) -> Path | None:
 
 def configs(folder: Path) -> Iterator[str]:
     """Names, with `/` and without `.yaml`, of all configs in a folder and below it, in no order."""
+    # Real paths, so that a link back to a folder above ends the walk.
     real = os.path.realpath(folder)
     return (f"{above}{name}" for above, name in _below(str(folder), "", real, frozenset({real})))
 

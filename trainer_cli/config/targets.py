@@ -177,6 +177,7 @@ def resolve(path: str, where: str, trust: Trust) -> object:
     parts = path.split(".")
     current: Any = _import(parts[0], path, where)
     for depth, name in enumerate(parts[1:], start=1):
+        # Before each lookup: a module's __getattr__ may run code.
         if isinstance(current, ModuleType) and not trust.passes(current):
             raise _untrusted_error(path, current.__name__, where)
         prefix = ".".join(parts[:depth])
@@ -224,6 +225,7 @@ def import_from(project: Path) -> None:
         ConfigError: a module in it shadows a library, or is shadowed by one.
     """
     refuse_shadows(project)
+    # First, as for `python script.py`; `refuse_shadows` has excluded modules that would hide a library.
     root = str(project)
     if sys.path[:1] != [root]:
         sys.path.insert(0, root)

@@ -61,6 +61,7 @@ class Reading:
 def read_file(path: Path, name: str, *, written: bool = False) -> Reading:
     """Read a file that messages call `name`. `written`: by a program."""
     try:
+        # The size first, so that a data file named by mistake is not read into memory.
         size = path.stat().st_size
         data = path.read_bytes() if size <= LARGEST_BYTES else b""
     except OSError as error:
@@ -86,6 +87,7 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
     if unprintable := Reader.NON_PRINTABLE.search(text) or re.search("\ufeff", text):
         line = f"{name}:{_line(text[: unprintable.start()])}"
         return _broken_reading(f"character U+{ord(unprintable.group()):04X} has no place in YAML", line, "Remove it.")
+    # Before parsing: an overflow of the stack in C ends the process.
     if deep_line := _too_deep(text):
         return _broken_reading(f"nested more than {DEEPEST} deep", f"{name}:{deep_line}", "")
     reading = Reading(text)
