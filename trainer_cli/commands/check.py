@@ -1,4 +1,4 @@
-"""`train check resume`: check on the user's own experiment that a resume changes nothing."""
+"""`train check resume`: check on a user's experiment that stopping and resuming changes no value."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Exit code 0: all are. 1: some are not; the first that differs is printed with it
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What to check, overrides, and how."""
-    parser.add_argument("what", choices=["resume"], metavar="resume", help="what to check")
+    """Add the name of the check, the overrides, and the flags."""
+    parser.add_argument("check", choices=["resume"], metavar="resume", help="what to check")
     add_config_arguments(parser)
     parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each run (12)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compose and check the config, then stop and resume it in every way."""
+    """Train without a stop, then with stops of every kind, and compare every value."""
     from trainer_cli.config.compose import compose
     from trainer_cli.runs.compose_fit import refuse_shipped_default
     from trainer_cli.testing.resume import STEPS, check_resume
@@ -38,8 +38,9 @@ def run(args: argparse.Namespace) -> int:
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     refuse_shipped_default(composed)
     show = _show_in_place if sys.stderr.isatty() else lambda text: None
+    # Under nohup SIGHUP is ignored, and stays so.
     ending = [signal.SIGTERM] + [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
-    before = {number: signal.signal(number, _at_exit) for number in ending}
+    before = {number: signal.signal(number, _raise_exit) for number in ending}
     try:
         with composed.placing():
             report = check_resume(
@@ -53,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.DONE if report.exact else ExitCode.FAILED)
 
 
-def _at_exit(number: int, frame: object) -> None:
-    """End by an exception, so that processes are killed and the temporary folder is removed."""
+def _raise_exit(number: int, frame: object) -> None:
+    """End by an exception, so that child processes are killed and the temporary folder is removed."""
     sys.exit(128 + number)
 
 
 def _show_in_place(text: str) -> None:
-    """A line on stderr that the next one replaces."""
+    """Show a line on stderr in place of the previous one."""
     sys.stderr.write(f"\r\x1b[K{text}")
     sys.stderr.flush()

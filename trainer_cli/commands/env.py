@@ -36,13 +36,13 @@ SHOWN = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the facts. What fails is printed in its place, so that a broken setup can be reported."""
+    """Print the facts. An error is printed in the place of its fact, so that a broken setup can be reported."""
     facts = gather(args.config_dir)
     print(json.dumps(facts, indent=2) if args.json else "\n".join(_lines(facts)))
     return 0
@@ -82,7 +82,8 @@ def _torch() -> dict[str, Any]:
     """Facts about torch and the devices; or why torch cannot be imported."""
     try:
         import torch
-    except Exception as error:  # A broken build may raise anything, and belongs into a bug report.
+    except Exception as error:
+        # A broken build may raise anything, and belongs in the bug report.
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".strip()}
     facts: dict[str, Any] = {
         "threads": torch.get_num_threads(),

@@ -1,4 +1,4 @@
-"""`train fit`: train or resume; with `-m` one run for each combination of several values."""
+"""`train fit`: train or resume; with `-m` one run for each combination of values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Overrides, the flags that say where configs are, and those of a sweep."""
+    """Add the overrides, the flags that say where configs are, and those of a sweep."""
     add_config_arguments(parser)
     parser.add_argument(
         "-m",
@@ -48,8 +48,8 @@ def run(args: argparse.Namespace) -> int:
     """Compose and check the config, then fit; or do so for each job of a sweep."""
     if args.multirun:
         return _sweep(args)
-    for flag, given in (("--jobs", args.jobs), ("--submit", args.submit)):
-        if given is not None:
+    for flag, value in (("--jobs", args.jobs), ("--submit", args.submit)):
+        if value is not None:
             raise UserError(f"{flag} is for a sweep", cure="Add -m.")
     if args.supervised:
         from trainer_cli.runs.supervise import stop_with_parent
@@ -59,11 +59,13 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.runs.supervise import fit_in_processes
 
     compose = partial(compose_fit, args.overrides, config_dir=args.config_dir, config_name=args.config_name)
-    return fit_in_processes(compose, ["fit", *_again(args)], supervised=args.supervised, allow_pickle=args.allow_pickle)
+    child = ["fit", *_child_arguments(args)]
+    return fit_in_processes(compose, child, supervised=args.supervised, allow_pickle=args.allow_pickle)
 
 
 def _sweep(args: argparse.Namespace) -> int:
     ranks = ranks_in(os.environ)
+    # Rank 0 prints the mistake for all.
     if ranks.rank > 0:
         return int(ExitCode.USER)
     if ranks.world_size > 1:
@@ -79,8 +81,8 @@ def _sweep(args: argparse.Namespace) -> int:
     )
 
 
-def _again(args: argparse.Namespace) -> list[str]:
-    """The arguments that a supervised process is started with."""
+def _child_arguments(args: argparse.Namespace) -> list[str]:
+    """The arguments of the supervised child process."""
     flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
-    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
-    return [*args.overrides, *given, *(["--allow-pickle"] if args.allow_pickle else []), "--supervised"]
+    settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    return [*args.overrides, *settings, *(["--allow-pickle"] if args.allow_pickle else []), "--supervised"]

@@ -1,4 +1,4 @@
-"""`train _job FILE`: how a sweep starts each of its runs. It is no part of the command line that users see."""
+"""`train _job FILE`: the internal verb by which a sweep starts each of its runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer_cli.commands.main import add_config_dir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The file with the job's config, the overrides that it was composed with, and where its configs are."""
+    """Add the file with the frozen config, the overrides that it was composed with, and the folder of configs."""
     parser.add_argument("file", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("overrides", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
@@ -18,16 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit with the config in the file; stop when the process that started this one is gone."""
+    """Fit with the config in the file; stop when the parent process ends."""
     from trainer_cli.commands.sweep_table import recording_error
     from trainer_cli.config.compose import thaw
     from trainer_cli.runs.supervise import stop_with_parent
 
     stop_with_parent()
     with recording_error(args.file):
+        # Imported here: an error of these imports is recorded too.
         from trainer_cli.runs.supervise import fit_in_processes
 
         compose = partial(thaw, args.file, args.overrides, config_dir=args.config_dir)
         flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
-        again = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
-        return fit_in_processes(compose, again, supervised=args.supervised)
+        child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
+        return fit_in_processes(compose, child, supervised=args.supervised)

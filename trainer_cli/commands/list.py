@@ -1,4 +1,4 @@
-"""`train list [GROUP]`: what there is to choose from, each with a line on what it is; experiments and yours first."""
+"""`train list [GROUP]`: the options of every group, each with its description; experiments and the user's own first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("group", nargs="?", metavar="GROUP", help="show only this group, and more of it")
     add_config_dir(parser)
     parser.add_argument("--json", action="store_true", help="print JSON: of each group, option, description and file")
@@ -73,21 +73,21 @@ def _files(group: str, choices: Choices) -> Iterator[str]:
 
 
 def _near(file: Path) -> str:
-    """The path as one would type it here, where that is short."""
+    """The path relative to the current folder, if it is below it."""
     relative = os.path.relpath(file)
     return relative if not relative.startswith("..") else str(file)
 
 
 def _keys(group: str) -> Iterator[str]:
     """The keys of a closed section with their defaults and meanings."""
-    below = [one for one in keys().values() if one.path[0] == group and len(one.path) > 1]
-    if below:
-        settings = {one.key: f"{one.key}={_plain(one.default)}" for one in below}
+    entries = [entry for entry in keys().values() if entry.path[0] == group and len(entry.path) > 1]
+    if entries:
+        settings = {entry.key: f"{entry.key}={_plain(entry.default)}" for entry in entries}
         width = max(map(len, settings.values()))
         yield "\nkeys"
-        yield from (f"  {settings[one.key]:{width}}  {one.meaning}".rstrip() for one in below)
+        yield from (f"  {settings[entry.key]:{width}}  {entry.meaning}".rstrip() for entry in entries)
 
 
 def _plain(value: object) -> str:
-    """A value as it is written on the command line."""
+    """A value as it is typed on the command line."""
     return value if isinstance(value, str) else json.dumps(value)

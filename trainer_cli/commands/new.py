@@ -1,8 +1,8 @@
 """`train new DIR`: a project of the user's own that trains, tests and resumes before a line of it is changed.
 
-Its files stand in trainer_cli/scaffold, named as in the project but for `.tmpl`, so that nothing takes them for
-code of ours. All of them appear or none: they are written into a folder beside (for a DIR that exists already,
-inside) and then renamed.
+The templates are in trainer_cli/scaffold, with the suffix `.tmpl`, so that no tool takes them for code of this package.
+All files of a project appear or none: they are written into a folder beside DIR, or inside a DIR that exists, and then
+renamed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ EXAMPLES = """examples:
 SCAFFOLD = PACKAGE / "scaffold"
 _SUFFIX = ".tmpl"
 _VALUES = frozenset({"null", "true", "false", "inf", "nan"})
-"""What Hydra does not read as text: such an experiment could not be chosen."""
+"""Words that Hydra does not read as text: an experiment of that name could not be chosen."""
 _OWN_FOLDERS = frozenset({"configs", "tests", "runs", "dist", "build"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("dir", metavar="DIR", type=Path, help="the project's directory: new, or empty")
     parser.add_argument(
         "--name", metavar="NAME", help="name of the package and of its experiment (default: that of DIR)"
@@ -46,22 +46,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make the project, and say what to do with it."""
+    """Make the project, and print the next commands."""
     package = package_name(args.name or args.dir.resolve().name, chosen=args.name is not None)
     make_project(args.dir, package)
-    here = args.dir.resolve() == Path.cwd()
     print(f"made {args.dir}, with the package and experiment {package}\nnext:")
-    if not here:
+    if args.dir.resolve() != Path.cwd():
         print(f"  cd {shlex.quote(str(args.dir))}")
     print(f"  train fit +experiment={package}\n  pytest")
     return 0
 
 
 def package_name(name: str, *, chosen: bool) -> str:
-    """A name for the package, that Python can import and that hides no other, and for its experiment.
+    """The name of the package and its experiment: one that Python can import and that hides no other module.
+
+    Args:
+        chosen: whether the user chose the name, which then is not changed to a free one.
 
     Raises:
-        UserError: nothing of the name can be used, or the user has chosen one that is taken.
+        UserError: the name has no letter or digit, or the chosen name is taken.
     """
     plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode().lower()
     words = re.sub(r"[^a-z0-9]+", "_", plain).strip("_")
@@ -70,12 +72,12 @@ def package_name(name: str, *, chosen: bool) -> str:
             f"no package can be called {name!r}", where="--name", cure="Give one of plain letters: --name my_project."
         )
     package = words if words[0].isalpha() else f"project_{words}"
-    taken = _taken(package)
-    if taken is None:
+    conflict = _why_taken(package)
+    if conflict is None:
         return package
     free = f"{package}_project"
     if chosen:
-        raise UserError(f"{package!r} is {taken}", where="--name", cure=f"Choose another, such as --name {free}.")
+        raise UserError(f"{package!r} is {conflict}", where="--name", cure=f"Choose another, such as --name {free}.")
     return free
 
 
@@ -104,8 +106,8 @@ def _occupied(folder: Path, why: str) -> UserError:
     return UserError(f"{folder} {why}, and nothing is overwritten", cure="Name a new directory.")
 
 
-def _taken(package: str) -> str | None:
-    """Why a package cannot have this name, or None."""
+def _why_taken(package: str) -> str | None:
+    """Why a package cannot have this name; None if it can."""
     if keyword.iskeyword(package) or keyword.issoftkeyword(package):
         return "a word of Python"
     if package in _VALUES:
@@ -115,20 +117,22 @@ def _taken(package: str) -> str | None:
     if package in _OWN_FOLDERS:
         return "a folder of the project itself"
     spec = find_spec(package)
-    # Without an origin it is any folder of that name that happens to be on the path.
+    # A namespace package without an origin is only a folder of that name somewhere on the path.
     return "an installed package" if spec is not None and spec.origin is not None else None
 
 
 def _files(package: str) -> Iterator[tuple[Path, str]]:
     """Every file of a project with its text."""
-    names = {"@PACKAGE@": package, "@PROJECT@": package.replace("_", "-"), "@TRAINER@": _requirement()}
+    values = {"@PACKAGE@": package, "@PROJECT@": package.replace("_", "-"), "@TRAINER@": _requirement()}
     for template in sorted(SCAFFOLD.rglob(f"*{_SUFFIX}")):
         path = template.relative_to(SCAFFOLD).with_suffix("")
-        parts = [".gitignore" if part == "gitignore" else part.replace("package", package) for part in path.parts]
+        # Without the dot in the scaffold: git would apply the file there.
+        segments = [segment.replace("package", package) for segment in path.parts]
+        segments = [".gitignore" if segment == "gitignore" else segment for segment in segments]
         text = template.read_text("utf-8")
-        for mark, name in names.items():
-            text = text.replace(mark, name)
-        yield Path(*parts), text
+        for mark, value in values.items():
+            text = text.replace(mark, value)
+        yield Path(*segments), text
     yield Path("configs/train.schema.json"), json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
@@ -140,7 +144,7 @@ def _requirement() -> str:
 
 
 def _make(folder: Path, files: dict[Path, str]) -> None:
-    """A folder that was not there appears whole."""
+    """Make a new folder: it appears with all files, or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     staged = folder.parent / f".{secrets.token_hex(4)}.new"
     try:
@@ -152,7 +156,7 @@ def _make(folder: Path, files: dict[Path, str]) -> None:
 
 
 def _fill(folder: Path, files: dict[Path, str]) -> None:
-    """An empty folder stays the same one: it may be the current one, or a mount."""
+    """Fill an empty folder without replacing it: it may be the current folder, or a mount."""
     staged = folder / f".{secrets.token_hex(4)}.new"
     moved: list[Path] = []
     try:

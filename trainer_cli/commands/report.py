@@ -1,6 +1,6 @@
-"""`train report RUN…`: curves, checkpoints, config and more of runs, as one HTML file.
+"""`train report RUN…`: write curves, checkpoints, configs and more of runs into one HTML file.
 
-Write the report of runs as one HTML file that needs no network: the page, its data, and plotly's JavaScript.
+The file needs no network: it holds the page, its data, and plotly's JavaScript.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXAMPLES = """examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("run_dir", metavar="RUN", nargs="+", type=Path, help="a run's directory, or a folder of runs")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="file to write (report.html)"
@@ -44,30 +44,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the report, and print what it holds."""
+    """Write the report, and print how much it holds."""
     for path in args.run_dir:
         if not path.is_dir():
             raise no_run(path)
 
     try:
-        made = report(args.run_dir, args.output, now=time.time())
+        result = report(args.run_dir, args.output, now=time.time())
     except PermissionError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
-    runs = f"{made.runs} run{'' if made.runs == 1 else 's'}, " if made.runs else ""
-    print(f"{args.output}: {runs}{made.charts} charts, {format_bytes(made.size_bytes)}; open it in a browser")
+    runs = f"{result.runs} run{'' if result.runs == 1 else 's'}, " if result.runs else ""
+    print(f"{args.output}: {runs}{result.charts} charts, {format_bytes(result.size_bytes)}; open it in a browser")
     return 0
 
 
 _PAGE = Path(__file__).with_name("report_page.html")
 _SCRIPT = Path(__file__).with_name("report_page.js")
 _MARK = '<meta name="generator" content="train report">'
-"""In the head of the page: a file without it is not replaced."""
+"""Stands in the head of the page: a file without it is not replaced."""
 _HEAD_BYTES = 1000
 _LONGEST_NAME = 60
 
 
 class Report(NamedTuple):
-    """What a report holds."""
+    """How much a report holds."""
 
     runs: int
     charts: int
@@ -91,23 +91,24 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     validated: list[Row] = []
     sweep: dict[str, SweepJob] = {}
     for path in paths:
-        found = _runs_at(path)
-        # Results for several runs are in folders beside them.
+        runs = _runs_at(path)
+        # `train validate` of checkpoints of different runs writes into folders named validation-….
         rows = [row for folder in (path, *sorted(path.glob("validation-*"))) for row in read_validation(folder)]
-        for folder in dict.fromkeys([path, *(one.parent for one in found)]):
+        for folder in dict.fromkeys([path, *(run.parent for run in runs)]):
             sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
-        if not found and not rows and not sweep:
+        if not runs and not rows and not sweep:
             raise UserError(f"{path} holds no run", cure="Name run directories, or a folder that holds some.")
         validated += rows
-        known = {os.path.realpath(record.path) for record in records}
-        new = [one for one in found if os.path.realpath(one) not in known]
-        records += [record for one in new if (record := read_run(one, now)) is not None]
-    names, others = short_names(records, sweep), _attributed(validated, records)
+        # A run may be named twice, also through a link.
+        read_paths = {os.path.realpath(record.path) for record in records}
+        new = [run for run in runs if os.path.realpath(run) not in read_paths]
+        records += [record for run in new if (record := read_run(run, now)) is not None]
+    names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
     data: Block = {
         "title": _title(paths, records),
         "made": f"{clock_time(now)} UTC by trainer-cli {versions(['trainer-cli'])['trainer-cli'] or ''}".strip(),
-        "runs": [*names, *others],
-        "sections": sections(records, names, others, list(sweep.values())),
+        "runs": [*names, *validated_elsewhere],
+        "sections": sections(records, names, validated_elsewhere, list(sweep.values())),
     }
     page = _page(data, plotly)
     try:
@@ -115,20 +116,20 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     except OSError as error:
         cure = "Name another file with -o."
         raise UserError(f"{output} cannot be written: {error.strerror}", cure=cure) from error
-    charts = sum(block["kind"] not in ("table", "facts") for one in data["sections"] for block in one["blocks"])
+    charts = sum(block["kind"] not in ("table", "facts") for section in data["sections"] for block in section["blocks"])
     return Report(len(records), charts, len(page))
 
 
-def _attributed(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:
-    """Add results of several runs to the runs that they are of; returns those of other runs, by name."""
+def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:
+    """Add each result of `train validate` to the record of its run. Returns those of other runs, by name."""
     of_run: dict[str, list[Row]] = {}
     for row in rows:
         of_run.setdefault(os.path.abspath(Path(row.checkpoint).parent.parent), []).append(row)
     for record in records:
-        own = of_run.pop(os.path.abspath(record.path), [])
-        record.validation = sorted([*record.validation, *own], key=lambda row: row.step)
+        rows_of_record = of_run.pop(os.path.abspath(record.path), [])
+        record.validation = sorted([*record.validation, *rows_of_record], key=lambda row: row.step)
     above = os.path.commonpath(of_run) if len(of_run) > 1 else os.getcwd()
-    return {os.path.relpath(path, above): of for path, of in of_run.items()}
+    return {os.path.relpath(path, above): run_rows for path, run_rows in of_run.items()}
 
 
 def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
@@ -141,12 +142,11 @@ def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
 def _runs_at(path: Path) -> list[Path]:
     if RunDir(path).exists_as_run():
         return [path]
-    found = RunFinder(path).find()
-    return sorted(one.path for one in found if one.unreadable is None)
+    return sorted(entry.path for entry in RunFinder(path).find() if entry.unreadable is None)
 
 
 def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> list[str]:
-    """A name for each run: the swept values of a sweep's job, else what differs between the paths.
+    """Short names of the runs: the swept values for a job of a sweep, else what differs between the paths.
 
     Args:
         sweep: real path of a run's directory -> its job.
@@ -169,7 +169,7 @@ def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> 
 
 
 def _plotly() -> str:
-    """The JavaScript that plotly's package brings; the package itself, which takes a second, is not imported."""
+    """The JavaScript in plotly's package, which is read without importing the package: that takes a second."""
     spec = find_spec("plotly")
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         file = Path(folder) / "package_data" / "plotly.min.js"
@@ -195,10 +195,10 @@ def _refuse_other_file(output: Path) -> None:
 
 
 def _page(data: Block, plotly: str) -> bytes:
-    # Within a script element `<` may begin its end, or a comment.
+    # Inside a script element `<` may begin the end tag or a comment.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    before, rest = _PAGE.read_text("utf-8").split("<!--PLOTLY-->")
-    middle, after = rest.split("<!--DATA-->")
+    before, body = _PAGE.read_text("utf-8").split("<!--PLOTLY-->")
+    middle, after = body.split("<!--DATA-->")
     script = _SCRIPT.read_text("utf-8")
     assert _MARK in before[:_HEAD_BYTES]
     page = (

@@ -1,8 +1,6 @@
 """The parts of a report as plain values: facts, tables and charts, which `report_page.js` draws.
 
 A block is a mapping whose `kind` is `facts`, `table`, `chart`, `timeline` or `parallel`. Its texts are never HTML.
-
-The first section of a report: how a run stands, or which of several is the best, and by what they differ.
 """
 
 from __future__ import annotations
@@ -22,21 +20,21 @@ from trainer_cli.terminal import format_clock
 Block = dict[str, Any]
 _DIGITS = 6
 _LOG_RATIO = 30
-"""From this ratio of the largest to the smallest on, positive values of a parameter have a logarithmic axis."""
+"""Ratio of the largest to the smallest positive value from which a parameter has a logarithmic axis."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[str] = (), **more: Any) -> Block:
-    """A table; columns without any text are left out. Columns named in `right` are flush right.
+    """A table without the columns that are empty. Columns named in `right` are flush right.
 
     Args:
         more: `title`; `fold`, if it is shown only after a click; `marked`, indices of rows to stress; `runs`, for each
             row the index of its run; `filter`, whether rows can be searched.
     """
-    shown = [at for at, _ in enumerate(columns) if any(row[at] for row in rows)]
+    shown = [index for index, _ in enumerate(columns) if any(row[index] for row in rows)]
     return {
         "kind": "table",
-        "columns": [{"name": columns[at], "right": columns[at] in right} for at in shown],
-        "rows": [[row[at] for at in shown] for row in rows],
+        "columns": [{"name": columns[index], "right": columns[index] in right} for index in shown],
+        "rows": [[row[index] for index in shown] for row in rows],
         **more,
     }
 
@@ -55,7 +53,7 @@ def curve(
     reduced = reduce(columns.step[rows], series.values, buckets)
     drawn = rows[reduced.indices]
     bad = np.flatnonzero(~np.isfinite(series.values))
-    found = {
+    block = {
         "run": run,
         "name": name,
         "group": group or name,
@@ -64,13 +62,13 @@ def curve(
         "y": rounded(series.values[reduced.indices]),
     }
     if reduced.means is not None:
-        found["mean"] = {
+        block["mean"] = {
             **_axes(columns, rows[reduced.means.indices], record.began),
             "y": rounded(reduced.means.values),
         }
     if len(bad):
-        found["bad"] = [len(bad), int(columns.step[rows[bad[0]]])]
-    return found
+        block["bad"] = [len(bad), int(columns.step[rows[bad[0]]])]
+    return block
 
 
 def _axes(columns: Columns, rows: Array, began: float) -> Block:
@@ -90,7 +88,7 @@ def rounded(values: Array, digits: int = _DIGITS) -> list[float | None]:
 
 
 def restarts(run: int, record: RunRecord) -> Iterator[Block]:
-    """Where the attempts after the first one began."""
+    """Marks where the attempts after the first began."""
     for attempt in record.attempts[1:]:
         step, at = attempt.get("start_step"), unix(attempt.get("started"))
         if isinstance(step, int) and at is not None:
@@ -101,18 +99,18 @@ def restarts(run: int, record: RunRecord) -> Iterator[Block]:
 
 
 def timeline(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None:
-    """Every checkpoint at its step: its kind, its reason, and what became of it. None if there are none."""
+    """Every checkpoint at its step: its kind, why it was saved, kept or removed. None without checkpoints."""
     lanes: dict[str, None] = {}
     marks: list[Block] = []
     for run, record in enumerate(records):
-        for one in record.checkpoints:
-            life, fate = one.life, "kept" if one.on_disk else "removed"
+        for checkpoint in record.checkpoints:
+            life, fate = checkpoint.life, "kept" if checkpoint.on_disk else "removed"
             if life.step is None:
                 continue
             lane = names[run] if len(records) > 1 else f"{life.kind or 'unknown'}, {fate}"
             lanes.setdefault(lane)
-            text = [life.name, f"saved: {life.reason}" if life.reason else "", what_became(one)]
-            marks.append({"lane": lane, "step": life.step, "kept": one.on_disk, "type": life.kind, "text": text})
+            text = [life.name, f"saved: {life.reason}" if life.reason else "", what_became(checkpoint)]
+            marks.append({"lane": lane, "step": life.step, "kept": checkpoint.on_disk, "type": life.kind, "text": text})
     if not marks:
         return None
     order = list(lanes) if len(records) > 1 else sorted(lanes, key=_lane_order)
@@ -125,21 +123,22 @@ def _lane_order(lane: str) -> tuple[bool, str]:
 
 def when_saved(record: RunRecord) -> dict[int, dict[str, float]]:
     """The validation metrics that the training measured at exactly the steps of its checkpoints."""
-    saved = {one.life.step for one in record.checkpoints}
-    found: dict[int, dict[str, float]] = {}
+    saved = {checkpoint.life.step for checkpoint in record.checkpoints}
+    by_step: dict[int, dict[str, float]] = {}
     for name, series in record.columns.metrics.items():
         if "/" in name and not name.startswith("train/"):
             for step, value in zip(record.columns.step[series.rows].tolist(), series.values.tolist(), strict=True):
                 if step in saved:
-                    found.setdefault(step, {})[name] = value
-    return dict(sorted(found.items()))
+                    by_step.setdefault(step, {})[name] = value
+    return dict(sorted(by_step.items()))
 
 
-def what_became(one: SavedCheckpoint) -> str:
+def what_became(checkpoint: SavedCheckpoint) -> str:
     """Whether a checkpoint was kept or removed, and why."""
-    if one.on_disk:
-        return f"kept: {one.why_kept}" if one.why_kept else "on the disk"
-    return f"removed: {one.life.removed_reason}" if one.life.removed_reason else "gone; it is not recorded why"
+    if checkpoint.on_disk:
+        return f"kept: {checkpoint.why_kept}" if checkpoint.why_kept else "on the disk"
+    reason = checkpoint.life.removed_reason
+    return f"removed: {reason}" if reason else "gone; it is not recorded why"
 
 
 def parallel(
@@ -168,8 +167,8 @@ def _axis(name: str, texts: Sequence[str]) -> Block:
         if not all(map(math.isfinite, numbers)):
             raise ValueError
     except ValueError:
-        known = list(dict.fromkeys(texts))
-        return {"label": name, "values": [known.index(text) for text in texts], "ticks": dict(enumerate(known))}
+        distinct = list(dict.fromkeys(texts))
+        return {"label": name, "values": [distinct.index(text) for text in texts], "ticks": dict(enumerate(distinct))}
     if min(numbers) > 0 and max(numbers) / min(numbers) >= _LOG_RATIO:
         numbers = [math.log10(number) for number in numbers]
     few = dict(zip(numbers, texts, strict=True))
@@ -204,7 +203,7 @@ _OF_ONE_RUN = ("name", "run_dir", "resume", "logging.console", "logging.level")
 def summary(
     records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str], sweep: Sequence[SweepJob]
 ) -> Iterator[Block]:
-    """Facts of one run; of several a table with the best first, and parallel coordinates of the `swept` keys."""
+    """Facts of a single run; else a table of the runs, the best first, and parallel coordinates of the `swept` keys."""
     if len(records) == 1:
         yield {"kind": "facts", "items": list(_facts(records[0]))}
     elif records:

@@ -1,4 +1,4 @@
-"""What a report says of runs: which facts, tables and charts, in which order. Sections without content are left out."""
+"""The sections of a report: which facts, tables and charts of the runs it shows, in which order."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ from trainer_cli.runs.record import RunRecord, SweepJob, as_text, unix
 from trainer_cli.runs.results import Row, best_row
 
 _BUCKETS = 2000
-"""Parts of the x axis, each with up to two points of a curve; fewer with many runs, so that the file stays small."""
+"""Intervals of the x axis, each with up to two points of a curve; fewer with many runs, to keep the file small."""
 _FEWEST_BUCKETS = 150
 _PAUSES = 10
 _OPEN_ROWS = 12
-"""A longer table of checkpoints or attempts is shown only after a click."""
+"""Rows from which a table is shown only after a click."""
 _MOST_CONFIGS = 8
-"""Runs whose whole configs are shown; of more only what differs."""
+"""Largest number of runs whose whole configs are shown, not only what differs."""
 _RATES = ("samples_per_s", "tokens_per_s", "steps_per_s")
 
 
 def sections(
     records: Sequence[RunRecord],
     names: Sequence[str],
-    others: Mapping[str, Sequence[Row]],
+    validated_elsewhere: Mapping[str, Sequence[Row]],
     sweep: Sequence[SweepJob] = (),
 ) -> list[Block]:
-    """All sections of a report.
+    """The sections of a report; empty ones are left out.
 
     Args:
         names: a short name for each run.
-        others: what `train validate` measured of other runs, by name.
+        validated_elsewhere: results of `train validate` for other runs, by the names of the runs.
         sweep: the jobs of sweeps, also those that have no run.
     """
     swept = differing(records, sweep)
-    found = [
+    candidates = [
         ("Summary", summary(records, names, swept, sweep)),
         ("Metrics", _metrics(records, lambda name: not _is_rate(name) and not _is_setting(name))),
         ("Checkpoints", _checkpoints(records, names)),
-        ("Validation of checkpoints", _validation(records, others)),
+        ("Validation of checkpoints", _validation(records, validated_elsewhere)),
         ("Learning rates and norms", _metrics(records, _is_setting)),
         ("Throughput and pauses", _throughput(records, names)),
         ("Config", _config(records, names)),
         ("Attempts", _attempts(records, names)),
         ("Environment", _environment(records, names)),
     ]
-    return [{"title": title, "blocks": blocks} for title, content in found if (blocks := list(content))]
+    return [{"title": title, "blocks": blocks} for title, content in candidates if (blocks := list(content))]
 
 
 def _is_rate(name: str) -> bool:
@@ -84,8 +84,8 @@ def _buckets(records: Sequence[RunRecord]) -> int:
     return max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(records)))
 
 
-def _metrics(records: Sequence[RunRecord], wanted: Callable[[str], bool]) -> Iterator[Block]:
-    names = list(dict.fromkeys(name for record in records for name in record.columns.metrics if wanted(name)))
+def _metrics(records: Sequence[RunRecord], is_included: Callable[[str], bool]) -> Iterator[Block]:
+    names = list(dict.fromkeys(name for record in records for name in record.columns.metrics if is_included(name)))
     marks = [mark for run, record in enumerate(records) for mark in restarts(run, record)]
     for title, members in by_last_part(names):
         curves = [
@@ -104,19 +104,19 @@ def _metrics(records: Sequence[RunRecord], wanted: Callable[[str], bool]) -> Ite
         yield {"kind": "chart", "title": title, "curves": curves, "restarts": marks}
 
 
-def _validation(records: Sequence[RunRecord], others: Mapping[str, Sequence[Row]]) -> Iterator[Block]:
+def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, Sequence[Row]]) -> Iterator[Block]:
     """Charts and a table of what `train validate` measured."""
-    sources = [*(record.validation for record in records), *others.values()]
+    sources = [*(record.validation for record in records), *validated_elsewhere.values()]
     everything = [row for rows in sources for row in rows]
     charts: dict[str, list[Block]] = {}
     for run, rows in enumerate(sources):
         for metric in dict.fromkeys(key for row in rows for key in row.metrics):
             for loader in dict.fromkeys(row.loader for row in rows if metric in row.metrics):
-                own = [row for row in rows if row.loader == loader and metric in row.metrics]
+                of_loader = [row for row in rows if row.loader == loader and metric in row.metrics]
                 name, steps, values = (
                     f"{loader}/{metric}",
-                    [row.step for row in own],
-                    [row.metrics[metric] for row in own],
+                    [row.step for row in of_loader],
+                    [row.metrics[metric] for row in of_loader],
                 )
                 charts.setdefault(metric, []).append(points(run, name, steps, values, name))
     for run, record in enumerate(records):
@@ -126,13 +126,13 @@ def _validation(records: Sequence[RunRecord], others: Mapping[str, Sequence[Row]
             values = [measured[step][name] for step in steps]
             shown = f"{name} in training"
             charts.setdefault(name.partition("/")[2], []).append(points(run, shown, steps, values, shown))
-    if len(others) > 1:
-        lines = [[name, str(len({row.checkpoint for row in rows}))] for name, rows in others.items()]
+    if len(validated_elsewhere) > 1:
+        lines = [[name, str(len({row.checkpoint for row in rows}))] for name, rows in validated_elsewhere.items()]
         numbers = list(range(len(records), len(sources)))
         yield table(["run", "checkpoints"], lines, right=["checkpoints"], title="Runs", runs=numbers, choose=True)
     for metric, curves in charts.items():
-        # One point of each run says no more than the charts of its training.
-        if any(metric in row.metrics for row in everything) or any(len(one["step"]) > 1 for one in curves):
+        # A single point of each run repeats the charts of its training.
+        if any(metric in row.metrics for row in everything) or any(len(line["step"]) > 1 for line in curves):
             yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
     if everything:
         metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
@@ -159,17 +159,17 @@ def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
     rows = [
         [
             names[run],
-            one.life.name,
-            "" if one.life.step is None else f"{one.life.step:,}",
-            one.life.kind,
-            one.life.reason,
-            clock_time(one.life.saved_at),
-            what_became(one),
-            clock_time(one.life.removed_at),
-            *(number(measured[run].get(one.life.step or 0, {}).get(name)) for name in metrics),
+            checkpoint.life.name,
+            "" if checkpoint.life.step is None else f"{checkpoint.life.step:,}",
+            checkpoint.life.kind,
+            checkpoint.life.reason,
+            clock_time(checkpoint.life.saved_at),
+            what_became(checkpoint),
+            clock_time(checkpoint.life.removed_at),
+            *(number(measured[run].get(checkpoint.life.step or 0, {}).get(name)) for name in metrics),
         ]
         for run, record in enumerate(records)
-        for one in record.checkpoints
+        for checkpoint in record.checkpoints
     ]
     columns = ["run", "checkpoint", "step", "kind", "saved because", "saved (UTC)", "then", "removed (UTC)", *metrics]
     if rows:
@@ -205,20 +205,21 @@ def _throughput(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[
 
 
 def _meanwhile(record: RunRecord, row: int) -> str:
-    """What is known to have happened between a record and the one before it."""
+    """The saves and evaluations between a record and the one before it."""
     columns = record.columns
     since, until = columns.time[row - 1], columns.time[row]
-    found = [f"saved {one.life.name}" for one in record.checkpoints if since < (one.life.saved_at or 0) <= until]
+    lives = [checkpoint.life for checkpoint in record.checkpoints]
+    events = [f"saved {life.name}" for life in lives if since < (life.saved_at or 0) <= until]
     validated = [series.rows for name, series in columns.metrics.items() if not name.startswith("train/")]
-    # An evaluation ends with the record of its step, or follows it.
+    # The record of an evaluation comes with the record of its step, or after it.
     if any(np.isin((row - 1, row), rows).any() for rows in validated):
-        found.insert(0, "evaluation")
-    return ", ".join(found) or "nothing that is recorded"
+        events.insert(0, "evaluation")
+    return ", ".join(events) or "nothing that is recorded"
 
 
 def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
-    several = len(records) > 1
-    if several:
+    compares = len(records) > 1
+    if compares:
         keys = differing(records, ())
         rows = [[key, *(record.config.get(key, "(not set)") for record in records)] for key in keys]
         if rows:
@@ -229,7 +230,7 @@ def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Bloc
             records, names = records[:1], ["all runs"]
     for record, name in zip(records, names, strict=True):
         rows = [[key, value, record.places.get(key, "default")] for key, value in record.config.items()]
-        more: dict[str, Any] = {"title": f"Config of {name}", "fold": True} if several else {}
+        more: dict[str, Any] = {"title": f"Config of {name}", "fold": True} if compares else {}
         if rows:
             yield table(["key", "value", "set by"], rows, filter=True, **more)
 
@@ -267,7 +268,7 @@ def _environment(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
 
 
 def _of_runs(records: Sequence[RunRecord], columns: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> Block:
-    """A table whose first column is the run, which one run does not need."""
+    """A table whose first column names the run; a report of a single run leaves it out."""
     if len(records) == 1:
         columns, rows = columns[1:], [row[1:] for row in rows]
     return table(columns, rows, **more, **_fold(rows))

@@ -1,7 +1,4 @@
-"""The last log lines and metrics of a run, merged by time, and what is added to them.
-
-`train tail RUN [-f]`: the last log lines and metrics of a run, followed until it ends.
-"""
+"""`train tail RUN [-f]`: the last log lines and metrics of a run, merged by time, and new ones until the run ends."""
 
 from __future__ import annotations
 
@@ -21,76 +18,22 @@ from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 from trainer_cli.runs.record import RunReader
 from trainer_cli.runs.run_dir import RunDir
 
-_TIME_LETTERS = len("2026-01-31 12:00:00,000")
-_AT_A_RESUME = 1000
-"""Records to read again when a resume has cut them back: more than are made between two looks."""
-_HIDDEN = ("step", "epoch", "time")
-
-
-class _Line(NamedTuple):
-    time: float
-    """Unix seconds."""
-    text: str
-
-
-class Tail:
-    """Follows `train.log` and `metrics.jsonl` of a run."""
-
-    def __init__(self, run: Path, most: int) -> None:
-        self._most: int | None = most
-        self._log = GrowingFile(RunDir(run).log_file, most)
-        self._metrics = GrowingFile(RunDir(run).metrics_file, max(most, _AT_A_RESUME))
-        self._log_time = self._metrics_time = 0.0
-
-    def read(self) -> list[str]:
-        """The last `most` lines at the first call, then those that were added since the last call.
-
-        A resume drops the records after its checkpoint and makes them again; those then are returned again.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
-        lines = [one.text for one in heapq.merge(self._log_lines(), self._records(), key=lambda one: one.time)]
-        most, self._most = self._most, None
-        return lines if most is None else lines[max(0, len(lines) - most) :]
-
-    def _log_lines(self) -> Iterator[_Line]:
-        for line in self._log.read().lines:
-            text = line.decode(errors="replace")
-            # A line without a time belongs to the message above it, such as a traceback.
-            with contextlib.suppress(ValueError):
-                self._log_time = datetime.strptime(text[:_TIME_LETTERS], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-            yield _Line(self._log_time, one_line(text))
-
-    def _records(self) -> Iterator[_Line]:
-        new = self._metrics.read()
-        shown = self._metrics_time
-        for record in parse_json_lines(new.lines):
-            try:
-                at, step = float(record["time"]), int(record["step"])
-                values = {name: float(value) for name, value in record.items() if name not in _HIDDEN}
-            except (ValueError, TypeError, KeyError):
-                continue  # Cut off by a power failure, or not written by this package.
-            if new.restarted and at <= shown:
-                continue
-            self._metrics_time = at
-            day = datetime.fromtimestamp(at).isoformat(" ", "milliseconds").replace(".", ",")
-            words = [f"step {step:,}", *(f"{name} {value:.4g}" for name, value in values.items())]
-            yield _Line(at, f"{day} METRICS {'  '.join(words)}")
-
-
 EXAMPLES = """examples:
   train tail runs/digits         the last 10 lines
   train tail -n 50 runs/digits   the last 50
   train tail -f runs/digits      and those that follow, until the run ends
 """
 _POLL_S = 0.5
-"""Pause between two looks at the files."""
+"""Pause between two reads of the files."""
 _RUNS = Path("runs")
+_TIME_LETTERS = len("2026-01-31 12:00:00,000")
+_RESUME_RECORDS = 1000
+"""Records to read again after a resume has cut the file back: more than a run makes between two reads."""
+_HIDDEN = ("step", "epoch", "time")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
     parser.add_argument("-f", "--follow", action="store_true", help="print what is added, until the run ends")
     parser.add_argument("-n", "--lines", type=int, default=10, metavar="N", help="begin with the last N lines (10)")
@@ -113,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
 def _print(path: Path, most: int, *, follow: bool) -> None:
     tail, run = Tail(path, most), RunDir(path)
     while True:
-        # Before the look: what a process wrote last must be seen.
-        goes_on = follow and run.is_locked()
+        # Before reading: the last lines of a run that ends now must be printed.
+        continues = follow and run.is_locked()
         lines = tail.read()
         if lines:
             print("\n".join(lines), flush=True)
-        if not goes_on:
+        if not continues:
             break
         time.sleep(_POLL_S)
     if follow and (view := RunReader(path).look(time.time())) is not None:
@@ -127,8 +70,62 @@ def _print(path: Path, most: int, *, follow: bool) -> None:
 
 
 def no_run(path: Path) -> UserError:
-    """No run is there: with the nearest of those below `runs`."""
-    known = [str(one.path) for one in RunFinder(_RUNS).find()]
+    """The error for a path without a run, with the nearest run below `runs`."""
+    known_runs = [str(entry.path) for entry in RunFinder(_RUNS).find()]
     inside = str(_RUNS / path)
-    cure = f"Did you mean '{inside}'?" if inside in known else did_you_mean(str(path), known).strip()
+    cure = f"Did you mean '{inside}'?" if inside in known_runs else did_you_mean(str(path), known_runs).strip()
     return UserError(f"{path} holds no run", cure=cure or "`train top DIR` lists the runs below a folder.")
+
+
+class _Line(NamedTuple):
+    time: float
+    """Unix seconds."""
+    text: str
+
+
+class Tail:
+    """Follows `train.log` and `metrics.jsonl` of a run."""
+
+    def __init__(self, run: Path, most: int) -> None:
+        self._most: int | None = most
+        self._log = GrowingFile(RunDir(run).log_file, most)
+        self._metrics = GrowingFile(RunDir(run).metrics_file, max(most, _RESUME_RECORDS))
+        self._log_time = self._metrics_time = 0.0
+
+    def read(self) -> list[str]:
+        """The last `most` lines at the first call, then those that were added since the last call.
+
+        A resume drops the records after its checkpoint. Those that it makes again are returned again.
+
+        Raises:
+            OSError: a file cannot be read.
+        """
+        merged = heapq.merge(self._log_lines(), self._records(), key=lambda line: line.time)
+        lines = [line.text for line in merged]
+        most, self._most = self._most, None
+        return lines if most is None else lines[max(0, len(lines) - most) :]
+
+    def _log_lines(self) -> Iterator[_Line]:
+        for line in self._log.read().lines:
+            text = line.decode(errors="replace")
+            # A line without a time belongs to the message above it, such as a traceback.
+            with contextlib.suppress(ValueError):
+                self._log_time = datetime.strptime(text[:_TIME_LETTERS], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+            yield _Line(self._log_time, one_line(text))
+
+    def _records(self) -> Iterator[_Line]:
+        new = self._metrics.read()
+        shown = self._metrics_time
+        for record in parse_json_lines(new.lines):
+            try:
+                at, step = float(record["time"]), int(record["step"])
+                values = {name: float(value) for name, value in record.items() if name not in _HIDDEN}
+            except (ValueError, TypeError, KeyError):
+                # Truncated by a power failure, or not written by this package.
+                continue
+            if new.restarted and at <= shown:
+                continue
+            self._metrics_time = at
+            day = datetime.fromtimestamp(at).isoformat(" ", "milliseconds").replace(".", ",")
+            words = [f"step {step:,}", *(f"{name} {value:.4g}" for name, value in values.items())]
+            yield _Line(at, f"{day} METRICS {'  '.join(words)}")

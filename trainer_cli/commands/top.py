@@ -31,13 +31,13 @@ _COLUMNS = ("run", "state", "step", "steps/s", "loss", "ETA", "checkpoint", "see
 _RIGHT = ("step", "steps/s", "loss", "ETA", "seen")
 _GAP = 2
 _SHORTEST = 12
-"""Columns of a terminal that a name, or a reason that is shown at all, has at least."""
+"""Least width of a name, and of a reason that is shown."""
 _STYLES = {"running": "green", "stale": "yellow", "stopped": "yellow", "finished": "dim"}
 _UNBOUNDED = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of the verb."""
+    """Add the arguments of the verb."""
     parser.add_argument("dir", nargs="?", metavar="DIR", type=Path, default=Path("runs"), help="folder of runs (runs)")
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="refresh so often (2)")
     parser.add_argument("--once", action="store_true", help="print the table once; so too if stdout is no terminal")
@@ -70,15 +70,15 @@ def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
 
     console = Console()
     try:
-        # Drawn by this loop alone: a second thread would draw what has not changed.
+        # No refresh thread: it would redraw tables that have not changed.
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 views = runs.look(time.time())
                 rows = max(1, console.height - 3)
-                rest = f"{len(views) - rows} more" if len(views) > rows else ""
+                hidden = f"{len(views) - rows} more" if len(views) > rows else ""
                 heading = f"{_counted(views, root)}   Ctrl-C ends this view"
                 live.update(
-                    Group(Text(heading, "bold"), _table(views[:rows], root, console.width), Text(rest, "dim")),
+                    Group(Text(heading, "bold"), _table(views[:rows], root, console.width), Text(hidden, "dim")),
                     refresh=True,
                 )
                 time.sleep(every_s)
@@ -87,7 +87,7 @@ def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
 
 
 def _printed(views: Sequence[RunView], root: Path) -> str:
-    """The table as plain text; as wide as the terminal, or as its cells if stdout is none."""
+    """The table as plain text, as wide as the terminal, or as its cells if stdout is not a terminal."""
     if not views:
         return _counted(views, root)
     from rich.console import Console
@@ -105,22 +105,22 @@ def _counted(views: Sequence[RunView], root: Path) -> str:
 
 
 def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
-    """The rows on so many columns: on a narrow terminal the reason is cut, then left out, then the name is cut."""
+    """The table in `width` letters: on a narrow terminal the reason is cut, then left out, then the name is cut."""
     from rich.table import Table
     from rich.text import Text
 
     rows = [_cells(view, root) for view in views]
     longest = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _COLUMNS if rows}
     shown = [name for name in longest if any(row[name] for row in rows)]
-    rest = width - sum(longest[name] + _GAP for name in shown if name not in ("run", "reason"))
-    if "reason" in shown and longest["run"] + _GAP + min(longest["reason"], _SHORTEST) > rest:
+    room = width - sum(longest[name] + _GAP for name in shown if name not in ("run", "reason"))
+    if "reason" in shown and longest["run"] + _GAP + min(longest["reason"], _SHORTEST) > room:
         shown.remove("reason")
     grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for name in shown:
         grid.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        row["run"] = _end_of(row["run"], max(rest, _SHORTEST))
-        row["reason"] = _begin_of(row["reason"], rest - longest["run"] - _GAP)
+        row["run"] = _cut_begin(row["run"], max(room, _SHORTEST))
+        row["reason"] = _cut_end(row["reason"], room - longest["run"] - _GAP)
         styles = {"state": _STYLES.get(row["state"], "red"), "reason": "dim"}
         grid.add_row(*(Text(row[name], styles.get(name, "")) for name in shown))
     return grid
@@ -143,10 +143,10 @@ def _cells(view: RunView, root: Path) -> dict[str, str]:
     }
 
 
-def _begin_of(text: str, length: int) -> str:
+def _cut_end(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: max(0, length - 1)]}…"
 
 
-def _end_of(text: str, length: int) -> str:
-    """The names of a sweep's runs differ at their ends."""
+def _cut_begin(text: str, length: int) -> str:
+    # The names of a sweep's runs differ at their ends.
     return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"
