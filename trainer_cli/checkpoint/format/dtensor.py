@@ -86,12 +86,12 @@ def undistributed(tensors: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
     plain = {}
     for name, leaf in tensors.items():
         if is_dtensor(leaf):
-            part = part_of(name, leaf)
-            if not part.shard.is_whole:
+            local = part_of(name, leaf)
+            if not local.shard.is_whole:
                 raise UnsavableState(
-                    f"{name} is {part.shard} here; of several ranks only the formats tensors and archive save parts"
+                    f"{name} is {local.shard} here; of several ranks only the formats tensors and archive save parts"
                 )
-            leaf = part.leaf
+            leaf = local.leaf
         plain[name] = leaf
     return plain
 

@@ -325,7 +325,7 @@ def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> dict[str, dic
 def _new_request(name: str, shards: Mapping[str, Shard], targets: Targets | None, preferred_file: str) -> _Request:
     """The part of a tensor that this rank needs, and the files to read it from.
 
-    Of several copies, the one in the preferred file is read: the rank reads this file anyway.
+    If there are several copies, the one in the preferred file is read: the rank reads this file anyway.
     """
     if problem := why_incomplete(shards.values()):
         raise codec.Undecodable(f"the tensor {name[:80]!r} is not there as a whole: {problem}")

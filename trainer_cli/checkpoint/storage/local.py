@@ -365,7 +365,7 @@ class LocalStorage:
         return old
 
     def _finish_replacement(self, name: str) -> bool:
-        """Finish a replacement by two renames that was cut short; False if there is none.
+        """Finish a replacement by two renames that was cut short; returns whether there was one.
 
         The old checkpoint gets its name back, or is deleted if the new one has the name already.
         """

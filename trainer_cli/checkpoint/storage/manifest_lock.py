@@ -1,7 +1,7 @@
 """Locks on a checkpoint's manifest: a reader holds a shared one, a removal or replacement needs the exclusive one.
 
 `amend` gives a checkpoint a new manifest while readers hold a lock on the old one. The old file therefore keeps a
-second name (`SUPERSEDED_PREFIX`) until nobody reads it, and a removal locks these files too.
+second name (`SUPERSEDED_PREFIX`) until its last reader ends, and a removal locks these files too.
 """
 
 from __future__ import annotations
