@@ -69,7 +69,8 @@ def classes() -> Iterator[str]:
     """Every public name of the package, then every component that a shipped config names."""
     yield "## Public names\n\n```{eval-rst}"
     for name in sorted(trainer_cli.__all__, key=str.lower):
-        kind = "class" if inspect.isclass(getattr(trainer_cli, name)) else "function"
+        value = getattr(trainer_cli, name)
+        kind = "class" if inspect.isclass(value) else "function" if callable(value) else "data"
         yield f".. auto{kind}:: trainer_cli.{name}"
         if name == "Callback":
             # The hooks have a page of their own.
