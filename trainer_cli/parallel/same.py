@@ -7,12 +7,13 @@ import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _POLL_S = 0.2
 _ROUNDING = 0.01
@@ -69,6 +70,9 @@ def check_same_samples(group: ProcessGroup, tensors: Iterable[Tensor]) -> None:
     Raises:
         UserError: on every rank, with the first rank whose samples differ from those of the first of its group.
     """
+    # Imported here: a start looks for the files of rank 0 before it loads torch.
+    import torch
+
     digest = hashlib.sha256()
     for tensor in tensors:
         # A sparse tensor does not have its values in one piece of memory.
