@@ -19,7 +19,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import LoopConfig, TrainConfig
 from trainer_cli.errors import ConfigError
 from trainer_cli.runs.build import Builder, Data
-from trainer_cli.runs.plan import CheckpointSize, checkpoint_size
+from trainer_cli.runs.checkpoint_size import CheckpointSize, checkpoint_size
 
 HERE = __name__
 DATA = {"_target_": "trainer_cli.Digits", "batch_size": 50}
