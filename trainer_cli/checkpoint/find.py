@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def extract_archive(path: Path) -> Path:
     stat = path.stat()
     # The time of the last change cannot be set as that of the content can, and another file has another number.
     state = f"{path.resolve()}\n{stat.st_ino}\n{stat.st_size}\n{stat.st_mtime_ns}\n{stat.st_ctime_ns}"
-    storage = LocalStorage(cache_of(hashlib.sha256(state.encode()).hexdigest()))
+    # A name of its own: two processes that extract one archive at the same time must not stage it in one folder.
+    storage = LocalStorage(cache_of(hashlib.sha256(state.encode()).hexdigest()), run_id=secrets.token_hex(8))
     states = storage.root / COMPOSER_FILE
     if states.is_file():
         return states
