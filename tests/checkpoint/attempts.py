@@ -214,6 +214,7 @@ class Attempts:
         if source is not None:
             manifest = json.loads((self.root / source.name / "manifest.json").read_text())
             assert manifest["progress"] == self.trainer.progress.state_dict(), "the checkpoint says what was counted"
+        self.callback.setup(self.trainer)  # type: ignore[arg-type]
         before = self._everything()
         try:
             self.oracle.begin(settings, self.now["st"], source)

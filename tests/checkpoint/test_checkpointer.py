@@ -412,7 +412,7 @@ def test_another_format_is_reported_apart(tmp_path):
         def plan(self, tree):
             return TensorsFormat().plan(tree)
 
-        def read(self, folder, manifest, only=None, rank=0):
+        def read(self, folder, manifest, only=None):
             return {"foreign": 1}
 
     foreign = SyncCheckpointer(format=Foreign())
@@ -458,9 +458,9 @@ def test_a_checkpoint_that_is_loaded_cannot_be_removed_meanwhile(tmp_path):
         name = "tensors"
         plan = checkpointer.format.plan
 
-        def read(self, folder, manifest, only=None, rank=0):
+        def read(self, folder, manifest, only=None):
             removed.append(LocalStorage(tmp_path).remove("step1"))
-            return read(folder, manifest, only, rank)
+            return read(folder, manifest, only)
 
     checkpointer.reader = CheckpointReader(Slow())
     assert same(dict(checkpointer.load(tmp_path / "step1")), small_state())

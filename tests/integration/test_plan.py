@@ -25,6 +25,20 @@ import os
 from pathlib import Path
 
 from trainer_cli import Callback
+from trainer_cli.callbacks.retention import Retention
+
+PEAKS = {}
+retire = Retention.retire
+
+
+def measured_retire(self, step):
+    manifests = [json.loads(file.read_text()) for file in Path(self.folder).glob("[a-z]*/manifest.json")]
+    sizes = [sum(file["size_bytes"] for file in one["files"].values()) for one in manifests]
+    PEAKS[step] = (len(sizes), sum(sizes))
+    return retire(self, step)
+
+
+Retention.retire = measured_retire
 
 
 class Measure(Callback):
@@ -33,12 +47,11 @@ class Measure(Callback):
             trainer.stop("enough", finished=False)
 
     def on_after_save_checkpoint(self, trainer, path):
-        manifests = [json.loads(file.read_text()) for file in path.parent.glob("[a-z]*/manifest.json")]
-        sizes = [sum(file["size_bytes"] for file in one["files"].values()) for one in manifests]
         own = json.loads((path / "manifest.json").read_text())
         with Path(trainer.run_dir, "..", "..", "saves.jsonl").open("a") as file:
             message = {"name": path.name, "step": own["step"], "kind": own["kind"], "reason": own["reason"]}
-            file.write(json.dumps({**message, "count": len(sizes), "size_bytes": sum(sizes)}) + "\\n")
+            count, size_bytes = PEAKS[own["step"]]
+            file.write(json.dumps({**message, "count": count, "size_bytes": size_bytes}) + "\\n")
 '''
 STREAM = '''
 """Points that nobody has counted."""

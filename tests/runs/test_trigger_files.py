@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from trainer_cli.runs.signals import TriggerFiles
+from trainer_cli.runs.trigger_files import TriggerFiles
 
 
 def test_a_request_counts_once_and_its_file_is_deleted(tmp_path: Path) -> None:

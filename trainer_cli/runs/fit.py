@@ -49,7 +49,7 @@ from trainer_cli.runs.plan_view import schedule_lines
 from trainer_cli.runs.resume import stored_config
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument
-from trainer_cli.runs.signals import StopSignals, TriggerFiles
+from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import (
     Done,
     Start,
@@ -60,6 +60,7 @@ from trainer_cli.runs.start import (
     start_existing,
     start_new,
 )
+from trainer_cli.runs.trigger_files import TriggerFiles
 from trainer_cli.terminal import columns, is_terminal, wrapped
 from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
