@@ -177,15 +177,15 @@ CLAIMS: list[Claim] = [
         f"{OVERFIT}test_overfit_batches_raises_warning_in_case_of_sequential_sampler",
         check_shuffled,
         {"a limit under shuffling": ()},
-        difference="Lightning's overfit_batches turns shuffling off; here a limit leaves it on, so each epoch has "
-        "other batches: data.shuffle=false or a subset of the data overfits.",
+        difference="Lightning's overfit_batches turns shuffling off; a limit of the loop leaves it on, so each epoch "
+        "has other batches. In a config data.overfit_batches=N trains on the same N batches.",
     ),
     *claims(
         f"{OVERFIT}test_overfit_batches_same_batch_for_train_and_val",
         check_same_data_for_both,
         {"training and evaluation on one batch": ()},
-        difference="There is no key of its own for it: the same data is given for both, each with a limit of "
-        "one batch.",
+        difference="In a config data.overfit_batches=1 does it; the Trainer in Python takes the same data for both, "
+        "each with a limit of one batch.",
     ),
     *claims(
         f"{LENGTHS}test_min_max_steps_epochs",
