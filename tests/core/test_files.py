@@ -8,32 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from dying_disk import Died, die_at
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_cli.core import files
 
-
-class _Died(BaseException):
-    """Stands for the process' end: nobody catches it but the test."""
-
-
-def die_at(monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
-    """Let the n-th disk operation, and every one after it, not happen."""
-    count = 0
-
-    def dying(real):
-        def call(*arguments, **named):
-            nonlocal count
-            count += 1
-            if count >= nth:
-                raise _Died
-            return real(*arguments, **named)
-
-        return call
-
-    for name in ("fsync", "replace", "unlink"):
-        monkeypatch.setattr(os, name, dying(getattr(os, name)))
+REPLACES = ("fsync", "replace", "unlink")
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3])
@@ -41,8 +22,8 @@ def test_a_replacement_that_dies_leaves_old_or_new(nth: int, tmp_path: Path, mon
     path = tmp_path / "summary.json"
     path.write_bytes(b"old")
     with monkeypatch.context() as patch:
-        die_at(patch, nth)
-        with pytest.raises(_Died):
+        die_at(patch, nth, REPLACES)
+        with pytest.raises(Died):
             files.replace(path, [b"n", b"ew"])
     assert path.read_bytes() == (b"old" if nth <= 2 else b"new")
     files.replace(path, [b"newer"])

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from peer_claims import Claim, claims, each, try_claim
-from small_runs import FailIn, ListLogger, fit, make_trainer, rows
+from small_runs import FailIn, ListLogger, Logs, fit, make_trainer, rows
 
-from trainer_cli import Callback, CsvLogger, TensorBoardLogger, Trainer
+from trainer_cli import Callback, CsvLogger, TensorBoardLogger
 
 CSV = "test_csv: "
 TENSORBOARD = "test_tensorboard: "
-
-
-class Logs(Callback):
-    """Logs in one hook."""
-
-    def __new__(cls, hook: str, values: Mapping[str, Any]) -> Any:
-        def call(self: Any, trainer: Trainer, *args: Any) -> None:
-            if not trainer.sanity_checking:
-                trainer.log_metrics(values)
-
-        return object.__new__(type("LogsIn", (Callback,), {hook: call}))
 
 
 def lines_of(folder: Path) -> list[dict[str, str]]:

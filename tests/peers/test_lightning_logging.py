@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peer_claims import Claim, claims, each, try_claim
-from small_runs import Net, Rows, fit, make_trainer, rows
+from small_runs import Logs, Net, Rows, fit, make_trainer, rows
 from torch import nn
 
 from trainer_cli import Callback, JsonlLogger, Loader, Metrics, Trainer, UserError
@@ -77,17 +77,6 @@ def check_not_logged(folder: Path, value: Any) -> None:
     """What a model returns and is no number is no metric."""
     run = fit(model=returning(mine=value), loop={"log_interval": 1, "eval_interval": 4})
     assert not [name for name in run.log.records[-1].metrics if name.endswith("mine")]
-
-
-class Logs(Callback):
-    """Logs in one hook."""
-
-    def __new__(cls, hook: str, values: Mapping[str, Any]) -> Any:
-        def call(self: Any, trainer: Trainer, *args: Any) -> None:
-            if not trainer.sanity_checking:
-                trainer.log_metrics(values)
-
-        return object.__new__(type("LogsIn", (Callback,), {hook: call}))
 
 
 def check_logged_in(folder: Path, hook: str, name: str) -> None:

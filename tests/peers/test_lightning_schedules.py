@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peer_claims import Claim, claims, each, try_claim
-from small_runs import Net, Script, fit, make_trainer, rows
+from small_runs import Net, Script, fit, make_trainer, rows, two_optimizers
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 
@@ -22,56 +22,6 @@ from trainer_cli import (
 
 OPTIMIZERS = "test_optimizers: "
 ONE = {"optimizer": lambda model: SGD(model.parameters(), lr=0.1)}
-
-
-class Descent(torch.optim.Optimizer):
-    """Plain gradient descent; torch's own would import its compiler when a subclass calls `super().step()`."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter -= group["lr"] * parameter.grad
-
-
-class Counts(Callback):
-    """Counts backwards and optimizer steps, and keeps the gradients of each step."""
-
-    def __init__(self) -> None:
-        self.backwards, self.steps, self.zeros = 0, 0, 0
-        self.clipped: list[torch.Tensor] = []
-
-    def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Any) -> None:
-        self.backwards += 1
-
-    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Any) -> None:
-        self.steps += 1
-        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        self.clipped.append(torch.cat([gradient.flatten() for gradient in gradients]).clone())
-
-    def on_before_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Any) -> None:
-        self.zeros += 1
-
-
-class Counting(Descent):
-    """Counts its steps."""
-
-    count = 0
-
-    def step(self, closure: Any = None) -> Any:
-        self.count += 1
-        return super().step(closure)
-
-
-def two_optimizers() -> dict[str, Any]:
-    return {
-        "first": lambda model: Counting([model.layer.weight], lr=0.1),
-        "second": lambda model: Counting([model.layer.bias], lr=0.2),
-    }
 
 
 def check_rates(folder: Path, schedule: Any, after: Sequence[float], **loop: Any) -> None:

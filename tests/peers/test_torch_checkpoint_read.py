@@ -6,12 +6,13 @@ import functools
 import inspect
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peer_checkpoints import MAKERS, closing
+from peer_checkpoints import save as save_and_wait
 from peer_claims import Claim, claims, each, try_claim
 from states import same
 from torch import nn
@@ -20,14 +21,10 @@ from trainer_cli import (
     AsyncCheckpointer,
     Checkpointer,
     SyncCheckpointer,
-    make_async_checkpointer,
     make_sync_checkpointer,
 )
-from trainer_cli.checkpoint.checkpointer import CheckpointReader
+from trainer_cli.checkpoint.reader import CheckpointReader
 from trainer_cli.errors import UserError
-
-WAIT_S = 60
-MAKERS: dict[str, Callable[..., Checkpointer]] = {"sync": make_sync_checkpointer, "async": make_async_checkpointer}
 
 
 @functools.cache
@@ -35,10 +32,8 @@ def saved(kind: str = "sync") -> Path:
     """A checkpoint that no row changes."""
     path = Path(tempfile.mkdtemp(prefix="peers-")) / "step1"
     checkpointer = MAKERS[kind]()
-    saving = checkpointer.save(tree(), path)
-    if saving is not None:
-        saving.written.result(WAIT_S)
-    checkpointer.close()
+    with closing(checkpointer):
+        save_and_wait(checkpointer, tree(), path)
     return path
 
 

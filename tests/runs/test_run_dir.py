@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from dying_disk import Died, die_at
 
 from trainer_cli.core import files
 from trainer_cli.errors import RunDirectoryError, UserError
@@ -106,25 +107,9 @@ def test_files_that_are_no_part_of_a_run_do_not_hinder_it(tmp_path: Path) -> Non
 def test_a_creation_that_dies_anywhere_leaves_no_run_or_a_whole_one(
     nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Died(BaseException):
-        pass
-
-    count = 0
-
-    def dying(real):
-        def call(*arguments, **named):
-            nonlocal count
-            count += 1
-            if count >= nth:
-                raise Died
-            return real(*arguments, **named)
-
-        return call
-
     run = RunDir(tmp_path / "x")
     with monkeypatch.context() as patch:
-        for name in ("fsync", "replace", "pwrite"):
-            patch.setattr(os, name, dying(getattr(os, name)))
+        die_at(patch, nth, ("fsync", "replace", "pwrite"))
         with contextlib.suppress(Died):
             run.create(CONFIG, [], {}).release()
     if not run.exists_as_run():

@@ -2,13 +2,12 @@
 
 A file of tests/peers holds the claims of one trainer, in the order of its own test files. Each row names where the
 claim comes from, says it in one sentence, and has a check that fails where it does not hold here. Where this trainer
-does something else on purpose, the row says what and why, and the check shows that. `TRAIN_PEERS=all` runs the long
-rows too.
+does something else on purpose, the row says what and why, and the check shows that. Long rows are left to
+scripts/faults.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ class Claim:
         check: Called with a folder of its own, which is the current one, and the arguments; raises where the row fails.
         arguments: What sets this row apart from others of the same check.
         difference: What this trainer does instead, and why. Empty where the claim holds as it is.
-        is_long: Whether only `TRAIN_PEERS=all` runs the row.
+        is_long: Whether the row is left to scripts/faults.
     """
 
     source: str
@@ -52,8 +51,11 @@ def claims(
 
 def each(table: Iterable[Claim]) -> pytest.MarkDecorator:
     """Parametrize a test `(claim, folder)` with the rows of a table, each under a name of its own."""
-    chosen = [claim for claim in table if os.environ.get("TRAIN_PEERS") == "all" or not claim.is_long]
-    return pytest.mark.parametrize("claim", chosen, ids=[f"{claim.source}: {claim.text}" for claim in chosen])
+    rows = [
+        pytest.param(claim, id=f"{claim.source}: {claim.text}", marks=[pytest.mark.campaign] if claim.is_long else [])
+        for claim in table
+    ]
+    return pytest.mark.parametrize("claim", rows)
 
 
 def try_claim(claim: Claim, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

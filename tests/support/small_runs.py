@@ -210,3 +210,64 @@ def fit(
 def saved(folder: Path, name: str = "checkpoints") -> list[int]:
     """The steps of the checkpoints in `folder/name`."""
     return sorted(int(path.name[4:]) for path in (folder / name).glob("step*") if path.name[4:].isdigit())
+
+
+class Descent(torch.optim.Optimizer):
+    """Plain gradient descent; torch's own would import its compiler when a subclass calls `super().step()`."""
+
+    def __init__(self, parameters: Any, lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] * parameter.grad
+
+
+class Counts(Callback):
+    """Counts backwards and optimizer steps, and keeps the gradients of each step."""
+
+    def __init__(self) -> None:
+        self.backwards, self.steps, self.zeros = 0, 0, 0
+        self.clipped: list[torch.Tensor] = []
+
+    def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Any) -> None:
+        self.backwards += 1
+
+    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Any) -> None:
+        self.steps += 1
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        self.clipped.append(torch.cat([gradient.flatten() for gradient in gradients]).clone())
+
+    def on_before_optimizer_zero_grad(self, trainer: Trainer, model: nn.Module, optimizer: Any) -> None:
+        self.zeros += 1
+
+
+class Counting(Descent):
+    """Counts its steps."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure)
+
+
+def two_optimizers() -> dict[str, Any]:
+    return {
+        "first": lambda model: Counting([model.layer.weight], lr=0.1),
+        "second": lambda model: Counting([model.layer.bias], lr=0.2),
+    }
+
+
+class Logs(Callback):
+    """Logs in one hook."""
+
+    def __new__(cls, hook: str, values: Mapping[str, Any]) -> Any:
+        def call(self: Any, trainer: Trainer, *args: Any) -> None:
+            if not trainer.sanity_checking:
+                trainer.log_metrics(values)
+
+        return object.__new__(type("LogsIn", (Callback,), {hook: call}))

@@ -1,7 +1,4 @@
-"""CheckFinite: what happens when a loss or the weights become NaN or infinite.
-
-torch's anomaly detection for a fit: which operation of the forward made a gradient NaN.
-"""
+"""Find values that are not finite: a policy for losses and weights, and torch's anomaly detection of gradients."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""EarlyStopping: finish the run if a metric has not improved for some time.
+"""Callbacks that finish a run.
 
-EarlyExit: finish the run when a function says so.
-
-ThresholdStopper: finish the run when a metric reaches a value.
+`EarlyStopping`: a metric has not improved for some time. `ThresholdStopper`: a metric has reached a value. `EarlyExit`:
+a function says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""EMA: evaluate an exponential moving average of the weights.
-
-SWA: evaluate the equal average of weights along the end of a training.
-"""
+"""Averages of the weights that are evaluated in their place: exponential (EMA), or equal over the end (SWA)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""LearningRateMonitor: log the learning rate, and other settings, of every parameter group.
-
-ParameterTable: log how many parameters each part of the model has.
-
-What the first batch of a fit holds, and what the model makes of it.
-"""
+"""Callbacks that describe a training: rates of parameter groups, sizes of the model's parts, and the first batch."""
 
 from __future__ import annotations
 

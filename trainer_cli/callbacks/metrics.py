@@ -1,8 +1,6 @@
-"""Metrics of torchmetrics, over the whole of each validation loader.
+"""Metrics of whole evaluations: those of torchmetrics, and a picture of the confusion matrix.
 
-Find predictions and targets in what a model returned, or in its batch.
-
-A picture of which classes a classifier takes for which others, after each evaluation.
+Predictions and targets are found in what the model returned, or in the batch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Throughput: log steps, tokens and floating-point operations per second, and how much of the chip they use.
-
-DurationProfiler: log how long the parts of a step take.
-
-TorchProfiler: record what torch does in some steps, as a trace that a browser opens.
-
-MemoryMonitor: log how much memory the training uses.
-"""
+"""Callbacks that measure a training: throughput, durations of the parts of a step, memory, and traces of torch."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tasks of the Language Model Evaluation Harness, after evaluations. Needs the extra `eval-harness`.
+"""Evaluations of a language model: texts that it continues, and tasks of the Language Model Evaluation Harness.
 
-Texts that a language model continues, after evaluations.
+The harness needs the extra `eval-harness`.
 """
 
 from __future__ import annotations

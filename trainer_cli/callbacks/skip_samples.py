@@ -1,9 +1,4 @@
-"""SkipSamples: pass over samples of the training data.
-
-SelectiveGrad: train chosen elements of parameters, by a constant mask on their gradients.
-
-ScopedFlags: set flags of torch while a fit, its training or an evaluation lasts.
-"""
+"""Callbacks that change what is trained: samples left out, elements of parameters frozen, flags of torch set."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Sparsity whose masks change on a schedule: at each due step, or at the next step at which a mask can change.
+"""Ways of sparse training: a constant mask, gradual magnitude pruning, and masks whose weights are replaced.
 
-Static: the mask stays as it was made.
-
-GMP: gradual magnitude pruning.
-
-SET and RigL: masks of constant size, some of whose weights are replaced again and again.
+`Static` keeps its mask. `GMP`, `SET` and `RigL` change theirs on a schedule: at each due step, or at the next step at
+which the mask can change.
 """
 
 from __future__ import annotations

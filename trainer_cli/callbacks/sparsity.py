@@ -1,8 +1,7 @@
-"""Sparsity: what all ways of sparse training share. The mask, where it is applied, its state, what is logged.
+"""What all ways of sparse training share: masks, where they are applied, their state, and what is logged.
 
-How many weights of each parameter are kept, and when masks change: arithmetic without tensors.
-
-Masks of weights: tensors of ones and zeros, shaped and typed as their parameter.
+The numbers of kept weights and the steps at which masks change are arithmetic without tensors. A mask is a tensor of
+ones and zeros with the shape and type of its parameter.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""ActivationStatistics: log mean, spread, range and norm of what modules return.
+"""Callbacks that log or write tensors: of modules, of `observe`, gradients and weights.
 
-Statistics of named tensors, computed on their device and read together.
-
-TensorListener: log statistics of tensors that a model shows by `observe`.
-
-DumpActivations: write what modules return to files of NumPy.
-
-Norms: log the norms of gradients and weights.
+`ActivationStatistics` and `DumpActivations` see what modules return, `TensorListener` what a model passes to `observe`,
+`Norms` the gradients and weights. Statistics are computed on the device of their tensors and read together.
 """
 
 from __future__ import annotations

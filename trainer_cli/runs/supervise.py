@@ -3,7 +3,7 @@
 A config is trained in this process, in child processes that are restarted after a failure (`restarts.max`), or in one
 process per rank.
 
-    this process:  start a child -> wait -> ask `verdict` -> pause -> start the next child …
+    this process:  start a child -> wait -> ask `decide_restart` -> pause -> start the next child …
     the child:     an ordinary `train fit`, which resumes; it ends when this process is gone
 
 A signal is forwarded to the child, which saves and exits with 75. During a pause it ends this process with 75.

@@ -1,12 +1,9 @@
-"""One run of a resume check, stopped and started again: its config, its processes in order, and their results.
+"""Run a resume check: trainings that are stopped and started again, each in processes of their own.
 
-One process of a resume check: the user's training, recorded; and the interpreter that forks such processes.
-
-Run the processes of a resume check, and kill those that are left at the end.
-
-On Linux each is forked from one of two interpreters that have imported torch and this package and nothing else, in a
-fraction of the time of a start. The two have different hash seeds and take turns, so that a dependence on the order of
-sets shows. On other systems each process is a new interpreter.
+An attempt has a config, its processes in order, and their results. On Linux a process is forked from one of two
+interpreters that have imported torch and this package and nothing else, in a fraction of the time of a start. The two
+have different hash seeds and take turns, so that a dependence on the order of sets shows. On other systems each process
+is a new interpreter. Processes that are left at the end are killed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Short names for the values of live objects: equal where every bit is, and different where one is not.
 
-Which lines of the user's files read a clock, an unseeded generator, or the worker they run in.
+Calls of the user's code that no digest can show, to a clock, an unseeded generator or the number of a worker, are
+listed by their lines.
 """
 
 from __future__ import annotations
