@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from walk import Walk, traced
+
+from trainer_cli.commands.main import main
 
 PACKAGE = Path(__file__).parents[1] / "trainer_cli"
 ROOT = PACKAGE.name
@@ -219,3 +223,53 @@ def test_composing_the_config_of_a_fit_loads_no_torch(tmp_path: Path) -> None:
 def test_a_report_loads_neither_torch_nor_plotly_nor_hydra(tmp_path: Path) -> None:
     made = f"from {ROOT}.runs.run_dir import RunDir\nRunDir('x').create('name: x', [], {{}}).release()\n"
     assert not _loaded_after(made + _verb("report", "x"), tmp_path) & {"torch", "plotly", "hydra", "omegaconf"}
+
+
+LONGEST = {"step": 8, "save": 13, "command": 12, "resume": 13, "evaluation": 8}
+"""The modules that a reader may have to open for each walk, at most."""
+
+
+def _walks() -> dict[str, tuple[Walk, set[str]]]:
+    """The walks of docs/architecture.md: beginnings and stations, and the modules that the page names."""
+    page = (
+        (PACKAGE.parent / "docs/architecture.md").read_text(encoding="utf-8").split("## Walks\n")[1].split("\n## ")[0]
+    )
+    walks = {}
+    for name, limit, text in re.findall(r"- \*\*(\w+)\*\* \(at most (\d+)\)(.*?)(?=\n- \*\*|\Z)", page, re.DOTALL):
+        assert int(limit) == LONGEST[name]
+        parts = re.fullmatch(r"\s+from (.*)\s+to (.*)\s+through (.*)", text.rstrip(), re.DOTALL)
+        assert parts, name
+        begins, stations, modules = (re.findall(r"`([^`]+)`", part) for part in parts.groups())
+        assert len(modules) <= LONGEST[name], name
+        walks[name] = Walk(begins, stations), set(modules)
+    assert list(walks) == list(LONGEST)
+    return walks
+
+
+@pytest.fixture(scope="module")
+def walks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Walk, set[str]]]:
+    """The walks, traced in a training that saves and evaluates, and in one that resumes it."""
+    walks = _walks()
+    fit = [
+        "fit",
+        "experiment=digits_mlp",
+        f"run_dir={tmp_path_factory.mktemp('walks') / 'run'}",
+        "loop.eval_interval=3",
+        "checkpoint.save_interval=2",
+        "checkpoint.save_async=true",
+    ]
+    resumes = {"resume": walks["resume"][0]}
+    with traced({name: walk for name, (walk, _) in walks.items() if name not in resumes}):
+        assert main([*fit, "loop.max_duration=4"]) == 0
+    with traced(resumes):
+        assert main([*fit, "loop.max_duration=5"]) == 0
+    return walks
+
+
+@pytest.mark.parametrize("name", LONGEST)
+def test_a_walk_passes_the_modules_of_the_page(name: str, walks: dict[str, tuple[Walk, set[str]]]) -> None:
+    walk, modules = walks[name]
+    assert not set(walk.stations) - walk.reached
+    extra = [f"{module}, called by {caller}" for module, caller in walk.callers.items() if module not in modules]
+    assert not extra
+    assert not modules - set(walk.callers)
