@@ -28,6 +28,7 @@ _PROCESSES = (
     "tests/checkpoint/test_async_checkpointer",
     "tests/checkpoint/test_faults",
     "tests/checkpoint/test_named_faults",
+    "tests/checkpoint/test_old_checkpoints",
     "tests/callbacks/test_left_out",
     "tests/config/test_arguments",
     "tests/config/test_compose",
