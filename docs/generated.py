@@ -8,8 +8,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import runpy
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -87,17 +85,9 @@ def classes() -> Iterator[str]:
 
 
 def peers() -> Iterator[str]:
-    """A table for each file of tests/peers: what the suite of another trainer claims, and what differs here."""
-    tests = PACKAGE.parent / "tests"
-    # Helpers of the rows, as tests/conftest.py and tests/peers/conftest.py find them.
-    sys.path += [str(tests / folder) for folder in ("support", "peers", "checkpoint", "trainer")]
-    for path in sorted((tests / "peers").glob("test_*.py")):
-        if rows := runpy.run_path(str(path)).get("CLAIMS"):
-            yield f"## {path.stem.removeprefix('test_').capitalize()}\n\n| its test | claim | here |\n|---|---|---|"
-            for row in rows:
-                cells = (f"`{row.source}`", row.text, row.difference or "holds")
-                yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
-            yield ""
+    """The tables of tests/peers: each claim of the suites of other trainers, its test here, and what differs."""
+    for path in sorted((PACKAGE.parent / "tests/peers").glob("*.md")):
+        yield re.sub("^#", "##", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def menu(index: str) -> Iterator[str]:

@@ -59,6 +59,24 @@ def test_the_paths_and_names_of_the_architecture_exist() -> None:
             assert re.search(rf"^\s*(class|def) {part}\b", text, re.MULTILINE), f"{path} has no {part}"
 
 
+def test_each_claim_of_another_suite_names_a_test_of_this_one() -> None:
+    """The tables of tests/peers: no row twice, a reason where something differs, and no test there without a row."""
+    tests = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    names = {path: set(re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)) for path, text in tests.items()}
+    known, tried, claims = set().union(*names.values()), set(), []
+    for table in sorted((ROOT / "tests/peers").glob("*.md")):
+        for row in re.findall(r"^\| (`.*) \|$", table.read_text(encoding="utf-8"), re.MULTILINE):
+            source, claim, test, here = row.split(" | ")
+            assert test.strip("`") in known, f"{table.name}: no test is called {test}: {source}, {claim}"
+            # What differs and why takes a sentence.
+            assert here == "holds" or len(here.split()) > 5, f"{table.name}: {claim!r} needs a reason"
+            claims.append((table, source, claim))
+            tried.add(test.strip("`"))
+    assert len(claims) > 1100
+    assert len(claims) == len(set(claims))
+    assert not [name for path, own in names.items() if path.parent.name == "peers" for name in own - tried]
+
+
 def test_a_step_and_a_save_pass_at_most_eight_modules() -> None:
     for title in ("One training step", "One save"):
         section = ARCHITECTURE.split(f"## {title}\n")[1].split("\n## ")[0]

@@ -1,8 +1,24 @@
-"""Makes the ranks of tests/checkpoint importable, as `thread_ranks`."""
+"""What the tests of tests/peers share: a folder of their own, and ids that show the arguments."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+# The ranks of tests/checkpoint, as `thread_ranks`.
 sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, new for each test."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def pytest_make_parametrize_id(val: Any) -> str | None:
+    """Lists and settings as they are written, where pytest would only count them."""
+    return repr(val) if isinstance(val, dict | list | range) else None

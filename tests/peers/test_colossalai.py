@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from fake_ranks import parted, rank_of, save_as
-from peer_claims import Claim, claims, each, try_claim
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import Shard
 
@@ -80,7 +79,8 @@ def save(folder: Path, *names: str) -> None:
         save_checkpoint(folder / name, int(name.removeprefix("step").split("-")[0]) // 10, *Training().parts)
 
 
-def check_none_found(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["empty folder", "no folder", "only partial"])
+def test_without_a_checkpoint_the_error_names_the_folder(folder: Path, kind: str) -> None:
     path = folder / "checkpoints"
     if kind != "no folder":
         path.mkdir()
@@ -91,7 +91,7 @@ def check_none_found(folder: Path, kind: str) -> None:
         latest_checkpoint(path)
 
 
-def check_missing_epoch(folder: Path) -> None:
+def test_a_checkpoint_that_is_not_there_an_error_with_its_path(folder: Path) -> None:
     save(folder, "step10")
     with pytest.raises(FileNotFoundError, match=f"no valid checkpoint of epoch 3 in {folder}"):
         checkpoint_path(folder, epoch=3)
@@ -99,14 +99,14 @@ def check_missing_epoch(folder: Path) -> None:
         load_checkpoint(folder / "step30", *Training().parts)
 
 
-def check_path_of_an_epoch(folder: Path) -> None:
+def test_the_path_of_a_checkpoint_by_folder_epoch_and_suffix(folder: Path) -> None:
     save(folder, "step10", "step20", "step20-best")
     assert checkpoint_path(folder, epoch=1) == folder / "step10"
     assert checkpoint_path(folder, epoch=2) == folder / "step20"
     assert checkpoint_path(folder, epoch=2, suffix="best") == folder / "step20-best"
 
 
-def check_path_before_the_save(folder: Path) -> None:
+def test_a_path_before_the_save_is_made_from_the_step(folder: Path) -> None:
     path = checkpoint_path(folder, step=30, suffix="best", must_exist=False)
     assert path == folder / "step30-best"
     save_checkpoint(path, 3, *Training().parts)
@@ -115,7 +115,7 @@ def check_path_before_the_save(folder: Path) -> None:
         checkpoint_path(folder, epoch=4, must_exist=False)
 
 
-def check_empty_suffix(folder: Path) -> None:
+def test_an_empty_suffix_is_none(folder: Path) -> None:
     save(folder, "step10", "step20")
     assert checkpoint_path(folder, epoch=1, suffix="") == checkpoint_path(folder, epoch=1)
     assert latest_checkpoint(folder, suffix="") == folder / "step20"
@@ -123,25 +123,32 @@ def check_empty_suffix(folder: Path) -> None:
     assert checkpoint_pattern("") == checkpoint_pattern()
 
 
-def check_latest(folder: Path, names: tuple[str, ...], suffix: str | None, latest: str) -> None:
+@pytest.mark.parametrize(
+    ("names", "suffix", "latest"),
+    [(("step9", "step10"), None, "step10"), (("step10-ema", "step20"), "ema", "step10-ema")],
+)
+def test_the_newest_checkpoint_is_found_by_number(
+    folder: Path, names: tuple[str, ...], suffix: str | None, latest: str
+) -> None:
     save(folder, *names)
     assert latest_checkpoint(folder, suffix) == folder / latest
 
 
-def check_pattern(folder: Path) -> None:
+def test_the_pattern_of_names_is_a_glob() -> None:
     names = ["step9", "step10", "step10-best", "step10.bak", "epoch10"]
     assert fnmatch.filter(names, checkpoint_pattern()) == ["step9", "step10"]
     assert fnmatch.filter(names, checkpoint_pattern("best")) == ["step10-best"]
 
 
-def check_restored(folder: Path, groups: int) -> None:
+@pytest.mark.parametrize("groups", [1, 2])
+def test_parameter_groups_are_restored(folder: Path, groups: int) -> None:
     first, second = Training(3, groups=groups), Training(1, seed=1, groups=groups)
     save_checkpoint(folder / "step3", 7, *first.parts)
     assert load_checkpoint(folder / "step3", *second.parts) == (7, {})
     assert same(second.state, first.state)
 
 
-def check_restored_twice(folder: Path) -> None:
+def test_saved_loaded_trained_for_five_steps_saved_and_loaded_again(folder: Path) -> None:
     first, second, third = Training(2), Training(seed=1), Training(seed=2)
     save_checkpoint(folder / "last", 1, *first.parts)
     load_checkpoint(folder / "last", *second.parts)
@@ -152,7 +159,23 @@ def check_restored_twice(folder: Path) -> None:
     assert same(third.state, first.state)
 
 
-def check_refused(folder: Path, save_schedule: bool, into: Callable[[], Training], reason: str) -> None:
+def with_a_third_layer() -> Training:
+    training = Training(seed=1)
+    training.model.append(nn.Linear(2, 2))
+    return training
+
+
+@pytest.mark.parametrize(
+    ("save_schedule", "into", "reason"),
+    [
+        (True, lambda: Training(kind=torch.optim.SGD), "Nothing was loaded"),
+        (False, lambda: Training(1, seed=1), "has no lr_scheduler"),
+        (True, with_a_third_layer, r"2\.weight: missing in the checkp"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_changes(
+    folder: Path, save_schedule: bool, into: Callable[[], Training], reason: str
+) -> None:
     """Refused with what does not fit, and nothing is changed."""
     first, second = Training(2), into()
     save_checkpoint(folder / "step2", 1, *first.parts[: 3 if save_schedule else 2])
@@ -162,13 +185,7 @@ def check_refused(folder: Path, save_schedule: bool, into: Callable[[], Training
     assert same(second.state, before)
 
 
-def with_a_third_layer() -> Training:
-    training = Training(seed=1)
-    training.model.append(nn.Linear(2, 2))
-    return training
-
-
-def check_what_both_have(folder: Path) -> None:
+def test_not_strict_what_both_have_is_loaded(folder: Path) -> None:
     first, second = Training(2), with_a_third_layer()
     save_checkpoint(folder / "step2", 1, *first.parts)
     third = second.model[2].weight.detach().clone()
@@ -177,7 +194,8 @@ def check_what_both_have(folder: Path) -> None:
     assert torch.equal(second.model[2].weight, third)
 
 
-def check_loaded_alone(folder: Path, finetune: bool) -> None:
+@pytest.mark.parametrize("finetune", [False, True])
+def test_the_model_is_loaded_alone(folder: Path, finetune: bool) -> None:
     """The model without its optimizer, at the epoch of the checkpoint, or at 0 to train it further."""
     first, second = Training(2), Training(1, seed=1)
     save_checkpoint(folder / "step2", 3, *first.parts)
@@ -187,7 +205,7 @@ def check_loaded_alone(folder: Path, finetune: bool) -> None:
     assert same(second.state, before | {"model": first.state["model"]})
 
 
-def check_further_things(folder: Path) -> None:
+def test_further_things_come_back(folder: Path) -> None:
     things = {"best": 0.25, "history": [1, 2], "mean": torch.ones(2)}
     save_checkpoint(folder / "step1", 1, *Training().parts, **things)
     epoch, rest = load_checkpoint(folder / "step1", *Training().parts)
@@ -195,7 +213,7 @@ def check_further_things(folder: Path) -> None:
     assert same(rest, things)
 
 
-def check_saved_twice(folder: Path) -> None:
+def test_a_second_save_to_a_path_replaces_the_first(folder: Path) -> None:
     for steps in (1, 2):
         save_checkpoint(folder / "last", steps, *Training(steps).parts)
     second = Training(seed=1)
@@ -203,7 +221,13 @@ def check_saved_twice(folder: Path) -> None:
     assert same(second.state, Training(2).state)
 
 
-def check_checkpointer(folder: Path, format: str, background: bool) -> None:
+@pytest.mark.parametrize(
+    ("format", "background"),
+    [(format, background) for format in ("tensors", "archive", "torch_file") for background in (False, True)],
+)
+def test_formats_save_whole_trainings_at_once_and_in_the_background(
+    folder: Path, format: str, background: bool
+) -> None:
     first, second = Training(3, groups=2), Training(1, seed=1, groups=2)
     state = first.state
     make: Any = make_async_checkpointer if background else make_sync_checkpointer
@@ -220,7 +244,7 @@ def check_checkpointer(folder: Path, format: str, background: bool) -> None:
     assert same(second.state, first.state)
 
 
-def check_master_weights(folder: Path) -> None:
+def test_master_weights_and_optimizer_state_written_in_the_background(folder: Path) -> None:
     training = Training(2)
     state = {
         "model": {name: value.bfloat16() for name, value in training.state["model"].items()},
@@ -236,7 +260,7 @@ def check_master_weights(folder: Path) -> None:
     assert same(dict(make_sync_checkpointer().load(folder / "step2")), expected)
 
 
-def check_shards_of_a_model(folder: Path) -> None:
+def test_a_model_in_files_of_a_largest_size_with_an_index(folder: Path) -> None:
     first, second = Training(2), Training(seed=1)
     save_checkpoint(folder / "step2", 1, *first.parts)
     export = ["--format", "huggingface", "--shard-size", "64", "--output", "exported"]
@@ -260,7 +284,16 @@ def compile_eagerly(model: nn.Module) -> Any:
     return torch.compile(model, backend="eager")
 
 
-def check_wrapped_model(folder: Path, wrap: Callable[[nn.Module], Any], prefix: str) -> None:
+@pytest.mark.parametrize(
+    ("wrap", "prefix"),
+    [
+        (nn.parallel.DistributedDataParallel, "module."),
+        pytest.param(compile_eagerly, "_orig_mod.", marks=pytest.mark.campaign),
+    ],
+)
+def test_a_wrapped_model_is_loaded_into_a_plain_one(
+    folder: Path, wrap: Callable[[nn.Module], Any], prefix: str
+) -> None:
     """Saved from a wrapped model, by this program and by torch, and loaded into a plain one."""
     first, second, third = Training(2), Training(seed=1), Training(seed=1)
     with process_group_of_one():
@@ -281,7 +314,10 @@ def divided(tree: Any, mesh: Any, *placements: Shard) -> Any:
     return parted(tree, mesh, *placements) if isinstance(tree, Tensor) and tree.ndim == 2 else tree
 
 
-def check_sharded_state(folder: Path, shape: tuple[int, ...], placements: tuple[Shard, ...]) -> None:
+@pytest.mark.parametrize(("shape", "placements"), [((2,), (Shard(0),)), ((2, 2), (Shard(0), Shard(1)))])
+def test_a_sharded_state_is_loaded_whole_and_divided_anew(
+    folder: Path, shape: tuple[int, ...], placements: tuple[Shard, ...]
+) -> None:
     """Parts of several ranks: whole in one process, and divided anew among others."""
     first, second = Training(2), Training(seed=1)
     save_checkpoint(folder / "whole", 4, *first.parts)
@@ -300,131 +336,7 @@ def check_sharded_state(folder: Path, shape: tuple[int, ...], placements: tuple[
                 assert torch.equal(part.to_local(), weight[:, rank : rank + 1])
 
 
-def check_unknown_strategy(folder: Path) -> None:
+def test_other_strategies_are_refused(folder: Path) -> None:
     for strategy in ("gemini", "low_level_zero", "hybrid", "moe"):
         assert main(["config", f"parallel.strategy={strategy}"]) == 2
     assert list(folder.iterdir()) == []
-
-
-OLD = "utils.checkpointing"
-GENERAL = "test_general_checkpoint_io"
-
-CLAIMS: list[Claim] = [
-    *claims(
-        f"{OLD}: get_latest_checkpoint_path, FileNotFoundError",
-        check_none_found,
-        {f"{kind}: an error with the folder": (kind,) for kind in ("empty folder", "no folder", "only partial")},
-    ),
-    *claims(
-        f"{OLD}: load_checkpoint, FileNotFoundError",
-        check_missing_epoch,
-        {"a checkpoint that is not there: an error with its path": ()},
-    ),
-    *claims(
-        f"{OLD}: get_checkpoint_path",
-        check_path_of_an_epoch,
-        {"the path of a checkpoint by folder, epoch and suffix": ()},
-    ),
-    *claims(f"{OLD}: get_checkpoint_path", check_empty_suffix, {"an empty suffix is none": ()}),
-    *claims(
-        f"{OLD}: get_checkpoint_path",
-        check_path_before_the_save,
-        {"the path of a checkpoint that is still to be saved": ()},
-        difference="It is made from the step, not the epoch, because checkpoints are named by their steps.",
-    ),
-    *claims(
-        f"{OLD}: get_latest_checkpoint_path",
-        check_latest,
-        {
-            "the newest by number: 10 after 9": (("step9", "step10"), None, "step10"),
-            "only those with the suffix": (("step10-ema", "step20"), "ema", "step10-ema"),
-        },
-    ),
-    *claims(
-        f"{OLD}: get_latest_checkpoint_pattern",
-        check_pattern,
-        {"a pattern that matches the names, with or without a suffix": ()},
-        difference="It is a glob, for the commands and methods that take one, and not a regular expression.",
-    ),
-    *claims(
-        f"{OLD}: load_checkpoint",
-        check_loaded_alone,
-        {"without an optimizer: the model and the epoch": (False,), "finetune: the model alone, from epoch 0": (True,)},
-    ),
-    *claims(
-        f"{OLD}: load_checkpoint, ValueError",
-        check_refused,
-        {
-            "an optimizer of another kind": (True, lambda: Training(kind=torch.optim.SGD), "Nothing was loaded"),
-            "a schedule, where none was saved": (False, lambda: Training(1, seed=1), "has no lr_scheduler"),
-            "strict: a layer that only the model has": (True, with_a_third_layer, r"2\.weight: missing in the checkp"),
-        },
-    ),
-    *claims(f"{OLD}: load_checkpoint, strict", check_what_both_have, {"not strict: what both have is loaded": ()}),
-    *claims(f"{OLD}: save_checkpoint, kwargs", check_further_things, {"further things come back": ()}),
-    *claims(f"{OLD}: save_checkpoint", check_saved_twice, {"a second save to a path replaces the first": ()}),
-    *claims(
-        f"{GENERAL}: test_unsharded_checkpoint",
-        check_checkpointer,
-        {
-            f"{format} {'in the background' if background else 'at once'}: model, optimizer and schedule": (
-                format, background,
-            )
-            for format in ("tensors", "archive", "torch_file")
-            for background in (False, True)
-        },
-    ),
-    *claims(
-        f"{GENERAL}: test_unsharded_checkpoint_multiple_param_groups",
-        check_restored,
-        {f"parameter groups: {groups}": (groups,) for groups in (1, 2)},
-    ),
-    *claims(
-        f"{GENERAL}: test_sharded_model_checkpoint",
-        check_shards_of_a_model,
-        {"a model in files of a largest size with an index": ()},
-    ),
-    *claims(
-        f"{GENERAL}: test_sharded_optimizer_checkpoint",
-        check_restored_twice,
-        {"saved, loaded, trained for five steps, saved and loaded again": ()},
-    ),
-    *claims(
-        "test_safetensors_async_io",
-        check_master_weights,
-        {"master weights and optimizer state written in the background": ()},
-    ),
-    *claims(
-        "test_torch_ddp_checkpoint_io",
-        check_wrapped_model,
-        {"a model in DDP is loaded into a plain one": (nn.parallel.DistributedDataParallel, "module.")},
-    ),
-    *claims(
-        "test_torch_ddp_checkpoint_io",
-        check_wrapped_model,
-        {"a compiled model is loaded into a plain one": (compile_eagerly, "_orig_mod.")},
-        is_long=True,
-    ),
-    *claims(
-        "test_torch_fsdp_checkpoint_io",
-        check_sharded_state,
-        {"the state of two ranks is loaded in one process": ((2,), (Shard(0),))},
-    ),
-    *claims(
-        "legacy: test_checkpoint_1d, _2d, _2p5d, _3d",
-        check_sharded_state,
-        {"a tensor-parallel state is whole when saved, and divided when loaded": ((2, 2), (Shard(0), Shard(1)))},
-        difference="Each rank saves its part, and any number of ranks reads what it needs: there is no gathering.",
-    ),
-    *claims(
-        "test_gemini_checkpoint_io, test_low_level_zero_checkpoint_io, test_hybrid_…, test_moe_…",
-        check_unknown_strategy,
-        {"a plugin of its own kind of parallelism saves and loads": ()},
-        difference="Models are sharded by fsdp and tensor parallelism here; other names are refused with the list.",
-    ),
-]  # fmt: skip
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

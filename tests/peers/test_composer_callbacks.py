@@ -21,7 +21,6 @@ from composer_training import (
     val_loader,
     weights,
 )
-from peer_claims import Claim, claims, each, try_claim
 
 import trainer_cli as tc
 from trainer_cli.callbacks.sparse_training import GMP, Static
@@ -59,9 +58,13 @@ TRAINING: dict[str, Callable[[], tc.Callback]] = {
     "GMP": lambda: GMP(0.5, every=2),
     "Static": lambda: Static(0.5),
 }
+# The first start of torch's profiler takes seconds.
+NAMES = [pytest.param(name, marks=[pytest.mark.campaign] if name == "TorchProfiler" else []) for name in TRAINING]
+SERIES = [0.1, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
 
 
-def check_validates(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", list(VALIDATING))
+def test_a_callback_changes_no_evaluation(folder: Path, name: str) -> None:
     """A trainer that only validates gives the metrics that it gives without the callback."""
     rows = []
     for callbacks in ([], [VALIDATING[name]()]):
@@ -84,7 +87,8 @@ def make(name: str, duration: int | str, *more: tc.Callback, logger: ListLogger,
     )
 
 
-def check_trains_twice(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_callback_allows_a_second_fit(folder: Path, name: str) -> None:
     """Two epochs, then a third with the same trainer: as many steps, each logged once, and other weights."""
     logger = ListLogger()
     trainer = make(name, "2ep", logger=logger, folder=folder)
@@ -97,7 +101,8 @@ def check_trains_twice(folder: Path, name: str) -> None:
     assert any(not torch.equal(before[key], value) for key, value in weights(trainer).items())
 
 
-def check_resumes(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_with_a_callback_resumes_exactly(folder: Path, name: str) -> None:
     """Stopped at step 7 and started again: weights and records are those of a run without a stop."""
     straight, stopped = ListLogger(), ListLogger()
     whole = make(name, 10, logger=straight, folder=folder / "straight")
@@ -134,21 +139,25 @@ def fit_reported(values: list[float], unit: str, stopper: tc.Callback) -> int:
     return result.step // steps
 
 
-SERIES = [0.1, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-
-
-def check_early_stopping(folder: Path, values: list[float], unit: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "unit"), [(values, unit) for values in (SERIES, SERIES[:2]) for unit in ("ep", "st")]
+)
+def test_patience_is_counted_in_epochs_or_steps(values: list[float], unit: str) -> None:
     stopper = tc.EarlyStopping("validation/given", mode="max", patience=f"3{unit}")
     assert fit_reported(values, unit, stopper) == len(values) + 3
 
 
-def check_threshold(folder: Path, values: list[float], unit: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "unit"), [(values, unit) for values in (SERIES[:7], [0.6, 0.7]) for unit in ("ep", "st")]
+)
+def test_a_value_above_the_threshold_ends_the_run(values: list[float], unit: str) -> None:
     stopper = tc.ThresholdStopper("validation/given", 0.65, mode="max")
     first = next(index for index, value in enumerate(values, 1) if value > 0.65)
     assert fit_reported(values, unit, stopper) == first
 
 
-def check_not_finite(folder: Path, is_nan: bool) -> None:
+@pytest.mark.parametrize("is_nan", [True, False])
+def test_only_a_loss_that_is_not_finite_ends_the_run(is_nan: bool) -> None:
     class Broken(Classifier):
         def forward(self, batch: Any) -> Any:
             outputs = super().forward(batch)
@@ -203,7 +212,8 @@ class Counting(tc.Callback):
         self.count("validate end")
 
 
-def check_hook_counts(folder: Path, interval: str) -> None:
+@pytest.mark.parametrize("interval", ["1ep", "1st"])
+def test_each_hook_is_called_as_often_as_due(interval: str) -> None:
     """Hooks of two epochs of five steps, with an evaluation of one batch at each interval."""
     counting = Counting()
     make_trainer("2ep", callbacks=[counting], loop={"eval_interval": interval}).fit(train_loader(), val_loader())
@@ -212,75 +222,3 @@ def check_hook_counts(folder: Path, interval: str) -> None:
     expected["forward"] = steps + evaluations
     expected |= dict.fromkeys(["validate start", "validate batch end", "validate end"], evaluations)
     assert counting.counts == {"fit start": 1, "fit end": 1, **expected}
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        "callbacks/test_callbacks: test_callback_is_constructable",
-        check_validates,
-        {
-            f"A trainer with {name} that only validates is made, and its metrics are right": (name,)
-            for name in VALIDATING
-        },
-    ),
-    *(
-        claim
-        for name in TRAINING
-        for claim in (
-            Claim(
-                "callbacks/test_callbacks: test_trains_multiple_calls",
-                f"With {name}, two epochs can be followed by a third of the same trainer",
-                check_trains_twice,
-                (name,),
-                # The first start of torch's profiler takes seconds.
-                is_long=name == "TorchProfiler",
-            ),
-            Claim(
-                "callbacks/test_callbacks: test_trains",
-                f"With {name}, a run stopped at step 7 and resumed equals one without a stop",
-                check_resumes,
-                (name,),
-                is_long=name == "TorchProfiler",
-            ),
-        )
-    ),
-    *claims(
-        "callbacks/test_early_stopper: test_early_stopper",
-        check_early_stopping,
-        {
-            f"Of {len(values)} rising values, one each {unit}, then none better, it stops 3{unit} after the last": (
-                values,
-                unit,
-            )
-            for values in (SERIES, SERIES[:2])
-            for unit in ("ep", "st")
-        },
-    ),
-    *claims(
-        "callbacks/test_threshold_stopper: test_threshold_stopper_boundaries",
-        check_threshold,
-        {
-            f"Of {values}, one each {unit}, the first above 0.65 ends the run": (values, unit)
-            for values in (SERIES[:7], [0.6, 0.7])
-            for unit in ("ep", "st")
-        },
-    ),
-    *claims(
-        "callbacks/test_nan_monitor: test_nan_monitor",
-        check_not_finite,
-        {"A loss that is NaN ends the training": (True,), "A loss that is finite does not": (False,)},
-    ),
-    *claims(
-        "test_events: test_event_calls",
-        check_hook_counts,
-        {
-            f"With evaluations every {interval}, each hook is called as often as due": (interval,)
-            for interval in ("1ep", "1st")
-        },
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

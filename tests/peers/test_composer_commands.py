@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from composer_training import names, run_train
-from peer_claims import Claim, claims, each, try_claim
 
 import trainer_cli as tc
 
@@ -24,7 +23,15 @@ def are_same(first: dict[str, Any], second: dict[str, Any]) -> bool:
     return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def check_started_again(folder: Path, form: str, has_slash: bool) -> None:
+@pytest.mark.parametrize(
+    ("form", "has_slash"),
+    [
+        (form, has_slash)
+        for form in ("format=archive compression=gz", "format=huggingface", "format=tensors", "format=torch_file")
+        for has_slash in (False, True)
+    ],
+)
+def test_the_same_command_resumes(folder: Path, form: str, has_slash: bool) -> None:
     """The same command again keeps the weights; a checkpoint to start from, and what to load of it, do not count."""
     overrides = (
         "name=first",
@@ -41,7 +48,7 @@ def check_started_again(folder: Path, form: str, has_slash: bool) -> None:
     assert run_train("name=other", "loop.max_duration=2", "seed=9", "ckpt=ignore_me.pt") != 0
 
 
-def check_run_name_in_folder(folder: Path) -> None:
+def test_the_run_name_is_filled_into_the_folder(folder: Path) -> None:
     assert run_train("name=first", "checkpoint.folder='{run_name}/mine'", *SHORT) == 0
     assert names("first/mine") == ["step0", "step1", "step2"]
     assert not Path("{run_name}").exists()
@@ -49,14 +56,14 @@ def check_run_name_in_folder(folder: Path) -> None:
         tc.CheckpointerCallback("{run_name}/mine")
 
 
-def check_loaded_from_named_folder(folder: Path) -> None:
+def test_a_checkpoint_in_a_folder_with_the_run_name_starts_another_run(folder: Path) -> None:
     assert run_train("name=first", "checkpoint.folder='{run_name}/mine'", *SHORT) == 0
     overrides = ("ckpt=first/mine/step2", "checkpoint.pre_train_checkpoint=true", *SHORT)
     assert run_train("name=second", "seed=9", *overrides) == 0
     assert are_same(model_of("runs/second/checkpoints/step0"), model_of("first/mine/step2"))
 
 
-def check_runs_in_one_folder(folder: Path) -> None:
+def test_checkpoints_of_two_runs_that_name_the_same_folder_do_not_mix(folder: Path) -> None:
     short = ("loop.max_duration=1", "checkpoint.pre_train_checkpoint=false")
     assert run_train("name=first", "checkpoint.folder=saved", *short) == 0
     saved = model_of("saved/step1")
@@ -68,7 +75,16 @@ def check_runs_in_one_folder(folder: Path) -> None:
     assert names("one/saved") == names("two/saved") == ["step1"]
 
 
-def check_chosen_states(folder: Path, states: str) -> None:
+@pytest.mark.parametrize(
+    "states",
+    [
+        "all",
+        "model,optimizer,schedulers,progress,callbacks",
+        "model,optimizer,schedulers,progress,rng",
+        "optimizer,schedulers,progress,callbacks,rng",
+    ],
+)
+def test_a_run_begins_with_chosen_states_of_another(states: str) -> None:
     """A run that begins with these states of step 2 of another run; with the weights, it begins with those."""
     assert run_train("name=first", *SHORT) == 0
     overrides = ("ckpt=runs/first/checkpoints/step2", f"load.states=[{states}]", "checkpoint.pre_train_checkpoint=true")
@@ -77,50 +93,3 @@ def check_chosen_states(folder: Path, states: str) -> None:
     assert names("runs/second/checkpoints") == ["step2", "step3"]
     first, second = model_of("runs/first/checkpoints/step2"), model_of("runs/second/checkpoints/step2")
     assert are_same(first, second) is (states == "all" or "model" in states)
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        "save_folder='{run_name}/…' for two runs",
-        check_runs_in_one_folder,
-        {"Checkpoints of two runs that name the same folder do not mix": ()},
-    ),
-    *claims(
-        "test_checkpoint: TestCheckpointLoading.test_autoresume",
-        check_started_again,
-        {
-            f"The same command again resumes ({form.split()[0]}{', in a folder with a slash' if has_slash else ''}), "
-            "whatever else is named to load": (form, has_slash)
-            for form in ("format=archive compression=gz", "format=huggingface", "format=tensors", "format=torch_file")
-            for has_slash in (False, True)
-        },
-    ),
-    *claims(
-        "test_checkpoint: test_checkpoint_saver_folder_filename_path, run name",
-        check_run_name_in_folder,
-        {"The run's name is filled into the folder": ()},
-    ),
-    *claims(
-        "test_checkpoint: test_format_load_path",
-        check_loaded_from_named_folder,
-        {"A checkpoint in a folder with the run's name starts another run": ()},
-    ),
-    *claims(
-        "test_checkpoint: test_load_ignore_keys, by the command",
-        check_chosen_states,
-        {
-            f"A run begins with {states} of another": (states,)
-            for states in (
-                "all",
-                "model,optimizer,schedulers,progress,callbacks",
-                "model,optimizer,schedulers,progress,rng",
-                "optimizer,schedulers,progress,callbacks,rng",
-            )
-        },
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peer_claims import Claim, claims, each, try_claim
 from peer_runs import Sum, batches, make_trainer, same_weights, weights
 
 from trainer_cli import (
@@ -23,14 +22,17 @@ from trainer_cli import (
 from trainer_cli.commands.main import main
 
 
-def check_variables(folder: Path) -> None:
+def test_a_name_has_the_run_the_world_size_and_the_counts(folder: Path) -> None:
     name = "{run_name}-step{step}-e{epoch}-b{batch}-s{samples}-t{tokens}-w{world_size}"
     checkpoint = CheckpointerCallback(folder / "kept", name=name, save_interval=None)
     make_trainer(7, checkpoint=checkpoint, name="awesome").fit(batches(10, 2))
     assert (folder / "kept/awesome-step7-e1-b2-s14-t56-w1/manifest.json").is_file()
 
 
-def check_unknown_variable(folder: Path, variable: str) -> None:
+@pytest.mark.parametrize(
+    "variable", ["batch_in_epoch", "extra", "local_rank", "local_world_size", "node_rank", "rank", "total_wct"]
+)
+def test_an_unknown_variable_in_a_name_is_refused(folder: Path, variable: str) -> None:
     with pytest.raises(ConfigError, match=rf"there is no \{{{variable}\}}; there are \{{step\}}, \{{epoch\}}"):
         CheckpointerCallback(folder, name=f"step{{step}}-{{{variable}}}")
 
@@ -45,7 +47,8 @@ def save_small(path: Path) -> Sum:
     return model
 
 
-def check_archive(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["x.tar", "x.tgz", "x.tar.gz", "x.tar.bz2", "x.tar.xz", "x.tar.lzma"])
+def test_names_of_archives_are_known(folder: Path, name: str) -> None:
     model = save_small(folder / "step1")
     assert export(folder / "step1", folder / name) == 0
     other = Sum()
@@ -54,7 +57,8 @@ def check_archive(folder: Path, name: str) -> None:
     assert same_weights(weights(model), weights(other))
 
 
-def check_no_archive(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["x.y", "tar"])
+def test_names_without_the_ending_are_no_archives(folder: Path, name: str) -> None:
     save_small(folder / "step1")
     assert export(folder / "step1", folder / name) == 2
     assert not (folder / name).exists()
@@ -63,14 +67,16 @@ def check_no_archive(folder: Path, name: str) -> None:
         load_checkpoint(folder / name, Sum(), finetune=True)
 
 
-def check_archive_of_another_name(folder: Path, name: str) -> None:
-    check_archive(folder, "right.tar.gz")
-    assert export(folder / "step1", folder / name) == 2
-    shutil.copy(folder / "right.tar.gz", folder / name)
-    assert load_checkpoint(folder / name, Sum(), finetune=True) == (0, {})
+def test_an_archive_is_read_under_any_name(folder: Path) -> None:
+    save_small(folder / "step1")
+    assert export(folder / "step1", folder / "x.tar.foo") == 2
+    assert export(folder / "step1", folder / "right.tar.gz") == 0
+    shutil.copy(folder / "right.tar.gz", folder / "x.tar.foo")
+    assert load_checkpoint(folder / "x.tar.foo", Sum(), finetune=True) == (0, {})
 
 
-def check_foreign_things_stay(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["file", "folder", "checkpoint"])
+def test_foreign_things_in_the_folder_stay(folder: Path, kind: str) -> None:
     """The removal of old checkpoints leaves alone what is not of the run."""
     kept = folder / "kept"
     kept.mkdir()
@@ -87,7 +93,7 @@ def check_foreign_things_stay(folder: Path, kind: str) -> None:
     assert set(kept.rglob("*")) - set((kept / "step3").rglob("*")) == before | {kept / "step3"}
 
 
-def check_other_run_keeps_its_checkpoints(folder: Path) -> None:
+def test_the_removal_of_one_run_old_checkpoints_removes_none_of_another_run(folder: Path) -> None:
     class SavesToo(Callback):
         def on_after_optimizer_step(self, trainer: Trainer, model: Any, optimizer: Any) -> None:
             make_trainer().save_checkpoint(folder / f"other{trainer.progress.step}")
@@ -98,80 +104,14 @@ def check_other_run_keeps_its_checkpoints(folder: Path) -> None:
     assert [path.name for path in folder.glob("step*")] == ["step3"]
 
 
-def check_other_run_is_refused(folder: Path, *overrides: str) -> None:
+@pytest.mark.parametrize("override", ["loop.max_duration=90", "checkpoint.save_interval=2"])
+def test_another_runs_checkpoints_are_refused_at_the_start(folder: Path, override: str) -> None:
     make_trainer(2, checkpoint=CheckpointerCallback(folder / "shared")).fit(batches())
     before = sorted(folder.rglob("*"))
-    assert main(["fit", "+experiment=digits_mlp", "name=other", "checkpoint.folder=shared", *overrides]) == 4
+    assert main(["fit", "+experiment=digits_mlp", "name=other", "checkpoint.folder=shared", override]) == 4
     assert sorted(folder.rglob("*")) == before
 
 
-def check_folder_of_a_sweep_is_refused(folder: Path) -> None:
+def test_one_folder_for_all_jobs_of_a_sweep_is_refused_at_the_start(folder: Path) -> None:
     assert main(["fit", "+experiment=digits_mlp", "-m", "seed=1,2", "checkpoint.folder=shared"]) == 2
     assert list(folder.iterdir()) == []
-
-
-SHARED = "test_file_helpers: test_ensure_folder_has_no_conflicting_files"
-IS_TAR = "test_file_helpers: test_is_tar"
-
-CLAIMS: list[Claim] = [
-    *claims(
-        IS_TAR,
-        check_archive,
-        {
-            f"{name} is an archive": (name,)
-            for name in ("x.tar", "x.tgz", "x.tar.gz", "x.tar.bz2", "x.tar.xz", "x.tar.lzma")
-        },
-    ),
-    *claims(
-        IS_TAR,
-        check_archive_of_another_name,
-        {"x.tar.foo is an archive": ("x.tar.foo",)},
-        difference="An archive is written under a known ending alone, but is read under any name, by its content.",
-    ),
-    *claims(IS_TAR, check_no_archive, {f"{name} is no archive": (name,) for name in ("x.y", "tar")}),
-    *claims(
-        "test_file_helpers: test_format_name_with_dist_and_time",
-        check_variables,
-        {"a name has the run's name, the number of processes, and the counts of the training": ()},
-    ),
-    *claims(
-        "test_file_helpers: test_format_name_with_dist",
-        check_unknown_variable,
-        {
-            f"a name may have {{{variable}}}": (variable,)
-            for variable in (
-                "batch_in_epoch", "extra", "local_rank", "local_world_size", "node_rank", "rank", "total_wct",
-            )
-        },
-        difference="Refused with the list of variables: all ranks save one checkpoint; its manifest has the counts.",
-    ),
-    *claims(
-        "test_file_helpers: test_ensure_folder_is_empty",
-        check_foreign_things_stay,
-        {
-            f"a run saves in a folder that holds a {kind} of another origin, which stays": (kind,)
-            for kind in ("file", "folder", "checkpoint")
-        },
-    ),
-    *claims(
-        SHARED,
-        check_other_run_is_refused,
-        {
-            "another run's checkpoints of other steps are refused at the start": ("loop.max_duration=90",),
-            "another run's checkpoints of equal steps are refused at the start": ("checkpoint.save_interval=2",),
-        },
-    ),
-    *claims(
-        SHARED,
-        check_other_run_keeps_its_checkpoints,
-        {"the removal of one run's old checkpoints removes none of another run": ()},
-    ),
-    *claims(
-        SHARED, check_folder_of_a_sweep_is_refused, {"one folder for all jobs of a sweep is refused at the start": ()}
-    ),
-]  # fmt: skip
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

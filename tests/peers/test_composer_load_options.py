@@ -17,7 +17,6 @@ from composer_training import (
     val_loader,
     weights,
 )
-from peer_claims import Claim, claims, each, try_claim
 
 import trainer_cli as tc
 
@@ -25,7 +24,16 @@ STATES = ("model", "optimizer", "schedulers", "progress", "callbacks", "rng")
 URLS = [f"{scheme}://my-bucket/my-run-name/my-checkpoints" for scheme in ("gcs", "sftp", "wandb")]
 
 
-def check_ignored(folder: Path, patterns: list[str], ignored: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("patterns", "ignored"),
+    [
+        (["*.weight"], ["features.0.weight", "features.1.weight", "classifier.weight"]),
+        (["classifier.*"], ["classifier.weight", "classifier.bias"]),
+        (["classifier.weight", "classifier.bias"], ["classifier.weight", "classifier.bias"]),
+        (["features*.weight"], ["features.0.weight", "features.1.weight"]),
+    ],
+)
+def test_ignored_parameters_keep_their_values(patterns: list[str], ignored: list[str]) -> None:
     saved = weights(fit(2, checkpoint=saver()))
     trainer = make_trainer(seed=9)
     fresh = weights(trainer)
@@ -34,7 +42,7 @@ def check_ignored(folder: Path, patterns: list[str], ignored: list[str]) -> None
     assert not [name for name in ignored if torch.equal(fresh[name], saved[name])]
 
 
-def check_ignored_elements(folder: Path) -> None:
+def test_a_pattern_that_matches_nothing_is_logged() -> None:
     """A pattern of something else is told to match nothing; everything is loaded."""
     saved = weights(fit(2, checkpoint=saver()))
     trainer = make_trainer(seed=9)
@@ -44,7 +52,7 @@ def check_ignored_elements(folder: Path) -> None:
         tc.LoadOptions(states=["optimizer/0"])
 
 
-def check_without_progress(folder: Path) -> None:
+def test_without_the_counts_of_the_run_it_starts_at_step_0() -> None:
     fit(7, checkpoint=saver())
     states = [state for state in STATES if state != "progress"]
     trainer = make_trainer(3)
@@ -53,7 +61,7 @@ def check_without_progress(folder: Path) -> None:
     assert trainer.fit(train_loader()).step == 3
 
 
-def check_random_state(folder: Path) -> None:
+def test_the_random_state_is_a_state_by_name() -> None:
     """Dropout after a resume is that of the run only with the random state."""
     straight = weights(fit(10, checkpoint=saver(save_interval=5)))
     without = tc.LoadOptions(states=[state for state in STATES if state != "rng"])
@@ -62,7 +70,8 @@ def check_random_state(folder: Path) -> None:
     assert any(not torch.equal(straight[name], value) for name, value in other.items())
 
 
-def check_left_state(folder: Path, left: str) -> None:
+@pytest.mark.parametrize("left", ["all", "rng", "callbacks", "model"])
+def test_a_state_can_be_left_out_of_a_load(left: str) -> None:
     """All but one state is loaded; `all`: nothing is."""
     fit(7, None, tc.EMA(0.5), checkpoint=saver())
     saved = tc.make_sync_checkpointer().read(Path("checkpoints/step7"))
@@ -84,7 +93,7 @@ def check_left_state(folder: Path, left: str) -> None:
     assert loaded == {name: name != left and left != "all" for name in loaded}
 
 
-def check_missing(folder: Path) -> None:
+def test_a_path_without_a_checkpoint_is_a_filenotfounderror_with_the_path() -> None:
     path = "missing/step5"
     calls: list[Callable[[], object]] = [
         lambda: fit(10, path),
@@ -98,7 +107,7 @@ def check_missing(folder: Path) -> None:
             call()
 
 
-def check_metric_state(folder: Path) -> None:
+def test_metrics_are_computed_anew() -> None:
     """Evaluating the weights of a checkpoint gives what the run reported at its step."""
     trainer = make_trainer(4, loop={"eval_interval": 2}, checkpoint=saver(save_interval=2))
     trainer.fit(train_loader(), val_loader())
@@ -108,7 +117,8 @@ def check_metric_state(folder: Path) -> None:
         assert again["val"]["loss"] == trainer.checkpointer.metrics(path)["val/loss"]
 
 
-def check_weights_alone(folder: Path, alone: bool) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_weights_are_loaded_alone(alone: bool) -> None:
     first = fit(5, checkpoint=saver())
     load = tc.LoadOptions(states=["model"]) if alone else tc.LoadOptions()
     trainer = make_trainer(seed=9)
@@ -118,7 +128,7 @@ def check_weights_alone(folder: Path, alone: bool) -> None:
     assert bool(trainer.checkpoint_state()["optimizer"]["state"]) is not alone
 
 
-def check_saved_metrics(folder: Path) -> None:
+def test_metrics_of_the_saved_step_are_in_checkpoint_and_result() -> None:
     def finish() -> tc.FitResult:
         trainer = make_trainer(4, loop={"eval_interval": 2}, checkpoint=saver(save_interval=2))
         return trainer.fit(train_loader(), val_loader())
@@ -129,14 +139,18 @@ def check_saved_metrics(folder: Path) -> None:
     assert finish().metrics["val/loss"] == reported
 
 
-def check_other_stores(folder: Path, url: str) -> None:
+@pytest.mark.parametrize("url", list(URLS))
+def test_unknown_stores_are_refused_for_loads(url: str) -> None:
     trainer = make_trainer()
     with pytest.raises(tc.UserError, match="://"):
         trainer.fit(train_loader(), ckpt_path=url)
     assert trainer.progress.step == 0
 
 
-def check_strict(folder: Path, missing: bool, unexpected: bool) -> None:
+@pytest.mark.parametrize(
+    ("missing", "unexpected"), [(missing, unexpected) for missing in (False, True) for unexpected in (False, True)]
+)
+def test_missing_and_unexpected_parameters_are_refused(missing: bool, unexpected: bool) -> None:
     torch.manual_seed(3)
     theirs, ours = Classifier(), Classifier()
     if missing:
@@ -153,91 +167,3 @@ def check_strict(folder: Path, missing: bool, unexpected: bool) -> None:
     tc.load_checkpoint("step1", ours, finetune=True, strict=not (missing or unexpected))
     common = theirs.state_dict().keys() & ours.state_dict().keys()
     assert not [name for name in common if not torch.equal(theirs.state_dict()[name], ours.state_dict()[name])]
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        "test_checkpoint: test_ignore_params",
-        check_ignored,
-        {
-            f"Parameters that match {patterns} keep the values of the model": (patterns, ignored)
-            for patterns, ignored in (
-                (["*.weight"], ["features.0.weight", "features.1.weight", "classifier.weight"]),
-                (["classifier.*"], ["classifier.weight", "classifier.bias"]),
-                (["classifier.weight", "classifier.bias"], ["classifier.weight", "classifier.bias"]),
-                (["features*.weight"], ["features.0.weight", "features.1.weight"]),
-            )
-        },
-    ),
-    *claims(
-        "test_checkpoint: test_ignore_params, list elements",
-        check_ignored_elements,
-        {"A pattern may name one element of a list in the state": ()},
-        difference="What is loaded is named by state and by parameter: a pattern of anything else matches nothing, "
-        "which is logged, and an unknown state is refused.",
-    ),
-    *claims(
-        "test_checkpoint: test_ignore_params, timestamp",
-        check_without_progress,
-        {"Without the counts of the run, it starts at step 0": ()},
-    ),
-    *claims(
-        "test_checkpoint: test_is_rng_key",
-        check_random_state,
-        {"The random state is known among the keys of a checkpoint": ()},
-        difference="There is no function over flattened keys: the random state is the state `rng`, which is loaded or "
-        "left out by name.",
-    ),
-    *claims(
-        "test_checkpoint: test_load_ignore_keys",
-        check_left_state,
-        {f"{left} can be left out": (left,) for left in ("all", "rng", "callbacks", "model")},
-    ),
-    *claims(
-        "test_checkpoint: test_load_incorrect_path",
-        check_missing,
-        {"A path without a checkpoint is a FileNotFoundError with the path": ()},
-    ),
-    *claims(
-        "test_checkpoint: test_load_map",
-        check_metric_state,
-        {"The state of a metric of an evaluation is saved and loaded": ()},
-        difference="Each evaluation computes its metrics anew from all batches, so there is no state to save; the "
-        "values are in the checkpoint, and evaluating its weights gives them again.",
-    ),
-    *claims(
-        "test_checkpoint: test_load_weights",
-        check_weights_alone,
-        {
-            "The whole state is loaded by default": (False,),
-            "The weights alone are loaded where that is wanted": (True,),
-        },
-    ),
-    *claims(
-        "test_checkpoint: test_load_weights, metrics",
-        check_saved_metrics,
-        {"The metrics of the saved step are in the checkpoint, and in the result of a resumed run": ()},
-    ),
-    *claims(
-        "test_checkpoint: test_other_backends_error",
-        check_other_stores,
-        {f"{url} is refused before the training": (url,) for url in URLS},
-    ),
-    *claims(
-        "test_checkpoint: test_strict_errors",
-        check_strict,
-        {
-            f"Missing parameters {missing}, unexpected ones {unexpected}: refused unless told otherwise": (
-                missing,
-                unexpected,
-            )
-            for missing in (False, True)
-            for unexpected in (False, True)
-        },
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

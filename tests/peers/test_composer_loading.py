@@ -28,7 +28,6 @@ from composer_training import (
     val_loader,
     weights,
 )
-from peer_claims import Claim, claims, each, try_claim
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 import trainer_cli as tc
@@ -63,7 +62,8 @@ def hostile(kind: str) -> bytes:
             return torch_bytes({"state": Runs(torch.storage._load_from_bytes, torch_bytes(shell))})
 
 
-def check_hostile(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["eval", "torch.save", "pickle", "storage"])
+def test_hostile_files_are_refused_and_run_nothing(folder: Path, kind: str) -> None:
     path = folder / "ep1.pt"
     path.write_bytes(hostile(kind))
     model = tc.LoadOptions(states=["model"])
@@ -78,7 +78,8 @@ def check_hostile(folder: Path, kind: str) -> None:
     assert not Path("ran").exists()
 
 
-def check_foreign(folder: Path, whole: bool) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_files_of_composer_give_their_weights(whole: bool) -> None:
     """A file as Composer writes it."""
     torch.manual_seed(3)
     theirs = Classifier()
@@ -97,7 +98,7 @@ def contents(folder: str) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
 
 
-def check_longer(folder: Path) -> None:
+def test_a_resume_changes_no_checkpoint_and_goes_on_to_a_larger_duration() -> None:
     """A larger `max_duration` goes on, and leaves the files of earlier checkpoints as they are."""
     fit(5, checkpoint=saver(save_interval=5, save_final=False))
     before = contents("checkpoints/step5")
@@ -107,7 +108,8 @@ def check_longer(folder: Path) -> None:
     assert contents("checkpoints/step5") == before
 
 
-def check_resumed_without(folder: Path, lacking: str) -> None:
+@pytest.mark.parametrize("lacking", ["link", "name", "folder"])
+def test_a_resume_needs_neither_link_nor_names(folder: Path, lacking: str) -> None:
     make = {
         "link": lambda: {"checkpoint": saver(latest_link=False), "name": "mine"},
         "name": lambda: {"checkpoint": saver()},
@@ -131,7 +133,7 @@ def make_and_resume(make: Callable[[], dict[str, Any]]) -> int:
     return looks.step
 
 
-def check_folder_of_callback(folder: Path) -> None:
+def test_a_second_trainer_with_the_callback_folder_has_the_weights_of_the_first() -> None:
     first = fit(5, checkpoint=saver("mine"))
     second = fit(5, checkpoint=saver("mine"), seed=9)
     assert_same(weights(first), weights(second))
@@ -150,10 +152,28 @@ def compared(path: Path) -> dict[str, torch.Tensor | object]:
     return dict(walk(tc.make_sync_checkpointer().read(path), ""))
 
 
-def check_resumption(folder: Path, seed: int | None, interval: str, name: str, step: int, *form: str) -> None:
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor | np.ndarray):
+        return bool(torch.equal(torch.as_tensor(first), torch.as_tensor(second)))
+    return bool(first == second)
+
+
+@pytest.mark.parametrize(
+    ("seed", "interval", "name", "step", "form"),
+    [
+        (None, "1ep", "ep{epoch}-step{step}", 5, {}),
+        (42, "1ep", "ep{epoch}-step{step}", 5, {}),
+        (42, "1ep", "ep{epoch}-step{step}", 5, {"format": "archive", "compression": "gz"}),
+        (42, "2st", "ba{step}", 4, {}),
+        (42, "1st", "ba{step}", 5, {}),
+        (42, "2st", "ba{step}", 6, {}),
+    ],
+)
+def test_a_resumed_run_ends_with_the_same_weights(
+    folder: Path, seed: int | None, interval: str, name: str, step: int, form: dict[str, str]
+) -> None:
     """From a checkpoint of one folder, saving into another: the last checkpoints are the same."""
-    settings: dict[str, Any] = {"save_interval": interval, "name": name}
-    settings |= {"format": form[0], "compression": form[1]} if form else {}
+    settings: dict[str, Any] = {"save_interval": interval, "name": name, **form}
     fit("2ep", checkpoint=saver("first", **settings), seed=seed)
     start = tc.checkpoint_path("first", step=step)
     fit("2ep", start, checkpoint=saver("second", **settings), seed=seed)
@@ -163,13 +183,7 @@ def check_resumption(folder: Path, seed: int | None, interval: str, name: str, s
     assert not [key for key in first if not same(first[key], second[key])]
 
 
-def same(first: Any, second: Any) -> bool:
-    if isinstance(first, torch.Tensor | np.ndarray):
-        return bool(torch.equal(torch.as_tensor(first), torch.as_tensor(second)))
-    return bool(first == second)
-
-
-def check_own_validation(folder: Path) -> None:
+def test_a_hook_may_refuse_a_checkpoint() -> None:
     """Damage is noticed always; a callback may refuse for reasons of its own."""
 
     class Refuses(tc.Callback):
@@ -197,14 +211,20 @@ class Epochs(BatchSampler):
         self.epoch = epoch
 
 
-def check_epoch_of_sampler(folder: Path, epochs: int) -> None:
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_batch_sampler_is_told_each_epoch(epochs: int) -> None:
     words = Words(10)
     sampler = Epochs(SequentialSampler(words), 2, drop_last=False)
     make_trainer(f"{epochs}ep").fit(DataLoader(words, batch_sampler=sampler))
     assert sampler.epoch == epochs - 1
 
 
-def check_position(folder: Path, make: Callable[[], Any]) -> None:
+def shuffling() -> Any:
+    return DataLoader(Words(10), batch_size=2, shuffle=True)
+
+
+@pytest.mark.parametrize("make", [train_loader, shuffling])
+def test_a_run_resumes_within_an_epoch(make: Callable[[], Any]) -> None:
     """Stopped within an epoch and resumed: the same weights as without a stop."""
     straight = make_trainer("2ep")
     straight.fit(make())
@@ -213,87 +233,3 @@ def check_position(folder: Path, make: Callable[[], Any]) -> None:
     second = make_trainer("2ep", checkpoint=saver())
     second.fit(make())
     assert_same(weights(straight), weights(second))
-
-
-def shuffling() -> Any:
-    return DataLoader(Words(10), batch_size=2, shuffle=True)
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        "checkpoint/test_load: test_load_malicious",
-        check_hostile,
-        {
-            "A file that calls eval is refused, and nothing is run": ("eval",),
-            "A file of torch.save that calls os.system is refused, and nothing is run": ("torch.save",),
-            "A pickle that calls os.system is refused, and nothing is run": ("pickle",),
-            "A file with a pickle in the bytes of a storage is refused, and nothing is run": ("storage",),
-        },
-    ),
-    *claims(
-        "checkpoint/test_load: test_torch_load_allows_full_state_dict",
-        check_foreign,
-        {
-            "The weights of a file with times and random states are loaded": (True,),
-            "The weights of a file with tensors and counts alone are loaded": (False,),
-        },
-    ),
-    *claims(
-        "test_checkpoint: test_autoresume, overwrite",
-        check_longer,
-        {"A resume changes no checkpoint, and goes on to a larger duration": ()},
-    ),
-    *claims(
-        "test_checkpoint: test_autoresume_fail",
-        check_resumed_without,
-        {
-            "A resume without a link to the newest checkpoint is refused": ("link",),
-            "A resume without a name of the run is refused": ("name",),
-            "A resume without a folder of checkpoints is refused": ("folder",),
-        },
-        difference="A run is known by the manifests in its folder, which has a default: nothing else is needed to "
-        "resume it.",
-    ),
-    *claims(
-        "test_checkpoint: test_autoresume_from_callback",
-        check_folder_of_callback,
-        {"A second trainer with the callback's folder has the weights of the first": ()},
-    ),
-    *claims(
-        "test_checkpoint: TestCheckpointResumption.test_resumption",
-        check_resumption,
-        {
-            "Without a seed, from the end of an epoch": (None, "1ep", "ep{epoch}-step{step}", 5),
-            "With a seed, from the end of an epoch": (42, "1ep", "ep{epoch}-step{step}", 5),
-            "From a compressed archive": (42, "1ep", "ep{epoch}-step{step}", 5, "archive", "gz"),
-            "From within an epoch": (42, "2st", "ba{step}", 4),
-            "From the last batch of an epoch": (42, "1st", "ba{step}", 5),
-            "From after the first epoch": (42, "2st", "ba{step}", 6),
-        },
-    ),
-    *claims(
-        "test_checkpoint: test_checkpoint_validation",
-        check_own_validation,
-        {"A function of one's own judges a file before it is loaded": ()},
-        difference="Every file is compared with its digest, always; what else is to be judged goes into the hook "
-        "on_before_load_checkpoint of a callback, which may raise, and not into an environment variable.",
-    ),
-    *claims(
-        "test_checkpoint: test_set_dataloaders_to_cur_epoch",
-        check_epoch_of_sampler,
-        {f"After {epochs} epochs a batch sampler has heard of each": (epochs,) for epochs in (1, 2)},
-    ),
-    *claims(
-        "test_checkpoint: test_spin_dataloaders",
-        check_position,
-        {
-            "A run stopped within an epoch of our loader ends with the same weights": (train_loader,),
-            "A run stopped within an epoch of a shuffling DataLoader ends with the same weights": (shuffling,),
-        },
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

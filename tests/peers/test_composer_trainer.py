@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peer_claims import Claim, claims, each, try_claim
 from peer_runs import Numbers, Stream, Sum, Watcher, batches, make_trainer, same_weights, weights
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -16,25 +15,39 @@ from torch.utils.data import DataLoader
 from trainer_cli import Callback, LoadOptions, Scheduled, Trainer, TrainingLoop, UserError
 
 
-def check_length(folder: Path, max_duration: int | str, steps: int, limit: int | None = None, width: int = 8) -> None:
+@pytest.mark.parametrize(
+    ("max_duration", "steps", "limit", "width"),
+    [
+        ("1ep", 2, None, 8),
+        ("1st", 1, None, 8),
+        (1, 1, None, 8),
+        *[(f"{tokens}tok", steps, None, 8) for tokens, steps in ((1, 1), (32, 1), (60, 2), (65, 3))],
+    ],
+)
+def test_lengths_have_units(max_duration: int | str, steps: int, limit: int | None, width: int) -> None:
     """Batches of 4 samples; a sample has 8 tokens."""
     made = make_trainer(max_duration, model=lambda: Sum(width), limit_train_batches=limit)
     result = made.fit(batches(8, 4, width))
     assert (result.finished, result.step, made.progress.tokens) == (True, steps, steps * 4 * width)
 
 
-def check_length_on_a_stream(folder: Path, max_duration: int | str, limit: int | None = None) -> None:
+@pytest.mark.parametrize(("max_duration", "limit"), [("1st", None), ("1sp", None), (1, None), ("1ep", 1)])
+def test_lengths_of_trainings_on_a_stream(max_duration: int | str, limit: int | None) -> None:
     result = make_trainer(max_duration, limit_train_batches=limit).fit(DataLoader(Stream(), batch_size=4))
     assert (result.finished, result.step) == (True, 1)
 
 
-def check_epoch_of_a_stream(folder: Path) -> None:
+def test_a_stream_may_end_an_epoch() -> None:
     assert make_trainer("1ep").fit(DataLoader(Stream(9), batch_size=4)).step == 3
     result = make_trainer("1ep", hard_stop=7).fit(DataLoader(Stream(), batch_size=4))
     assert (result.finished, result.step) == (True, 7)
 
 
-def check_evaluated_loaders(folder: Path, val: str, interval: str, subset: int | None) -> None:
+@pytest.mark.parametrize(
+    ("val", "interval", "subset"),
+    [(val, interval, subset) for val in ("one", "named", "two") for interval in ("1ep", "1st") for subset in (None, 1)],
+)
+def test_all_loaders_are_evaluated_at_each_interval(val: str, interval: str, subset: int | None) -> None:
     loaders = {
         "one": batches(2, 1),
         "named": {"near": batches(2, 1)},
@@ -57,7 +70,8 @@ class Clock:
         return self.now
 
 
-def check_time_of_evaluations(folder: Path, interval: str, evaluations: int) -> None:
+@pytest.mark.parametrize(("interval", "evaluations"), [("1st", 4), ("1ep", 2)])
+def test_evaluations_are_no_training_time(interval: str, evaluations: int) -> None:
     clock = Clock()
 
     class Slow(Watcher):
@@ -74,7 +88,8 @@ def check_time_of_evaluations(folder: Path, interval: str, evaluations: int) -> 
     assert 100 * (evaluations - 1) < made.progress.seconds < 100 * evaluations, "with evaluations but the last"
 
 
-def check_microbatch(folder: Path, size: int | str) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, "auto"])
+def test_parts_of_a_batch_train_as_the_whole(size: int | str) -> None:
     whole, parts = make_trainer("2ep"), make_trainer("2ep", microbatch=size)
     sizes: list[int] = []
     parts.model.register_forward_pre_hook(lambda model, inputs: sizes.append(len(inputs[0])))
@@ -90,13 +105,14 @@ def fit_on(made: Trainer, max_duration: int | str, **more: Any) -> int:
     return made.fit(batches(10, 2), **more).step
 
 
-def check_second_fit(folder: Path) -> None:
+def test_a_second_fit_with_a_longer_length_goes_on_where_the_first_ended() -> None:
     made, straight = make_trainer("1ep"), make_trainer("2ep")
     assert [fit_on(made, "1ep"), fit_on(made, "2ep"), fit_on(straight, "2ep")] == [5, 10, 10]
     assert same_weights(weights(made.model), weights(straight.model))
 
 
-def check_reset(folder: Path, new: str | None, steps: int) -> None:
+@pytest.mark.parametrize(("new", "steps"), [("1ep", 5), ("1st", 1), ("2ep", 10), (None, 5)])
+def test_a_second_fit_may_begin_anew(new: str | None, steps: int) -> None:
     made, straight = make_trainer("1ep"), make_trainer("1ep")
     fit_on(made, "1ep")
     for trainer in (made, straight):
@@ -105,7 +121,11 @@ def check_reset(folder: Path, new: str | None, steps: int) -> None:
     assert made.progress.samples == 2 * steps
 
 
-def check_going_on(folder: Path, new: str, steps: int, total: str, total_steps: int) -> None:
+@pytest.mark.parametrize(
+    ("new", "steps", "total", "total_steps"),
+    [("1ep", 5, "2ep", 10), ("1st", 5, "6st", 6), ("2ep", 10, "3ep", 15), ("1ep", 5, "1ep", 5)],
+)
+def test_a_second_fit_counts_from_the_beginning(new: str, steps: int, total: str, total_steps: int) -> None:
     """The new length counts from the beginning; a fit that has reached it makes no step."""
     made = make_trainer("1ep")
     assert fit_on(made, "1ep") == 5
@@ -113,7 +133,8 @@ def check_going_on(folder: Path, new: str, steps: int, total: str, total_steps: 
     assert fit_on(made, total) == total_steps
 
 
-def check_pieces(folder: Path, unit: str) -> None:
+@pytest.mark.parametrize("unit", ["ep", "st", "sp"])
+def test_a_run_in_pieces_counts_right(unit: str) -> None:
     class Counts(Callback):
         batches = 0
 
@@ -138,7 +159,8 @@ class NoWeights(nn.Module):
         return batch.mean()
 
 
-def check_no_weights(folder: Path, fits: bool) -> None:
+@pytest.mark.parametrize("fits", [False, True])
+def test_a_model_without_weights_is_only_evaluated(fits: bool) -> None:
     made = make_trainer("1ep", model=NoWeights, optimizer=None)
     if not fits:
         assert made.validate(batches())["val"]["loss"] > 0
@@ -149,16 +171,17 @@ def check_no_weights(folder: Path, fits: bool) -> None:
         make_trainer("1ep", model=NoWeights)
 
 
-def check_minimal(folder: Path) -> None:
+def test_a_model_is_enough_for_a_trainer_that_evaluates() -> None:
     assert Trainer(model=Sum()).validate(batches())["val"]["loss"] > 0
 
 
-def check_unknown_device(folder: Path) -> None:
+def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(UserError, match=r"device.*'potato'"):
         make_trainer(device="potato")
 
 
-def check_empty_loader(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["train", "validation"])
+def test_an_empty_loader_is_refused(kind: str) -> None:
     """Refused before the first step, though the evaluation is at the end."""
     empty = DataLoader(Numbers(0), batch_size=2)
     made = make_trainer("1ep")
@@ -167,7 +190,7 @@ def check_empty_loader(folder: Path, kind: str) -> None:
     assert made.progress.step == 0
 
 
-def check_active_iterator(folder: Path) -> None:
+def test_a_loader_with_running_workers_begins_anew() -> None:
     loader = DataLoader(Numbers(10), batch_size=2, persistent_workers=True, num_workers=1)
     next(iter(loader))
     made = make_trainer("1ep")
@@ -175,7 +198,7 @@ def check_active_iterator(folder: Path) -> None:
     assert made.progress.samples == 10
 
 
-def check_device_of_a_checkpoint(folder: Path) -> None:
+def test_a_loaded_state_is_on_the_device_asked_for(folder: Path) -> None:
     first, second = (
         make_trainer("1ep", optimizer=lambda model: torch.optim.AdamW(model.parameters())) for _ in range(2)
     )
@@ -189,7 +212,8 @@ def check_device_of_a_checkpoint(folder: Path) -> None:
     assert not same_weights(weights(first.model), weights(second.model))
 
 
-def check_saved_to(folder: Path, path: str) -> None:
+@pytest.mark.parametrize("path", ["relative", "x/y/z"])
+def test_a_checkpoint_is_saved_to_a_path(folder: Path, path: str) -> None:
     first, second = make_trainer("1ep"), make_trainer("1ep", seed=1)
     first.fit(batches())
     first.save_checkpoint(path)
@@ -197,7 +221,8 @@ def check_saved_to(folder: Path, path: str) -> None:
     assert same_weights(weights(first.model), weights(second.model))
 
 
-def check_schedule(folder: Path, every_batch: bool) -> None:
+@pytest.mark.parametrize("every_batch", [True, False])
+def test_schedules_step_with_batches_or_epochs(every_batch: bool) -> None:
     watcher = Watcher()
     made = make_trainer(
         "2ep",
@@ -225,7 +250,7 @@ class Returns(Sum):
         return {"alone": loss, "tuple": (loss, parts), "mapping": {"loss": loss, **parts}}[self.form]
 
 
-def check_forms_of_a_loss(folder: Path) -> None:
+def test_a_loss_alone_with_outputs_or_in_a_mapping_of_several_losses_trains_alike() -> None:
     results = {}
     for form in ("alone", "tuple", "mapping"):
         made = make_trainer("1ep", model=lambda form=form: Returns(form), log_interval=1)
@@ -236,153 +261,3 @@ def check_forms_of_a_loss(folder: Path) -> None:
     for form in ("tuple", "mapping"):
         metrics = results[form][0]
         assert metrics["train/first"] + metrics["train/second"] == pytest.approx(metrics["train/loss"])
-
-
-ADDED = "A length counts from the beginning of the run, so the sum of both lengths is given for the second fit."
-INT = "A number without a unit counts optimizer steps here, and never epochs."
-
-CLAIMS: list[Claim] = [
-    *claims(
-        "test_trainer: test_minimal_init", check_minimal, {"a model is enough for a trainer that evaluates": ()}
-    ),
-    *claims(
-        "test_trainer: test_no_param_model",
-        check_no_weights,
-        {
-            "a model without weights is evaluated": (False,),
-            "training a model without weights is refused": (True,),
-        },
-    ),
-    *claims(
-        "test_trainer: test_max_duration",
-        check_length,
-        {"1ep is an epoch": ("1ep", 2), "1st is a step": ("1st", 1)},
-    ),
-    *claims("test_trainer: test_max_duration", check_length, {"the number 1 is an epoch": (1, 1)}, difference=INT),
-    *claims(
-        "test_trainer: test_max_duration_tokens",
-        check_length,
-        {
-            f"{tokens} tokens at 32 a step are {steps} steps": (f"{tokens}tok", steps)
-            for tokens, steps in ((1, 1), (32, 1), (60, 2), (65, 3))
-        },
-    ),
-    *claims(
-        "test_trainer: test_infinite_train_loader",
-        check_length_on_a_stream,
-        {
-            "a stream without end is trained on for 1 step": ("1st",),
-            "a stream without end is trained on for 1 sample": ("1sp",),
-            "a stream without end is trained on for a length that is a number": (1,),
-            "a stream without end is trained on for an epoch that is limited to 1 batch": ("1ep", 1),
-        },
-    ),
-    *claims(
-        "test_trainer: test_infinite_train_loader",
-        check_epoch_of_a_stream,
-        {"a length in epochs is refused for a stream": ()},
-        difference="A stream may end, and then its epoch does; one without end is trained on until another limit.",
-    ),
-    *claims(
-        "test_trainer: test_eval_dataloader",
-        check_evaluated_loaders,
-        {
-            f"{val} loader(s), every {interval}, {'all' if subset is None else subset} of the batches": (
-                val, interval, subset,
-            )
-            for val in ("one", "named", "two")
-            for interval in ("1ep", "1st")
-            for subset in (None, 1)
-        },
-    ),
-    *claims(
-        "test_trainer: test_eval_is_excluded_from_wct_tracking",
-        check_time_of_evaluations,
-        {
-            f"the time trained leaves out an evaluation every {interval}": (interval, count)
-            for interval, count in (("1st", 4), ("1ep", 2))
-        },
-        difference="The logged rate leaves evaluations out; a length in time counts them, as the limit of a job does.",
-    ),
-    *claims(
-        "test_trainer: test_microbatch",
-        check_microbatch,
-        {f"parts of {size} train as whole batches do": (size,) for size in (1, 2, 3, "auto")},
-    ),
-    *claims(
-        "test_trainer: test_multiple_calls_to_fit",
-        check_second_fit,
-        {"a second fit with a longer length goes on where the first ended": ()},
-    ),
-    *claims(
-        "test_trainer: test_reset_time",
-        check_reset,
-        {
-            f"a second fit of {new or 'the same length'} may begin anew": (new, steps)
-            for new, steps in (("1ep", 5), ("1st", 1), ("2ep", 10), (None, 5))
-        },
-    ),
-    *claims(
-        "test_trainer: test_reset_time",
-        check_going_on,
-        {
-            "a second fit trains 1ep more": ("1ep", 5, "2ep", 10),
-            "a second fit trains 1st more": ("1st", 5, "6st", 6),
-            "a second fit trains 2ep more": ("2ep", 10, "3ep", 15),
-        },
-        difference=ADDED,
-    ),
-    *claims(
-        "test_trainer: test_reset_time",
-        check_going_on,
-        {"a second fit without a new length is refused": ("1ep", 5, "1ep", 5)},
-        difference="It makes no step and is done, as is the command when a finished run is started again.",
-    ),
-    *claims(
-        "test_trainer: test_training_duration_unit",
-        check_pieces,
-        {f"fits of 1 {unit} each count right over two epochs": (unit,) for unit in ("ep", "st", "sp")},
-    ),
-    *claims(
-        "test_trainer: test_schedulers",
-        check_schedule,
-        {"a schedule steps with each batch": (True,), "a schedule steps with each epoch": (False,)},
-    ),
-    *claims(
-        "test_trainer: test_tuple_loss, test_dict_loss",
-        check_forms_of_a_loss,
-        {"a loss alone, with outputs, or in a mapping of several losses trains alike": ()},
-    ),
-    *claims("test_trainer: test_invalid_device", check_unknown_device, {"an unknown device is refused": ()}),
-    *claims(
-        "test_trainer: test_device_with_checkpoint",
-        check_device_of_a_checkpoint,
-        {"weights and moments are on the device asked for, after a checkpoint was loaded": ()},
-    ),
-    *claims(
-        "test_trainer: test_save_checkpoint_to_folder",
-        check_saved_to,
-        {f"a checkpoint is saved to {path}, and loaded from there": (path,) for path in ("relative", "x/y/z")},
-    ),
-    *claims(
-        "test_trainer: test_empty_train_dataloader",
-        check_empty_loader,
-        {"an empty train loader is refused": ("train",)},
-    ),
-    *claims(
-        "test_trainer: test_empty_eval_dataloader",
-        check_empty_loader,
-        {"an empty evaluation loader is refused": ("validation",)},
-    ),
-    *claims(
-        "test_trainer: test_dataloader_active_iterator_error",
-        check_active_iterator,
-        {"a loader whose workers are at work already is refused": ()},
-        difference="Its iterator is begun anew, so that the training has all of its batches.",
-    ),
-]  # fmt: skip
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from peer_claims import Claim, claims, each, try_claim
 from small_runs import Net, Run, fit, make_trainer, rows
 from torch import nn
 
@@ -22,11 +21,13 @@ from trainer_cli import (
     Trainer,
 )
 
-RATES, SWA_TESTS, AVERAGING = "test_lr_monitor: ", "test_stochastic_weight_avg: ", "test_weight_averaging: "
 OF_STEPS = "train/lr/group0", "train/lr/group1"
 
 
-def check_refused(folder: Path, make: Any, arguments: Mapping[str, Any], match: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "arguments", "match"), [(SWA, {"start": -1}, "start"), (SWA, {"start": 1.5}, "start")]
+)
+def test_a_wrong_start_of_an_average_is_refused(make: Any, arguments: Mapping[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         make(**arguments)
 
@@ -43,7 +44,30 @@ def sgd_one_cycle(kind: str) -> dict[str, Any]:
     }
 
 
-def check_rates(folder: Path, keys: Sequence[str], expected: Mapping[str, float], kind: str, scheduled: bool) -> None:
+@pytest.mark.parametrize(
+    ("keys", "expected", "kind", "scheduled"),
+    [
+        (["lr"], {"train/lr/group0": 0}, "SGD", True),
+        (
+            ["lr", "momentum", "weight_decay"],
+            {"train/lr/group0": 0, "train/momentum/group0": 0.8, "train/weight_decay/group0": 0.1},
+            "SGD",
+            True,
+        ),
+        (
+            ["lr", "betas", "weight_decay"],
+            {"train/lr/group0": 0, "train/betas/group0": 0.8, "train/weight_decay/group0": 0.1},
+            "Adam",
+            True,
+        ),
+        (["lr"], {"train/lr/group0": 0.01}, "SGD", False),
+        (["momentum"], {"train/momentum/group0": 0.8}, "SGD", False),
+        (["betas"], {"train/betas/group0": 0.8}, "Adam", False),
+    ],
+)
+def test_logged_rates_and_settings(
+    keys: Sequence[str], expected: Mapping[str, float], kind: str, scheduled: bool
+) -> None:
     settings = sgd_one_cycle(kind)
     if not scheduled:
         del settings["schedulers"]
@@ -53,7 +77,7 @@ def check_rates(folder: Path, keys: Sequence[str], expected: Mapping[str, float]
     assert rates == {name: pytest.approx(value) if value else rates[name] for name, value in expected.items()}
 
 
-def check_no_momentum(folder: Path) -> None:
+def test_a_setting_that_no_group_has_is_refused() -> None:
     with pytest.raises(ConfigError, match="no parameter group has 'momentum'"):
         make_trainer(
             callbacks=[LearningRateMonitor(["lr", "momentum"])],
@@ -61,7 +85,7 @@ def check_no_momentum(folder: Path) -> None:
         )
 
 
-def check_rates_without_logger(folder: Path) -> None:
+def test_rates_without_a_logger_warn() -> None:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
@@ -81,7 +105,18 @@ def two_groups(model: Any) -> torch.optim.Optimizer:
     )
 
 
-def check_several_rates(folder: Path, case: str, interval: int, names: Sequence[str], count: int) -> None:
+@pytest.mark.parametrize(
+    ("case", "interval", "names", "count"),
+    [
+        ("optimizers", 2, ["train/lr/first/group0", "train/lr/second/group0"], 6),
+        ("optimizers", 4, ["train/lr/first/group0", "train/lr/second/group0"], 3),
+        ("groups", 1, OF_STEPS, 12),
+        ("groups", 3, OF_STEPS, 4),
+    ],
+)
+def test_several_optimizers_and_groups_have_a_rate_each(
+    case: str, interval: int, names: Sequence[str], count: int
+) -> None:
     settings: dict[str, Any] = {"optimizer": two_groups}
     if case == "optimizers":
         settings = {
@@ -96,7 +131,7 @@ def check_several_rates(folder: Path, case: str, interval: int, names: Sequence[
     assert [value[12] for value in values] == [0.1, 0.2]
 
 
-def check_rate_of_the_step(folder: Path) -> None:
+def test_a_step_rate_is_the_one_it_was_made_with() -> None:
     """What is logged at a step is the rate it was made with, not that of the next."""
     run = fit(
         batches=2, loop={"log_interval": 1}, callbacks=[LearningRateMonitor()],
@@ -141,7 +176,19 @@ def fit_averaged(average: Callback, folder: Path | None = None, steps: int = 12,
     return run, weights
 
 
-def check_swa(folder: Path, start: str | int, every: str | int, batch_norm: bool, taken: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    ("start", "every", "batch_norm", "taken"),
+    [
+        ("2ep", "1ep", False, [8, 12]),
+        ("2ep", "1ep", True, [8, 12]),
+        ("1ep", "1ep", False, [4, 8, 12]),
+        (6, 2, False, [6, 8, 10, 12]),
+        (0, "1ep", False, [0, 4, 8, 12]),
+    ],
+)
+def test_weights_are_averaged_from_an_epoch_on(
+    start: str | int, every: str | int, batch_norm: bool, taken: Sequence[int]
+) -> None:
     """The evaluated weights are the mean of those after the steps `taken`."""
     _, weights = fit_averaged(SWA(start, every), model=Norm if batch_norm else Net)
     initial = make_trainer(model=Norm if batch_norm else Net).model.layer.weight.detach()
@@ -149,7 +196,18 @@ def check_swa(folder: Path, start: str | int, every: str | int, batch_norm: bool
     assert torch.allclose(weights.evaluated[12], expected)
 
 
-def check_ema(folder: Path, decay: float, every: int, start: int | str, taken: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    ("decay", "every", "start", "taken"),
+    [
+        (0.9, 1, 0, range(13)),
+        (0.95, 5, 0, [0, 5, 10]),
+        (0.9, 1, 10, [10, 11, 12]),
+        (0.9, 1, "2ep", [8, 9, 10, 11, 12]),
+        (0.9, 5, 5, [5, 10]),
+        *[(decay, 1, 0, range(13)) for decay in (0.99, 0.999, 0.9999)],
+    ],
+)
+def test_exponential_averages(decay: float, every: int, start: int | str, taken: Sequence[int]) -> None:
     """The first of the steps `taken` begins the average, each of the others is added with its share."""
     _, weights = fit_averaged(EMA(decay, every, start), model=Norm)
     initial = make_trainer(model=Norm).model.layer.weight.detach()
@@ -160,7 +218,16 @@ def check_ema(folder: Path, decay: float, every: int, start: int | str, taken: S
     assert torch.allclose(weights.evaluated[12], expected)
 
 
-def check_average_resumed(folder: Path, average: Any, stop: int) -> None:
+@pytest.mark.parametrize(
+    ("average", "stop"),
+    [
+        (lambda: SWA("2ep"), 5),
+        (lambda: SWA("2ep"), 9),
+        *[(lambda: EMA(0.9), step) for step in (2, 4, 9)],
+        (lambda: EMA(0.99, 2), 5),
+    ],
+)
+def test_an_average_is_resumed_exactly(folder: Path, average: Any, stop: int) -> None:
     """A training with an average that is resumed gives the same weights and the same average."""
     _, whole = fit_averaged(average(), model=Norm)
     fit_averaged(average(), folder, stop, model=Norm, save={})
@@ -169,191 +236,16 @@ def check_average_resumed(folder: Path, average: Any, stop: int) -> None:
     assert torch.equal(whole.evaluated[12], rest.evaluated[12])
 
 
-def check_training_is_not_averaged(folder: Path, average: Callback) -> None:
+@pytest.mark.parametrize("average", [SWA("1ep")])
+def test_the_trained_weights_stay_beside_the_average(average: Callback) -> None:
     run, weights = fit_averaged(average)
     plain = fit(train=rows(4, 2), val=0, loop={"max_duration": 12})
     assert torch.equal(weights.trained[-1], plain.trainer.model.layer.weight)
     assert torch.equal(run.trainer.model.layer.weight, plain.trainer.model.layer.weight)
 
 
-def check_average_is_model(folder: Path) -> None:
+def test_an_evaluation_sees_the_average_the_training_does_not() -> None:
     average = EMA(0.5)
     run, weights = fit_averaged(average)
     assert torch.equal(average.state_dict()["average"]["layer.weight"], weights.evaluated[12])
     assert not torch.equal(weights.evaluated[12], run.trainer.model.layer.weight)
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        f"{RATES}test_lr_monitor_single_lr",
-        check_rates,
-        {"one rate is logged, and nothing else": (["lr"], {"train/lr/group0": 0}, "SGD", True)},
-    ),
-    *claims(
-        f"{RATES}test_lr_monitor_single_lr_with_momentum",
-        check_rates,
-        {
-            "rate, momentum and decay of SGD": (
-                ["lr", "momentum", "weight_decay"],
-                {"train/lr/group0": 0, "train/momentum/group0": 0.8, "train/weight_decay/group0": 0.1},
-                "SGD",
-                True,
-            ),
-            "of Adam the first beta is the momentum": (
-                ["lr", "betas", "weight_decay"],
-                {"train/lr/group0": 0, "train/betas/group0": 0.8, "train/weight_decay/group0": 0.1},
-                "Adam",
-                True,
-            ),
-        },
-    ),
-    *claims(
-        f"{RATES}test_lr_monitor_no_lr_scheduler_single_lr",
-        check_rates,
-        {"without a schedule the rate is logged, too": (["lr"], {"train/lr/group0": 0.01}, "SGD", False)},
-    ),
-    *claims(
-        f"{RATES}test_lr_monitor_no_lr_scheduler_single_lr_with_momentum",
-        check_rates,
-        {
-            "and the momentum of SGD": (["momentum"], {"train/momentum/group0": 0.8}, "SGD", False),
-            "and the first beta of Adam": (["betas"], {"train/betas/group0": 0.8}, "Adam", False),
-        },
-    ),
-    *claims(
-        f"{RATES}test_log_momentum_no_momentum_optimizer",
-        check_no_momentum,
-        {"momentum of an optimizer without it": ()},
-        difference="Lightning warns and logs 0; a setting that no group has is refused, with those that there are.",
-    ),
-    *claims(
-        f"{RATES}test_lr_monitor_no_logger",
-        check_rates_without_logger,
-        {"rates without a logger": ()},
-        difference="Lightning refuses; here the training goes on and a warning says once that nothing is written.",
-    ),
-    *claims(
-        f"{RATES}test_lr_monitor_multi_lrs",
-        check_several_rates,
-        {
-            "two optimizers have a rate each, under their names": (
-                "optimizers",
-                2,
-                ["train/lr/first/group0", "train/lr/second/group0"],
-                6,
-            ),
-            "each epoch, if the log has that interval": (
-                "optimizers",
-                4,
-                ["train/lr/first/group0", "train/lr/second/group0"],
-                3,
-            ),
-        },
-    ),
-    *claims(
-        f"{RATES}test_lr_monitor_param_groups",
-        check_several_rates,
-        {"two groups have a rate each": ("groups", 1, OF_STEPS, 12)},
-    ),
-    *claims(
-        f"{RATES}test_lr_monitor_multiple_param_groups_no_lr_scheduler",
-        check_several_rates,
-        {"without a schedule, too": ("groups", 3, OF_STEPS, 4)},
-    ),
-    *claims(
-        f"{RATES}test_lr_monitor_single_lr", check_rate_of_the_step, {"a step's rate is the one it was made with": ()}
-    ),
-    *claims(
-        f"{SWA_TESTS}test_swa_callback",
-        check_swa,
-        {
-            "from the second epoch on each epoch's weights are averaged": ("2ep", "1ep", False, [8, 12]),
-            "so they are with a batch norm": ("2ep", "1ep", True, [8, 12]),
-            "from the first epoch on": ("1ep", "1ep", False, [4, 8, 12]),
-        },
-    ),
-    *claims(
-        f"{SWA_TESTS}test_swa_callback_scheduler_step",
-        check_swa,
-        {"weights may be averaged by steps": (6, 2, False, [6, 8, 10, 12])},
-    ),
-    *claims(
-        f"{SWA_TESTS}test_swa_raises",
-        check_refused,
-        {
-            "a start below 0 is refused": (SWA, {"start": -1}, "start"),
-            "a start that is no whole step is refused": (SWA, {"start": 1.5}, "start"),
-        },
-    ),
-    *claims(
-        f"{SWA_TESTS}test_swa_raises",
-        check_swa,
-        {"a start at 0": (0, "1ep", False, [0, 4, 8, 12])},
-        difference="Lightning refuses it; here the average then begins with the weights that the training begins with.",
-    ),
-    *claims(
-        f"{SWA_TESTS}test_swa_resume_training_from_checkpoint",
-        check_average_resumed,
-        {
-            "an average is resumed from before it began": (lambda: SWA("2ep"), 5),
-            "an average is resumed after it began": (lambda: SWA("2ep"), 9),
-        },
-    ),
-    *claims(
-        f"{SWA_TESTS}test_swa_callback",
-        check_training_is_not_averaged,
-        {"the weights at the end of a training": (SWA("1ep"),)},
-        difference="Lightning puts the average into the model at the end; here it is evaluated, saved and exported, "
-        "while the trained weights stay, so that a run can be made longer.",
-    ),
-    *claims(
-        f"{AVERAGING}test_ema",
-        check_ema,
-        {"each step moves the average": (0.9, 1, 0, range(13))},
-    ),
-    *claims(
-        f"{AVERAGING}test_ema_weight_averaging_step_frequency",
-        check_ema,
-        {"every fifth step moves it": (0.95, 5, 0, [0, 5, 10])},
-    ),
-    *claims(
-        f"{AVERAGING}test_ema_weight_averaging_starting_step",
-        check_ema,
-        {"it begins at step 10": (0.9, 1, 10, [10, 11, 12])},
-    ),
-    *claims(
-        f"{AVERAGING}test_ema_weight_averaging_starting_epoch",
-        check_ema,
-        {"it begins with the end of an epoch": (0.9, 1, "2ep", [8, 9, 10, 11, 12])},
-    ),
-    *claims(
-        f"{AVERAGING}test_ema_weight_averaging_should_update",
-        check_ema,
-        {"every fifth step from step 5 on moves it": (0.9, 5, 5, [5, 10])},
-    ),
-    *claims(
-        f"{AVERAGING}test_ema_weight_averaging_decay_values",
-        check_ema,
-        {f"a decay of {decay} is what it says": (decay, 1, 0, range(13)) for decay in (0.99, 0.999, 0.9999)},
-    ),
-    *claims(
-        f"{AVERAGING}test_ema_resume",
-        check_average_resumed,
-        {f"a run with an average is resumed at step {step}": (lambda: EMA(0.9), step) for step in (2, 4, 9)},
-    ),
-    *claims(
-        f"{AVERAGING}test_ema_weight_averaging_checkpoint_save_load",
-        check_average_resumed,
-        {"an average of every second step is resumed": (lambda: EMA(0.99, 2), 5)},
-    ),
-    *claims(
-        f"{AVERAGING}test_swa",
-        check_average_is_model,
-        {"an evaluation sees the average, the training does not": ()},
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peer_claims import Claim, claims, each, try_claim
 from small_runs import FailIn, ListLogger, Logs, fit, make_trainer, rows
 
 from trainer_cli import Callback, CsvLogger, TensorBoardLogger
-
-CSV = "test_csv: "
-TENSORBOARD = "test_tensorboard: "
 
 
 def lines_of(folder: Path) -> list[dict[str, str]]:
@@ -21,7 +17,8 @@ def lines_of(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def check_csv(folder: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["rows", "appended", "new"])
+def test_a_csv_file_has_a_row_for_each_value(folder: Path, what: str) -> None:
     settings = {"run_dir": folder, "loop": {"log_interval": 1, "max_duration": 3}, "save": {}}
     fit(folder, loggers=[CsvLogger()], callbacks=[Logs("on_train_batch_end", {"a": 0.01})], **settings)
     first = lines_of(folder)
@@ -40,7 +37,7 @@ def check_csv(folder: Path, what: str) -> None:
         assert set(second[0]) == {"step", "epoch", "time", "metric", "value"}
 
 
-def check_written_at_once(folder: Path) -> None:
+def test_each_record_is_in_the_file_at_once(folder: Path) -> None:
     sizes: list[int] = []
 
     class See(Callback):
@@ -53,12 +50,13 @@ def check_written_at_once(folder: Path) -> None:
     assert sizes[1] < sizes[2] < sizes[3]
 
 
-def check_csv_place(folder: Path, path: str) -> None:
+@pytest.mark.parametrize("path", ["x/y/metrics.csv", "metrics.csv"])
+def test_a_csv_file_may_be_elsewhere(folder: Path, path: str) -> None:
     fit(folder, run_dir=folder, loggers=[CsvLogger(path)], loop={"log_interval": 1})
     assert (folder / path).is_file()
 
 
-def check_rerun_of_loggers(folder: Path) -> None:
+def test_a_second_start_continues_the_log(folder: Path) -> None:
     settings = {"run_dir": folder, "loop": {"log_interval": 1}, "save": {}}
     fit(folder, loggers=[CsvLogger()], **settings)
     before = lines_of(folder)
@@ -67,13 +65,14 @@ def check_rerun_of_loggers(folder: Path) -> None:
     assert [path.name for path in folder.glob("*.csv")] == ["metrics.csv"]
 
 
-def check_two_loggers(folder: Path) -> None:
+def test_two_loggers_are_given_the_same_records() -> None:
     other = ListLogger()
     run = fit(loop={"log_interval": 1}, loggers=[other])
     assert [record.metrics for record in other.records] == [record.metrics for record in run.log.records]
 
 
-def check_closed(folder: Path, fails: bool) -> None:
+@pytest.mark.parametrize("fails", [True, False])
+def test_loggers_are_closed(fails: bool) -> None:
     log = ListLogger()
     trainer = make_trainer(loggers=[log], callbacks=[FailIn("on_train_batch_start", 2)] if fails else [])
     if fails:
@@ -85,84 +84,30 @@ def check_closed(folder: Path, fails: bool) -> None:
     assert log.calls[-1] == "close"
 
 
-def check_no_logger(folder: Path) -> None:
+def test_without_loggers_nothing_is_written(folder: Path) -> None:
     trainer = make_trainer(loop={"log_interval": 1})
     result = trainer.fit(rows(4))
     assert "train/loss" in result.metrics
     assert not list(folder.iterdir())
 
 
-def check_logged_after_fit(folder: Path) -> None:
+def test_an_evaluation_after_a_fit_is_logged_at_its_last_step() -> None:
     run = fit(loop={"log_interval": 1})
     run.trainer.validate({"again": rows(2)})
     assert list(run.log.values("again/loss")) == [4]
 
 
-def check_tensorboard(folder: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", [pytest.param("tensorboard", marks=pytest.mark.campaign), pytest.param("a/b", marks=pytest.mark.campaign)]
+)
+def test_metrics_are_in_a_file_of_events(folder: Path, path: str) -> None:
     logger = TensorBoardLogger(path)
     fit(folder, run_dir=folder, loggers=[logger], loop={"log_interval": 1})
     (file,) = (folder / path).glob("events*")
     assert b"train/loss" in file.read_bytes()
 
 
-def check_hparams(folder: Path) -> None:
+def test_hyperparameters_are_in_it(folder: Path) -> None:
     fit(folder, run_dir=folder, loggers=[TensorBoardLogger()], loop={"log_interval": 1}, hparams={"my_rate": 0.25})
     content = b"".join(path.read_bytes() for path in (folder / "tensorboard").rglob("events*"))
     assert b"my_rate" in content
-
-
-CLAIMS: list[Claim] = [
-    *claims(f"{CSV}test_log_metrics", check_csv, {"each value has a row with its step": ("rows",)}),
-    *claims(f"{CSV}test_append_metrics_file", check_csv, {"a resumed run appends to the file": ("appended",)}),
-    *claims(f"{CSV}test_append_columns", check_csv, {"a new metric needs no new file": ("new",)}),
-    *claims(f"{CSV}test_flush_n_steps", check_written_at_once, {"each record is in the file at once": ()}),
-    *claims(
-        f"{CSV}test_named_version", check_csv_place, {"the file may be in a folder of its own": ("x/y/metrics.csv",)}
-    ),
-    *claims(f"{CSV}test_no_name", check_csv_place, {"it may be beside the checkpoints": ("metrics.csv",)}),
-    *claims(
-        f"{CSV}test_automatic_versioning",
-        check_rerun_of_loggers,
-        {"a second start in the same folder": ()},
-        difference="Lightning numbers versions; here a folder is one run's, so its file goes on and holds no "
-        "step twice.",
-    ),
-    *claims(
-        "test_distributed_logging: test_logger_after_fit_predict_test_calls",
-        check_logged_after_fit,
-        {"an evaluation after a fit is logged at its last step": ()},
-    ),
-    *claims(
-        "test_train_loop_logging: test_log_on_train_start",
-        check_two_loggers,
-        {"two loggers are given the same records": ()},
-    ),
-    *claims(
-        "test_trainer: test_trainer_calls_logger_finalize_on_exception",
-        check_closed,
-        {"loggers are closed after an exception": (True,), "loggers are closed after a fit": (False,)},
-    ),
-    *claims(
-        "test_barebones: test_barebones_disables_logging", check_no_logger, {"without loggers nothing is written": ()}
-    ),
-    *claims(
-        f"{TENSORBOARD}test_tensorboard_log_metrics",
-        check_tensorboard,
-        {"metrics are in a file of events": ("tensorboard",)},
-        is_long=True,
-    ),
-    *claims(
-        f"{TENSORBOARD}test_tensorboard_log_sub_dir",
-        check_tensorboard,
-        {"the file may be in a folder of its own": ("a/b",)},
-        is_long=True,
-    ),
-    *claims(
-        f"{TENSORBOARD}test_tensorboard_log_hyperparams", check_hparams, {"hyperparameters are in it": ()}, is_long=True
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from peer_claims import Claim, claims, each, try_claim
 from small_runs import FailIn, Net, fit, make_trainer, rows, saved
 from torch import nn
 
 from trainer_cli import AnomalyDetection, Callback, Trainer, TrainingLoop
 
-LOOPS, HOOKS, TRAINER, FETCHERS = "test_loops: ", "test_hooks: ", "test_trainer: ", "test_fetchers: "
+OF_STEP = (
+    "on_train_batch_start", "on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward",
+    "on_before_optimizer_step", "on_after_optimizer_step", "on_before_optimizer_zero_grad",
+    "on_after_optimizer_zero_grad", "on_train_batch_end",
+)  # fmt: skip
+OF_EVALUATION = "on_validate_start", "on_validate_batch_start", "on_validate_batch_end", "on_validate_end"
+OF_FIT = "setup", "on_fit_start", "on_train_start", "on_train_end", "on_fit_end", "finalize"
 
 
 class Dropping(Net):
@@ -25,9 +30,12 @@ class Dropping(Net):
         return super().forward((nn.functional.dropout(x, 0.5, self.training), y))
 
 
-def check_stopped_and_resumed(folder: Path, step: int, accumulate: int, **more: Any) -> None:
+@pytest.mark.parametrize(
+    ("step", "accumulate"), [*[(step, accumulate) for accumulate in (1, 2, 3) for step in (2, 5)], (1, 1)]
+)
+def test_after_an_exception_the_rest_is_as_without(folder: Path, step: int, accumulate: int) -> None:
     """An exception after a step, and a start again: weights, data and logs are as without."""
-    loop = {"max_duration": 6, "grad_accum_steps": accumulate, "log_interval": 1, **more}
+    loop = {"max_duration": 6, "grad_accum_steps": accumulate, "log_interval": 1}
     settings: dict[str, Any] = {"model": Dropping, "loop": loop}
     train = {"shuffle": True, "seed": 3}
     whole = fit(train=rows(5, **train), **settings)
@@ -41,7 +49,8 @@ def check_stopped_and_resumed(folder: Path, step: int, accumulate: int, **more: 
     assert rest.log.values("train/loss") == {at: expected[at] for at in range(step + 1, 7)}
 
 
-def check_failed_evaluation(folder: Path, interval: int) -> None:
+@pytest.mark.parametrize("interval", [4, 2])
+def test_a_failed_evaluation_is_made_up_for(folder: Path, interval: int) -> None:
     """An exception in an evaluation, and a start again: it is made, and the rest is as without."""
     loop = {"max_duration": 8, "eval_interval": interval, "log_interval": 1}
     whole = fit(model=Dropping, loop=loop)
@@ -55,14 +64,15 @@ def check_failed_evaluation(folder: Path, interval: int) -> None:
     assert all(map(torch.equal, whole.trainer.model.parameters(), rest.trainer.model.parameters()))
 
 
-def check_evaluations_of_resumed(folder: Path) -> None:
+def test_a_resume_repeats_no_evaluation(folder: Path) -> None:
     loop = {"eval_interval": "1ep"}
     fit(folder, batches=1, save={}, loop={**loop, "max_duration": "1ep"})
     run = fit(folder, batches=1, save={}, loop={**loop, "max_duration": "2ep"})
     assert run.evaluated.steps == [2]
 
 
-def check_several_loaders_resumed(folder: Path, failing: str) -> None:
+@pytest.mark.parametrize("failing", list("abc"))
+def test_a_failed_evaluation_of_several_loaders_is_made_up_for(folder: Path, failing: str) -> None:
     """An exception in the evaluation of one of several loaders: after a start again all are evaluated."""
 
     class Fail(Callback):
@@ -83,13 +93,13 @@ def check_several_loaders_resumed(folder: Path, failing: str) -> None:
     assert {name.split("/")[0] for name in run.log.records[-1].metrics} >= {"a", "b", "c"}
 
 
-def check_complete_state(folder: Path) -> None:
+def test_a_complete_run_counts_are_in_its_state() -> None:
     run = fit(batches=2, loop={"max_duration": "2ep"})
     counts = run.trainer.checkpoint_state()["progress"]
     assert (counts["step"], counts["epoch"], counts["batch"], counts["samples"]) == (4, 2, 0, 4)
 
 
-def check_fit_from_beginning(folder: Path) -> None:
+def test_a_fit_may_start_from_the_beginning_again() -> None:
     """`ckpt_path=None` starts again, with the model that a function makes."""
     run = fit()
     after = [parameter.clone() for parameter in run.trainer.model.parameters()]
@@ -98,7 +108,7 @@ def check_fit_from_beginning(folder: Path) -> None:
     assert all(map(torch.equal, after, run.trainer.model.parameters()))
 
 
-def check_accumulation_with_evaluation(folder: Path) -> None:
+def test_an_evaluation_changes_no_accumulated_gradient() -> None:
     """Evaluations change nothing in the training."""
     with_them = fit(model=Dropping, loop={"eval_interval": 1, "grad_accum_steps": 2})
     without = fit(model=Dropping, val=0, loop={"grad_accum_steps": 2})
@@ -115,28 +125,27 @@ def hooks_called(wanted: Sequence[str]) -> tuple[Callback, list[str]]:
     return callback, book
 
 
-OF_STEP = (
-    "on_train_batch_start", "on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward",
-    "on_before_optimizer_step", "on_after_optimizer_step", "on_before_optimizer_zero_grad",
-    "on_after_optimizer_zero_grad", "on_train_batch_end",
-)  # fmt: skip
-OF_EVALUATION = "on_validate_start", "on_validate_batch_start", "on_validate_batch_end", "on_validate_end"
-OF_FIT = "setup", "on_fit_start", "on_train_start", "on_train_end", "on_fit_end", "finalize"
-
-
-def check_order(folder: Path, hooks: Sequence[str], expected: Sequence[str], evaluates: bool) -> None:
+@pytest.mark.parametrize(
+    ("hooks", "expected", "evaluates"),
+    [
+        (OF_STEP, [*OF_STEP, *OF_STEP], False),
+        (OF_FIT, OF_FIT, False),
+        (OF_EVALUATION, [OF_EVALUATION[0], *OF_EVALUATION[1:3], *OF_EVALUATION[1:3], OF_EVALUATION[3]], True),
+    ],
+)
+def test_hooks_come_in_their_order(hooks: Sequence[str], expected: Sequence[str], evaluates: bool) -> None:
     callback, book = hooks_called(hooks)
     fit(batches=1, val=2 if evaluates else 0, loop={"max_duration": 2}, callbacks=[callback])
     assert book == list(expected)
 
 
-def check_accumulated_order(folder: Path) -> None:
+def test_of_accumulated_batches_the_last_alone_is_followed_by_a_step() -> None:
     callback, book = hooks_called(["on_after_backward", "on_after_optimizer_step"])
     fit(batches=4, val=0, loop={"max_duration": 2, "grad_accum_steps": 2}, callbacks=[callback])
     assert book == ["on_after_backward", "on_after_backward", "on_after_optimizer_step"] * 2
 
 
-def check_order_of_callbacks(folder: Path) -> None:
+def test_callbacks_are_called_as_given() -> None:
     order: list[str] = []
 
     class Named(Callback):
@@ -150,7 +159,8 @@ def check_order_of_callbacks(folder: Path) -> None:
     assert order == ["first", "second"]
 
 
-def check_modes(folder: Path, own: bool) -> None:
+@pytest.mark.parametrize("own", [False, True])
+def test_a_model_is_in_the_mode_of_what_is_done(own: bool) -> None:
     """A model trains in train mode and is evaluated in evaluation mode; what the user put into the latter stays so."""
     modes: set[tuple[str, bool]] = set()
 
@@ -185,7 +195,16 @@ class Caught(Callback):
         self.errors.append(exception)
 
 
-def check_exception(folder: Path, hook: str, error: type[BaseException], stage: str) -> None:
+@pytest.mark.parametrize(
+    ("hook", "error", "stage"),
+    [
+        ("on_train_batch_start", KeyboardInterrupt, "fit"),
+        ("on_fit_start", RuntimeError, "fit"),
+        ("on_train_start", RuntimeError, "fit"),
+        ("on_validate_start", RuntimeError, "validate"),
+    ],
+)
+def test_callbacks_hear_of_exceptions(hook: str, error: type[BaseException], stage: str) -> None:
     caught = Caught()
     trainer = make_trainer(callbacks=[FailIn(hook, error=error), caught])
     with pytest.raises(error):
@@ -193,7 +212,7 @@ def check_exception(folder: Path, hook: str, error: type[BaseException], stage: 
     assert [type(one) for one in caught.errors] == [error]
 
 
-def check_anomaly(folder: Path) -> None:
+def test_the_operation_that_gave_nan_is_named_if_asked_for() -> None:
     class Broken(Net):
         def forward(self, batch: Any) -> Any:
             return torch.sqrt(self.layer(batch[0]).sum() * 0.0) * 0.0
@@ -202,7 +221,7 @@ def check_anomaly(folder: Path) -> None:
         fit(model=Broken, callbacks=[AnomalyDetection()])
 
 
-def check_subclass(folder: Path) -> None:
+def test_a_subclass_may_have_more_arguments_and_no_other() -> None:
     class Own(Trainer):
         def __init__(self, mine: int, **settings: Any) -> None:
             super().__init__(**settings)
@@ -218,7 +237,7 @@ def check_subclass(folder: Path) -> None:
         Own(3, model=Net, unknown=1)
 
 
-def check_outputs(folder: Path) -> None:
+def test_callbacks_are_given_what_the_model_returned() -> None:
     seen: list[Any] = []
 
     class See(Callback):
@@ -241,7 +260,8 @@ class Stream(torch.utils.data.IterableDataset[Any]):
             yield torch.tensor([number / 1024, 0.5]), torch.tensor(1.0)
 
 
-def check_stream(folder: Path, samples: int, batch_size: int, steps: int, limit: int | None) -> None:
+@pytest.mark.parametrize(("samples", "batch_size", "steps", "limit"), [(3, 1, 3, None), (8, 2, 4, None), (9, 1, 2, 2)])
+def test_data_without_a_length_comes_in_order(samples: int, batch_size: int, steps: int, limit: int | None) -> None:
     """Over two epochs each batch is trained on once, in order, and again."""
     data = Stream(samples)
     loop = {"max_duration": 2 * steps, "limit_train_batches": limit}
@@ -251,138 +271,9 @@ def check_stream(folder: Path, samples: int, batch_size: int, steps: int, limit:
     assert [index for _, _, index in run.trained.batches] == list(range(steps)) * 2
 
 
-def check_endless(folder: Path, steps: int) -> None:
+@pytest.mark.parametrize("steps", [7, 20])
+def test_steps_are_made_of_data_without_an_end(steps: int) -> None:
     data = Stream(10**6)
     run = fit(train=torch.utils.data.DataLoader(data, batch_size=4), val=0, loop={"max_duration": steps})
     assert run.trainer.progress.step == steps
     assert data.taken <= 4 * (steps + 3)
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        f"{LOOPS}test_loop_state_on_exception",
-        check_stopped_and_resumed,
-        {
-            f"after an exception at step {step}, {accumulate} batches a step, the rest is as without": (
-                step,
-                accumulate,
-            )
-            for accumulate in (1, 2, 3)
-            for step in (2, 5)
-        },
-    ),
-    *claims(
-        f"{LOOPS}test_restart_parity",
-        check_stopped_and_resumed,
-        {"a restart after the first step is as without": (1, 1)},
-    ),
-    *claims(
-        f"{LOOPS}test_fit_can_fail_during_validation",
-        check_failed_evaluation,
-        {
-            "an exception in the evaluation of an epoch is made up for": (4,),
-            "an exception in one within an epoch is made up for": (2,),
-        },
-    ),
-    *claims(
-        f"{LOOPS}test_loop_restart_progress_multiple_dataloaders",
-        check_several_loaders_resumed,
-        {f"after an exception on loader {name} all three are evaluated": (name,) for name in "abc"},
-    ),
-    *claims(
-        f"{LOOPS}test_loop_state_on_complete_run",
-        check_complete_state,
-        {"a complete run's counts are in its state": ()},
-    ),
-    *claims(f"{LOOPS}test_fit_loop_reset", check_fit_from_beginning, {"a fit may start from the beginning again": ()}),
-    *claims(
-        f"{LOOPS}test_validation_during_gradient_accumulation_window",
-        check_accumulation_with_evaluation,
-        {"an evaluation changes no accumulated gradient": ()},
-    ),
-    *claims(
-        "test_training_epoch_loop: test_no_val_on_train_epoch_loop_restart",
-        check_evaluations_of_resumed,
-        {"a resume repeats no evaluation": ()},
-    ),
-    *claims(
-        f"{HOOKS}test_trainer_model_hook_system_fit",
-        check_order,
-        {
-            "the hooks of a step come in their order": (OF_STEP, [*OF_STEP, *OF_STEP], False),
-            "the hooks of a fit come in their order": (OF_FIT, OF_FIT, False),
-        },
-    ),
-    *claims(
-        f"{HOOKS}test_trainer_model_hook_system_eval",
-        check_order,
-        {
-            "the hooks of an evaluation come in their order": (
-                OF_EVALUATION,
-                [OF_EVALUATION[0], *OF_EVALUATION[1:3], *OF_EVALUATION[1:3], OF_EVALUATION[3]],
-                True,
-            )
-        },
-    ),
-    *claims(
-        "test_training_epoch_loop: test_no_batch_idx_gradient_accumulation",
-        check_accumulated_order,
-        {"of accumulated batches the last alone is followed by a step": ()},
-    ),
-    *claims(
-        "test_callbacks: test_callbacks_configured_in_model",
-        check_order_of_callbacks,
-        {"callbacks are called as given": ()},
-    ),
-    *claims(
-        f"{TRAINER}test_model_in_correct_mode_during_stages",
-        check_modes,
-        {"a model is in the mode of what is done": (False,)},
-    ),
-    *claims(f"{HOOKS}test_train_eval_mode_restored", check_modes, {"a part in evaluation mode stays in it": (True,)}),
-    *claims(
-        f"{TRAINER}test_on_exception_hook",
-        check_exception,
-        {
-            "callbacks hear of an interruption by the keyboard": ("on_train_batch_start", KeyboardInterrupt, "fit"),
-            "callbacks hear of an error before the first step": ("on_fit_start", RuntimeError, "fit"),
-        },
-    ),
-    *claims(
-        f"{TRAINER}test_error_handling_all_stages",
-        check_exception,
-        {
-            "they hear of an error in the training": ("on_train_start", RuntimeError, "fit"),
-            "they hear of an error in an evaluation": ("on_validate_start", RuntimeError, "validate"),
-        },
-    ),
-    *claims(
-        f"{TRAINER}test_detect_anomaly_nan", check_anomaly, {"the operation that gave NaN is named, if asked for": ()}
-    ),
-    *claims(
-        f"{TRAINER}test_trainer_subclassing", check_subclass, {"a subclass may have more arguments, and no other": ()}
-    ),
-    *claims(
-        "test_training_loop: test_outputs_format", check_outputs, {"callbacks are given what the model returned": ()}
-    ),
-    *claims(
-        f"{FETCHERS}test_prefetch_iterator",
-        check_stream,
-        {"each batch is given once an epoch, in order": (3, 1, 3, None), "so are batches of several": (8, 2, 4, None)},
-    ),
-    *claims(
-        f"{FETCHERS}test_done_dataloader_iter_with_limit",
-        check_stream,
-        {"a limit ends an epoch of data without a length": (9, 1, 2, 2)},
-    ),
-    *claims(
-        "test_training_loop: test_tqdm_total_steps_with_iterator_no_length",
-        check_endless,
-        {f"{steps} steps are made of data without an end": (steps,) for steps in (7, 20)},
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

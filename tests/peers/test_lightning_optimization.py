@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from peer_claims import Claim, claims, each, try_claim
 from small_runs import Counts, Descent, fit, rows, two_optimizers
 from torch.optim import lr_scheduler
 
@@ -22,19 +20,26 @@ from trainer_cli import (
     UserError,
 )
 
-BACKWARD = "test_backward_calls: "
-MANUAL = "test_manual_optimization: "
-TRAINER = "test_trainer: "
 
-
-def check_counts(folder: Path, batches: int, accumulate: int, steps: int, backwards: int) -> None:
+@pytest.mark.parametrize(
+    ("batches", "accumulate", "steps", "backwards"),
+    [
+        *[(count, 1, count, count) for count in (1, 2, 3)],
+        (6, 2, 3, 6),
+        (6, 3, 2, 6),
+        (5, 2, 3, 5),
+        *[(count, 1, count, count) for count in (4, 5)],
+    ],
+)
+def test_batches_backwards_and_steps_are_counted(batches: int, accumulate: int, steps: int, backwards: int) -> None:
     counts = Counts()
     loop = {"max_duration": "1ep", "grad_accum_steps": accumulate}
     fit(batches=batches, loop=loop, callbacks=[counts])
     assert (counts.steps, counts.backwards, counts.zeros) == (steps, backwards, steps)
 
 
-def check_accumulated_gradient(folder: Path, accumulate: int, batch_size: int) -> None:
+@pytest.mark.parametrize(("accumulate", "batch_size"), [(2, 1), (4, 3)])
+def test_accumulated_batches_count_as_one(accumulate: int, batch_size: int) -> None:
     """Some batches accumulated give the weights of one batch of all their samples."""
     parts = fit(train=rows(4 * accumulate, batch_size), loop={"grad_accum_steps": accumulate})
     whole = fit(train=rows(4, batch_size * accumulate))
@@ -42,7 +47,8 @@ def check_accumulated_gradient(folder: Path, accumulate: int, batch_size: int) -
         assert torch.allclose(one, other)
 
 
-def check_weights_change_in_steps_alone(folder: Path, accumulate: int, batches: int) -> None:
+@pytest.mark.parametrize(("accumulate", "batches"), [(1, 1), (1, 4), (2, 4), (3, 4), (3, 1)])
+def test_weights_change_with_a_groups_last_batch_alone(accumulate: int, batches: int) -> None:
     weights: list[tuple[int, torch.Tensor]] = []
 
     class See(Callback):
@@ -54,7 +60,14 @@ def check_weights_change_in_steps_alone(folder: Path, accumulate: int, batches: 
         assert torch.equal(before, after) is (step == next_step)
 
 
-def check_order(folder: Path, accumulate: int, expected: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "expected"),
+    [
+        (1, ["forward", "backward", "step", "zero_grad"] * 5),
+        (3, ["forward", "backward"] * 3 + ["step", "zero_grad"] + ["forward", "backward"] * 2 + ["step", "zero_grad"]),
+    ],
+)
+def test_the_order_of_a_step(accumulate: int, expected: Sequence[str]) -> None:
     calls: list[str] = []
 
     class Told(Descent):
@@ -84,7 +97,11 @@ def check_order(folder: Path, accumulate: int, expected: Sequence[str]) -> None:
     assert calls == expected
 
 
-def check_clipped(folder: Path, settings: Mapping[str, float], accumulate: int) -> None:
+@pytest.mark.parametrize(
+    ("settings", "accumulate"),
+    [({"clip_norm": 0.05}, 1), ({"clip_norm": 0.05}, 2), ({"clip_value": 1e-10}, 1), ({"clip_value": 1e-3}, 2)],
+)
+def test_gradients_are_clipped(settings: Mapping[str, float], accumulate: int) -> None:
     counts = Counts()
     loop = {"max_duration": 2, "grad_accum_steps": accumulate}
     fit(precision=Precision(**settings), callbacks=[counts], loop=loop)  # type: ignore[arg-type]
@@ -95,7 +112,15 @@ def check_clipped(folder: Path, settings: Mapping[str, float], accumulate: int) 
             assert float(gradient.abs().max()) == pytest.approx(settings["clip_value"], rel=1e-4)
 
 
-def check_refused_precision(folder: Path, settings: Mapping[str, Any], match: str) -> None:
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"clip_norm": (1, 2)}, "clip_norm"),
+        ({"clip_norm": -1.0}, "clip_norm"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, "both set"),
+    ],
+)
+def test_wrong_clipping_is_refused(settings: Mapping[str, Any], match: str) -> None:
     with pytest.raises((ConfigError, TypeError), match=match):
         Precision(**settings)
 
@@ -114,7 +139,8 @@ class Alternating(TrainStep):
         return outputs
 
 
-def check_own_step(folder: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["steps", "rates", "log"])
+def test_a_step_of_the_users_steps_optimizers_as_it_likes(what: str) -> None:
     step = type("Step", (Alternating,), {})()
     run = fit(
         optimizer=two_optimizers(), step=step, loop={"log_interval": 1},
@@ -130,123 +156,15 @@ def check_own_step(folder: Path, what: str) -> None:
         assert list(run.log.values("train/loss")) == [1, 2, 3, 4]
 
 
-def check_several_together(folder: Path) -> None:
+def test_one_loss_steps_all_optimizers() -> None:
     run = fit(optimizer=two_optimizers())
     assert [optimizer.count for optimizer in run.trainer.optimizers.values()] == [4, 4]
 
 
-def check_step_that_steps_nothing(folder: Path) -> None:
+def test_a_step_that_makes_no_backward_is_an_error() -> None:
     class Nothing(TrainStep):
         def train_batch(self, batch: Any) -> Any:
             return self.forward(batch)
 
     with pytest.raises(UserError, match="has stepped no optimizer"):
         fit(step=Nothing())
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        f"{BACKWARD}test_backward_count_simple",
-        check_counts,
-        {f"{count} batches are {count} backwards": (count, 1, count, count) for count in (1, 2, 3)},
-    ),
-    *claims(
-        f"{BACKWARD}test_backward_count_with_grad_accumulation",
-        check_counts,
-        {
-            "six batches in pairs are three steps": (6, 2, 3, 6),
-            "six batches in threes are two steps": (6, 3, 2, 6),
-            "a rest at the end of an epoch is a step of its own": (5, 2, 3, 5),
-        },
-    ),
-    *claims(
-        f"{TRAINER}test_gradient_accumulation_scheduling_last_batch",
-        check_weights_change_in_steps_alone,
-        {
-            f"of {batches} batches in groups of {size} weights change with a group's last alone": (size, batches)
-            for size, batches in ((1, 1), (1, 4), (2, 4), (3, 4), (3, 1))
-        },
-    ),
-    *claims(
-        f"{MANUAL}test_manual_optimization_and_accumulated_gradient",
-        check_accumulated_gradient,
-        {"accumulated batches count as one": (2, 1), "and so do batches of several samples": (4, 3)},
-    ),
-    *claims(
-        f"{TRAINER}test_train_loop_system",
-        check_order,
-        {
-            "each batch is a forward, a backward, a step and a clearing": (
-                1,
-                ["forward", "backward", "step", "zero_grad"] * 5,
-            ),
-            "with three accumulated, the third and the last step": (
-                3,
-                ["forward", "backward"] * 3
-                + ["step", "zero_grad"]
-                + ["forward", "backward"] * 2
-                + ["step", "zero_grad"],
-            ),
-        },
-        difference="Lightning runs forward and backward inside the optimizer's step and clears gradients before a "
-        "backward; here the step follows them, and only optimizers that evaluate again get a closure.",
-    ),
-    *claims(
-        "test_hooks: test_on_before_zero_grad_called",
-        check_counts,
-        {f"gradients are cleared once in each of {count} steps": (count, 1, count, count) for count in (4, 5)},
-    ),
-    *claims(
-        f"{TRAINER}test_gradient_clipping_by_norm",
-        check_clipped,
-        {
-            "gradients are clipped to a norm": ({"clip_norm": 0.05}, 1),
-            "accumulated ones as a whole": ({"clip_norm": 0.05}, 2),
-        },
-    ),
-    *claims(
-        f"{TRAINER}test_gradient_clipping_by_value",
-        check_clipped,
-        {
-            "gradients are clipped to a value": ({"clip_value": 1e-10}, 1),
-            "accumulated ones as a whole": ({"clip_value": 1e-3}, 2),
-        },
-    ),
-    *claims(
-        f"{TRAINER}test_invalid_gradient_clip_value",
-        check_refused_precision,
-        {
-            "a pair as a norm is refused": ({"clip_norm": (1, 2)}, "clip_norm"),
-            "a norm below zero is refused": ({"clip_norm": -1.0}, "clip_norm"),
-        },
-    ),
-    *claims(
-        f"{TRAINER}test_invalid_gradient_clip_algo",
-        check_refused_precision,
-        {"both kinds at once are refused": ({"clip_norm": 1.0, "clip_value": 1.0}, "both set")},
-        difference="There is no name of a kind that could be wrong: each kind has a key, and one of them may be set.",
-    ),
-    *claims(
-        f"{MANUAL}test_step_with_optimizer_closure_with_different_frequencies",
-        check_own_step,
-        {"two optimizers step at different frequencies": ("steps",)},
-    ),
-    *claims(f"{MANUAL}test_lr_schedulers", check_own_step, {"each schedule steps with its optimizer": ("rates",)}),
-    *claims(f"{MANUAL}test_multiple_optimizers_logging", check_own_step, {"a step of the user's is logged": ("log",)}),
-    *claims(
-        f"{MANUAL}test_multiple_optimizers_manual_call_counts",
-        check_step_that_steps_nothing,
-        {"a step that makes no backward is an error": ()},
-    ),
-    *claims(
-        "test_multiple_optimizers: test_multiple_optimizers_automatic_optimization_raises",
-        check_several_together,
-        {"several optimizers without a step of one's own": ()},
-        difference="Lightning refuses them; here one loss steps all of them together, each over its parameters.",
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

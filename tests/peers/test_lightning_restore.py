@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peer_claims import Claim, claims, each, try_claim
 from small_runs import Net, fit, make_trainer, rows, saved
 from torch import nn
 
@@ -20,10 +19,9 @@ from trainer_cli import (
     UserError,
 )
 
-TOP = "test_model_checkpoint: "
 
-
-def check_resumed_elsewhere(folder: Path, same: bool) -> None:
+@pytest.mark.parametrize("same", [False, True])
+def test_a_resume_leaves_the_first_folder(folder: Path, same: bool) -> None:
     save = {"save_interval": 2, "max_checkpoints": 2, "save_final": False}
     fit(folder, batches=10, save={"folder": folder / "first", **save}, loop={"max_duration": 5})
     assert saved(folder, "first") == [2, 4]
@@ -39,7 +37,8 @@ def check_resumed_elsewhere(folder: Path, same: bool) -> None:
     assert same or saved(folder, "first") == [2, 4]
 
 
-def check_rerun(folder: Path, steps: Sequence[int], longer: int) -> None:
+@pytest.mark.parametrize(("steps", "longer"), [([2, 4], 4), ([2, 4, 6, 8], 8)])
+def test_a_finished_run_that_is_started_again(folder: Path, steps: Sequence[int], longer: int) -> None:
     save = {"save_interval": 2}
     fit(folder, batches=2, save=save)
     before = {path.name: path.stat().st_mtime_ns for path in (folder / "checkpoints").glob("*/*")}
@@ -51,7 +50,7 @@ def check_rerun(folder: Path, steps: Sequence[int], longer: int) -> None:
         assert before == after
 
 
-def check_resumes_without_length(folder: Path) -> None:
+def test_a_loader_without_a_length_is_resumed_at_an_epoch_end(folder: Path) -> None:
     class Endless(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
             return (torch.full((2,), float(number)).unsqueeze(0) for number in range(10))
@@ -91,7 +90,8 @@ def with_schedule(**more: Any) -> dict[str, Any]:
     }
 
 
-def check_restored(folder: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["epoch", "step", "weights", "optimizer", "schedule", "callback"])
+def test_all_of_a_training_is_restored(folder: Path, what: str) -> None:
     """A training that goes on from a checkpoint begins with what the first one ended with."""
     first = fit(folder, batches=2, loop={"max_duration": "1ep"}, callbacks=[Mark(7)], **with_schedule())
     first.trainer.save_checkpoint(folder / "saved")
@@ -139,7 +139,8 @@ def check_restored(folder: Path, what: str) -> None:
     assert second.trainer.progress.step == 6
 
 
-def check_evaluates_checkpoint(folder: Path, by_path: bool) -> None:
+@pytest.mark.parametrize("by_path", [True, False])
+def test_a_new_trainer_evaluates_a_checkpoint(folder: Path, by_path: bool) -> None:
     """An evaluation of a checkpoint gives what its training reported, and counts no step."""
     run = fit(folder, save={"save_interval": 2}, loop={"eval_interval": 2})
     for step, loss in run.log.values("val/loss").items():
@@ -150,12 +151,12 @@ def check_evaluates_checkpoint(folder: Path, by_path: bool) -> None:
             assert metrics["val"]["loss"] == loss
 
 
-def check_no_checkpoint_named(folder: Path) -> None:
+def test_a_checkpoint_that_is_not_there_is_an_error_that_names_it(folder: Path) -> None:
     with pytest.raises((CheckpointError, UserError, FileNotFoundError), match="nowhere"):
         fit(fit_arguments={"ckpt_path": folder / "nowhere"})
 
 
-def check_predictions_after_loading(folder: Path) -> None:
+def test_a_loaded_model_predicts_what_the_saved_one_did(folder: Path) -> None:
     trained = fit().trainer
     trained.save_checkpoint(folder / "saved")
     other = make_trainer(seed=5)
@@ -173,7 +174,18 @@ class Larger(Net):
         self.more = nn.Linear(2, 1)
 
 
-def check_strict(folder: Path, saved_model: type[nn.Module], model: type[nn.Module], name: str, strict: bool) -> None:
+@pytest.mark.parametrize(
+    ("saved_model", "model", "name", "strict"),
+    [
+        (Larger, Net, "more", True),
+        (Larger, Net, "more", False),
+        (Net, Larger, "more", True),
+        (Net, Larger, "more", False),
+    ],
+)
+def test_names_of_one_side_alone_are_refused(
+    folder: Path, saved_model: type[nn.Module], model: type[nn.Module], name: str, strict: bool
+) -> None:
     make_trainer(model=saved_model).save_checkpoint(folder / "saved")
     trainer = make_trainer(model=model, seed=1)
     options = LoadOptions(states=["model"], strict=strict)
@@ -185,14 +197,14 @@ def check_strict(folder: Path, saved_model: type[nn.Module], model: type[nn.Modu
         assert torch.equal(trainer.model.layer.weight, make_trainer(model=saved_model).model.layer.weight)
 
 
-def check_fit_twice(folder: Path) -> None:
+def test_a_longer_second_fit_goes_on_with_the_epochs(folder: Path) -> None:
     run = fit(folder, batches=1, loop={"max_duration": "2ep"})
     run.trainer.loop = type(run.trainer.loop)(max_duration="4ep", eval_interval=None, log_interval=None)
     run.trainer.fit(rows(1))
     assert [epoch for _, epoch, _ in run.trained.batches] == [0, 1, 2, 3]
 
 
-def check_middle_of_epoch(folder: Path) -> None:
+def test_the_rest_of_an_epoch_is_trained(folder: Path) -> None:
     whole = fit(batches=5, loop={"max_duration": 8})
     fit(folder, batches=5, save={}, loop={"max_duration": 3})
     rest = fit(folder, batches=5, save={}, loop={"max_duration": 8})
@@ -201,7 +213,7 @@ def check_middle_of_epoch(folder: Path) -> None:
     assert all(map(torch.equal, rest.trainer.model.parameters(), whole.trainer.model.parameters()))
 
 
-def check_fine_tuning(folder: Path) -> None:
+def test_a_training_from_another_weights_counts_its_own_steps(folder: Path) -> None:
     first = fit(folder, batches=2, loop={"max_duration": 4})
     first.trainer.save_checkpoint(folder / "saved")
     second = fit(
@@ -212,14 +224,15 @@ def check_fine_tuning(folder: Path) -> None:
     assert second.trainer.progress.step == 6
 
 
-def check_epochs_left(folder: Path, step: int, left: int) -> None:
+@pytest.mark.parametrize(("step", "left"), [(2, 2), (4, 0)])
+def test_a_resume_trains_the_epochs_that_are_left(folder: Path, step: int, left: int) -> None:
     fit(folder, batches=2, save={"save_interval": "1ep"}, loop={"max_duration": "2ep"})
     path = folder / "checkpoints" / f"step{step}"
     run = fit(batches=2, loop={"max_duration": "2ep"}, fit_arguments={"ckpt_path": path})
     assert len(run.trained.batches) == left
 
 
-def check_weights_alone(folder: Path) -> None:
+def test_weights_alone_resume_no_training_but_are_loaded_as_weights(folder: Path) -> None:
     """A file of weights alone starts no resume, and says so."""
     torch.save(Net().state_dict(), folder / "weights.pt")
     trainer = make_trainer()
@@ -228,144 +241,10 @@ def check_weights_alone(folder: Path) -> None:
     trainer.load_checkpoint(folder / "weights.pt", LoadOptions(states=["model"]))
 
 
-def check_saved_before_fit(folder: Path) -> None:
+def test_a_trainer_may_save_before_its_fit(folder: Path) -> None:
     trainer = make_trainer()
     trainer.save_checkpoint(folder / "saved")
     other = make_trainer(seed=4)
     other.load_checkpoint(folder / "saved")
     assert other.progress.step == 0
     assert all(map(torch.equal, trainer.model.parameters(), other.model.parameters()))
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        f"{TOP}test_resume_and_old_checkpoint_files_remain",
-        check_resumed_elsewhere,
-        {"a resume into another folder leaves the first as it was": (False,)},
-    ),
-    *claims(
-        f"{TOP}test_resume_and_old_checkpoint_files_remain",
-        check_resumed_elsewhere,
-        {"a resume in the same folder keeps the checkpoint that it began with": (True,)},
-        difference="It is kept only as long as it is among the newest: later ones, each whole, replace it by the same "
-        "rule as in a run without a break.",
-    ),
-    *claims(
-        f"{TOP}test_resume_training_preserves_old_ckpt_last",
-        check_resumed_elsewhere,
-        {"the last checkpoint of the old folder stays": (False,)},
-    ),
-    *claims(
-        f"{TOP}test_checkpoint_repeated_strategy",
-        check_rerun,
-        {"a finished run that is started again makes no step and no file": ([2, 4], 4)},
-    ),
-    *claims(
-        f"{TOP}test_checkpoint_repeated_strategy_extended",
-        check_rerun,
-        {"a longer run goes on from where it ended": ([2, 4, 6, 8], 8)},
-    ),
-    *claims(
-        f"{TOP}test_ckpt_version_after_rerun_new_trainer",
-        check_rerun,
-        {"a second trainer on the same folder": ([2, 4], 4)},
-        difference="Lightning trains anew and adds -v1 to the names; here the folder belongs to one run, which a "
-        "second trainer resumes: finished, there is nothing to do.",
-    ),
-    *claims(
-        f"{TOP}test_load_with_inf_data_loader",
-        check_resumes_without_length,
-        {"a loader without a length is resumed at an epoch's end": ()},
-    ),
-    *claims(
-        "test_restore: test_trainer_properties_restore_ckpt_path",
-        check_restored,
-        {
-            f"a resumed training begins with the {what}": (what,)
-            for what in ("epoch", "step", "weights", "optimizer", "schedule")
-        },
-    ),
-    *claims(
-        "test_restore: test_callbacks_state_fit_ckpt_path",
-        check_restored,
-        {"a resumed training restores the states of callbacks": ("callback",)},
-    ),
-    *claims(
-        "test_restore: test_correct_step_and_epoch",
-        check_restored,
-        {"a state saved after the fit has the next epoch": ("epoch",), "it has the steps that were made": ("step",)},
-    ),
-    *claims(
-        "test_restore: test_running_test_pretrained_model_cpu",
-        check_evaluates_checkpoint,
-        {"a new trainer evaluates a checkpoint as its training did": (True,)},
-    ),
-    *claims(
-        "test_trainer: test_checkpoint_path_input_last",
-        check_evaluates_checkpoint,
-        {"an evaluation without a path takes the newest checkpoint": (False,)},
-    ),
-    *claims(
-        "test_restore: test_try_resume_from_non_existing_checkpoint",
-        check_no_checkpoint_named,
-        {"a checkpoint that is not there is an error that names it": ()},
-    ),
-    *claims(
-        "test_restore: test_model_saving_loading",
-        check_predictions_after_loading,
-        {"a loaded model predicts what the saved one did": ()},
-    ),
-    *claims(
-        "test_restore: test_strict_model_load_more_params",
-        check_strict,
-        {
-            "names that only the checkpoint has are refused": (Larger, Net, "more", True),
-            "they are left out where loading is not strict": (Larger, Net, "more", False),
-        },
-    ),
-    *claims(
-        "test_restore: test_strict_model_load_less_params",
-        check_strict,
-        {
-            "names that only the model has are refused": (Net, Larger, "more", True),
-            "they keep their values where loading is not strict": (Net, Larger, "more", False),
-        },
-    ),
-    *claims("test_restore: test_fit_twice", check_fit_twice, {"a longer second fit goes on with the epochs": ()}),
-    *claims(
-        "test_restore: test_restarting_mid_epoch_raises_warning",
-        check_middle_of_epoch,
-        {"a training is resumed in the middle of an epoch": ()},
-        difference="Lightning warns that the data then differs; here the rest of the epoch is trained, bit for bit as "
-        "without a break.",
-    ),
-    *claims(
-        "test_trainer_checkpoint: test_finetuning_with_ckpt_path",
-        check_fine_tuning,
-        {"a training from another's weights counts its own steps": ()},
-    ),
-    *claims(
-        "test_trainer: test_fit_ckpt_path_epoch_restored",
-        check_epochs_left,
-        {
-            "from the first epoch's checkpoint one epoch is left": (2, 2),
-            "from the last epoch's checkpoint none is left": (4, 0),
-        },
-    ),
-    *claims(
-        "test_trainer: test_model_checkpoint_only_weights",
-        check_weights_alone,
-        {"weights alone resume no training, but are loaded as weights": ()},
-    ),
-    *claims(
-        "test_trainer: test_trainer_save_checkpoint_no_model_attached",
-        check_saved_before_fit,
-        {"a trainer may save before its fit": ()},
-        difference="A Lightning trainer has no model before its fit and refuses; here it is made with its model.",
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from peer_claims import Claim, claims, each, try_claim
 from small_runs import Net, Rows, make_trainer, rows, two_optimizers
 
 from trainer_cli import (
@@ -18,15 +17,13 @@ from trainer_cli import (
     find_learning_rate,
 )
 
-FINDER = "test_lr_finder: "
-SIZES = "test_scale_batch_size: "
-
 
 def trainer_state(trainer: Trainer) -> list[torch.Tensor]:
     return [value.detach().clone() for value in trainer.model.state_dict().values()]
 
 
-def check_rate_found(folder: Path, what: str) -> None:
+@pytest.mark.parametrize("what", ["model", "trainer", "range", "suggestion", "again", "fit"])
+def test_a_search_finds_a_rate(what: str) -> None:
     trainer = make_trainer(loop={"max_duration": 3})
     before = trainer_state(trainer)
     found = find_learning_rate(trainer, rows(8), min_lr=1e-5, max_lr=1.0, steps=40)
@@ -51,7 +48,8 @@ def check_rate_found(folder: Path, what: str) -> None:
         assert all(map(torch.equal, trainer_state(trainer), trainer_state(plain)))
 
 
-def check_rate_not_found(folder: Path, case: str) -> None:
+@pytest.mark.parametrize("case", ["not finite", "few points", "range", "error"])
+def test_a_search_that_finds_no_rate(folder: Path, case: str) -> None:
     class Broken(Net):
         def forward(self, batch: Any) -> Any:
             return super().forward(batch)["loss"] * math.nan
@@ -74,14 +72,18 @@ def check_rate_not_found(folder: Path, case: str) -> None:
         assert not list(folder.iterdir())
 
 
-def check_rates_of_several(folder: Path) -> None:
+def test_all_rates_rise_together() -> None:
     """With several groups all rates rise, in their ratio."""
     trainer = make_trainer(optimizer=two_optimizers())
     assert find_learning_rate(trainer, rows(8), steps=30).suggestion is not None
     assert [one.param_groups[0]["lr"] for one in trainer.optimizers.values()] == [0.1, 0.2]
 
 
-def check_size_found(folder: Path, fits: int, start: int, most: int, samples: int, expected: int | None) -> None:
+@pytest.mark.parametrize(
+    ("fits", "start", "most", "samples", "expected"),
+    [(9, 2, 64, 64, 8), (99, 2, 16, 64, 16), (99, 2, 99, 12, 8), (2, 2, 64, 64, 2), (1, 2, 64, 64, None)],
+)
+def test_a_search_finds_a_batch_size(fits: int, start: int, most: int, samples: int, expected: int | None) -> None:
     class Bounded(Net):
         def forward(self, batch: Any) -> Any:
             if len(batch[0]) > fits:
@@ -99,88 +101,6 @@ def check_size_found(folder: Path, fits: int, start: int, most: int, samples: in
     assert trainer.progress.step == 0
 
 
-def check_size_of_stream(folder: Path) -> None:
+def test_a_loader_whose_batches_are_made_already() -> None:
     with pytest.raises(UserError, match="map-style dataset"):
         find_batch_size(make_trainer(), torch.utils.data.DataLoader([1, 2, 3]))  # type: ignore[arg-type]
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        f"{FINDER}test_model_reset_correctly",
-        check_rate_found,
-        {"a search leaves the weights as they were": ("model",)},
-    ),
-    *claims(
-        f"{FINDER}test_trainer_reset_correctly", check_rate_found, {"it leaves the trainer as it was": ("trainer",)}
-    ),
-    *claims(
-        f"{FINDER}test_lr_candidates_between_min_and_max", check_rate_found, {"all rates are in the range": ("range",)}
-    ),
-    *claims(f"{FINDER}test_tuner_lr_find", check_rate_found, {"it suggests one of the rates": ("suggestion",)}),
-    *claims(
-        f"{FINDER}test_multiple_lr_find_calls_gives_same_results",
-        check_rate_found,
-        {"a second search is the same": ("again",)},
-    ),
-    *claims(
-        f"{FINDER}test_lr_finder_callback_restarting",
-        check_rate_found,
-        {"the training after it is as without": ("fit",)},
-    ),
-    *claims(
-        f"{FINDER}test_suggestion_with_non_finite_values",
-        check_rate_not_found,
-        {"losses of NaN suggest nothing": ("not finite",)},
-    ),
-    *claims(
-        f"{FINDER}test_suggestion_not_enough_finite_points",
-        check_rate_not_found,
-        {"few points suggest nothing": ("few points",)},
-    ),
-    *claims(
-        f"{FINDER}test_lr_finder_fails_fast_on_bad_config",
-        check_rate_not_found,
-        {"a range that is none is refused": ("range",)},
-    ),
-    *claims(
-        f"{FINDER}test_lr_finder_checkpoint_cleanup_on_error",
-        check_rate_not_found,
-        {"an error leaves no file": ("error",)},
-    ),
-    *claims(
-        f"{FINDER}test_error_with_multiple_optimizers",
-        check_rates_of_several,
-        {"a search with two optimizers": ()},
-        difference="Lightning refuses them; here all rates rise together and keep their ratio.",
-    ),
-    *claims(
-        f"{SIZES}test_scale_batch_size_method_with_model_or_datamodule",
-        check_size_found,
-        {
-            "sizes are doubled up to what fits": (9, 2, 64, 64, 8),
-            "at most the size that is asked for": (99, 2, 16, 64, 16),
-            "at most the samples that there are": (99, 2, 99, 12, 8),
-        },
-    ),
-    *claims(
-        f"{SIZES}test_scale_batch_size_no_trials",
-        check_size_found,
-        {"where nothing larger fits the first stays": (2, 2, 64, 64, 2)},
-    ),
-    *claims(
-        f"{SIZES}test_dataloader_batch_size_updated_on_failure",
-        check_size_found,
-        {"a first size that does not fit is an error": (1, 2, 64, 64, None)},
-        difference="Lightning halves it; here start says what is surely small enough.",
-    ),
-    *claims(
-        f"{SIZES}test_error_on_dataloader_passed_to_fit",
-        check_size_of_stream,
-        {"a loader, whose batches are made already": ()},
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peer_claims import Claim, claims, each, try_claim
 from small_runs import Net, fit, saved
 
 from trainer_cli import (
@@ -28,6 +27,19 @@ from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.runs.build import Builder
 from trainer_cli.runs.compose_fit import compose_fit
 from trainer_cli.testing.faults import FaultyDisk
+
+PROJECT = """
+from small_runs import Net, Rows
+from trainer_cli import CheckpointerCallback
+
+
+class Data:
+    train = Rows(4)
+
+
+class Saver(CheckpointerCallback):
+    pass
+"""
 
 
 def kind_of(path: Path) -> str:
@@ -64,17 +76,30 @@ def train(folder: Path, duration: int = 10, *callbacks: Callback, **save: Any) -
     return saves
 
 
-def check_accepted(folder: Path, ephemeral: Any, permanent: Any) -> None:
+@pytest.mark.parametrize(("ephemeral", "permanent"), [(1, 2), (249, 250), (10, None)])
+def test_ephemeral_intervals_are_accepted(ephemeral: Any, permanent: Any) -> None:
     settings = CheckpointerCallback(ephemeral_save_interval=ephemeral, save_interval=permanent).settings
     assert (settings.ephemeral_save_interval, settings.save_interval) == (ephemeral, permanent)
 
 
-def check_refused(folder: Path, field: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("field", "settings"),
+    [
+        (field, {field: value, other: limit})
+        for field, value, other, limit in [
+            *(("ephemeral_save_interval", value, "save_interval", 250) for value in (-1, 0, 250, 251)),
+            *(("ephemeral_save_interval", value, "save_interval", "1ep") for value in ("1ep", "2ep")),
+            ("ephemeral_save_interval", "60min", "save_interval", "1h"),
+            *(("save_interval", value, "ephemeral_save_interval", None) for value in (-1, 0)),
+        ]
+    ],
+)
+def test_wrong_intervals_are_refused(field: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=field):
         CheckpointerCallback(**settings)
 
 
-def check_defaults(folder: Path) -> None:
+def test_only_ephemeral_ones_are_removed_and_none_is_saved_by_default() -> None:
     settings = CheckpointerCallback().settings
     assert (settings.remove, settings.ephemeral_save_interval, settings.ephemeral_cooldown) == (
         "ephemeral_only",
@@ -85,7 +110,7 @@ def check_defaults(folder: Path) -> None:
     assert settings.enabled
 
 
-def check_switched_off(folder: Path) -> None:
+def test_nothing_is_saved_and_an_existing_checkpoint_is_loaded(folder: Path) -> None:
     train(folder, 2)
     kept = saved(folder)
     run = fit(folder, loop={"max_duration": 5}, save={"enabled": False, "save_interval": 1}, val=None)
@@ -93,7 +118,13 @@ def check_switched_off(folder: Path) -> None:
     assert saved(folder) == kept
 
 
-def check_step_0(folder: Path, setting: bool | None, loaded: bool, is_saved: bool) -> None:
+@pytest.mark.parametrize(
+    ("setting", "loaded", "is_saved"),
+    [(False, False, False), (None, False, True), (None, True, False), (True, False, True)],
+)
+def test_step_0_is_saved_if_nothing_was_loaded(
+    folder: Path, setting: bool | None, loaded: bool, is_saved: bool
+) -> None:
     train(folder / "before", 1)
     source = {"ckpt_path": folder / "before" / "checkpoints" / "step1", "load": LoadOptions(states=["model"])}
     save = {"pre_train_checkpoint": setting}
@@ -101,18 +132,18 @@ def check_step_0(folder: Path, setting: bool | None, loaded: bool, is_saved: boo
     assert saved(folder) == ([0, 1] if is_saved else [1])
 
 
-def check_step_0_in_a_resumed_run(folder: Path) -> None:
+def test_nothing_is_saved_before_the_first_step_though_it_is_switched_on(folder: Path) -> None:
     train(folder, 2, save_final=True)
     assert train(folder, 4, pre_train_checkpoint=True).steps == [4]
 
 
-def check_step_0_stays(folder: Path) -> None:
+def test_step_0_is_permanent_and_stays_where_all_that_is_not_permanent_goes(folder: Path) -> None:
     saves = train(folder, pre_train_checkpoint=True, save_interval=4, remove="all_non_permanent", max_checkpoints=1)
     assert saves.made[0] == (0, "permanent")
     assert 0 in saved(folder)
 
 
-def check_interval_and_ephemerals(folder: Path) -> None:
+def test_permanent_saves_stay_and_ephemeral_ones_go(folder: Path) -> None:
     saves = train(folder, save_interval=5, ephemeral_save_interval=2)
     assert saves.steps == [2, 4, 5, 6, 8, 10]
     assert [step for step, kind in saves.made if kind == "permanent"] == [5, 10]
@@ -121,20 +152,25 @@ def check_interval_and_ephemerals(folder: Path) -> None:
     assert saved(folder) == [5, 10]
 
 
-def check_multiple_of_both(folder: Path) -> None:
+def test_a_step_that_is_a_multiple_of_both_intervals_is_saved_once_as_permanent(folder: Path) -> None:
     assert train(folder, 5, save_interval=4, ephemeral_save_interval=2).made[:2] == [(2, "ephemeral"), (4, "permanent")]
 
 
-def check_newer_permanent_removes_the_ephemeral(folder: Path) -> None:
+def test_a_newer_permanent_one_removes_the_ephemeral(folder: Path) -> None:
     assert train(folder, 6, save_interval=3, ephemeral_save_interval=2).left[3] == [3]
 
 
-def check_cooldown(folder: Path, cooldown: int | None, steps: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("cooldown", "steps"),
+    [(None, [0, 2, 4, 5, 6, 8, 10]), (2, [0, 2, 4, 5, 8, 10]), (3, [0, 4, 5, 8, 10]), (100, [0, 5, 10])],
+)
+def test_a_cooldown_leaves_out_saves(folder: Path, cooldown: int | None, steps: list[int]) -> None:
     save = {"save_interval": 5, "ephemeral_save_interval": 2, "ephemeral_cooldown": cooldown}
     assert train(folder, pre_train_checkpoint=True, **save).steps == steps
 
 
-def check_ephemeral_of_an_earlier_run(folder: Path, remove: str, left: list[int]) -> None:
+@pytest.mark.parametrize(("remove", "left"), [("ephemeral_only", [4]), ("all_non_permanent", [4]), ("never", [2, 4])])
+def test_an_ephemeral_checkpoint_of_an_earlier_run_is_removed(folder: Path, remove: str, left: list[int]) -> None:
     train(folder, 3, save_final=False, ephemeral_save_interval=2, save_interval=10)
     assert saved(folder) == [2]
     assert kind_of(folder / "checkpoints" / "step2") == "ephemeral"
@@ -142,7 +178,7 @@ def check_ephemeral_of_an_earlier_run(folder: Path, remove: str, left: list[int]
     assert saved(folder) == left
 
 
-def check_changed_interval(folder: Path) -> None:
+def test_the_kind_of_a_checkpoint_is_in_its_manifest(folder: Path) -> None:
     train(folder, 7, save_final=False, ephemeral_save_interval=3, save_interval=10)
     assert saved(folder) == [6]
     saves = train(folder, 9, save_final=False, ephemeral_save_interval=3, save_interval=6)
@@ -150,7 +186,7 @@ def check_changed_interval(folder: Path) -> None:
     assert saved(folder) == [9], "step 6 was saved as an ephemeral one, and goes"
 
 
-def check_all_non_permanent(folder: Path) -> None:
+def test_a_permanent_one_at_no_multiple_of_the_new_interval_goes(folder: Path) -> None:
     train(folder, 3, save_interval=3)
     assert kind_of(folder / "checkpoints" / "step3") == "permanent"
     train(folder, 8, save_interval=4, remove="all_non_permanent")
@@ -171,29 +207,32 @@ class Holding(Callback):
             checkpoint.release_ephemeral("holding")
 
 
-def check_held_back(folder: Path) -> None:
+def test_another_callback_holds_ephemeral_saves_back_and_permanent_ones_go_on(folder: Path) -> None:
     saves = train(folder, 8, Holding(6), save_interval=4, ephemeral_save_interval=1)
     assert saves.made == [(4, "permanent"), (6, "ephemeral"), (7, "ephemeral"), (8, "permanent")]
 
 
-def check_fixed(folder: Path, fixed: list[int], remove: str) -> None:
+@pytest.mark.parametrize(
+    ("fixed", "remove"), [([1, 5], "all_non_permanent"), ([1, 5], "ephemeral_only"), ([3], "all_non_permanent")]
+)
+def test_fixed_steps_stay_for_good(folder: Path, fixed: list[int], remove: str) -> None:
     saves = train(folder, fixed_steps=fixed, save_interval=2, max_checkpoints=1, remove=remove)
     assert {(step, "permanent") for step in fixed} <= set(saves.made)
     assert set(fixed) <= set(saved(folder))
 
 
-def check_fixed_and_ephemeral(folder: Path) -> None:
+def test_a_fixed_step_at_a_multiple_of_the_ephemeral_interval_is_permanent(folder: Path) -> None:
     saves = train(folder, 5, fixed_steps=[4], ephemeral_save_interval=2)
     assert saves.made == [(2, "ephemeral"), (4, "permanent"), (5, "permanent")]
 
 
-def check_final(folder: Path) -> None:
+def test_the_final_save_is_synchronous_and_made_once(folder: Path) -> None:
     saves = train(folder, 3, save_async=True)
     assert saves.made == [(3, "permanent")]
     assert json.loads((folder / "checkpoints" / "step3" / "manifest.json").read_text())["finished"]
 
 
-def check_final_is_saved_already(folder: Path) -> None:
+def test_a_final_step_that_was_saved_already_is_not_saved_twice(folder: Path) -> None:
     assert train(folder, 4, save_interval=2, save_async=True).steps == [2, 4]
 
 
@@ -208,14 +247,14 @@ class InFlight(Callback):
         self.most = max(self.most, len(hidden))
 
 
-def check_in_the_background(folder: Path) -> None:
+def test_at_most_one_save_is_in_flight_and_the_last_is_committed_at_the_end(folder: Path) -> None:
     flight = InFlight(folder)
     saves = train(folder, 8, flight, save_interval=1, save_async=True)
     assert flight.most <= 1
     assert saves.steps == list(range(1, 9)) == saved(folder)
 
 
-def check_going_back_is_refused(folder: Path) -> None:
+def test_checkpoints_of_later_steps_than_the_present_one_are_not_removed(folder: Path) -> None:
     train(folder, 6, save_interval=2)
     older = {"ckpt_path": folder / "checkpoints" / "step2"}
     with pytest.raises(UserError, match=r"step4.*step6"):
@@ -223,7 +262,7 @@ def check_going_back_is_refused(folder: Path) -> None:
     assert saved(folder) == [2, 4, 6]
 
 
-def check_interrupted_removal(folder: Path) -> None:
+def test_a_removal_that_is_interrupted_leaves_nothing_that_counts_as_a_checkpoint(folder: Path) -> None:
     """Wherever a removal is interrupted, the newest checkpoint that counts is whole."""
     train(folder, 4, save_interval=2)
     newest = set()
@@ -241,21 +280,7 @@ def check_interrupted_removal(folder: Path) -> None:
     assert newest == {"step4", "step2"}
 
 
-PROJECT = """
-from small_runs import Net, Rows
-from trainer_cli import CheckpointerCallback
-
-
-class Data:
-    train = Rows(4)
-
-
-class Saver(CheckpointerCallback):
-    pass
-"""
-
-
-def check_subclass(folder: Path) -> None:
+def test_a_subclass_of_the_saver_takes_its_place(folder: Path) -> None:
     class Saver(CheckpointerCallback):
         pass
 
@@ -263,7 +288,7 @@ def check_subclass(folder: Path) -> None:
     assert Trainer(model=Net, checkpoint=saver).get_callbacks(CheckpointerCallback) == {"checkpoint": saver}
 
 
-def check_subclass_in_the_config(folder: Path) -> None:
+def test_a_subclass_of_the_saver_takes_its_place_in_a_config(folder: Path) -> None:
     (folder / "peer_saver.py").write_text(PROJECT)
     parts = ["model=null", "model={_target_: peer_saver.Net}", "data=null", "data={_target_: peer_saver.Data}"]
     saver = ["+callbacks.checkpoint._target_=peer_saver.Saver", "checkpoint.save_interval=2"]
@@ -275,161 +300,3 @@ def check_subclass_in_the_config(folder: Path) -> None:
     assert type(trainer.checkpoint).__name__ == "Saver"
     trainer.fit(data.train)
     assert saved(folder) == [0, 2, 4]
-
-
-CALLBACK = "callbacks/checkpointer.py"
-CLAIMS: list[Claim] = [
-    *claims(
-        f"{CALLBACK}: __post_init__",
-        check_accepted,
-        {
-            "ephemeral saves at each step beside an interval of 2": (1, 2),
-            "ephemeral saves one step more often than the others": (249, 250),
-            "ephemeral saves without an interval": (10, None),
-        },
-    ),
-    *claims(
-        f"{CALLBACK}: __post_init__",
-        check_refused,
-        {
-            f"{field}={value!r} with {other}={limit!r} is refused": (field, {field: value, other: limit})
-            for field, value, other, limit in [
-                *(("ephemeral_save_interval", value, "save_interval", 250) for value in (-1, 0, 250, 251)),
-                *(("ephemeral_save_interval", value, "save_interval", "1ep") for value in ("1ep", "2ep")),
-                ("ephemeral_save_interval", "60min", "save_interval", "1h"),
-                *(("save_interval", value, "ephemeral_save_interval", None) for value in (-1, 0)),
-            ]
-        },
-    ),
-    *claims(
-        f"{CALLBACK}: defaults",
-        check_defaults,
-        {"only ephemeral ones are removed, and none is saved by default": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: enabled=False",
-        check_switched_off,
-        {"nothing is saved, and an existing checkpoint is loaded": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: pre_train",
-        check_step_0,
-        {
-            "step 0 is not saved if switched off": (False, False, False),
-            "step 0 is saved if nothing was loaded": (None, False, True),
-            "step 0 is not saved after a load": (None, True, False),
-            "step 0 is saved if switched on": (True, False, True),
-        },
-    ),
-    *claims(
-        f"{CALLBACK}: pre_train of a resumed run",
-        check_step_0_in_a_resumed_run,
-        {"nothing is saved before the first step, though it is switched on": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: pre_train",
-        check_step_0_stays,
-        {"step 0 is permanent and stays where all that is not permanent goes": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: post_train_batch",
-        check_interval_and_ephemerals,
-        {"permanent ones at the interval, ephemeral ones between, each removed after a newer one": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: post_train_batch",
-        check_multiple_of_both,
-        {"a step that is a multiple of both intervals is saved once, as permanent": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: post_train_batch",
-        check_newer_permanent_removes_the_ephemeral,
-        {"an ephemeral one stays until the next ephemeral one": ()},
-        difference="An ephemeral checkpoint goes once any newer one is committed, as that one is as good for a resume.",
-    ),
-    *claims(
-        f"{CALLBACK}: ephemeral_cooldown",
-        check_cooldown,
-        {
-            "without a cooldown every interval saves": (None, [0, 2, 4, 5, 6, 8, 10]),
-            "a cooldown of 2 steps leaves out the step after a permanent one": (2, [0, 2, 4, 5, 8, 10]),
-            "a cooldown of 3 steps": (3, [0, 4, 5, 8, 10]),
-            "a cooldown of 100 steps leaves out all ephemeral ones": (100, [0, 5, 10]),
-        },
-    ),
-    *claims(
-        f"{CALLBACK}: existing ephemeral checkpoints",
-        check_ephemeral_of_an_earlier_run,
-        {
-            "ephemeral_only removes one of an earlier run": ("ephemeral_only", [4]),
-            "all_non_permanent removes one of an earlier run": ("all_non_permanent", [4]),
-        },
-    ),
-    *claims(
-        f"{CALLBACK}: existing ephemeral checkpoints",
-        check_ephemeral_of_an_earlier_run,
-        {"with remove=never it is still removed when the next ephemeral one is saved": ("never", [2, 4])},
-        difference="With remove=never nothing is ever removed, whatever the kind of a checkpoint and whoever saved it.",
-    ),
-    *claims(
-        f"{CALLBACK}: existing ephemeral checkpoints",
-        check_changed_interval,
-        {"the kind of a checkpoint follows from its step and the present interval": ()},
-        difference="The kind is saved in the manifest, so that a changed interval makes no ephemeral one permanent.",
-    ),
-    *claims(
-        f"{CALLBACK}: remove=all_non_permanent",
-        check_all_non_permanent,
-        {"a permanent one at no multiple of the new interval goes": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: block_ephemeral_checkpoints",
-        check_held_back,
-        {"another callback holds ephemeral saves back, and permanent ones go on": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: fixed_steps",
-        check_fixed,
-        {
-            f"steps {fixed} stay for good with remove={remove}": (fixed, remove)
-            for fixed, remove in [([1, 5], "all_non_permanent"), ([1, 5], "ephemeral_only"), ([3], "all_non_permanent")]
-        },
-    ),
-    *claims(
-        f"{CALLBACK}: fixed_steps",
-        check_fixed_and_ephemeral,
-        {"a fixed step at a multiple of the ephemeral interval is permanent": ()},
-    ),
-    *claims(f"{CALLBACK}: post_train", check_final, {"the final save is synchronous, and made once": ()}),
-    *claims(
-        f"{CALLBACK}: post_train",
-        check_final_is_saved_already,
-        {"a final step that was saved already is not saved twice": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: save_async",
-        check_in_the_background,
-        {"at most one save is in flight, and the last is committed at the end": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: steps after the present one",
-        check_going_back_is_refused,
-        {"checkpoints of later steps than the present one are not removed": ()},
-    ),
-    *claims(
-        f"{CALLBACK}: _remove_checkpoint",
-        check_interrupted_removal,
-        {"a removal that is interrupted leaves nothing that counts as a checkpoint": ()},
-    ),
-    *claims(f"{CALLBACK}: subclasses", check_subclass, {"a subclass of the saver takes its place": ()}),
-    *claims(
-        f"{CALLBACK}: subclasses",
-        check_subclass_in_the_config,
-        {"a subclass of the saver takes its place in a config": ()},
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from fake_ranks import parted, save_as
-from peer_claims import Claim, claims, each, try_claim
 from safetensors.torch import load_file, save_file
 from small_runs import Net, fit, make_trainer, rows
 from states import same
@@ -44,7 +43,7 @@ def save_model(path: str | Path, seed: int = 0) -> Net:
     return model
 
 
-def check_found_in_order(folder: Path) -> None:
+def test_checkpoints_come_in_the_order_of_steps(folder: Path) -> None:
     """In the order of steps as numbers; step 0 counts, and partial ones do not."""
     trainer = fit(folder, loop={"max_duration": 11}, save={"save_interval": 5, "pre_train_checkpoint": True}).trainer
     (folder / "checkpoints" / "step99").mkdir()
@@ -53,12 +52,13 @@ def check_found_in_order(folder: Path) -> None:
     assert latest_checkpoint(folder / "checkpoints").name == "step11"
 
 
-def check_none_found(folder: Path) -> None:
+def test_a_folder_without_checkpoints_raises_filenotfounderror(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no valid checkpoint"):
         latest_checkpoint(folder)
 
 
-def check_saved_and_found(folder: Path, root: str) -> None:
+@pytest.mark.parametrize("root", ["local", "memory"])
+def test_what_is_saved_is_found(folder: Path, root: str) -> None:
     place = folder / "saved" if root == "local" else f"memory://{uuid.uuid4().hex}"
     for step in (9, 10):
         save_model(f"{place}/step{step}", step)
@@ -69,7 +69,8 @@ def check_saved_and_found(folder: Path, root: str) -> None:
     assert same(weights(loaded), weights(model_of(10)))
 
 
-def check_two_ranks(folder: Path, background: bool) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_each_rank_gets_its_own_state_back(folder: Path, background: bool) -> None:
     """Each rank writes a file of its own, and gets back what only it has."""
 
     def act(group: ThreadGroup) -> Any:
@@ -88,7 +89,7 @@ def check_two_ranks(folder: Path, background: bool) -> None:
         assert list((folder / "step2").glob(f"rank{rank}.*"))
 
 
-def check_resharded(folder: Path) -> None:
+def test_what_two_ranks_saved_in_parts_loads_into_one(folder: Path) -> None:
     """What two ranks saved in parts is one tensor for one rank."""
     whole = torch.arange(24.0).reshape(6, 4)
     save_as(folder, (2,), lambda mesh, rank: {"model": {"w": parted(whole, mesh, Shard(0))}})
@@ -101,7 +102,7 @@ class Frozen(Net):
         self.layer.bias.requires_grad_(False)
 
 
-def check_frozen_parameters(folder: Path) -> None:
+def test_the_state_of_an_optimizer_that_lacks_frozen_parameters_comes_back(folder: Path) -> None:
     def adam(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=0.1)
 
@@ -113,7 +114,7 @@ def check_frozen_parameters(folder: Path) -> None:
     assert same(*states)
 
 
-def check_named_keys(folder: Path) -> None:
+def test_only_the_named_keys_are_loaded(folder: Path) -> None:
     run = fit(folder, loop={"max_duration": 2}, save={}, val=None)
     path = folder / "checkpoints" / "step2"
     assert list(make_sync_checkpointer().load(path, {"model": None})) == ["model"]
@@ -129,7 +130,7 @@ def check_named_keys(folder: Path) -> None:
     assert not same(got["layer.bias"], expected["layer.bias"])
 
 
-def check_nothing_is_lost(folder: Path) -> None:
+def test_what_is_no_checkpoint_is_moved_aside(folder: Path) -> None:
     """A folder without a manifest is moved aside with its files; a checkpoint is refused."""
     checkpointer = make_sync_checkpointer()
     (folder / "step1").mkdir()
@@ -146,7 +147,7 @@ def export(folder: Path, format: str, output: str, *flags: str) -> int:
     return main(["ckpt", "export", str(folder / "step1"), "--format", format, "-o", str(folder / output), *flags])
 
 
-def check_exported(folder: Path) -> None:
+def test_exports_to_safetensors_and_torch_are_equal(folder: Path) -> None:
     expected = weights(save_model(folder / "step1"))
     assert export(folder, "safetensors", "a.safetensors") == 0
     assert export(folder, "torch", "a.pt") == 0
@@ -155,7 +156,7 @@ def check_exported(folder: Path) -> None:
     assert same({name: load_file(folder / "a.safetensors")[name] for name in expected}, expected)
 
 
-def check_export_replaces_nothing(folder: Path) -> None:
+def test_what_is_at_the_output_is_replaced_only_on_demand(folder: Path) -> None:
     save_model(folder / "step1")
     save_file({"mine": torch.ones(1)}, folder / "a.safetensors")
     assert export(folder, "safetensors", "a.safetensors") == 2
@@ -164,81 +165,9 @@ def check_export_replaces_nothing(folder: Path) -> None:
     assert "mine" not in load_file(folder / "a.safetensors")
 
 
-def check_average(folder: Path) -> None:
+def test_the_mean_of_checkpoints_is_that_of_each_of_their_weights(folder: Path) -> None:
     models = [weights(save_model(folder / f"step{seed}", seed)) for seed in (1, 2, 3)]
     assert main(["ckpt", "average", str(folder / "step*"), "--output", str(folder / "mean")]) == 0
     mean = make_sync_checkpointer().load(folder / "mean")["model"]
     for name, value in mean.items():
         torch.testing.assert_close(value, torch.stack([model[name] for model in models]).mean(0))
-
-
-TESTS = "distributed/checkpoint_test.py"
-CLAIMS: list[Claim] = [
-    *claims(
-        "checkpoint.py: find_checkpoints",
-        check_found_in_order,
-        {"checkpoints come in the order of steps as numbers, step 0 too, and no partial ones": ()},
-    ),
-    *claims(
-        "checkpoint.py: latest_checkpoint",
-        check_none_found,
-        {"a folder without checkpoints raises FileNotFoundError": ()},
-    ),
-    *claims(
-        "checkpoint_test.py: run_checkpointer",
-        check_saved_and_found,
-        {"one process saves, finds the latest and loads it": ("local",)},
-    ),
-    *claims(
-        "checkpoint_test.py: test_checkpointer_with_remote_dir",
-        check_saved_and_found,
-        {"the same in a remote folder": ("memory",)},
-    ),
-    *claims(
-        "checkpoint_test.py: test_checkpointer_with_local_dir",
-        check_two_ranks,
-        {"two ranks write a file each, and each gets its own state back": (False,)},
-    ),
-    *claims(
-        "checkpoint_test.py: test_async_checkpointer_with_local_dir",
-        check_two_ranks,
-        {"two ranks write in the background, and each gets its own state back": (True,)},
-    ),
-    *claims(
-        f"{TESTS}: flatten_optimizer_state",
-        check_frozen_parameters,
-        {"the state of an optimizer that lacks frozen parameters comes back": ()},
-    ),
-    *claims(f"{TESTS}: load_keys, prune", check_named_keys, {"only the named keys are loaded": ()}),
-    *claims(
-        f"{TESTS}: save_state_dict(save_overwrite=False)",
-        check_nothing_is_lost,
-        {"a folder that is not empty is refused": ()},
-        difference="What is no checkpoint is moved aside with a warning, so that no half-written one blocks a save.",
-    ),
-    *claims(
-        f"{TESTS}: unshard_checkpoint",
-        check_exported,
-        {"a checkpoint is written as one safetensors file and as one torch file, equal to each other": ()},
-    ),
-    *claims(
-        f"{TESTS}: unshard_checkpoint of an existing file",
-        check_export_replaces_nothing,
-        {"what is at the output is replaced only on demand": ()},
-    ),
-    *claims(
-        "filesystem_test.py: test_save_and_load_torchfsdp_model_dtensors",
-        check_resharded,
-        {"what two ranks saved in parts loads into one": ()},
-    ),
-    *claims(
-        "model_merger_test.py",
-        check_average,
-        {"the mean of checkpoints is that of each of their weights": ()},
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)

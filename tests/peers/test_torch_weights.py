@@ -11,12 +11,28 @@ from typing import Any
 
 import pytest
 import torch
-from peer_claims import Claim, claims, each, try_claim
 from states import same
 from torch import nn
 
 from trainer_cli import LoadOptions, Trainer, TrainingLoop, load_checkpoint
 from trainer_cli.commands.main import main
+
+PROJECT = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(2, 1)
+
+    def forward(self, batch):
+        return self.line(batch[0]).square().mean()
+
+
+class Data:
+    train = val = torch.utils.data.TensorDataset(torch.ones(4, 2))
+"""
 
 
 def assert_same(loaded: Any, expected: Any) -> None:
@@ -94,7 +110,25 @@ def save_by_checkpointer(path: Path) -> None:
     torch.save({"model": net().state_dict(), "epoch": 3}, path / "checkpoint_0.pt")
 
 
-def check_weights(folder: Path, write: Callable[..., None], *arguments: Any) -> None:
+@pytest.mark.parametrize(
+    ("write", "arguments"),
+    [
+        (save_by_dcp, ["Stateful"]),
+        (save_by_dcp, ["module"]),
+        (save_by_dcp, ["top"]),
+        (save_by_dcp, ["model"]),
+        (save_by_dcp, ["state_dict"]),
+        (save_by_dcp, ["model and optim"]),
+        (save_by_dcp_async, []),
+        (save_by_torch_save_to_dcp, []),
+        (save_by_hf_writer, [False]),
+        (save_by_hf_writer, [True]),
+        (save_by_checkpointer, []),
+    ],
+)
+def test_a_checkpoint_of_torch_gives_its_weights(
+    folder: Path, write: Callable[..., None], arguments: list[Any]
+) -> None:
     with warnings.catch_warnings():
         # Those of torch, about itself.
         warnings.simplefilter("ignore")
@@ -105,7 +139,7 @@ def check_weights(folder: Path, write: Callable[..., None], *arguments: Any) -> 
     assert_same(model.state_dict(), net().state_dict())
 
 
-def check_weights_in_a_fit(folder: Path) -> None:
+def test_a_training_starts_from_the_weights_of_checkpoint_0_pt(folder: Path) -> None:
     save_by_checkpointer(folder / "other")
     trainer = Trainer(
         model=Net,
@@ -118,25 +152,7 @@ def check_weights_in_a_fit(folder: Path) -> None:
     assert_same(trainer.model.state_dict(), net().state_dict())
 
 
-PROJECT = """
-import torch
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.line = torch.nn.Linear(2, 1)
-
-    def forward(self, batch):
-        return self.line(batch[0]).square().mean()
-
-
-class Data:
-    train = val = torch.utils.data.TensorDataset(torch.ones(4, 2))
-"""
-
-
-def check_weights_by_the_command(folder: Path) -> None:
+def test_the_command_evaluates_the_weights_of_checkpoint_0_pt(folder: Path) -> None:
     (folder / "peer_net.py").write_text(PROJECT)
     (folder / "other").mkdir()
     weights = {"line.weight": torch.tensor([[2.0, 3.0]]), "line.bias": torch.tensor([0.5])}
@@ -145,54 +161,3 @@ def check_weights_by_the_command(folder: Path) -> None:
     assert main(["validate", "experiment=digits_mlp", *parts, "ckpt=other", "validate.folder=results"]) == 0
     (line,) = (folder / "results" / "validation.jsonl").read_text().splitlines()
     assert json.loads(line)["val/loss"] == 5.5**2
-
-
-CLAIMS: list[Claim] = [
-    *claims(
-        "test_save_load_api.py, test_file_system_checkpoint_cpu.py",
-        check_weights,
-        {
-            "a folder of an object with state_dict gives its weights": (save_by_dcp, "Stateful"),
-            "a folder of a module gives its weights": (save_by_dcp, "module"),
-            "a folder of weights at the top gives its weights": (save_by_dcp, "top"),
-            "a folder of weights under model gives its weights": (save_by_dcp, "model"),
-            "a folder of weights under state_dict gives its weights": (save_by_dcp, "state_dict"),
-            "a folder of model and optimizer gives its weights": (save_by_dcp, "model and optim"),
-        },
-    ),
-    *claims("test_async_process_executor.py: async_save", check_weights, {"its result is read": (save_by_dcp_async,)}),
-    *claims(
-        "test_format_utils.py: test_torch_save_to_dcp",
-        check_weights,
-        {"a torch file that was converted gives its weights": (save_by_torch_save_to_dcp,)},
-    ),
-    *claims(
-        "test_hf_storage.py: HuggingFaceStorageWriter",
-        check_weights,
-        {
-            "one file gives its weights": (save_by_hf_writer, False),
-            "a consolidated folder gives its weights": (save_by_hf_writer, True),
-        },
-    ),
-    *claims(
-        "checkpoint_writer.py: a folder of the experimental Checkpointer",
-        check_weights,
-        {"a folder with checkpoint_0.pt gives its weights": (save_by_checkpointer,)},
-    ),
-    *claims(
-        "checkpoint_writer.py: a folder of the experimental Checkpointer",
-        check_weights_in_a_fit,
-        {"a training starts from the weights of checkpoint_0.pt": ()},
-    ),
-    *claims(
-        "checkpoint_writer.py: a folder of the experimental Checkpointer",
-        check_weights_by_the_command,
-        {"the command evaluates the weights of checkpoint_0.pt": ()},
-        is_long=True,
-    ),
-]
-
-
-@each(CLAIMS)
-def test_the_claim_holds(claim: Claim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try_claim(claim, tmp_path, monkeypatch)
