@@ -1,45 +1,93 @@
-"""Library users see real signatures: the same names and defaults as the sections of a config."""
+"""Constructors take a section of the config whole, or its fields by name, and declare these fields nowhere else."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.checkpoint_config import CheckpointConfig, CopyToConfig, KeepBestConfig
-from trainer_cli.core.schema import LoopConfig, PrecisionConfig
+from trainer_cli import (
+    CheckpointConfig,
+    CheckpointerCallback,
+    ConfigError,
+    LoopConfig,
+    Precision,
+    PrecisionConfig,
+    TrainingLoop,
+)
 from trainer_cli.trainer.hooks import CheckpointSaver
-from trainer_cli.trainer.precision import Precision
-from trainer_cli.trainer.training_loop import TrainingLoop
 
-# Arguments that no config holds, and defaults that differ as values but not in what they mean.
-ONLY_IN_PYTHON = {"self", "identity", "thread"}
-SAME_MEANING: dict[str, tuple[Any, Any]] = {
-    "folder": ("checkpoints", None),
-    "fixed_steps": ((), []),
-    "leave_out": ((), []),
-    "eval_loaders": (None, {}),
-    "copy_to": (None, CopyToConfig()),
-    "keep_best": (None, KeepBestConfig()),
+TAKERS: dict[type, tuple[Any, str, dict[str, Any]]] = {
+    CheckpointerCallback: (
+        CheckpointConfig,
+        "save_interval",
+        {"save_interval": 3, "keep_best": {"metric": "val/loss"}},
+    ),
+    TrainingLoop: (LoopConfig, "max_duration", {"max_duration": "3ep", "eval_loaders": {"val": {"interval": 2}}}),
+    Precision: (PrecisionConfig, "clip_norm", {"dtype": "fp16", "clip_norm": 1.0}),
 }
 
 
+@pytest.mark.parametrize("taker", TAKERS)
+def test_a_section_is_taken_whole_or_by_its_fields(taker: Any) -> None:
+    section, _, fields = TAKERS[taker]
+    whole = taker(config=section(**fields)).settings
+    assert whole == taker(**fields).settings == section(**fields)
+    assert taker().settings == section()
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_the_signature_has_the_fields_with_their_defaults(taker: Any) -> None:
+    section = TAKERS[taker][0]
+    parameters = inspect.signature(taker).parameters
+    for field in dataclasses.fields(section):
+        if field.name not in ("folder", "dtype"):  # These may be given by position, and their default is the config's.
+            assert parameters[field.name].default == getattr(section(), field.name)
+    own = {"folder", "dtype", "config", "identity", "thread"}
+    assert set(parameters) - own == {field.name for field in dataclasses.fields(section)} - own
+
+
+@pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize(
-    ("component", "config"),
-    [(TrainingLoop, LoopConfig), (CheckpointerCallback, CheckpointConfig), (Precision, PrecisionConfig)],
+    ("arguments", "place", "words"),
+    [
+        (lambda section, field: {f"{field}l": 3}, "{field}l", "takes no argument '{field}l' ({field}l). Did you mean"),
+        (lambda section, field: {"zzz": 3}, "zzz", "takes no argument 'zzz' (zzz). It takes: "),
+        (lambda section, field: {"config": section(), field: 1}, "{field}", "is given config and also {field}"),
+        (lambda section, field: {"config": {field: 1}}, "config", "{{{field}: 1}}, but it must be a {section}"),
+        (lambda section, field: {field: [1]}, None, ".{field}"),
+    ],
+    ids=["a near name", "no name near", "a config beside fields", "a mapping for the config", "a wrong type"],
+)  # fmt: skip
+def test_a_mistake_in_the_arguments_is_named(taker: Any, arguments: Any, place: str | None, words: str) -> None:
+    section, field, _ = TAKERS[taker]
+    with pytest.raises(ConfigError) as caught:
+        taker(**arguments(section, field))
+    assert words.format(field=field, section=section.__name__) in str(caught.value)
+    assert place is None or caught.value.where == place.format(field=field)
+
+
+def test_a_dtype_by_position_is_a_field_beside_a_config() -> None:
+    with pytest.raises(ConfigError, match="is given config and also dtype"):
+        Precision("bf16", config=PrecisionConfig())
+
+
+@pytest.mark.parametrize(
+    ("folder", "settings", "expected"),
+    [(None, {}, "checkpoints"), (None, {"folder": "of_config"}, "of_config"), ("first", {"folder": "second"}, "first")],
 )
-def test_arguments_and_defaults_are_those_of_the_config(component: type, config: type) -> None:
-    parameters = inspect.signature(component.__init__).parameters
-    assert set(parameters) - ONLY_IN_PYTHON == {field.name for field in dataclasses.fields(config)}
-    for name, value in dataclasses.asdict(config()).items():
-        expected = SAME_MEANING[name][0] if name in SAME_MEANING else value
-        assert parameters[name].default == expected, name
-        if name in SAME_MEANING:
-            assert getattr(config(), name) == SAME_MEANING[name][1]
+def test_a_folder_by_position_stands_over_that_of_the_config(
+    folder: str | None, settings: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saver = CheckpointerCallback(folder, config=CheckpointConfig(**settings))
+    assert saver.folder == Path(expected)
+    assert isinstance(saver, CheckpointSaver)
 
 
-def test_the_checkpointer_callback_is_what_the_trainer_needs(tmp_path: Any) -> None:
-    assert isinstance(CheckpointerCallback(tmp_path), CheckpointSaver)
+def test_a_link_in_an_object_store_is_refused_by_either_folder() -> None:
+    with pytest.raises(ConfigError, match="can hold no link"):
+        CheckpointerCallback("s3://bucket/run", config=CheckpointConfig(latest_link=True))

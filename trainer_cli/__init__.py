@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
     from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
+    from trainer_cli.core.checkpoint_config import CheckpointConfig
     from trainer_cli.core.intervals import Duration
     from trainer_cli.core.load_options import LoadOptions
+    from trainer_cli.core.schema import LoopConfig, PrecisionConfig
     from trainer_cli.data.datasets import Datasets, Digits
     from trainer_cli.data.loader import Loader
     from trainer_cli.data.mixture import Mixture
@@ -92,8 +94,10 @@ _NAMES = {
     "checkpoint.checkpointer": "Checkpointer make_sync_checkpointer SyncCheckpointer",
     "checkpoint.find": "checkpoint_path checkpoint_pattern latest_checkpoint",
     "checkpoint.without_trainer": "load_checkpoint save_checkpoint",
+    "core.checkpoint_config": "CheckpointConfig",
     "core.intervals": "Duration",
     "core.load_options": "LoadOptions",
+    "core.schema": "LoopConfig PrecisionConfig",
     "data.datasets": "Datasets Digits",
     "data.loader": "Loader",
     "data.mixture": "Mixture",
@@ -146,6 +150,7 @@ __all__ = [
     "BatchSummary",
     "Callback",
     "CheckFinite",
+    "CheckpointConfig",
     "CheckpointError",
     "Checkpointer",
     "CheckpointerCallback",
@@ -170,6 +175,7 @@ __all__ = [
     "Loader",
     "Logger",
     "Logging",
+    "LoopConfig",
     "MemoryMonitor",
     "Metrics",
     "Mixture",
@@ -179,6 +185,7 @@ __all__ = [
     "Packing",
     "ParameterTable",
     "Precision",
+    "PrecisionConfig",
     "Record",
     "RigL",
     "RunDirectoryError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,18 +18,8 @@ from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.save import disk_error
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.core.checkpoint_config import (
-    CheckpointConfig,
-    CheckpointFormat,
-    Compression,
-    CopyToConfig,
-    DigestAlgorithm,
-    KeepBestConfig,
-    Newer,
-    OnSaveError,
-    Removal,
-)
-from trainer_cli.core.field_rules import build_section
+from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
+from trainer_cli.core.field_rules import build_section, takes_fields_of
 from trainer_cli.core.policy import (
     Decision,
     Kind,
@@ -71,76 +61,31 @@ class CheckpointerCallback(Callback):
     With several ranks, rank 0 decides; the others follow, each writing its part.
 
     Args:
-        folder: where checkpoints are kept, each in a directory of its own.
-        identity: the run they belong to. By default a new run, or the one that `folder` already holds.
+        folder: where checkpoints are kept, each in a directory of its own; None: that of `config`, else `checkpoints`.
+        config: the settings as a whole; or give fields of `CheckpointConfig` by their names, such as
+            `save_interval=100`.
+        identity: the run that the checkpoints belong to. By default a new run, or the one that `folder` already holds.
         thread: writes saves behind the training and deletes removed checkpoints; by default one of its own.
-
-    The other arguments are the fields of `CheckpointConfig`, which says what each means. Durations are a number of
-    optimizer steps, or a string such as `3ep`, `1e9tok` or `30min`.
     """
 
     _in_schema = True
 
+    @takes_fields_of(CheckpointConfig)
     def __init__(
         self,
-        folder: str | Path = "checkpoints",
+        folder: str | Path | None = None,
         *,
+        config: CheckpointConfig | None = None,
         identity: RunIdentity | None = None,
         thread: WriterThread | None = None,
-        enabled: bool = True,
-        save_interval: int | str | None = "1ep",
-        ephemeral_save_interval: int | str | None = None,
-        ephemeral_cooldown: int | str | None = None,
-        fixed_steps: Sequence[int] = (),
-        pre_train_checkpoint: bool | None = None,
-        save_final: bool = True,
-        save_on_stop: bool = True,
-        save_async: bool | None = None,
-        remove: Removal | str = Removal.ephemeral_only,
-        max_checkpoints: int | None = None,
-        keep_every: int | str | None = None,
-        keep_best: KeepBestConfig | Mapping[str, Any] | None = None,
-        newer: Newer | str = Newer.refuse,
-        name: str = "step{step}",
-        suffix: str | None = None,
-        copy_to: CopyToConfig | Mapping[str, Any] | None = None,
-        latest_link: bool = False,
-        leave_out: Sequence[str] = (),
-        format: CheckpointFormat | str = CheckpointFormat.tensors,
-        compression: Compression | str = Compression.none,
-        digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
-        on_save_error: OnSaveError | str = OnSaveError["raise"],
-        max_save_errors: int = 3,
+        **fields: Any,
     ) -> None:
-        self.settings = build_section(
-            CheckpointConfig,
-            folder=str(folder) if is_url(folder) else None,
-            enabled=enabled,
-            save_interval=save_interval,
-            ephemeral_save_interval=ephemeral_save_interval,
-            ephemeral_cooldown=ephemeral_cooldown,
-            fixed_steps=fixed_steps,
-            pre_train_checkpoint=pre_train_checkpoint,
-            save_final=save_final,
-            save_on_stop=save_on_stop,
-            save_async=save_async,
-            remove=remove,
-            max_checkpoints=max_checkpoints,
-            keep_every=keep_every,
-            keep_best={} if keep_best is None else keep_best,
-            newer=newer,
-            name=name,
-            suffix=suffix,
-            copy_to={} if copy_to is None else copy_to,
-            latest_link=latest_link,
-            leave_out=leave_out,
-            format=format,
-            compression=compression,
-            digest=digest,
-            on_save_error=on_save_error,
-            max_save_errors=max_save_errors,
-        )
-        for key, value in (("folder", folder), ("copy_to.folder", self.settings.copy_to.folder)):
+        settings = build_section(CheckpointConfig, type(self).__name__, config, fields)
+        if folder is None:
+            folder = settings.folder or "checkpoints"
+        # Anew with its folder, since `latest_link` is refused for a URL.
+        self.settings = replace(settings, folder=str(folder) if is_url(folder) else None)
+        for key, value in (("folder", folder), ("copy_to.folder", settings.copy_to.folder)):
             if "{run_name}" in str(value):
                 raise UserError(f"CheckpointerCallback.{key} is '{value}'", cure="In Python, write the run's name.")
         self.folder = as_path(folder)

@@ -2,23 +2,26 @@
 
 A rule for one value is declared with its field by `at_least`, `duration` or `checked`. `needs` declares that a field
 has an effect only with another. `check_fields` applies them all. They raise `ConfigError` with the key path.
+`build_section` is how constructors take a section, whole or by its fields.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from trainer_cli.core.intervals import Duration, Unit
-from trainer_cli.core.patterns import why_no_pattern
-from trainer_cli.core.types import converted, in_yaml
+from trainer_cli.core.patterns import did_you_mean, why_no_pattern
+from trainer_cli.core.types import converted, in_yaml, shown
 from trainer_cli.errors import Code, ConfigError
 
 S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., None])
 
 
 def at_least(least: float, default: Any = None) -> Any:
@@ -46,14 +49,65 @@ def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
     return declared
 
 
-def build_section(section: type[S], **values: Any) -> S:
-    """Make a section from values of Python code: choices may be texts, and sections mappings.
+def build_section(section: type[S], owner: str, config: S | None, fields: Mapping[str, Any]) -> S:
+    """The section that a constructor was given whole, as `config`, or by the names of its fields.
+
+    Choices may be texts, sections mappings, and None stands for the default of a section, mapping or list.
+
+    Args:
+        owner: the class whose constructor it is.
 
     Raises:
-        ConfigError: a value is of another type, or not allowed.
+        ConfigError: both were given; or a name is of no field; or a value is of another type, or not allowed.
     """
-    # The same as `section(**values)` for a caller whose arguments have wider types than the fields.
-    return section(**values)
+    if config is None:
+        declared = {field.name: field for field in dataclasses.fields(cast("Any", section))}
+        for name in fields:
+            if name not in declared:
+                hint = did_you_mean(name, declared).strip() or f"It takes: {', '.join(declared)}."
+                raise ConfigError(f"{owner} takes no argument '{name}'", location=name, code=Code.argument, hint=hint)
+        return section(
+            **{
+                name: value
+                for name, value in fields.items()
+                if value is not None or declared[name].default_factory is dataclasses.MISSING
+            }
+        )
+    if not isinstance(config, section):
+        message = f"{owner}: config is {shown(config)}, but it must be a {section.__name__}"
+        raise ConfigError(message, location="config", code=Code.wrong_type)
+    if fields:
+        raise ConfigError(
+            f"{owner} is given config and also {', '.join(fields)}",
+            location=next(iter(fields)),
+            code=Code.argument,
+            hint=f"Give config alone, as {section.__name__}(...) with these fields.",
+        )
+    return config
+
+
+def takes_fields_of(section: type) -> Callable[[F], F]:
+    """A decorator for a constructor that passes its `**fields` to `build_section`: its signature, which help() shows
+    and the arguments of a config's node are checked against, has the fields of the section in their place."""
+
+    def declare(constructor: F) -> F:
+        signature = inspect.signature(constructor)
+        parameters = {
+            name: parameter
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        }
+        for field in dataclasses.fields(section):
+            default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            parameter = inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type
+            )
+            parameters.setdefault(field.name, parameter)
+        # Of the function, not of the class: a subclass with another constructor would inherit the attribute.
+        constructor.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+        return constructor
+
+    return declare
 
 
 def check_fields(section: Any, path: str = "") -> None:

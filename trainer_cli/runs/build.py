@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,9 +190,8 @@ class Builder:
         Raises:
             ConfigError: the number of ranks does not divide the global batch size.
         """
-        settings = asdict(self.config.loop)
-        _, settings["grad_accum_steps"] = batches_of_step(self.config, self.group.data_size)
-        return TrainingLoop(**settings)
+        _, grad_accum_steps = batches_of_step(self.config, self.group.data_size)
+        return TrainingLoop(config=replace(self.config.loop, grad_accum_steps=grad_accum_steps))
 
     def schedulers(self, loop: TrainingLoop) -> Any:
         """Factories of the schedulers, in the nesting that the trainer expects."""
@@ -264,7 +263,7 @@ class Builder:
             freeze=config.freeze,
             compile=self._compile(),
             step=self.step(),
-            precision=Precision(**asdict(config.precision)),
+            precision=Precision(config=config.precision),
             sparsity=self._sparsity(),
             loop=loop,
             checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity),
@@ -291,8 +290,8 @@ class Builder:
             freeze=config.freeze,
             compile=self._compile(),
             step=self.step(),
-            precision=Precision(**asdict(config.precision)),
-            loop=TrainingLoop(**asdict(config.loop)),
+            precision=Precision(config=config.precision),
+            loop=TrainingLoop(config=config.loop),
             callbacks=self._callbacks(),
             seed=config.seed,
             device=config.device,
@@ -318,7 +317,7 @@ class Builder:
                 freeze=config.freeze,
                 step=self.step(),
                 sparsity=self._sparsity(),
-                loop=TrainingLoop(**asdict(config.loop)),
+                loop=TrainingLoop(config=config.loop),
                 callbacks=self._components("callbacks", callbacks),
                 seed=config.seed,
                 device=device,
@@ -371,12 +370,13 @@ class Builder:
 
     def _checkpointer(self, folder: Path, identity: RunIdentity) -> Any:
         """Build the CheckpointerCallback, or the subclass that `callbacks.checkpoint` names with its arguments."""
-        settings: dict[str, Any] = {**asdict(self.config.checkpoint), "folder": folder, "identity": identity}
-        node = self.config.callbacks.get(SAVER)
+        settings, node = self.config.checkpoint, self.config.callbacks.get(SAVER)
         if node is None:
-            return CheckpointerCallback(**settings)
+            return CheckpointerCallback(folder, config=settings, identity=identity)
         where = f"callbacks.{SAVER}"
-        callback = self.make({**settings, **_node(node, where)}, where)
+        # By name: the node may set fields, and the constructor of the subclass may have parameters of these names.
+        fields = {**asdict(settings), "folder": folder, "identity": identity}
+        callback = self.make({**fields, **_node(node, where)}, where)
         if not isinstance(callback, CheckpointerCallback):
             raise ConfigError(
                 f"{where} is a {type(callback).__name__}, but under this name belongs a subclass of "

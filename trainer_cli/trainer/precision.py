@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.core.field_rules import build_section
+from trainer_cli.core.field_rules import build_section, takes_fields_of
 from trainer_cli.core.schema import Dtype, PrecisionConfig
 from trainer_cli.parallel.strategy import Strategy
 from trainer_cli.parallel.torch_compat import dense_stand_in, overflow_flags
@@ -114,42 +114,31 @@ class LossScaler:
 
 
 class Precision:
-    """The number format of forward and backward, loss scaling for fp16, and clipping of the accumulated gradients."""
+    """The number format of forward and backward, loss scaling for fp16, and clipping of the accumulated gradients.
 
-    def __init__(
-        self,
-        dtype: str = Dtype.fp32,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        loss_scale: str | float = DYNAMIC,
-        min_loss_scale: float | None = None,
-        max_loss_scale: float | None = None,
-        init_scale: float | None = None,
-        growth_interval: int | None = None,
-    ) -> None:
-        settings = build_section(
-            PrecisionConfig,
-            dtype=dtype,
-            loss_scale=loss_scale,
-            min_loss_scale=min_loss_scale,
-            max_loss_scale=max_loss_scale,
-            init_scale=init_scale,
-            growth_interval=growth_interval,
-            clip_norm=clip_norm,
-            clip_value=clip_value,
-        )
-        self.dtype = settings.dtype
-        self.clip_norm, self.clip_value = settings.clip_norm, settings.clip_value
-        self.loss_scale = settings.loss_scale
-        self.min_loss_scale, self.max_loss_scale = settings.min_loss_scale, settings.max_loss_scale
-        self.init_scale, self.growth_interval = settings.init_scale, settings.growth_interval
+    Args:
+        dtype: `fp32`, `bf16` or `fp16`; None: that of `config`, else `fp32`.
+        config: the settings as a whole; or give fields of `PrecisionConfig` by their names, such as `clip_norm=1.0`.
+    """
+
+    @takes_fields_of(PrecisionConfig)
+    def __init__(self, dtype: str | None = None, *, config: PrecisionConfig | None = None, **fields: Any) -> None:
+        fields = fields if dtype is None else {"dtype": dtype, **fields}
+        self.settings = settings = build_section(PrecisionConfig, type(self).__name__, config, fields)
+        self.dtype, self.clip_norm, self.clip_value = settings.dtype, settings.clip_norm, settings.clip_value
 
     def scaler(self, device: torch.device) -> LossScaler | None:
         """The loss scaler for fp16; None for other formats."""
         if self.dtype is not Dtype.fp16:
             return None
+        settings = self.settings
         return LossScaler(
-            device, self.loss_scale, self.min_loss_scale, self.max_loss_scale, self.init_scale, self.growth_interval
+            device,
+            settings.loss_scale,
+            settings.min_loss_scale,
+            settings.max_loss_scale,
+            settings.init_scale,
+            settings.growth_interval,
         )
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any] | None:

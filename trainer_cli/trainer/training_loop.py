@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trainer_cli.core.field_rules import build_section
+from trainer_cli.core.field_rules import build_section, takes_fields_of
 from trainer_cli.core.intervals import Interval
 from trainer_cli.core.policy import Occasion
 from trainer_cli.core.schema import LoopConfig, SchedulerInterval
@@ -45,47 +45,17 @@ class FitResult:
 
 
 class TrainingLoop(Lengths):
-    """The arguments are the fields of `LoopConfig`, which says what each means. Durations are a number of optimizer
-    steps, or a string such as `3ep`, `1e9tok` or `30min`.
+    """Trains a model until a limit of its settings, or until a stop is requested.
+
+    Args:
+        config: the settings as a whole; or give fields of `LoopConfig` by their names, such as `max_duration="3ep"`.
     """
 
-    def __init__(
-        self,
-        *,
-        max_duration: int | str = "10ep",
-        min_duration: int | str | None = None,
-        hard_stop: int | str | None = None,
-        max_time: int | str | None = None,
-        steps_per_epoch: int | None = None,
-        grad_accum_steps: int = 1,
-        microbatch: int | str | None = None,
-        eval_interval: int | str | None = "1ep",
-        eval_steps: int | None = None,
-        eval_at_start: bool = False,
-        eval_sanity_steps: int | None = None,
-        eval_loaders: Mapping[str, Mapping[str, Any]] | None = None,
-        log_interval: int | str | None = 50,
-        limit_train_batches: int | float | None = None,
-    ) -> None:
-        settings = build_section(
-            LoopConfig,
-            max_duration=max_duration,
-            min_duration=min_duration,
-            hard_stop=hard_stop,
-            max_time=max_time,
-            steps_per_epoch=steps_per_epoch,
-            grad_accum_steps=grad_accum_steps,
-            microbatch=microbatch,
-            eval_interval=eval_interval,
-            eval_steps=eval_steps,
-            eval_at_start=eval_at_start,
-            eval_sanity_steps=eval_sanity_steps,
-            eval_loaders={} if eval_loaders is None else eval_loaders,
-            log_interval=log_interval,
-            limit_train_batches=limit_train_batches,
-        )
+    @takes_fields_of(LoopConfig)
+    def __init__(self, *, config: LoopConfig | None = None, **fields: Any) -> None:
+        settings = build_section(LoopConfig, type(self).__name__, config, fields)
         super().__init__(settings)
-        self.microbatches = None if microbatch is None else Microbatches(microbatch)
+        self.microbatches = None if settings.microbatch is None else Microbatches(settings.microbatch)
         self.pending_eval_record: dict[str, float] | None = None
         self.next_event = 0
         """The next step at which anything but training may be due: a log, an evaluation, a save or the end."""
