@@ -389,7 +389,7 @@ def test_what_cannot_be_saved_is_said_before_the_first_step(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"save_every": 3}, TypeError),
+        ({"save_every": 3}, ConfigError),
         ({"save_interval": "3 parsecs"}, ConfigError),
         ({"max_checkpoints": 0}, ConfigError),
         ({"remove": "all"}, ConfigError),
