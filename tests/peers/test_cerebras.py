@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import Net, fit, make_trainer, saved
+from small_runs import fit, make_trainer, saved
 from torch import nn
 
 from trainer_cli import (
@@ -51,12 +51,6 @@ def test_a_string_needs_its_unit(folder: Path) -> None:
         CheckpointerCallback(folder / "checkpoints", save_interval="3")
     fit(folder, loop={"max_duration": 7}, save={"save_interval": "3st"}, val=None)
     assert saved(folder) == [3, 6, 7]
-
-
-@pytest.mark.parametrize(("count", "left"), [(1, [5]), (3, [3, 4, 5]), (None, [1, 2, 3, 4, 5])])
-def test_the_newest_checkpoints_are_kept(folder: Path, count: int | None, left: list[int]) -> None:
-    fit(folder, loop={"max_duration": 5}, save={"save_interval": 1, "max_checkpoints": count}, val=None)
-    assert saved(folder) == left
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
@@ -111,40 +105,6 @@ def test_the_name_checkpoint_step_mdl_is_used(folder: Path) -> None:
     assert latest_checkpoint(folder / "checkpoints").name == "checkpoint_2.mdl"
 
 
-class Wide(Net):
-    """A net with one more parameter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.more = nn.Parameter(torch.full((1,), 3.0))
-
-
-@pytest.mark.parametrize("strict", [True, False])
-def test_a_parameter_that_the_checkpoint_lacks(folder: Path, strict: bool) -> None:
-    first = fit(folder, loop={"max_duration": 1}, save={}, val=None).trainer
-    other = make_trainer(model=Wide, seed=5)
-    load = LoadOptions(states=["model"], strict=strict)
-    path = folder / "checkpoints" / "step1"
-    if strict:
-        with pytest.raises(UserError, match="more"):
-            other.load_checkpoint(path, load)
-        return
-    other.load_checkpoint(path, load)
-    assert weights(other.model) == {**weights(first.model), "more": [3.0]}
-
-
-def test_step_10_comes_after_step_9(folder: Path) -> None:
-    fit(folder, loop={"max_duration": 10}, save={"save_interval": 9}, val=None)
-    assert saved(folder) == [9, 10]
-    assert latest_checkpoint(folder / "checkpoints").name == "step10"
-
-
-@pytest.mark.parametrize("is_saved", [True, False])
-def test_step_0_is_saved_if_asked_for(folder: Path, is_saved: bool) -> None:
-    fit(folder, loop={"max_duration": 1}, save={"pre_train_checkpoint": is_saved}, val=None)
-    assert saved(folder) == ([0, 1] if is_saved else [1])
-
-
 def test_a_newer_version_of_the_format_is_refused(folder: Path) -> None:
     fit(folder, loop={"max_duration": 1}, save={}, val=None)
     path = folder / "checkpoints" / "step1"
@@ -186,21 +146,6 @@ def test_steps_of_evaluations(interval: int | str | None, duration: int, steps: 
 def test_a_wrong_field_of_the_loop_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         TrainingLoop(**{field: value})
-
-
-@pytest.mark.parametrize(
-    ("interval", "duration", "steps"),
-    [(1, 3, [1, 2, 3]), (10, 10, [10]), (20, 10, [10]), (3, 10, [3, 6, 9, 10]), (None, 10, [10])],
-)
-def test_steps_of_saves(folder: Path, interval: int | None, duration: int, steps: list[int]) -> None:
-    fit(folder, loop={"max_duration": duration}, save={"save_interval": interval}, val=None)
-    assert saved(folder) == steps
-
-
-def test_the_step_counts_optimizer_steps_not_batches() -> None:
-    run = fit(loop={"max_duration": 3, "grad_accum_steps": 2}, batches=6, val=None)
-    assert run.result.step == 3
-    assert len(run.trained.batches) == 6
 
 
 class StopAt(Callback):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from trainer_cli import (
     Callback,
     CheckFinite,
-    EarlyExit,
     NotFiniteError,
     Precision,
     Trainer,
@@ -32,16 +30,6 @@ ORDER = (
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-def test_a_function_ends_the_training_until_it_is_removed() -> None:
-    early = EarlyExit()
-    with pytest.raises(UserError, match="3 is no function"):
-        early.register(3)  # type: ignore[arg-type]
-    handle = early.register(lambda trainer: trainer.progress.step == 2)
-    assert fit(callbacks=[early], val=None).result.step == 2
-    handle.remove()
-    assert fit(callbacks=[early], val=None).result.step == 4
 
 
 class Wrong(Net):
@@ -82,28 +70,6 @@ def test_a_wrong_type_is_refused_with_what_was_expected(slot: str, value: Any, m
         Trainer(**{"model": Net, "optimizer": sgd, "device": "cpu", slot: value})
 
 
-def test_what_saves_is_the_last_callback(folder: Path) -> None:
-    trainer = make_trainer(folder, save={}, callbacks=[Callback(), CheckFinite()])
-    assert list(trainer.callbacks)[-1] == "checkpoint"
-
-
-def test_an_optimizer_of_another_model_is_refused() -> None:
-    with pytest.raises(UserError, match="the optimizer cannot hold its parameters"):
-        Trainer(model=Net, optimizer=sgd(Net()), device="cpu")
-
-
-def test_without_an_optimizer_a_fit_is_refused_and_a_validation_works() -> None:
-    trainer = Trainer(model=Net, device="cpu")
-    assert trainer.validate(rows(2))["val"]["loss"] > 0
-    with pytest.raises(UserError, match="no optimizer"):
-        trainer.fit(rows(2))
-
-
-def test_schedulers_3_is_refused_with_its_name() -> None:
-    with pytest.raises(UserError, match="schedulers: expected a schedule, got int"):
-        fit(schedulers=3, val=None)
-
-
 class Counter(Callback):
     """Counts steps; its state is saved."""
 
@@ -118,13 +84,6 @@ class Counter(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count = state["count"]
-
-
-def test_two_callbacks_of_one_class_resume_with_their_own_counts(folder: Path) -> None:
-    fit(folder, loop={"max_duration": 3}, save={}, callbacks=[Counter(1), Counter(10)], val=None)
-    again = [Counter(1), Counter(10)]
-    fit(folder, loop={"max_duration": 4}, save={}, callbacks=again, val=None)
-    assert [one.count for one in again] == [4, 40]
 
 
 class Gradients(Callback):
@@ -159,14 +118,6 @@ def test_gradients_are_unscaled_and_clipped_before_the_step() -> None:
     assert gradients.clipped == pytest.approx([0.01] * 4, rel=1e-2)
 
 
-def test_a_misspelt_hook_is_refused() -> None:
-    class Misspelt(Callback):
-        def on_train_batch_ends(self) -> None: ...
-
-    with pytest.raises(UserError, match=r"on_train_batch_ends.*on_train_batch_end"):
-        make_trainer(callbacks=[Misspelt()])
-
-
 def test_an_error_in_a_hook_names_callback_and_hook() -> None:
     with pytest.raises(ZeroDivisionError, match="on_train_start failed") as caught:
         fit(callbacks=[FailIn("on_train_start", error=ZeroDivisionError)], val=None)
@@ -197,24 +148,6 @@ def test_a_trainer_whose_loop_only_validates_does_not_fit() -> None:
         trainer.fit(rows(2))
 
 
-def test_on_before_forward_changes_the_call_in_place() -> None:
-    class Doubled(Net):
-        seen: Any = None
-
-        def forward(self, batch: Any, factor: float = 1.0) -> Any:
-            type(self).seen = (batch[0].clone(), factor)
-            return super().forward(batch)
-
-    class Change(Callback):
-        def on_before_forward(self, trainer: Trainer, model: nn.Module, batch: Any, args: Any, kwargs: Any) -> None:
-            args[0] = (args[0][0] + 5, args[0][1])
-            kwargs["factor"] = 2.0
-
-    fit(model=Doubled, callbacks=[Change()], loop={"max_duration": 1}, val=None)
-    assert Doubled.seen[0].tolist() == [[5.0, 5.5]]
-    assert Doubled.seen[1] == 2.0
-
-
 def test_callbacks_are_found_by_their_class_the_global_ones_too() -> None:
     first, second, everywhere = Counter(1), Counter(2), Counter(3)
     handle = add_global_callback(everywhere)
@@ -225,31 +158,6 @@ def test_callbacks_are_found_by_their_class_the_global_ones_too() -> None:
     assert trainer.get_callback(Counter) is first
     assert list(trainer.get_callbacks(Counter).values()) == [first, second, everywhere]
     assert list(make_trainer().get_callbacks(Counter)) == []
-
-
-def test_several_loaders_without_names_are_validate_0_and_validate_1() -> None:
-    assert list(make_trainer().validate([rows(1), rows(2)])) == ["validate_0", "validate_1"]
-
-
-class Iterations(Callback):
-    """Notes the steps, counted from 1, that are the first, the last, or logged."""
-
-    def __init__(self) -> None:
-        self.first: list[int] = []
-        self.last: list[int] = []
-        self.logged: list[int] = []
-
-    def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
-        step = trainer.progress.step + 1
-        self.first += [step] if trainer.is_first_iteration else []
-        self.last += [step] if trainer.is_final_iteration else []
-        self.logged += [step] if trainer.is_log_step else []
-
-
-def test_they_are_true_at_their_steps() -> None:
-    noted = Iterations()
-    fit(callbacks=[noted], loop={"max_duration": 5, "log_interval": 2}, val=None)
-    assert (noted.first, noted.last, noted.logged) == ([1], [5], [2, 4, 5])
 
 
 def test_scopes_within_scopes_come_before_the_name_as_a_b() -> None:
@@ -285,28 +193,6 @@ def test_an_error_in_an_exception_hook_replaces_nothing() -> None:
     assert "in the hook" in " ".join(map(str, told))
 
 
-class Extra(Callback):
-    """Adds to the state of a checkpoint, and takes it back."""
-
-    loaded: Any = None
-
-    def on_save_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        state["extra"] = {"text": "saved"}
-
-    def postprocess_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        state["extra"]["text"] += ", postprocessed"
-
-    def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        self.loaded = state["extra"]
-
-
-def test_hooks_add_to_the_saved_state_change_it_and_take_it_back(folder: Path) -> None:
-    fit(folder, loop={"max_duration": 1}, save={}, callbacks=[Extra()], val=None)
-    extra = Extra()
-    fit(folder, loop={"max_duration": 2}, save={}, callbacks=[extra], val=None)
-    assert extra.loaded == {"text": "saved, postprocessed"}
-
-
 def test_forward_backward_optimizer_gradients_and_schedules_come_in_this_order() -> None:
     calls: list[str] = []
     hooks = {hook: (lambda self, *arguments, hook=hook: calls.append(hook)) for hook in ORDER}
@@ -314,31 +200,3 @@ def test_forward_backward_optimizer_gradients_and_schedules_come_in_this_order()
     schedule = lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # noqa: E731
     fit(callbacks=[noting], schedulers=schedule, loop={"max_duration": 1}, val=None)
     assert tuple(calls) == ORDER
-
-
-def test_a_loop_with_a_hook_of_its_own_calls_hooks_of_this_name() -> None:
-    class Probes(Callback):
-        calls: list[str] = []  # noqa: RUF012
-        validation_hooks = ("probe",)
-
-        def on_probe_start(self, *arguments: Any) -> None:
-            self.calls.append("start")
-
-        def on_probe_batch_end(self, *arguments: Any) -> None:
-            self.calls.append("batch")
-
-        def on_probe_end(self, *arguments: Any) -> None:
-            self.calls.append("end")
-
-    trainer = make_trainer(callbacks=[Probes()])
-    trainer.validate(rows(2), loop=ValidationLoop(hook="probe"))
-    assert Probes.calls == ["start", "batch", "batch", "end"]
-
-
-def test_each_checkpoint_is_evaluated_on_each_loader(folder: Path) -> None:
-    trainer = fit(folder, loop={"max_duration": 3}, save={"save_interval": 1}, val=None).trainer
-    loaders = {"a": rows(1), "b": rows(2)}
-    pairs = trainer.validate_all(loaders, [folder / "checkpoints" / "step1", str(folder / "checkpoints" / "step[23]")])
-    assert [(row.step, row.loader) for row in pairs] == [(step, name) for step in (1, 2, 3) for name in ("a", "b")]
-    with pytest.raises(FileNotFoundError, match="matches no valid checkpoint"):
-        trainer.validate_all(loaders, str(folder / "none" / "step*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import fnmatch
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ from trainer_cli import (
     CheckpointError,
     UserError,
     checkpoint_path,
-    checkpoint_pattern,
     latest_checkpoint,
     load_checkpoint,
     make_async_checkpointer,
@@ -106,40 +104,6 @@ def test_the_path_of_a_checkpoint_by_folder_epoch_and_suffix(folder: Path) -> No
     assert checkpoint_path(folder, epoch=2, suffix="best") == folder / "step20-best"
 
 
-def test_a_path_before_the_save_is_made_from_the_step(folder: Path) -> None:
-    path = checkpoint_path(folder, step=30, suffix="best", must_exist=False)
-    assert path == folder / "step30-best"
-    save_checkpoint(path, 3, *Training().parts)
-    assert checkpoint_path(folder, epoch=3) == path
-    with pytest.raises(ValueError, match="must_exist=False needs the step"):
-        checkpoint_path(folder, epoch=4, must_exist=False)
-
-
-def test_an_empty_suffix_is_none(folder: Path) -> None:
-    save(folder, "step10", "step20")
-    assert checkpoint_path(folder, epoch=1, suffix="") == checkpoint_path(folder, epoch=1)
-    assert latest_checkpoint(folder, suffix="") == folder / "step20"
-    assert checkpoint_path(folder, step=30, suffix="", must_exist=False) == folder / "step30"
-    assert checkpoint_pattern("") == checkpoint_pattern()
-
-
-@pytest.mark.parametrize(
-    ("names", "suffix", "latest"),
-    [(("step9", "step10"), None, "step10"), (("step10-ema", "step20"), "ema", "step10-ema")],
-)
-def test_the_newest_checkpoint_is_found_by_number(
-    folder: Path, names: tuple[str, ...], suffix: str | None, latest: str
-) -> None:
-    save(folder, *names)
-    assert latest_checkpoint(folder, suffix) == folder / latest
-
-
-def test_the_pattern_of_names_is_a_glob() -> None:
-    names = ["step9", "step10", "step10-best", "step10.bak", "epoch10"]
-    assert fnmatch.filter(names, checkpoint_pattern()) == ["step9", "step10"]
-    assert fnmatch.filter(names, checkpoint_pattern("best")) == ["step10-best"]
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_parameter_groups_are_restored(folder: Path, groups: int) -> None:
     first, second = Training(3, groups=groups), Training(1, seed=1, groups=groups)
@@ -185,15 +149,6 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(
     assert same(second.state, before)
 
 
-def test_not_strict_what_both_have_is_loaded(folder: Path) -> None:
-    first, second = Training(2), with_a_third_layer()
-    save_checkpoint(folder / "step2", 1, *first.parts)
-    third = second.model[2].weight.detach().clone()
-    load_checkpoint(folder / "step2", second.model, strict=False)
-    assert same(first.model.state_dict(), {name: second.model.state_dict()[name] for name in first.state["model"]})
-    assert torch.equal(second.model[2].weight, third)
-
-
 @pytest.mark.parametrize("finetune", [False, True])
 def test_the_model_is_loaded_alone(folder: Path, finetune: bool) -> None:
     """The model without its optimizer, at the epoch of the checkpoint, or at 0 to train it further."""
@@ -203,22 +158,6 @@ def test_the_model_is_loaded_alone(folder: Path, finetune: bool) -> None:
     arguments = second.parts if finetune else (second.model,)
     assert load_checkpoint(folder / "step2", *arguments, finetune=finetune) == (0 if finetune else 3, {})
     assert same(second.state, before | {"model": first.state["model"]})
-
-
-def test_further_things_come_back(folder: Path) -> None:
-    things = {"best": 0.25, "history": [1, 2], "mean": torch.ones(2)}
-    save_checkpoint(folder / "step1", 1, *Training().parts, **things)
-    epoch, rest = load_checkpoint(folder / "step1", *Training().parts)
-    assert epoch == 1
-    assert same(rest, things)
-
-
-def test_a_second_save_to_a_path_replaces_the_first(folder: Path) -> None:
-    for steps in (1, 2):
-        save_checkpoint(folder / "last", steps, *Training(steps).parts)
-    second = Training(seed=1)
-    assert load_checkpoint(folder / "last", *second.parts)[0] == 2
-    assert same(second.state, Training(2).state)
 
 
 @pytest.mark.parametrize(

@@ -24,24 +24,25 @@ def are_same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("form", "has_slash"),
+    ("form", "saved_in"),
     [
-        (form, has_slash)
-        for form in ("format=archive compression=gz", "format=huggingface", "format=tensors", "format=torch_file")
-        for has_slash in (False, True)
+        ("format=archive compression=gz", "saved"),
+        ("format=huggingface", "saved/here/"),
+        ("format=tensors", "saved/here/"),
+        ("format=torch_file", "saved"),
     ],
 )
-def test_the_same_command_resumes(folder: Path, form: str, has_slash: bool) -> None:
+def test_the_same_command_resumes(folder: Path, form: str, saved_in: str) -> None:
     """The same command again keeps the weights; a checkpoint to start from, and what to load of it, do not count."""
     overrides = (
         "name=first",
-        f"checkpoint.folder={'saved/here/' if has_slash else 'saved'}",
+        f"checkpoint.folder={saved_in}",
         *(f"checkpoint.{option}" for option in form.split()),
         "loop.max_duration=2",
     )
     assert run_train(*overrides) == 0
     (before,) = Path().rglob("step2")
-    assert before == Path("saved/here/step2" if has_slash else "saved/step2")
+    assert before == Path(saved_in, "step2")
     saved = model_of(before)
     assert run_train(*overrides, "ckpt=ignore_me.pt", "load.ignore_keys=[*]") == 0
     assert are_same(model_of(before), saved)
@@ -75,15 +76,7 @@ def test_checkpoints_of_two_runs_that_name_the_same_folder_do_not_mix(folder: Pa
     assert names("one/saved") == names("two/saved") == ["step1"]
 
 
-@pytest.mark.parametrize(
-    "states",
-    [
-        "all",
-        "model,optimizer,schedulers,progress,callbacks",
-        "model,optimizer,schedulers,progress,rng",
-        "optimizer,schedulers,progress,callbacks,rng",
-    ],
-)
+@pytest.mark.parametrize("states", ["all", "optimizer,schedulers,progress,callbacks,rng"])
 def test_a_run_begins_with_chosen_states_of_another(states: str) -> None:
     """A run that begins with these states of step 2 of another run; with the weights, it begins with those."""
     assert run_train("name=first", *SHORT) == 0
@@ -92,4 +85,4 @@ def test_a_run_begins_with_chosen_states_of_another(states: str) -> None:
     # With `progress`, it goes on from step 2.
     assert names("runs/second/checkpoints") == ["step2", "step3"]
     first, second = model_of("runs/first/checkpoints/step2"), model_of("runs/second/checkpoints/step2")
-    assert are_same(first, second) is (states == "all" or "model" in states)
+    assert are_same(first, second) is (states == "all")

@@ -57,7 +57,7 @@ def test_names_of_archives_are_known(folder: Path, name: str) -> None:
     assert same_weights(weights(model), weights(other))
 
 
-@pytest.mark.parametrize("name", ["x.y", "tar"])
+@pytest.mark.parametrize("name", ["x.y", "tar", "x.tar.unknown"])
 def test_names_without_the_ending_are_no_archives(folder: Path, name: str) -> None:
     save_small(folder / "step1")
     assert export(folder / "step1", folder / name) == 2

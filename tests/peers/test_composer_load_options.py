@@ -107,27 +107,6 @@ def test_a_path_without_a_checkpoint_is_a_filenotfounderror_with_the_path() -> N
             call()
 
 
-def test_metrics_are_computed_anew() -> None:
-    """Evaluating the weights of a checkpoint gives what the run reported at its step."""
-    trainer = make_trainer(4, loop={"eval_interval": 2}, checkpoint=saver(save_interval=2))
-    trainer.fit(train_loader(), val_loader())
-    for step in (2, 4):
-        path = tc.checkpoint_path("checkpoints", step=step)
-        again = make_trainer(seed=9).validate(val_loader(), ckpt_path=path)
-        assert again["val"]["loss"] == trainer.checkpointer.metrics(path)["val/loss"]
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_the_weights_are_loaded_alone(alone: bool) -> None:
-    first = fit(5, checkpoint=saver())
-    load = tc.LoadOptions(states=["model"]) if alone else tc.LoadOptions()
-    trainer = make_trainer(seed=9)
-    trainer.load_checkpoint("checkpoints/step5", load)
-    assert_same(weights(trainer), weights(first))
-    assert trainer.progress.step == (0 if alone else 5)
-    assert bool(trainer.checkpoint_state()["optimizer"]["state"]) is not alone
-
-
 def test_metrics_of_the_saved_step_are_in_checkpoint_and_result() -> None:
     def finish() -> tc.FitResult:
         trainer = make_trainer(4, loop={"eval_interval": 2}, checkpoint=saver(save_interval=2))

@@ -28,7 +28,7 @@ from composer_training import (
     val_loader,
     weights,
 )
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import DataLoader
 
 import trainer_cli as tc
 
@@ -133,12 +133,6 @@ def make_and_resume(make: Callable[[], dict[str, Any]]) -> int:
     return looks.step
 
 
-def test_a_second_trainer_with_the_callback_folder_has_the_weights_of_the_first() -> None:
-    first = fit(5, checkpoint=saver("mine"))
-    second = fit(5, checkpoint=saver("mine"), seed=9)
-    assert_same(weights(first), weights(second))
-
-
 def compared(path: Path) -> dict[str, torch.Tensor | object]:
     """The state in a checkpoint by path, without the clock."""
 
@@ -200,23 +194,6 @@ def test_a_hook_may_refuse_a_checkpoint() -> None:
     tensors.write_bytes(tensors.read_bytes()[:-1] + b"\x99")
     with pytest.raises(tc.CheckpointError, match=r"digest|damaged"):
         fit(4, "checkpoints/step2")
-
-
-class Epochs(BatchSampler):
-    """Batches in their order; is told the epoch."""
-
-    epoch = -1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_batch_sampler_is_told_each_epoch(epochs: int) -> None:
-    words = Words(10)
-    sampler = Epochs(SequentialSampler(words), 2, drop_last=False)
-    make_trainer(f"{epochs}ep").fit(DataLoader(words, batch_sampler=sampler))
-    assert sampler.epoch == epochs - 1
 
 
 def shuffling() -> Any:

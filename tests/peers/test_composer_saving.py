@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from composer_training import (
     STEPS,
     StopAt,
@@ -21,7 +20,6 @@ from composer_training import (
 )
 
 import trainer_cli as tc
-from trainer_cli.commands.main import main
 
 
 @pytest.mark.parametrize("url", ["gcs://foo/bar", "sftp://foo/bar", "wandb://foo/bar"])
@@ -86,12 +84,6 @@ def test_folder_and_name_may_be_strings(folder: Path, kind: type[str] | type[Pat
             saver(name=Path("ep{epoch}-ba{batch}"))
 
 
-def test_epoch_and_batch_may_be_in_the_name() -> None:
-    made = make_trainer(8, checkpoint=saver(name="ep{epoch}-ba{batch}", save_interval=4))
-    made.fit(train_loader())
-    assert names() == ["ep0-ba4", "ep1-ba3"]
-
-
 def test_by_default_each_epoch_is_saved_all_are_kept_and_none_is_written_over() -> None:
     def fit(duration: str, ckpt_path: Any) -> None:
         make_trainer(duration, checkpoint=tc.CheckpointerCallback(save_async=False)).fit(
@@ -102,10 +94,6 @@ def test_by_default_each_epoch_is_saved_all_are_kept_and_none_is_written_over() 
     assert names() == ["step0", "step10", "step15", "step5"]
     with pytest.raises(tc.UserError, match="would not be replaced"):
         fit("3ep", None)
-
-
-def test_a_folder_within_folders_that_are_not_there_is_made(folder: Path) -> None:
-    assert saved_by(2, folder="foo/bar/baz", save_interval=1) == [1, 2]
 
 
 @pytest.mark.parametrize("kept", [1, 2, 3, 4, None])
@@ -174,14 +162,6 @@ def test_weights_are_saved_beside_the_checkpoints(folder: Path) -> None:
     assert_same(weights(trainer), weights(other))
 
 
-def test_torch_load_reads_a_checkpoint_of_that_format() -> None:
-    trainer = make_trainer(2, checkpoint=saver(save_interval=2, format="torch_file"))
-    trainer.fit(train_loader())
-    (path,) = Path("checkpoints/step2").glob("*.pt")
-    tensors = torch.load(path, weights_only=True)["tensors"]
-    assert_same(weights(trainer), {name: tensors[f"model/{name}"] for name in weights(trainer)})
-
-
 def archive_of(compression: str) -> Path:
     trainer = make_trainer(2, checkpoint=saver(compression, save_interval=2, format="archive", compression=compression))
     trainer.fit(train_loader())
@@ -204,12 +184,6 @@ def test_compressed_archives_are_loaded(compression: str) -> None:
 
 def test_a_compressed_archive_is_smaller_than_one_that_is_not() -> None:
     assert archive_of("gz").stat().st_size < archive_of("none").stat().st_size
-
-
-def test_an_unknown_archive_ending_is_refused_before_the_run() -> None:
-    saved_by(2, save_interval=2)
-    assert main(["ckpt", "export", "checkpoints/step2", "--output", "x.tar.unknownalgorithm"]) == 2
-    assert not list(Path().glob("x.tar*"))
 
 
 def test_what_was_saved_before_a_restart_counts_when_old_checkpoints_are_removed() -> None:

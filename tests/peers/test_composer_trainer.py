@@ -12,7 +12,7 @@ from peer_runs import Numbers, Stream, Sum, Watcher, batches, make_trainer, same
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from trainer_cli import Callback, LoadOptions, Scheduled, Trainer, TrainingLoop, UserError
+from trainer_cli import Callback, LoadOptions, Trainer, TrainingLoop, UserError
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_a_stream_may_end_an_epoch() -> None:
 
 @pytest.mark.parametrize(
     ("val", "interval", "subset"),
-    [(val, interval, subset) for val in ("one", "named", "two") for interval in ("1ep", "1st") for subset in (None, 1)],
+    [(val, *case) for val in ("one", "named", "two") for case in (("1ep", None), ("1st", 1))],
 )
 def test_all_loaders_are_evaluated_at_each_interval(val: str, interval: str, subset: int | None) -> None:
     loaders = {
@@ -171,10 +171,6 @@ def test_a_model_without_weights_is_only_evaluated(fits: bool) -> None:
         make_trainer("1ep", model=NoWeights)
 
 
-def test_a_model_is_enough_for_a_trainer_that_evaluates() -> None:
-    assert Trainer(model=Sum()).validate(batches())["val"]["loss"] > 0
-
-
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(UserError, match=r"device.*'potato'"):
         make_trainer(device="potato")
@@ -219,22 +215,6 @@ def test_a_checkpoint_is_saved_to_a_path(folder: Path, path: str) -> None:
     first.save_checkpoint(path)
     second.load_checkpoint(folder / path)
     assert same_weights(weights(first.model), weights(second.model))
-
-
-@pytest.mark.parametrize("every_batch", [True, False])
-def test_schedules_step_with_batches_or_epochs(every_batch: bool) -> None:
-    watcher = Watcher()
-    made = make_trainer(
-        "2ep",
-        watcher,
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-6),
-        schedulers=Scheduled(
-            lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 2.0), "step" if every_batch else "epoch"
-        ),
-    )
-    made.fit(batches(10, 2))
-    doublings = range(10) if every_batch else [0] * 5 + [1] * 5
-    assert watcher.rates == pytest.approx([1e-6 * 2**number for number in doublings])
 
 
 class Returns(Sum):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,20 +84,6 @@ def test_a_setting_that_no_group_has_is_refused() -> None:
         )
 
 
-def test_rates_without_a_logger_warn() -> None:
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("trainer_cli").addHandler(handler)
-    try:
-        trainer = make_trainer(loop={"log_interval": 1}, callbacks=[LearningRateMonitor()])
-        trainer.fit(rows(4))
-    finally:
-        logging.getLogger("trainer_cli").removeHandler(handler)
-    assert trainer.progress.step == 4
-    assert len([message for message in messages if "no logger that writes them" in message]) == 1
-
-
 def two_groups(model: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         [{"params": [model.layer.weight], "lr": 0.1}, {"params": [model.layer.bias], "lr": 0.2}], lr=1
@@ -129,15 +114,6 @@ def test_several_optimizers_and_groups_have_a_rate_each(
     values = [run.log.values(name) for name in names]
     assert [len(value) for value in values] == [count] * len(names)
     assert [value[12] for value in values] == [0.1, 0.2]
-
-
-def test_a_step_rate_is_the_one_it_was_made_with() -> None:
-    """What is logged at a step is the rate it was made with, not that of the next."""
-    run = fit(
-        batches=2, loop={"log_interval": 1}, callbacks=[LearningRateMonitor()],
-        schedulers=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
-    )  # fmt: skip
-    assert run.log.values("train/lr/group0") == {1: 0.1, 2: 0.1, 3: 0.05, 4: 0.05}
 
 
 class Norm(nn.Module):
@@ -204,7 +180,7 @@ def test_weights_are_averaged_from_an_epoch_on(
         (0.9, 1, 10, [10, 11, 12]),
         (0.9, 1, "2ep", [8, 9, 10, 11, 12]),
         (0.9, 5, 5, [5, 10]),
-        *[(decay, 1, 0, range(13)) for decay in (0.99, 0.999, 0.9999)],
+        (0.9999, 1, 0, range(13)),
     ],
 )
 def test_exponential_averages(decay: float, every: int, start: int | str, taken: Sequence[int]) -> None:
@@ -223,7 +199,7 @@ def test_exponential_averages(decay: float, every: int, start: int | str, taken:
     [
         (lambda: SWA("2ep"), 5),
         (lambda: SWA("2ep"), 9),
-        *[(lambda: EMA(0.9), step) for step in (2, 4, 9)],
+        (lambda: EMA(0.9), 4),
         (lambda: EMA(0.99, 2), 5),
     ],
 )
@@ -242,10 +218,3 @@ def test_the_trained_weights_stay_beside_the_average(average: Callback) -> None:
     plain = fit(train=rows(4, 2), val=0, loop={"max_duration": 12})
     assert torch.equal(weights.trained[-1], plain.trainer.model.layer.weight)
     assert torch.equal(run.trainer.model.layer.weight, plain.trainer.model.layer.weight)
-
-
-def test_an_evaluation_sees_the_average_the_training_does_not() -> None:
-    average = EMA(0.5)
-    run, weights = fit_averaged(average)
-    assert torch.equal(average.state_dict()["average"]["layer.weight"], weights.evaluated[12])
-    assert not torch.equal(weights.evaluated[12], run.trainer.model.layer.weight)

@@ -20,7 +20,6 @@ from trainer_cli import (
     Duration,
     EarlyStopping,
     ThresholdStopper,
-    UserError,
 )
 
 
@@ -79,25 +78,6 @@ def test_early_stopping_waits_for_its_patience(
 def test_a_value_past_a_threshold_ends_the_run(stopper: Callback, scores: Sequence[float], epoch: int) -> None:
     run = fit_scored(scores, [stopper])
     assert run.trainer.progress.step - 1 == epoch
-
-
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_a_monitored_value_that_is_not_finite_ends_the_run(value: float) -> None:
-    run = fit_scored([4, 3, value, 2, 1], [stopper_of(3)])
-    assert run.trainer.progress.step - 1 == 2
-    assert "val/score is" in run.result.reason
-
-
-@pytest.mark.parametrize(
-    ("batches", "minimum", "step"), [(3, 10, 10), (5, 10, 10), (3, "2ep", 6), (5, "2ep", 10), (5, "3ep", 15)]
-)
-def test_a_stop_waits_for_the_least_length(batches: int, minimum: str | int, step: int) -> None:
-    run = fit(
-        batches=batches,
-        loop={"max_duration": "9ep", "min_duration": minimum, "eval_interval": "1ep"},
-        callbacks=[stopper_of(1), Script([math.inf])],
-    )
-    assert run.trainer.progress.step == step
 
 
 @pytest.mark.parametrize("patiences", [(3, 3), (9, 3)])
@@ -177,25 +157,10 @@ def test_a_resumed_run_knows_the_best_value_and_its_step(folder: Path) -> None:
     assert (first.best, first.state_dict()["since"]["step"]) == (2.0, 2)
 
 
-def test_a_stopped_run_stays_finished(folder: Path) -> None:
-    for _ in range(2):
-        run = fit(
-            folder, batches=1, save={}, loop={"max_duration": 9, "eval_interval": 1},
-            callbacks=[stopper_of(1), Script([1])],
-        )  # fmt: skip
-    assert not run.trained.batches
-    assert run.trainer.progress.step == 2
-
-
 @pytest.mark.parametrize("value", [EarlyStopping("val/loss")])
 def test_a_stopper_can_be_pickled(value: Any) -> None:
     other = pickle.loads(pickle.dumps(value))
     assert vars(other) == vars(value)
-
-
-def test_a_metric_that_nothing_reports_is_an_error_before_the_first_step() -> None:
-    with pytest.raises(UserError, match="val/nothing"):
-        fit(loop={"eval_interval": 1}, callbacks=[EarlyStopping("val/nothing")])
 
 
 class Slow(Callback):

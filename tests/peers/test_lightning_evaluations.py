@@ -22,20 +22,6 @@ def test_an_evaluation_may_have_a_limit_of_its_own(steps: int, batches: int) -> 
     assert counted.batches == [min(steps, batches)]
 
 
-@pytest.mark.parametrize(
-    ("interval", "epochs", "count"),
-    [
-        (interval, epochs, count)
-        for epochs in (1, 2, 3)
-        for interval, count in (("1ep", epochs), (4, 3 * epochs), ("0.25ep", 4 * epochs))
-    ],
-)
-def test_an_interval_gives_so_many_evaluations(interval: int | str, epochs: int, count: int) -> None:
-    run = fit(batches=12, loop={"max_duration": f"{epochs}ep", "eval_interval": interval})
-    assert len(run.evaluated.steps) == count
-    assert run.trainer.progress.epoch == epochs
-
-
 class Stream(torch.utils.data.IterableDataset[Any]):
     """Samples without a length."""
 
@@ -51,6 +37,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
         (False, 2, {"max_duration": 6, "eval_interval": 3}, [3, 6]),
         (True, 2, {"max_duration": 6, "eval_interval": 3}, [3, 6]),
         (False, 1, {"max_duration": "2ep", "eval_interval": 100}, [8]),
+        (False, 1, {"max_duration": "2ep", "eval_interval": "0.5ep"}, [2, 4, 6, 8]),
         (False, 1, {"max_duration": "4ep", "eval_interval": "2ep"}, [8, 16]),
         (False, 1, {"max_duration": "1ep", "eval_interval": "2ep"}, [4]),
         (False, 1, {"max_duration": "5ep", "eval_interval": "2ep"}, [8, 16, 20]),

@@ -7,34 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import FailIn, ListLogger, Logs, fit, make_trainer, rows
+from small_runs import FailIn, ListLogger, fit, make_trainer, rows
 
-from trainer_cli import Callback, CsvLogger, TensorBoardLogger
+from trainer_cli import Callback, CsvLogger
 
 
 def lines_of(folder: Path) -> list[dict[str, str]]:
     with open(folder / "metrics.csv") as file:
         return list(csv.DictReader(file))
-
-
-@pytest.mark.parametrize("what", ["rows", "appended", "new"])
-def test_a_csv_file_has_a_row_for_each_value(folder: Path, what: str) -> None:
-    settings = {"run_dir": folder, "loop": {"log_interval": 1, "max_duration": 3}, "save": {}}
-    fit(folder, loggers=[CsvLogger()], callbacks=[Logs("on_train_batch_end", {"a": 0.01})], **settings)
-    first = lines_of(folder)
-    if what == "rows":
-        assert [line["step"] for line in first if line["metric"] == "a"] == ["1", "2", "3"]
-        assert {line["value"] for line in first if line["metric"] == "a"} == {"0.01"}
-        return
-    settings["loop"] = {"log_interval": 1, "max_duration": 4}
-    fit(folder, loggers=[CsvLogger()], callbacks=[Logs("on_train_batch_end", {"b": 1.0})], **settings)
-    second = lines_of(folder)
-    if what == "appended":
-        assert second[: len(first)] == first
-        assert len(second) > len(first)
-    else:
-        assert [line["step"] for line in second if line["metric"] == "b"] == ["4"]
-        assert set(second[0]) == {"step", "epoch", "time", "metric", "value"}
 
 
 def test_each_record_is_in_the_file_at_once(folder: Path) -> None:
@@ -95,19 +75,3 @@ def test_an_evaluation_after_a_fit_is_logged_at_its_last_step() -> None:
     run = fit(loop={"log_interval": 1})
     run.trainer.validate({"again": rows(2)})
     assert list(run.log.values("again/loss")) == [4]
-
-
-@pytest.mark.parametrize(
-    "path", [pytest.param("tensorboard", marks=pytest.mark.campaign), pytest.param("a/b", marks=pytest.mark.campaign)]
-)
-def test_metrics_are_in_a_file_of_events(folder: Path, path: str) -> None:
-    logger = TensorBoardLogger(path)
-    fit(folder, run_dir=folder, loggers=[logger], loop={"log_interval": 1})
-    (file,) = (folder / path).glob("events*")
-    assert b"train/loss" in file.read_bytes()
-
-
-def test_hyperparameters_are_in_it(folder: Path) -> None:
-    fit(folder, run_dir=folder, loggers=[TensorBoardLogger()], loop={"log_interval": 1}, hparams={"my_rate": 0.25})
-    content = b"".join(path.read_bytes() for path in (folder / "tensorboard").rglob("events*"))
-    assert b"my_rate" in content

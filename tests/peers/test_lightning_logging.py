@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import Logs, Net, Rows, fit, make_trainer, rows
+from small_runs import Logs, Net, fit, make_trainer, rows
 from torch import nn
 
-from trainer_cli import Callback, JsonlLogger, Loader, Metrics, Trainer, UserError
+from trainer_cli import Callback, JsonlLogger, Metrics, Trainer, UserError
 
 HOOKS = {
     **dict.fromkeys(
@@ -126,15 +126,6 @@ def test_names_of_the_progress_may_be_logged(folder: Path, name: str) -> None:
     with pytest.raises(UserError, match=name):
         fit(folder, loop={"log_interval": 1}, run_dir=folder, loggers=[JsonlLogger()],
             callbacks=[Logs("on_train_batch_end", {name: -1.0})])  # fmt: skip
-
-
-def test_an_evaluation_mean_is_that_of_its_samples() -> None:
-    """The mean of an evaluation weighs batches by their samples."""
-    run = fit(val=Loader(Rows(5), 2, shuffle=False, seed=0), loop={"eval_interval": 4})
-    batch = [torch.stack(parts) for parts in zip(*[Rows(5)[index] for index in range(5)], strict=True)]
-    with torch.no_grad():
-        whole = run.trainer.model(batch)["loss"]
-    assert run.log.values("val/loss")[4] == pytest.approx(float(whole), rel=1e-5)
 
 
 def test_an_evaluation_returns_its_means_by_name() -> None:

@@ -99,22 +99,6 @@ def test_a_complete_run_counts_are_in_its_state() -> None:
     assert (counts["step"], counts["epoch"], counts["batch"], counts["samples"]) == (4, 2, 0, 4)
 
 
-def test_a_fit_may_start_from_the_beginning_again() -> None:
-    """`ckpt_path=None` starts again, with the model that a function makes."""
-    run = fit()
-    after = [parameter.clone() for parameter in run.trainer.model.parameters()]
-    run.trainer.fit(rows(4), ckpt_path=None)
-    assert run.trainer.progress.step == 4
-    assert all(map(torch.equal, after, run.trainer.model.parameters()))
-
-
-def test_an_evaluation_changes_no_accumulated_gradient() -> None:
-    """Evaluations change nothing in the training."""
-    with_them = fit(model=Dropping, loop={"eval_interval": 1, "grad_accum_steps": 2})
-    without = fit(model=Dropping, val=0, loop={"grad_accum_steps": 2})
-    assert all(map(torch.equal, with_them.trainer.model.parameters(), without.trainer.model.parameters()))
-
-
 def hooks_called(wanted: Sequence[str]) -> tuple[Callback, list[str]]:
     book: list[str] = []
 
@@ -137,12 +121,6 @@ def test_hooks_come_in_their_order(hooks: Sequence[str], expected: Sequence[str]
     callback, book = hooks_called(hooks)
     fit(batches=1, val=2 if evaluates else 0, loop={"max_duration": 2}, callbacks=[callback])
     assert book == list(expected)
-
-
-def test_of_accumulated_batches_the_last_alone_is_followed_by_a_step() -> None:
-    callback, book = hooks_called(["on_after_backward", "on_after_optimizer_step"])
-    fit(batches=4, val=0, loop={"max_duration": 2, "grad_accum_steps": 2}, callbacks=[callback])
-    assert book == ["on_after_backward", "on_after_backward", "on_after_optimizer_step"] * 2
 
 
 def test_callbacks_are_called_as_given() -> None:

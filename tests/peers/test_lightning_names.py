@@ -16,7 +16,6 @@ from trainer_cli import (
     ConfigError,
     LoadOptions,
     Trainer,
-    UserError,
     latest_checkpoint,
 )
 
@@ -137,11 +136,6 @@ def test_nothing_new_means_nothing_saved_after_an_exception(folder: Path, case: 
         fit(folder, save={"save_interval": 1}, loop={"eval_sanity_steps": 1}, callbacks=[failing])
     assert not (folder / "checkpoints" / "exception").exists()
     assert saved(folder) == ([] if case == "sanity check" else [1])
-
-
-def test_a_saver_among_the_callbacks_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="One saves"):
-        Trainer(model=Net, callbacks=[CheckpointerCallback(folder / "a")], device="cpu", seed=0)
 
 
 @pytest.mark.parametrize("case", ["none", "given"])

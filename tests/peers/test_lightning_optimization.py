@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import Counts, Descent, fit, rows, two_optimizers
+from small_runs import Counts, Descent, fit, two_optimizers
 from torch.optim import lr_scheduler
 
 from trainer_cli import (
@@ -36,15 +36,6 @@ def test_batches_backwards_and_steps_are_counted(batches: int, accumulate: int, 
     loop = {"max_duration": "1ep", "grad_accum_steps": accumulate}
     fit(batches=batches, loop=loop, callbacks=[counts])
     assert (counts.steps, counts.backwards, counts.zeros) == (steps, backwards, steps)
-
-
-@pytest.mark.parametrize(("accumulate", "batch_size"), [(2, 1), (4, 3)])
-def test_accumulated_batches_count_as_one(accumulate: int, batch_size: int) -> None:
-    """Some batches accumulated give the weights of one batch of all their samples."""
-    parts = fit(train=rows(4 * accumulate, batch_size), loop={"grad_accum_steps": accumulate})
-    whole = fit(train=rows(4, batch_size * accumulate))
-    for one, other in zip(parts.trainer.model.parameters(), whole.trainer.model.parameters(), strict=True):
-        assert torch.allclose(one, other)
 
 
 @pytest.mark.parametrize(("accumulate", "batches"), [(1, 1), (1, 4), (2, 4), (3, 4), (3, 1)])

@@ -151,11 +151,6 @@ def test_a_new_trainer_evaluates_a_checkpoint(folder: Path, by_path: bool) -> No
             assert metrics["val"]["loss"] == loss
 
 
-def test_a_checkpoint_that_is_not_there_is_an_error_that_names_it(folder: Path) -> None:
-    with pytest.raises((CheckpointError, UserError, FileNotFoundError), match="nowhere"):
-        fit(fit_arguments={"ckpt_path": folder / "nowhere"})
-
-
 def test_a_loaded_model_predicts_what_the_saved_one_did(folder: Path) -> None:
     trained = fit().trainer
     trained.save_checkpoint(folder / "saved")
@@ -195,33 +190,6 @@ def test_names_of_one_side_alone_are_refused(
     else:
         trainer.load_checkpoint(folder / "saved", options)
         assert torch.equal(trainer.model.layer.weight, make_trainer(model=saved_model).model.layer.weight)
-
-
-def test_a_longer_second_fit_goes_on_with_the_epochs(folder: Path) -> None:
-    run = fit(folder, batches=1, loop={"max_duration": "2ep"})
-    run.trainer.loop = type(run.trainer.loop)(max_duration="4ep", eval_interval=None, log_interval=None)
-    run.trainer.fit(rows(1))
-    assert [epoch for _, epoch, _ in run.trained.batches] == [0, 1, 2, 3]
-
-
-def test_the_rest_of_an_epoch_is_trained(folder: Path) -> None:
-    whole = fit(batches=5, loop={"max_duration": 8})
-    fit(folder, batches=5, save={}, loop={"max_duration": 3})
-    rest = fit(folder, batches=5, save={}, loop={"max_duration": 8})
-    assert rest.trained.batches == whole.trained.batches[3:]
-    assert all(map(torch.equal, rest.trained.data, whole.trained.data[3:]))
-    assert all(map(torch.equal, rest.trainer.model.parameters(), whole.trainer.model.parameters()))
-
-
-def test_a_training_from_another_weights_counts_its_own_steps(folder: Path) -> None:
-    first = fit(folder, batches=2, loop={"max_duration": 4})
-    first.trainer.save_checkpoint(folder / "saved")
-    second = fit(
-        folder, batches=2, loop={"max_duration": 6},
-        fit_arguments={"ckpt_path": folder / "saved", "load": LoadOptions(states=["model"])},
-    )  # fmt: skip
-    assert second.trained.batches[0] == (0, 0, 0)
-    assert second.trainer.progress.step == 6
 
 
 @pytest.mark.parametrize(("step", "left"), [(2, 2), (4, 0)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from small_runs import fit, make_trainer, rows
 from torch import nn
 
-from trainer_cli import Callback, ConfigError, Trainer, TrainingLoop, UserError
+from trainer_cli import Callback, ConfigError, Trainer, TrainingLoop
 
 
 @pytest.mark.parametrize(
@@ -152,21 +152,7 @@ def test_steps_are_those_of_the_optimizer_not_batches(accumulate: int, steps: in
     assert len(run.trained.batches) == steps * accumulate
 
 
-@pytest.mark.parametrize(("first", "second", "steps"), [("1ep", "3ep", [2, 6]), (3, 5, [3, 5]), ("2ep", "2ep", [4, 4])])
-def test_a_second_fit_makes_the_rest(first: int | str, second: int | str, steps: Sequence[int]) -> None:
-    run = fit(batches=2, loop={"max_duration": first})
-    after = [run.trainer.progress.step]
-    run.trainer.loop = TrainingLoop(max_duration=second, log_interval=None)
-    run.trainer.fit(rows(2))
-    assert [*after, run.trainer.progress.step] == steps
-
-
 def test_a_training_needs_no_validation() -> None:
     run = fit(val=0, loop={"eval_interval": 1})
     assert not run.evaluated.steps
     assert run.trainer.progress.step == 4
-
-
-def test_no_training_batch_is_an_error() -> None:
-    with pytest.raises(UserError, match="0 samples"):
-        fit(batches=0)

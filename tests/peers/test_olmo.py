@@ -22,24 +22,8 @@ from trainer_cli import (
     latest_checkpoint,
     make_sync_checkpointer,
 )
-from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.runs.build import Builder
-from trainer_cli.runs.compose_fit import compose_fit
 from trainer_cli.testing.faults import FaultyDisk
-
-PROJECT = """
-from small_runs import Net, Rows
-from trainer_cli import CheckpointerCallback
-
-
-class Data:
-    train = Rows(4)
-
-
-class Saver(CheckpointerCallback):
-    pass
-"""
 
 
 def kind_of(path: Path) -> str:
@@ -193,34 +177,6 @@ def test_a_permanent_one_at_no_multiple_of_the_new_interval_goes(folder: Path) -
     assert saved(folder) == [4, 8]
 
 
-class Holding(Callback):
-    """Holds ephemeral saves back up to a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        checkpoint: Any = trainer.checkpoint
-        if trainer.progress.step < self.step:
-            checkpoint.hold_ephemeral("holding")
-        else:
-            checkpoint.release_ephemeral("holding")
-
-
-def test_another_callback_holds_ephemeral_saves_back_and_permanent_ones_go_on(folder: Path) -> None:
-    saves = train(folder, 8, Holding(6), save_interval=4, ephemeral_save_interval=1)
-    assert saves.made == [(4, "permanent"), (6, "ephemeral"), (7, "ephemeral"), (8, "permanent")]
-
-
-@pytest.mark.parametrize(
-    ("fixed", "remove"), [([1, 5], "all_non_permanent"), ([1, 5], "ephemeral_only"), ([3], "all_non_permanent")]
-)
-def test_fixed_steps_stay_for_good(folder: Path, fixed: list[int], remove: str) -> None:
-    saves = train(folder, fixed_steps=fixed, save_interval=2, max_checkpoints=1, remove=remove)
-    assert {(step, "permanent") for step in fixed} <= set(saves.made)
-    assert set(fixed) <= set(saved(folder))
-
-
 def test_a_fixed_step_at_a_multiple_of_the_ephemeral_interval_is_permanent(folder: Path) -> None:
     saves = train(folder, 5, fixed_steps=[4], ephemeral_save_interval=2)
     assert saves.made == [(2, "ephemeral"), (4, "permanent"), (5, "permanent")]
@@ -234,24 +190,6 @@ def test_the_final_save_is_synchronous_and_made_once(folder: Path) -> None:
 
 def test_a_final_step_that_was_saved_already_is_not_saved_twice(folder: Path) -> None:
     assert train(folder, 4, save_interval=2, save_async=True).steps == [2, 4]
-
-
-class InFlight(Callback):
-    """Notes how many saves are not committed yet after each step."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.most = folder, 0
-
-    def on_train_batch_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        hidden = [path for path in self.folder.glob("checkpoints/.*") if path.is_dir()]
-        self.most = max(self.most, len(hidden))
-
-
-def test_at_most_one_save_is_in_flight_and_the_last_is_committed_at_the_end(folder: Path) -> None:
-    flight = InFlight(folder)
-    saves = train(folder, 8, flight, save_interval=1, save_async=True)
-    assert flight.most <= 1
-    assert saves.steps == list(range(1, 9)) == saved(folder)
 
 
 def test_checkpoints_of_later_steps_than_the_present_one_are_not_removed(folder: Path) -> None:
@@ -286,17 +224,3 @@ def test_a_subclass_of_the_saver_takes_its_place(folder: Path) -> None:
 
     saver = Saver(folder / "checkpoints")
     assert Trainer(model=Net, checkpoint=saver).get_callbacks(CheckpointerCallback) == {"checkpoint": saver}
-
-
-def test_a_subclass_of_the_saver_takes_its_place_in_a_config(folder: Path) -> None:
-    (folder / "peer_saver.py").write_text(PROJECT)
-    parts = ["model=null", "model={_target_: peer_saver.Net}", "data=null", "data={_target_: peer_saver.Data}"]
-    saver = ["+callbacks.checkpoint._target_=peer_saver.Saver", "checkpoint.save_interval=2"]
-    composed = compose_fit([*parts, *saver, "loop.max_duration=4", "loggers=null", "device=cpu"])
-    composed.check_targets()
-    builder = Builder(composed.config, composed.trust)
-    data = builder.data()
-    trainer = builder.trainer(data, identity=RunIdentity(run_id="run"), run_dir=folder)
-    assert type(trainer.checkpoint).__name__ == "Saver"
-    trainer.fit(data.train)
-    assert saved(folder) == [0, 2, 4]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from fake_ranks import parted, save_as
-from safetensors.torch import load_file, save_file
 from small_runs import Net, fit, make_trainer, rows
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
@@ -17,7 +16,6 @@ from torch import nn
 from torch.distributed.tensor import Shard
 
 from trainer_cli import (
-    LoadOptions,
     SaveError,
     latest_checkpoint,
     load_checkpoint,
@@ -41,20 +39,6 @@ def save_model(path: str | Path, seed: int = 0) -> Net:
     model = model_of(seed)
     save_checkpoint(path, 1, model, torch.optim.SGD(model.parameters(), lr=0.1))
     return model
-
-
-def test_checkpoints_come_in_the_order_of_steps(folder: Path) -> None:
-    """In the order of steps as numbers; step 0 counts, and partial ones do not."""
-    trainer = fit(folder, loop={"max_duration": 11}, save={"save_interval": 5, "pre_train_checkpoint": True}).trainer
-    (folder / "checkpoints" / "step99").mkdir()
-    rows_of = trainer.validate_all(rows(1), folder / "checkpoints" / "step*")
-    assert [row.path.name for row in rows_of if row.path is not None] == ["step0", "step5", "step10", "step11"]
-    assert latest_checkpoint(folder / "checkpoints").name == "step11"
-
-
-def test_a_folder_without_checkpoints_raises_filenotfounderror(folder: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no valid checkpoint"):
-        latest_checkpoint(folder)
 
 
 @pytest.mark.parametrize("root", ["local", "memory"])
@@ -114,22 +98,6 @@ def test_the_state_of_an_optimizer_that_lacks_frozen_parameters_comes_back(folde
     assert same(*states)
 
 
-def test_only_the_named_keys_are_loaded(folder: Path) -> None:
-    run = fit(folder, loop={"max_duration": 2}, save={}, val=None)
-    path = folder / "checkpoints" / "step2"
-    assert list(make_sync_checkpointer().load(path, {"model": None})) == ["model"]
-    other = fit(
-        loop={"max_duration": 1},
-        fit_arguments={"ckpt_path": path, "load": LoadOptions(states=["model"], ignore_keys=["layer.bias"])},
-        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.0),
-        seed=5,
-    )
-    assert other.result.step == 1
-    expected, got = weights(run.trainer.model), weights(other.trainer.model)
-    assert same(got["layer.weight"], expected["layer.weight"])
-    assert not same(got["layer.bias"], expected["layer.bias"])
-
-
 def test_what_is_no_checkpoint_is_moved_aside(folder: Path) -> None:
     """A folder without a manifest is moved aside with its files; a checkpoint is refused."""
     checkpointer = make_sync_checkpointer()
@@ -145,24 +113,6 @@ def test_what_is_no_checkpoint_is_moved_aside(folder: Path) -> None:
 
 def export(folder: Path, format: str, output: str, *flags: str) -> int:
     return main(["ckpt", "export", str(folder / "step1"), "--format", format, "-o", str(folder / output), *flags])
-
-
-def test_exports_to_safetensors_and_torch_are_equal(folder: Path) -> None:
-    expected = weights(save_model(folder / "step1"))
-    assert export(folder, "safetensors", "a.safetensors") == 0
-    assert export(folder, "torch", "a.pt") == 0
-    written = torch.load(folder / "a.pt", weights_only=True)
-    assert same({name: written[name] for name in expected}, expected)
-    assert same({name: load_file(folder / "a.safetensors")[name] for name in expected}, expected)
-
-
-def test_what_is_at_the_output_is_replaced_only_on_demand(folder: Path) -> None:
-    save_model(folder / "step1")
-    save_file({"mine": torch.ones(1)}, folder / "a.safetensors")
-    assert export(folder, "safetensors", "a.safetensors") == 2
-    assert list(load_file(folder / "a.safetensors")) == ["mine"]
-    assert export(folder, "safetensors", "a.safetensors", "--overwrite") == 0
-    assert "mine" not in load_file(folder / "a.safetensors")
 
 
 def test_the_mean_of_checkpoints_is_that_of_each_of_their_weights(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -23,39 +22,11 @@ def test_a_saved_tree_comes_back(folder: Path, kind: str) -> None:
         assert_same(dict(checkpointer.load(folder / "step1")), state_of())
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_further_arguments_reach_the_writer(folder: Path, kind: str) -> None:
-    writer = Writer()
-    with closing(CLASSES[kind](writer=writer)) as checkpointer:
-        save(checkpointer, state_of(), folder / "step1", custom_arg="value", another_arg=42)
-        assert writer.noted == [{"custom_arg": "value", "another_arg": 42}]
-    with closing(MAKERS[kind]()) as checkpointer, pytest.raises(TypeError, match="custom_arg"):
-        checkpointer.save(state_of(), folder / "step2", custom_arg="value")
-    assert not (folder / "step2").exists()
-
-
 @pytest.mark.parametrize("argument", ["hook_arg"])
 def test_a_commit_hook_gets_the_path_alone(folder: Path, argument: str) -> None:
     with pytest.raises(TypeError, match=argument):
         make_sync_checkpointer().save(state_of(), folder / "step1", **{argument: 3})
     assert not list(folder.iterdir())
-
-
-class Hook:
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, str, bool]] = []
-
-    def pre_commit(self, path: str) -> None:
-        self.calls.append(("pre", path, Path(path).exists()))
-
-    def post_commit(self, path: str) -> None:
-        self.calls.append(("post", path, Path(path).exists()))
-
-
-def test_a_commit_hook_is_called_with_the_path_before_and_after_the_commit(folder: Path) -> None:
-    hook, path = Hook(), folder / "step1"
-    save(make_sync_checkpointer(commit_hook=hook), state_of(), path)
-    assert hook.calls == [("pre", str(path), False), ("post", str(path), True)]
 
 
 def test_a_writer_that_fails_does_not_make_save_raise_but_waiting_for_its_future(folder: Path) -> None:
@@ -66,29 +37,6 @@ def test_a_writer_that_fails_does_not_make_save_raise_but_waiting_for_its_future
         written.result(WAIT_S)
     with pytest.raises(SaveError, match="Write failed"):
         checkpointer.close()
-
-
-def test_the_next_save_raises_the_failure_of_the_one_before(folder: Path) -> None:
-    writer = Writer(RuntimeError("Write failed"))
-    with closing(AsyncCheckpointer(writer=writer)) as checkpointer:
-        checkpointer.save(state_of(), folder / "step1")
-        with pytest.raises(SaveError, match="Write failed"):
-            checkpointer.save(state_of(), folder / "step2")
-        writer.error = None
-        save(checkpointer, state_of(), folder / "step3")
-    assert [path.name for path in folder.iterdir()] == ["step3"]
-
-
-@pytest.mark.parametrize("results", [False, True])
-def test_a_save_in_the_background_returns_two_futures(folder: Path, results: bool) -> None:
-    with closing(make_async_checkpointer()) as checkpointer:
-        pair = checkpointer.save(state_of(), folder / "step1")
-        assert isinstance(pair, tuple)
-        staged, written = pair
-        assert isinstance(staged, Future)
-        assert isinstance(written, Future)
-        if results:
-            assert (staged.result(WAIT_S), written.result(WAIT_S)) == (None, None)
 
 
 @pytest.mark.parametrize("count", [2, 3])

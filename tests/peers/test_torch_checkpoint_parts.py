@@ -46,11 +46,6 @@ def test_the_state_may_be_changed_once_it_is_staged(folder: Path) -> None:
         assert_same(dict(checkpointer.load(folder / "step1")), expected)
 
 
-def test_the_state_is_copied_before_save_returns(folder: Path) -> None:
-    with closing(make_async_checkpointer()) as checkpointer:
-        assert checkpointer.save(state_of(), folder / "step1").staged.done()
-
-
 def test_a_stager_may_be_given(folder: Path) -> None:
     with closing(AsyncCheckpointer(stager=LiveStager())) as checkpointer:
         assert checkpointer.save(state_of(), folder / "step1").written.done(), "without a copy it is written at once"
@@ -91,15 +86,6 @@ def test_the_state_may_be_a_result_that_comes_later(folder: Path) -> None:
     save(checkpointer, lambda: state_of(2), folder / "step2")
     for seed in (1, 2):
         assert_same(dict(checkpointer.load(folder / f"step{seed}")), state_of(seed))
-
-
-def test_a_save_after_close_is_committed(folder: Path) -> None:
-    checkpointer = make_async_checkpointer()
-    save(checkpointer, state_of(1), folder / "step1")
-    checkpointer.close()
-    save(checkpointer, state_of(2), folder / "step2")
-    checkpointer.close()
-    assert_same(dict(make_sync_checkpointer().load(folder / "step2")), state_of(2))
 
 
 def test_tensors_in_shared_memory_are_saved_and_stay_there(folder: Path) -> None:

@@ -22,21 +22,7 @@ from trainer_cli import (
     SyncCheckpointer,
     make_sync_checkpointer,
 )
-from trainer_cli.checkpoint.reader import CheckpointReader
 from trainer_cli.errors import UserError
-
-LOCATIONS: dict[str, Any] = {
-    "name": "meta",
-    "device": torch.device("meta"),
-    "mapping": {"cpu": "meta"},
-    "function": lambda storage, location: storage.cpu().clone().fill_(1) if location == "cpu" else None,
-    "cpu": "cpu",
-}
-TYPES = [
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint64, torch.uint32, torch.uint16, torch.uint8),
-    *(torch.bool, torch.complex64),
-]
 
 
 @functools.cache
@@ -132,17 +118,6 @@ def test_a_missing_key_is_an_error_if_strict(kind: str) -> None:
     assert MAKERS[kind]().load(saved(kind), target, strict=False)["epoch"] == 10
 
 
-@pytest.mark.parametrize("dtype", list(TYPES))
-def test_each_type_of_tensor_comes_back(folder: Path, dtype: torch.dtype) -> None:
-    values = torch.tensor([0, 1, 1, 0]) if dtype is torch.bool else torch.arange(4)
-    tensor = values.to(dtype)
-    path = save(folder, {"a": tensor, "b": 1})
-    for target in ({"a": None}, {"a": torch.zeros(4).to(dtype)}):
-        loaded = load(path, target)["a"]
-        assert loaded.dtype == dtype
-        assert loaded.view(torch.uint8).tolist() == tensor.view(torch.uint8).tolist()
-
-
 @pytest.mark.parametrize("dtype", [torch.complex128])
 def test_a_type_without_a_name_in_safetensors_needs_a_torch_file(folder: Path, dtype: torch.dtype) -> None:
     tensor = torch.arange(4).to(dtype)
@@ -157,40 +132,6 @@ def test_odd_shapes_are_read_in_part(folder: Path, tensor: torch.Tensor) -> None
     path = save(folder, {"a": tensor, "b": 1})
     assert_same(load(path, {"a": torch.zeros_like(tensor)})["a"], tensor)
     assert_same(load(path, {"a": None})["a"], tensor)
-
-
-def test_a_path_without_a_checkpoint_raises_filenotfounderror(folder: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
-        load(folder / "step1")
-
-
-class Reader(CheckpointReader):
-    def read(self, *arguments: Any, extra: str = "", **named: Any) -> dict[str, Any]:
-        self.extra = extra
-        return super().read(*arguments, **named)
-
-
-def test_further_arguments_of_load_reach_the_reader() -> None:
-    reader = Reader()
-    SyncCheckpointer(reader=reader).load(saved(), extra="value")
-    assert reader.extra == "value"
-    with pytest.raises(TypeError, match="extra"):
-        load(saved(), extra="value")
-
-
-@pytest.mark.parametrize("kind", ["name", "device", "mapping", "function", "cpu"])
-def test_tensors_are_loaded_to_a_place(kind: str) -> None:
-    weight = load(saved(), default_map_location=LOCATIONS[kind])["model"]["weight"]
-    assert weight.shape == (2, 3)
-    assert weight.device.type == ("cpu" if kind in ("cpu", "function") else "meta")
-    if kind == "function":
-        assert weight.view(torch.uint8).eq(1).all(), "what the function returns is taken"
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_default_map_location_is_taken(kind: str) -> None:
-    loaded = MAKERS[kind]().load(saved(kind), default_map_location="cpu")
-    assert_same(dict(loaded), tree())
 
 
 def test_load_takes_the_arguments_of_torchs_own() -> None:
