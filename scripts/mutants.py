@@ -261,7 +261,7 @@ OF_SCHEDULES = (
     "tests/trainer/test_schedulers.py::test_a_plateau_is_told_the_metric_of_each_evaluation_and_goes_on_bit_for_bit",
 )
 OF_COUNT = (
-    "tests/callbacks/test_validation_callbacks.py::test_evaluations_are_counted_over_a_resume",
+    "tests/callbacks/test_exact_resume.py::test_a_resume_ends_where_going_through_ends",
     "tests/callbacks/test_validation_callbacks.py::test_it_is_called_every_nth_time_and_the_last",
 )
 OF_SPARSITY = (
@@ -354,13 +354,13 @@ OF_TRAINER = {
         "trainer_cli/callbacks/early_stopping.py",
         'state["best"], state["since"]',
         'state["best"], None',
-        ("tests/callbacks/test_early_stopping.py::test_a_resume_stops_at_the_same_step_with_the_same_state",),
+        ("tests/callbacks/test_exact_resume.py::test_a_resume_ends_where_going_through_ends",),
     ),
     "the number of averaged weights begins anew on a resume": Mutant(
         "trainer_cli/callbacks/ema.py",
         'self._count = int(state.get("count", 1))',
         "self._count = 1",
-        ("tests/callbacks/test_swa_and_flags.py::test_a_resume_averages_on",),
+        ("tests/callbacks/test_exact_resume.py::test_a_resume_ends_where_going_through_ends",),
     ),
     "random numbers are not restored": Mutant(
         LOOP,

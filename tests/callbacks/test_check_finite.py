@@ -16,9 +16,8 @@ from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.callbacks.profiling import DurationProfiler, Throughput
-from trainer_cli.callbacks.skip_samples import SkipSamples
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.errors import ConfigError, NotFiniteError, UserError
+from trainer_cli.errors import NotFiniteError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.train_step import TrainStep
@@ -85,8 +84,7 @@ def test_the_check_is_also_before_an_evaluation_and_the_end(tmp_path: Path) -> N
         _fit(tmp_path / "ended", CheckFinite(), Plant(FIFTH), settings=none)
 
 
-@pytest.mark.parametrize("how", ["input", "target"])
-@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize(("how", "accumulated"), [("input", 1), ("target", 2)])
 def test_skip_leaves_out_the_step_and_nothing_else(how: str, accumulated: int, tmp_path: Path) -> None:
     """Weights, moments and the statistics of batch norm are those of a training that has no such step."""
 
@@ -161,29 +159,6 @@ def test_a_resume_after_a_roll_back_is_exact(tmp_path: Path) -> None:
         assert logger.stream == straight.stream
 
 
-def test_samples_are_skipped_once_and_the_training_is_as_long(tmp_path: Path) -> None:
-    seen = Plant()
-    made = _fit(tmp_path, CheckFinite(), SkipSamples(24), seen, StopAt(5), settings={"max_duration": "2ep"})
-    _fit(tmp_path, CheckFinite(), SkipSamples(24), seen, settings={"max_duration": "2ep"})
-    assert seen.seen == ALL[6:16]
-    assert made.progress.passed_over == 6
-    with pytest.raises(UserError, match="counts samples"):
-        trainer(callbacks=[SkipSamples(4)]).fit(torch.utils.data.DataLoader(Lines()))
-
-
-class Lines(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
-    """No length, and no position."""
-
-    def __iter__(self) -> Any:
-        return iter(loader(4).iterate(0))
-
-
-@pytest.mark.parametrize("bad", [{"policy": "stop"}, {"max_times": -1}, {"max_times": True}])
-def test_wrong_settings_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        CheckFinite(**bad)
-
-
 class PlantLoss(Plant):
     """Makes the loss alone NaN; the gradients stay finite."""
 
@@ -196,15 +171,19 @@ class PlantLoss(Plant):
 
 
 PLACES = {"first": (0, 0), "evaluated": (0, 3), "last": (2, 1)}
-FOUND = [
-    *((place, Plant, "") for place in PLACES),
-    ("evaluated", PlantLoss, ""), ("evaluated", Plant, "fp16"), ("evaluated", PlantLoss, "fp16"),
-    ("evaluated", Plant, "accumulated"), ("first", PlantLoss, "accumulated"),
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(("place", "plant", "more"), FOUND)
-@pytest.mark.parametrize("policy", ["skip", "roll_back"])
+@pytest.mark.parametrize(
+    ("policy", "place", "plant", "more"),
+    [
+        *((policy, place, Plant, "") for policy in ("skip", "roll_back") for place in PLACES),
+        ("skip", "evaluated", PlantLoss, "fp16"),
+        ("roll_back", "evaluated", PlantLoss, ""),
+        ("roll_back", "evaluated", Plant, "fp16"),
+        ("skip", "first", PlantLoss, "accumulated"),
+        ("roll_back", "evaluated", Plant, "accumulated"),
+    ],
+)
 def test_a_nan_at_any_step_leaves_no_trace(
     policy: str, place: str, plant: type[Plant], more: str, tmp_path: Path
 ) -> None:

@@ -18,7 +18,6 @@ import trainer_cli
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor, ParameterTable, parameter_table
 from trainer_cli.callbacks.profiling import DurationProfiler, MemoryMonitor, Throughput, TorchProfiler, peak_tflops
 from trainer_cli.callbacks.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
-from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.model_call import _observers
 
@@ -191,21 +190,3 @@ def test_hooks_do_not_stay_after_an_error() -> None:
     assert not [one for one in made.model.modules() if one._forward_hooks]
     assert _observers == []
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: trainer(callbacks=[ActivationStatistics(["nowhere.*"])]), "no module matches"),
-        (lambda: trainer(callbacks=[LearningRateMonitor("rate")]), "no parameter group has 'rate'"),
-        (lambda: TensorListener(statistics=["median"]), "'median' is no statistic"),
-        (lambda: DumpActivations(["*"], every=0), "every is 0"),
-        (lambda: Throughput(peak_tflops=-1), "peak_tflops is -1"),
-        (lambda: TorchProfiler(active=0), "active is 0"),
-        (lambda: trainer(callbacks={"a": TorchProfiler(), "b": TorchProfiler()}), "there are two TorchProfilers"),
-        (lambda: ParameterTable(-1), "depth is -1"),
-    ],
-)
-def test_mistakes_are_reported(make: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from tiny import Noisy, StopAt, loader, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
 from trainer_cli.core.load_options import LoadOptions
-from trainer_cli.errors import ConfigError, UserError
 
 
 def _fit(folder: Path, saver: SaveCheckpointState, *callbacks: Any, **more: Any) -> Any:
@@ -56,14 +54,3 @@ def test_a_run_starts_from_the_states_that_were_saved(tmp_path: Path) -> None:
     other.load_checkpoint(tmp_path / "parts/step11", LoadOptions(states=["model", "optimizer"]))
     assert same(other.model.state_dict(), first.model.state_dict()) == []
     assert same(list(other.optimizer.state.values()), list(first.optimizer.state.values())) == []
-
-
-def test_a_trainer_that_saves_no_checkpoints_is_refused() -> None:
-    with pytest.raises(UserError, match="this trainer saves none"):
-        trainer(callbacks=[SaveCheckpointState()]).fit(loader())
-
-
-@pytest.mark.parametrize("bad", [{"states": ["modle"]}, {"states": "all"}, {"states": []}, {"every": "often"}])
-def test_wrong_settings_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        SaveCheckpointState(**bad)

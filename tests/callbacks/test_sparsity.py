@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.skip_samples import SelectiveGrad
 from trainer_cli.callbacks.sparse_training import GMP, SET, RigL, Static
 from trainer_cli.callbacks.sparsity import Sparsity, cosine, cubic, erdos_renyi_kernel, replaced
-from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.train_step import TrainStep
@@ -267,33 +266,7 @@ def test_the_densities_are_those_of_the_papers() -> None:
     assert [cosine(step, 10) for step in (0, 5, 10, 20)] == pytest.approx([1, 0.5, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Static(1.0), "sparsity is 1.0"),
-        (lambda: Static(0.5, init="first"), "init is 'first'"),
-        (lambda: Static(0.5, distribution="even"), "distribution is 'even'"),
-        (lambda: Static({"*": 0.5}, distribution="erk"), "needs one number"),
-        (lambda: SET(0.5, drop_fraction=1.5), "drop_fraction is 1.5"),
-        (lambda: SET(0.5, every=0), "every: 0 is not a duration"),
-        (lambda: SelectiveGrad(1.5), "share is 1.5, but it is above 0 and at most 1"),
-        (lambda: _fit(Static(0.5, parameters=["*.bias"])), "no parameter has a mask"),
-        (lambda: _fit(Static({"net.0.*": 0.5})), "no glob of sparsity matches net.2.weight"),
-        (lambda: _fit(GMP(0.5, stop="30min")), "sparsity.stop is needed as a number of steps"),
-        (lambda: _fit(GMP(0.5, start=9, stop=9)), "stops to change at step 9"),
-    ],
-)
-def test_mistakes_are_reported(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
-
-
 def test_a_checkpoint_of_other_masks_is_refused(tmp_path: Path) -> None:
     _fit(Static(0.5), StopAt(6), folder=tmp_path)
     with pytest.raises(UserError, match="has a mask in the checkpoint, but none here"):
         _fit(Static(0.5, exclude=["net.4.*"]), folder=tmp_path)
-
-
-def test_it_is_given_once() -> None:
-    with pytest.raises(UserError, match="two callbacks are called 'sparsity'"):
-        trainer(sparsity=Static(0.5), callbacks={"sparsity": Static(0.5)})

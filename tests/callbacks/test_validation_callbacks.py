@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.data.text import Windows
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.models.gpt import GPT, classification
-from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 
 F1_OF_ONE_EPOCH = {"max_duration": 4, "eval_interval": 2}
@@ -49,23 +47,6 @@ def test_it_is_called_every_nth_time_and_the_last(every: int, steps: list[int]) 
     made.fit(loader(), loader(4, shuffle=False))
     assert logger.steps("task/score") == steps
     assert made.model.training
-
-
-@pytest.mark.parametrize("every", [2, 3])
-@pytest.mark.parametrize("stop", [3, 5, 7])
-def test_evaluations_are_counted_over_a_resume(every: int, stop: int, tmp_path: Path) -> None:
-    def fitted(folder: str, *more: Callback) -> list[int]:
-        logger = ListLogger()
-        trainer(
-            callbacks=[Downstream(every), *more],
-            loggers=[logger],
-            checkpoint=CheckpointerCallback(tmp_path / folder),
-            settings={"max_duration": 9, "eval_interval": 1},
-        ).fit(loader(), loader(4, shuffle=False))
-        return logger.steps("task/score")
-
-    straight = fitted("straight")
-    assert fitted("parts", StopAt(stop)) + fitted("parts") == straight == [*range(every, 9, every), 9]
 
 
 def test_the_count_survives_a_resume_and_an_early_end_has_its_last_call(tmp_path: Any) -> None:
@@ -127,12 +108,6 @@ def test_a_language_model_continues_prompts_by_the_tokens_of_its_data() -> None:
     assert fit() == [texts], "samples depend on weights, step and seed alone"
     with pytest.raises(UserError, match="the text has no character 'z'"):
         windows.encode("az")
-
-
-@pytest.mark.parametrize("bad", [{"length": 0}, {"temperature": -0.5}, {"every": 0}])
-def test_wrong_settings_of_samples_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(bad))} is "):
-        TextSamples(**bad)
 
 
 def test_without_a_codec_tokens_are_bytes_and_greedy_is_the_likeliest() -> None:

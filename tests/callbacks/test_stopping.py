@@ -1,0 +1,308 @@
+"""EarlyStopping, ThresholdStopper and EarlyExit end the run by a rule, with its reason; the run then stays ended."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, same, trainer, without_clock
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
+from trainer_cli.errors import UserError
+from trainer_cli.trainer.hooks import Callback
+
+NAN, INF = math.nan, math.inf
+
+
+class Scores(Callback):
+    """A downstream evaluation whose results are known beforehand; by default it is best at step 2."""
+
+    def __init__(self, *scores: float) -> None:
+        self.scores = scores
+
+    def run_validation(self, trainer: Any, is_last: bool) -> None:
+        step, scores = trainer.progress.step, self.scores
+        trainer.log_metrics({"task/score": scores[min(step, len(scores)) - 1] if scores else abs(step - 2.0)})
+
+
+def _stopping(**settings: Any) -> EarlyStopping:
+    return EarlyStopping(**{"metric": "task/score", "patience": 2, "check_finite": False, **settings})
+
+
+def _fit(*callbacks: Any, scores: tuple[float, ...] = (), folder: Path | None = None, **settings: Any) -> Any:
+    """Steps of which each is evaluated; epochs of three. What ends the run stands before what it watches."""
+    logger = settings.pop("logger", None) or ListLogger()
+    made = trainer(
+        callbacks={**{str(number): each for number, each in enumerate(callbacks)}, "scores": Scores(*scores)},
+        settings={"max_duration": 12, "eval_interval": 1, "log_interval": 3, **settings},
+        loggers=[logger],
+        run_dir=folder,
+        checkpoint=None if folder is None else CheckpointerCallback(folder / "checkpoints", save_interval=3),
+    )
+    return made, made.fit(loader(10, 4))
+
+
+@pytest.mark.parametrize(
+    ("scores", "settings", "ends", "best", "reason"),
+    [
+        ((3, 2, 1, 1, 1), {}, 5, 1, "has not been below 1 (step 3) for 2 steps"),
+        ((1, 2, 3, 4, 5), {"mode": "max"}, 7, 5, "has not been above 5 (step 5) for 2 steps"),
+        ((5, 4, 3), {"mode": "max"}, 3, 5, "has not been above 5 (step 1)"),
+        ((3, 2.9, 2.8, 2.7), {"min_delta": 0.5}, 3, 3, "has not been below 3 (step 1) by more than 0.5 for 2 steps"),
+        ((3, 2.7, 2.4, 2.3, 2.2), {"min_delta": 0.5}, 5, 2.4, "has not been below 2.4"),
+        ((NAN, NAN, NAN), {}, 3, None, "has been no number for 2 steps"),
+        ((NAN, NAN, 5, NAN, 4, NAN), {}, 7, 4, "below 4"),
+        ((INF, 5, NAN, 4, 5, 5), {}, 6, 4, "below 4"),
+        ((1, 2), {"patience": "1ep"}, 4, 1, "below 1"),
+        ((1, 2), {"patience": "0.5ep"}, 3, 1, "below 1"),
+        ((1, 2), {"patience": "9sp"}, 4, 1, "below 1"),
+        ((1, 2), {"patience": "30tok"}, 4, 1, "below 1"),
+        ((1, 2), {"patience": "9h"}, 12, 1, "max_duration"),
+        *((((3, value, 2, 4, 4)), {"check_finite": True}, 2, 3, f"is {value}") for value in (NAN, INF, -INF)),
+        *((((3, value, 2, 4, 4)), {}, 5, 2, "below 2") for value in (NAN, INF, -INF)),
+    ],
+)
+def test_it_ends_the_run_once_nothing_was_better_for_as_long_as_patience(
+    scores: tuple[float, ...], settings: dict[str, Any], ends: int, best: float | None, reason: str
+) -> None:
+    stopping = _stopping(**settings)
+    _, result = _fit(stopping, scores=scores)
+    assert (result.step, result.finished, stopping.best) == (ends, True, best)
+    assert reason in result.reason
+    assert ends == 12 or result.reason.startswith("task/score ")
+
+
+def test_a_value_that_is_not_finite_ends_the_run_by_default() -> None:
+    assert EarlyStopping().check_finite
+
+
+@pytest.mark.parametrize("log_interval", [None, 2])
+def test_an_evaluation_that_was_broken_off_ends_the_run_when_it_is_made_up(tmp_path: Path, log_interval: Any) -> None:
+    logs, ends = [ListLogger(), ListLogger()], []
+    for log, folder, stops in ((logs[0], "a", [None]), (logs[1], "b", [4, None])):
+        for step in stops:
+            stop = {} if step is None else {"stop": StopInEvaluation(step)}
+            made = trainer(
+                callbacks={"stopping": EarlyStopping(patience=2, min_delta=100), **stop},
+                settings={"max_duration": 9, "eval_interval": 2, "log_interval": log_interval},
+                checkpoint=CheckpointerCallback(tmp_path / folder),
+                loggers=[log],
+                run_dir=tmp_path,
+            )
+            result = made.fit(loader(), loader(6, 2))
+        state = made.callbacks["stopping"].state_dict()
+        ends.append((result.step, result.reason, without_clock(result.metrics), state))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == 4
+    assert logs[0].stream == logs[1].stream
+
+
+def test_a_run_that_it_ended_is_finished_until_it_is_longer_or_more_patient(tmp_path: Path) -> None:
+    def fit(patience: int = 2, **settings: Any) -> Any:
+        return _fit(_stopping(patience=patience), scores=(3, 1, 2, 2, 2, 0.5, 2, 2, 2), folder=tmp_path, **settings)
+
+    assert fit()[1].step == 4
+    for _ in range(2):
+        made, result = fit()
+        assert (result.step, made.model.calls, result.finished) == (4, 0, True)
+        assert result.reason == "task/score has not been below 1 (step 2) for 2 steps"
+    made, result = fit(max_duration=20)
+    assert (made.loaded_step, result.step) == (4, 5), "the next evaluation is no better either"
+    made, result = fit(max_duration=21)
+    assert (made.loaded_step, result.step) == (5, 8), "the next one is"
+    made, result = fit(4, max_duration=21)
+    assert (made.loaded_step, result.step) == (8, 10)
+
+
+def test_a_patience_in_another_unit_counts_from_when_it_is_first_asked(tmp_path: Path) -> None:
+    _fit(_stopping(patience=4), scores=(1, 2, 3), folder=tmp_path, max_duration=3)
+    assert _fit(_stopping(patience="8sp"), scores=(1, 2, 3), folder=tmp_path)[1].step == 7
+
+
+@pytest.mark.parametrize(
+    ("metric", "hint"),
+    [
+        ("val/los", r"Did you mean 'val/loss'\?"),
+        ("task/scored", r"Did you mean 'task/score'\?"),
+        ("x", r"Reported are task/score, val/loss, val/mae\."),
+    ],
+)
+@pytest.mark.parametrize("make", [EarlyStopping, lambda metric: ThresholdStopper(metric, 1.0)])
+def test_a_metric_that_nothing_reports_is_refused_before_step_1(make: Any, metric: str, hint: str) -> None:
+    logger = ListLogger()
+    made = trainer(callbacks={"stopping": make(metric), "scores": Scores(1)}, loggers=[logger])
+    with pytest.raises(UserError, match=rf"callbacks\.stopping\.metric is '{metric}', which no .* reports.*{hint}"):
+        made.fit(loader(), loader(6))
+    assert (made.progress.step, made.model.calls) == (0, 1), "one batch was all that was evaluated"
+    assert logger.records == []
+
+
+def test_without_validation_there_is_nothing_to_watch() -> None:
+    with pytest.raises(UserError, match=r"is 'val/loss', which no .* reports\. There is no validation data"):
+        trainer(callbacks={"stopping": EarlyStopping()}).fit(loader())
+
+
+class Traces(Callback):
+    """Everything in which the evaluation before the first step could leave a trace."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.seen: list[str] = []
+
+    def on_fit_start(self, trainer: Any, *args: Any) -> None:
+        trainer.log_metrics(parameters=3)
+
+    def on_validate_batch_end(self, trainer: Any, *args: Any) -> None:
+        self.batches += 1
+        random.random(), np.random.rand(), torch.rand(1)
+        if trainer.sanity_checking:
+            self.seen.append("batch")
+
+    def run_validation(self, trainer: Any, is_last: bool) -> None:
+        if trainer.sanity_checking:
+            self.seen.append("downstream")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches = state["batches"]
+
+
+@pytest.mark.parametrize("metric", ["val/loss", "task/score"])
+def test_the_search_for_its_metric_before_the_first_step_leaves_no_trace(metric: str) -> None:
+    logs, ends, traces = [ListLogger(), ListLogger()], [], [Traces(), Traces()]
+    for log, trace, callbacks in zip(logs, traces, ({}, {"stopping": EarlyStopping(metric)}), strict=True):
+        made = trainer(
+            Noisy,
+            callbacks={**callbacks, "trace": trace, "scores": Scores(*range(9))},
+            settings={"max_duration": 6, "eval_interval": 3, "log_interval": 2},
+            loggers=[log],
+        )
+        made.fit(loader(), loader(6, 2))
+        ends.append(everything(made))
+        ends[-1]["callbacks"].pop("stopping", None)
+    assert same(*ends) == []
+    assert logs[0].stream == logs[1].stream
+    assert logs[1].stream[0] == (0, {"parameters": 3.0})
+    assert traces[0].seen == []
+    assert traces[1].seen == (["batch"] if metric == "val/loss" else ["batch", "downstream"])
+
+
+def test_without_a_metric_to_watch_no_batch_is_evaluated_beforehand() -> None:
+    made = trainer(callbacks=[Scores(1)], settings={"max_duration": 1})
+    made.fit(loader(), loader(6, 2))
+    assert made.model.calls == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "threshold"),
+    [("task/score", "max", 5), ("train/loss", "min", 0.5), ("train/samples_per_s", "max", 1e-3)],
+)
+def test_the_first_value_at_the_threshold_or_beyond_ends_the_run(metric: str, mode: str, threshold: float) -> None:
+    logger = ListLogger()
+    _, result = _fit(ThresholdStopper(metric, threshold, mode), logger=logger, max_duration=40)
+    values = {record.step: record.metrics[metric] for record in logger.records if metric in record.metrics}
+    beyond = [step for step, value in values.items() if (value <= threshold if mode == "min" else value >= threshold)]
+    assert beyond == [result.step]
+    assert result.finished
+    assert result.reason.startswith(f"{metric} is ")
+
+
+def test_the_first_function_that_answers_ends_the_run() -> None:
+    asked: list[int] = []
+
+    def never(trainer: Any) -> None:
+        asked.append(trainer.progress.step)
+
+    def at_seven(trainer: Any) -> str | bool:
+        return "seven are enough" if trainer.progress.step == 7 else False
+
+    _, result = _fit(EarlyExit([never, at_seven]), grad_accum_steps=2)
+    assert (result.step, result.finished, result.reason) == (7, True, "seven are enough")
+    assert asked == list(range(1, 8)), "once a step, and not once a batch"
+
+
+def test_a_registered_function_is_asked_until_its_handle_is_removed() -> None:
+    callback = EarlyExit()
+    handle = callback.register(lambda trainer: trainer.progress.step >= 2)
+    assert _fit(callback)[1].reason == "<lambda> asked for it"
+    handle.remove()
+    assert _fit(callback)[1].step == 12
+
+
+def _enough(trainer: Any) -> Any:
+    return trainer.progress.step == 4 and "enough"
+
+
+OWN = "a callback of the user's own"
+# Callbacks that end the run at step 4, and ones with another rule.
+ENDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
+    "EarlyExit": (lambda: EarlyExit([_enough]), None),
+    "EarlyStopping": (lambda: EarlyStopping("task/score", patience=2), lambda: EarlyStopping("task/score", patience=4)),
+    "ThresholdStopper": (
+        lambda: ThresholdStopper("task/score", 2.0, "max"),
+        lambda: ThresholdStopper("task/score", 5.0, "max"),
+    ),
+    OWN: (lambda: StopAt(4, finished=True), None),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_run_that_a_callback_ended_stays_ended(name: str, tmp_path: Path) -> None:
+    end, other = ENDS[name]
+    made, first = _fit(end(), folder=tmp_path)
+    assert (first.step, first.finished) == (4, True)
+    for max_duration in (12, "12st", 8):
+        again, result = _fit(end(), folder=tmp_path, max_duration=max_duration)
+        assert (result.step, result.finished, result.reason) == (4, True, first.reason)
+        assert same(everything(made)["model"], everything(again)["model"]) == []
+    if name != OWN:
+        shutil.copytree(tmp_path, tmp_path / "without")
+        assert _fit(folder=tmp_path / "without", max_duration=8)[1].step == 8
+    if other is not None:
+        assert _fit(other(), folder=tmp_path, max_duration=8)[1].step > 4
+
+
+@pytest.mark.parametrize("change", [{"max_duration": 13}, {"max_duration": "9ep"}, {"hard_stop": 6}])
+@pytest.mark.parametrize("name", ENDS)
+def test_a_longer_run_goes_on(name: str, change: dict[str, Any], tmp_path: Path) -> None:
+    _fit(ENDS[name][0](), folder=tmp_path)
+    assert _fit(ENDS[name][0](), folder=tmp_path, **change)[1].step > 4
+
+
+LEAST = [(None, 4), (3, 4), ("2ep", 6), ("27sp", 8), (12, 12), ("90ep", 12), ("0.001s", 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "step"), [*(("EarlyExit", *each) for each in LEAST), *((name, 6, 6) for name in ENDS)]
+)
+def test_no_callback_ends_a_run_before_its_least_duration(name: str, least: Any, step: int) -> None:
+    _, result = _fit(ENDS[name][0](), min_duration=least)
+    assert (result.step, result.finished) == (step, True)
+    assert ("max_duration" in result.reason) == (step == 12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "total"),
+    [
+        ({"hard_stop": 5}, 5),
+        ({"hard_stop": "1ep"}, 3),
+        ({"hard_stop": "8sp"}, 12),
+        ({"hard_stop": 20}, 12),
+        ({"max_duration": "30tok"}, None),
+        ({"max_duration": "300tok", "hard_stop": 5}, 5),
+    ],
+)
+def test_displays_count_to_the_step_at_which_the_run_ends(settings: dict[str, Any], total: int | None) -> None:
+    logger = ListLogger()
+    _fit(logger=logger, **settings)
+    assert logger.facts[0].total_steps == total
