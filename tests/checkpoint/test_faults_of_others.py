@@ -1,85 +1,15 @@
-"""Faults of the checkpointers of PyTorch, one by one: a test shows that ours has it not, or it cannot arise."""
+"""Faults that the checkpointers of PyTorch had: settings ignored, a file or much space for each tensor, gradients."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from trainer_cli import make_async_checkpointer, make_sync_checkpointer
-
-TESTS = Path(__file__).parents[1]
-ROWS = [*(f"X{number}" for number in range(1, 11)), *(f"D{number}" for number in range(1, 23))]
-"""X: torch.distributed.checkpoint._experimental; D: the stable part."""
-SHOWN_BY = {
-    "X1": ("a partial load ignores strides", "test_tensors_that_are_not_contiguous_come_back_with_their_values"),
-    "X2": ("a failed write fails all later ones", "test_a_failed_save_leaves_nothing_and_the_next_one_works"),
-    "X3": ("settings are ignored", "test_x3_settings_are_used"),
-    "X4": ("the default fails without a GPU", "test_a_save_is_none_or_the_pair_of_its_futures"),
-    "X5": ("many tensors need as many open files", "test_x5_more_tensors_than_open_files"),
-    "X7": ("an empty tensor breaks a partial load", "test_empty_and_scalar_tensors_are_filled"),
-    "X8": ("numpy's random state cannot be loaded", "test_random_generators_go_on_where_they_were"),
-    "X9": ("a torn save looks like a whole one", "test_a_kill_at_any_operation_loses_nothing"),
-    "D1": ("an error in a writing thread is lost", "test_any_error_while_a_checkpoint_is_written_is_a_failed_save"),
-    "D2": ("a save over an old one mixes both", "test_a_folder_with_a_manifest_is_never_replaced"),
-    "D3": (
-        "folders are not fsynced",
-        "test_everything_is_at_rest_before_the_folder_gets_its_name_and_that_too",
-    ),
-    "D5": (
-        "what does not fit is ignored or cast in silence",
-        "test_everything_that_does_not_fit_is_reported_in_one_table_and_nothing_is_loaded",
-    ),
-    "D6": ("moments of a fresh optimizer are lost", "test_a_restored_run_goes_on_bit_for_bit"),
-    "D7": ("gradients make the state empty", "test_d7_gradients_do_not_change_the_state"),
-    "D8": (
-        "a parameter without gradient cannot be resumed",
-        "test_a_fresh_optimizer_and_parameters_without_a_gradient_have_no_state",
-    ),
-    "D9": ("tied weights are written twice", "test_tied_tensors_are_stored_once_and_are_tied_again"),
-    "D10": ("each tensor is a file of its own", "test_d10_small_tensors_take_little_space"),
-    "D11": ("what is no tensor breaks the file", "test_transformers_reads_a_checkpoint"),
-    "D12": ("each save allocates a copy", "test_one_buffer_serves_every_save_and_grows_with_the_state"),
-    "D13": ("memory is kept after a save", "test_what_a_job_held_is_freed_when_it_is_done"),
-    "D19": ("pickles run code", "test_only_restricted_readers_import_pickle"),
-    "D20": ("there is no retention and no discovery", "test_three_are_left_where_three_are_to_be_kept"),
-    "D21": ("old ones go too early", "test_what_follows_a_commit_is_done_after_it_and_only_then"),
-    "D22": ("discovery by a part of the name", "test_copies_that_a_user_made_are_no_checkpoints_of_a_folder"),
-}
-"""Row -> the fault, and the test that shows its absence."""
-CANNOT_ARISE = {
-    "X6": "There is no barrier with a time limit: one process commits.",
-    "X10": "Saves are written by a thread, so no process starts and imports the script again.",
-    "D4": "Each save has a folder of its own, so no file of another save is in it.",
-    "D14": "Writing, reading and digesting release the interpreter's lock; scripts/bench measures the stall.",
-    "D15": "No process group is needed, and no process started.",
-    "D16": "There is no child process that could be dead.",
-    "D17": "There is no child process to start; memory is prepared by the writer thread.",
-    "D18": "The writer thread talks to no other rank.",
-}
-"""Row -> why it cannot be here."""
-
-
-@cache
-def names() -> set[str]:
-    """Every test of the project."""
-    return {
-        node.name
-        for path in TESTS.rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    }
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_each_fault_is_shown_not_to_be_here(row: str) -> None:
-    assert (row in SHOWN_BY) != (row in CANNOT_ARISE)
-    assert row in CANNOT_ARISE or SHOWN_BY[row][1] in names()
 
 
 @pytest.mark.parametrize("make", [make_sync_checkpointer, make_async_checkpointer])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,13 +20,15 @@ import torch
 from states import same
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.checkpoint.catalog import Catalog, why_damaged
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.format import huggingface
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
 from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
@@ -60,29 +64,37 @@ def state() -> dict[str, Any]:
 METADATA = CheckpointMetadata(run_id="r", step=3)
 
 
-@pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
+def save(path: Path, name: str, tree: Any = None) -> Path:
+    SyncCheckpointer(format=FORMATS[name]).save(state() if tree is None else tree, path, metadata=METADATA)
+    return path
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_state_comes_back_bit_for_bit(tmp_path: Path, name: str, kind: type[SyncCheckpointer]) -> None:
-    checkpointer = kind(format=FORMATS[name])
-    checkpointer.save(state(), tmp_path / "step3", metadata=METADATA)
-    checkpointer.close()
-    loaded = SyncCheckpointer().load(tmp_path / "step3")
+def test_a_state_comes_back_bit_for_bit_and_is_written_alike_in_the_background(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path / "sync/step3", name)
+    background = AsyncCheckpointer(format=FORMATS[name])
+    background.save(state(), tmp_path / "async/step3", metadata=METADATA)
+    background.close()
+    assert files(tmp_path / "async/step3") == files(path)
+    loaded = SyncCheckpointer().load(path)
     assert same(dict(loaded), state())
     assert loaded["model"]["emb.weight"] is loaded["model"]["head.weight"]
-    assert SyncCheckpointer().manifest(tmp_path / "step3").format == FORMATS[name].name
-    SyncCheckpointer().verify(tmp_path / "step3")
+    assert SyncCheckpointer().verify(path).format == FORMATS[name].name
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_copy_of_a_state_is_written_as_the_state(tmp_path: Path, name: str) -> None:
-    for kind, place in ((SyncCheckpointer, "sync"), (AsyncCheckpointer, "async")):
-        checkpointer = kind(format=FORMATS[name])
-        checkpointer.save(state(), tmp_path / place / "step3", metadata=METADATA)
-        checkpointer.close()
-    one, other = (
-        {path.name: path.read_bytes() for path in (tmp_path / place / "step3").iterdir()} for place in ("sync", "async")
-    )
-    assert one == other
+def test_a_checkpoint_is_not_readable_under_the_name_of_another_format(tmp_path: Path, name: str) -> None:
+    path = save(tmp_path / "step3", name)
+    catalog = Catalog(LocalStorage(tmp_path))
+    assert why_damaged(catalog.storage, catalog.entry("step3")) is None
+    manifest = Manifest.parse((path / "manifest.json").read_bytes())
+    for other in {"tensors", "torch_file", "archive", "zarr"} - {manifest.format}:
+        (path / "manifest.json").write_bytes(replace(manifest, format=other).to_bytes())
+        assert why_damaged(catalog.storage, catalog.entry("step3")) is not None, other
 
 
 @pytest.mark.parametrize("name", ["tensors", "huggingface", "archive none"])
@@ -97,22 +109,68 @@ def test_the_plan_has_the_bytes_that_a_save_takes(tmp_path: Path, name: str, mon
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_parts_are_loaded_alone(tmp_path: Path, name: str) -> None:
-    SyncCheckpointer(format=FORMATS[name]).save(state(), tmp_path / "step3")
+    save(tmp_path / "step3", name)
     assert same(SyncCheckpointer().read(tmp_path / "step3", ["progress"]), {"progress": state()["progress"]})
     assert same(SyncCheckpointer().read(tmp_path / "step3", ["model"]), {"model": state()["model"]})
 
 
+def flip(at: int) -> Callable[[bytes], bytes]:
+    return lambda whole: whole[: at % len(whole)] + bytes([whole[at] ^ 1]) + whole[at % len(whole) + 1 :]
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "the first bit": flip(0),
+    "a bit of the middle": lambda whole: flip(len(whole) // 2)(whole),
+    "the last bit": flip(-1),
+    "nothing left": lambda whole: b"",
+    "half of it": lambda whole: whole[: len(whole) // 2],
+    "a byte less": lambda whole: whole[:-1],
+    "a byte more": lambda whole: whole + b"\0",
+    "a line more": lambda whole: whole + b"\n",
+    "twice": lambda whole: whole * 2,
+    "zeros": lambda whole: bytes(len(whole)),
+}
+
+
+def is_noticed(path: Path, file: str) -> bool:
+    """Whether a check and, of a file that it reads, a use refuse the checkpoint, and name the file."""
+    checkpointer = SyncCheckpointer()
+    for use in (checkpointer.verify, checkpointer.load)[: 1 if file == "config.yaml" else 2]:
+        is_manifest = file == "manifest.json"
+        with pytest.raises(CheckpointError if is_manifest else DamagedCheckpoint, match=None if is_manifest else file):
+            use(path)
+    return True
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", [*FORMATS, "sha256"])
+def test_a_change_of_any_file_is_noticed(tmp_path: Path, name: str, change: str) -> None:
+    checkpointer = (
+        make_sync_checkpointer(digest="sha256") if name == "sha256" else SyncCheckpointer(format=FORMATS[name])
+    )
+    metadata = replace(METADATA, files={"config.yaml": b"seed: 1\n"})
+    checkpointer.save(state(), path := tmp_path / "step3", metadata=metadata)
+    for file, content in files(path).items():
+        (path / file).write_bytes(CHANGES[change](content))
+        assert is_noticed(path, file)
+        (path / file).write_bytes(content)
+    assert same(dict(SyncCheckpointer().load(path)), state())
+
+
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_changed_byte_anywhere_is_noticed(tmp_path: Path, name: str) -> None:
-    SyncCheckpointer(format=FORMATS[name]).save(state(), tmp_path / "step3")
-    for path in sorted((tmp_path / "step3").iterdir()):
-        content = path.read_bytes()
-        for at in {0, len(content) // 2, len(content) - 1}:
-            path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-            with pytest.raises(DamagedCheckpoint):
-                SyncCheckpointer().load(tmp_path / "step3")
-        path.write_bytes(content)
-    assert same(dict(SyncCheckpointer().load(tmp_path / "step3")), state())
+def test_a_file_that_is_missing_no_file_or_of_another_checkpoint_is_noticed(tmp_path: Path, name: str) -> None:
+    path, other = save(tmp_path / "step3", name), save(tmp_path / "step4", name, {"model": {}, "progress": {"step": 4}})
+    for file, content in files(path).items():
+        (path / file).unlink()
+        assert is_noticed(path, file)
+        for make in (os.mkfifo, os.mkdir):
+            make(path / file)
+            assert is_noticed(path, file)
+            (path / file).unlink() if make is os.mkfifo else (path / file).rmdir()
+        if file != "manifest.json" and (other / file).exists():
+            shutil.copy(other / file, path / file)
+            assert is_noticed(path, file)
+        (path / file).write_bytes(content)
 
 
 def test_a_torch_file_is_read_by_torch_alone(tmp_path: Path) -> None:

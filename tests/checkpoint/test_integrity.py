@@ -109,15 +109,3 @@ def test_whatever_reading_raises_is_damage_and_the_next_older_one_is_taken(catal
     assert found is not None
     assert found.step == 2
     assert "step3 is not used, and is quarantined" in caplog.text
-
-
-@pytest.mark.parametrize("format", ["tensors", "torch_file", "archive", "huggingface"])
-def test_a_checkpoint_of_every_format_is_readable_and_not_under_the_name_of_another(tmp_path, format):
-    SyncCheckpointer(format=format).save(small_state(1), tmp_path / "step1")
-    catalog = Catalog(LocalStorage(tmp_path))
-    assert why_damaged(catalog.storage, catalog.entry("step1")) is None
-    path = tmp_path / "step1" / "manifest.json"
-    manifest = Manifest.parse(path.read_bytes())
-    for other in {"tensors", "torch_file", "archive", "zarr"} - {format}:
-        path.write_bytes(replace(manifest, format=other).to_bytes())
-        assert why_damaged(catalog.storage, catalog.entry("step1")) is not None, other

@@ -19,7 +19,7 @@ from states import same, small_state
 from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.policy import Kind
 
 DTYPES = [
@@ -57,10 +57,6 @@ def load(storage, manifest, only=None):
 
 def there_and_back(storage, tree):
     return load(storage, save(storage, tree))
-
-
-def test_a_state_comes_back_exactly(storage):
-    assert same(there_and_back(storage, small_state(3)), small_state(3))
 
 
 def test_every_element_type_and_shape_comes_back_bit_for_bit(storage):
@@ -159,12 +155,6 @@ def test_only_the_wanted_keys_are_given_but_the_whole_file_is_verified(storage):
     path.write_bytes(data)
     with pytest.raises(DamagedCheckpoint, match=r"rank0\.safetensors"):
         load(storage, manifest, ["model"])
-
-
-def test_the_plan_has_the_bytes_that_a_save_takes(storage):
-    tree = small_state()
-    manifest = save(storage, tree)
-    assert TensorsFormat().plan(tree).total_bytes == sum(entry.size_bytes for entry in manifest.files.values())
 
 
 class Odd(torch.Tensor):
@@ -337,25 +327,3 @@ def test_an_array_of_a_type_that_numpy_lacks_is_refused(storage):
 def test_a_file_that_the_manifest_does_not_list_is_not_read(storage):
     with forged(storage, one()) as (folder, manifest), pytest.raises(DamagedCheckpoint, match="does not list"):
         TensorsFormat().read(folder, manifest_of({"rank0.json": manifest.files["rank0.json"]}))
-
-
-def test_another_digest_algorithm_is_verified_as_well(storage):
-    with forged(storage, one()) as (folder, manifest):
-        files = {}
-        for name in manifest.files:
-            digest = new_digest("sha256")
-            digest.update((folder.path / name).read_bytes())
-            files[name] = FileEntry(manifest.files[name].size_bytes, f"sha256:{digest.hexdigest()}")
-        assert TensorsFormat().read(folder, manifest_of(files))["a"].shape == (4,)
-        files["rank0.json"] = FileEntry(files["rank0.json"].size_bytes, "sha256:" + "0" * 64)
-        with pytest.raises(DamagedCheckpoint, match="digest differs"):
-            TensorsFormat().read(folder, manifest_of(files))
-
-
-@pytest.mark.parametrize("file", ["rank0.safetensors", "rank0.json"])
-def test_a_file_that_grew_is_refused_by_the_reader_itself(storage, file):
-    manifest = save(storage, small_state())
-    with (storage.root / "step1" / file).open("ab") as opened:
-        opened.write(b"\0")
-    with pytest.raises(DamagedCheckpoint, match="instead of"):
-        load(storage, manifest)
