@@ -225,14 +225,6 @@ def test_one_save_is_in_flight_and_close_ends_it(tmp_path: Path) -> None:
         assert same(dict(SyncCheckpointer().load(tmp_path / f"step{step}")), small_state(step))
 
 
-def test_a_save_after_close_works(tmp_path: Path) -> None:
-    background = make_async_checkpointer()
-    for step in (1, 2):
-        background.save(small_state(step), tmp_path / f"step{step}").written.result(60)
-        background.close()
-    assert same(dict(background.load(tmp_path / "step2")), small_state(2))
-
-
 def test_a_save_that_does_not_end_keeps_its_memory_and_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

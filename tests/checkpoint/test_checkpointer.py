@@ -341,9 +341,7 @@ class Talking:
 
 
 @pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
-def test_parts_are_replaced_and_get_the_arguments_that_they_take(
-    tmp_path: Path, kind: type[SyncCheckpointer]
-) -> None:
+def test_parts_are_replaced_and_get_the_arguments_that_they_take(tmp_path: Path, kind: type[SyncCheckpointer]) -> None:
     parts = Talking()
     checkpointer = kind(stager=LiveStager(), writer=parts, reader=parts)
     checkpointer.save({"x": 3}, tmp_path / "step1", level=2)

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from mmap import mmap
 from pathlib import Path
 from random import Random
@@ -111,33 +112,21 @@ def entry_of(content: bytes, algorithm: DigestAlgorithm = DigestAlgorithm.xxh3_1
     return FileEntry(len(content), f"{algorithm.value}:{digest.hexdigest()}")
 
 
-@pytest.mark.parametrize("aligned", [True, False], ids=["aligned", "unaligned"])
-@pytest.mark.parametrize("cut", [[], [PAGE], [BLOCK], [5], [PAGE, PAGE + 3]], ids=str)
-@pytest.mark.parametrize("make", [SmallBlocks, RefusesBypass, RefusesWrite, lambda: Greedy(1)])
-def test_the_file_is_what_was_handed_over_at_every_size_about_a_page_and_a_block(tmp_path, make, cut, aligned):
-    disk = make()
-    folder = folder_on(disk, tmp_path)
-    sizes = [0, 1, *(whole + more for whole in (PAGE, BLOCK, 2 * BLOCK, 3 * BLOCK + PAGE) for more in (-1, 0, 1))]
-    for size in sizes:
-        content = CONTENT[:size]
-        pieces = pieces_of(content, cut, aligned=aligned)
-        assert put(folder, f"f{size}", pieces) == entry_of(content), size
-        assert (tmp_path / f"f{size}").read_bytes() == content, size
+SIZES = [0, 1, *(whole + more for whole in (PAGE, BLOCK, 2 * BLOCK, 3 * BLOCK + PAGE) for more in (-1, 0, 1))]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=250)
 @given(
-    size=st.one_of(st.integers(0, len(CONTENT)), st.sampled_from([PAGE, BLOCK, 2 * BLOCK, 5 * BLOCK])),
+    size=st.one_of(st.integers(0, len(CONTENT)), st.sampled_from(SIZES)),
     cuts=st.lists(st.one_of(st.integers(0, len(CONTENT)), st.integers(0, 9).map(lambda n: n * PAGE)), max_size=12),
     aligned=st.booleans(),
-    greedy=st.one_of(st.none(), st.integers(0, 99)),
+    make=st.sampled_from([SmallBlocks, RefusesBypass, RefusesWrite, *(partial(Greedy, seed) for seed in range(20))]),
     algorithm=st.sampled_from(DigestAlgorithm),
 )
-def test_pieces_of_any_size_and_place_make_the_same_file(tmp_path_factory, size, cuts, aligned, greedy, algorithm):
+def test_pieces_of_any_size_and_place_make_the_same_file(tmp_path_factory, size, cuts, aligned, make, algorithm):
     path = tmp_path_factory.mktemp("pieces")
-    disk = SmallBlocks() if greedy is None else Greedy(greedy)
     content = CONTENT[:size]
-    entry = put(folder_on(disk, path, algorithm), "f", pieces_of(content, cuts, aligned=aligned))
+    entry = put(folder_on(make(), path, algorithm), "f", pieces_of(content, cuts, aligned=aligned))
     assert entry == entry_of(content, algorithm)
     assert (path / "f").read_bytes() == content
 

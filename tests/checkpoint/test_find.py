@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, expanded, latest_checkpoint, write_archive
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
@@ -137,14 +136,6 @@ def test_each_rank_finds_its_own_folder(tmp_path: Path, monkeypatch: pytest.Monk
             monkeypatch.setenv(name, value)
         assert latest_checkpoint(tmp_path / "rank{rank}") == tmp_path / f"rank{rank}" / "step1"
         assert checkpoint_path(str(tmp_path / "rank{rank}"), step=1).parent.name == f"rank{rank}"
-
-
-def test_copies_that_a_user_made_are_no_checkpoints_of_a_folder(folder: Path) -> None:
-    for name in ("step500.bak", "step-600.backup", "step700~", "step800.OLD", "step900-ema.tmp"):
-        shutil.copytree(folder / "step200-ema", folder / name)
-    names = [entry.name for entry in catalog_of(folder).entries()]
-    assert "step200-ema" in names
-    assert not [name for name in names if name.endswith((".bak", ".backup", "~", ".OLD", ".tmp"))]
 
 
 @pytest.mark.parametrize("variable", ["rank", "local_rank", "node_rank"])

@@ -78,23 +78,9 @@ def header_of(fields: object) -> bytes:
 
 HOSTILE = {
     "nested lists": ("rank0.json", state_of("[" * 100_000 + "]" * 100_000)),
-    "nested mappings": ("rank0.json", state_of('{"a":' * 70 + "1" + "}" * 70)),
-    "nested tuples": ("rank0.json", state_of('{"$":"tuple","v":[' * 5000 + "]}" * 5000)),
-    "nested keys": ("rank0.json", state_of('{"$":"dict","v":[[' * 300 + "1,1" + "]]}" * 300)),
     "no JSON": ("rank0.json", b"\xff\xfe"),
-    "nothing": ("rank0.json", b""),
-    "a list": ("rank0.json", b"[]"),
-    "another version": ("rank0.json", b'{"version": 2, "state": {}}'),
-    "a huge number": ("rank0.json", state_of("9" * 5000)),
-    "a tag that does not exist": ("rank0.json", state_of('{"$":"set","v":[]}')),
-    "a tag without a name": ("rank0.json", state_of('{"$":["tensor"],"v":"a"}')),
     "a tensor that no file has": ("rank0.json", state_of('{"$":"tensor","v":"b"}')),
-    "a key that cannot be one": ("rank0.json", state_of('{"$":"dict","v":[[{"$":"dict","v":[]},1]]}')),
-    "a shape of texts": ("rank0.json", state_of('{"$":"size","v":["a"]}')),
     "no header": ("rank0.safetensors", b""),
-    "a long header": ("rank0.safetensors", (2**63).to_bytes(8, "little")),
-    "a nested header": ("rank0.safetensors", header_of(None)[:8].replace(b"\4", b"\0") + b"[" * 100),
-    "a header of numbers": ("rank0.safetensors", header_of({"model/weight": 1})),
     "no tensors": ("rank0.safetensors", header_of({})),
 }
 
