@@ -31,7 +31,6 @@ _PROCESSES = (
     "tests/checkpoint/test_old_checkpoints",
     "tests/callbacks/test_left_out",
     "tests/config/test_arguments",
-    "tests/config/test_compose",
     "tests/config/test_hostile_targets",
     "tests/config/test_mistakes",
     "tests/config/test_shadowing",

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from wrong_configs import small_project
 
+__all__ = ["small_project"]
 FILES = {
     "model/mlp.yaml": "# A small one.\n_target_: mine.MLP\nhidden: [64]\n",
     "model/cnn.yaml": "# A larger one.\n_target_: mine.CNN\nchannels: 8\n",

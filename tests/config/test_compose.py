@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +11,6 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from trainer_cli.config import search_path
 from trainer_cli.config.check import fill_defaults, find_wrong_overrides
 from trainer_cli.config.compose import ABSENT, compose, diff, from_yaml, to_yaml
 from trainer_cli.config.fields import defaults, fields
@@ -24,13 +20,6 @@ from trainer_cli.core.schema import Dtype, TrainConfig
 from trainer_cli.errors import ConfigError
 
 Write = Callable[[str, str], Path]
-
-
-def said(*overrides: str, **options: Any) -> str:
-    """The message of the error that these overrides give."""
-    with pytest.raises(ConfigError) as caught:
-        compose(list(overrides), **options)
-    return str(caught.value)
 
 
 def test_the_default_is_a_small_job(project: Path) -> None:
@@ -124,15 +113,10 @@ def test_an_odd_path_as_second_folder_is_searched_too(tmp_path: Path, project: P
     assert compose([], config_dir=first, cwd=odd).config.model["_target_"] == "mine.MLP"
 
 
-def test_a_users_own_primary_config_can_build_on_ours(project: Path, write: Write) -> None:
-    write("mine.yaml", "defaults:\n  - config\n  - _self_\nseed: 9\n")
-    assert compose(["loop.eval_steps=2"], config_name="mine").config.seed == 9
-    assert compose([], config_name="mine.yaml").config.seed == 9
-
-
-def test_a_primary_config_that_does_not_place_itself_counts_over_its_defaults(project: Path, write: Write) -> None:
-    write("mine.yaml", "defaults:\n  - config\nseed: 9\n")
-    assert compose([], config_name="mine").config.seed == 9
+@pytest.mark.parametrize("place", ["  - _self_\n", ""], ids=["that places itself", "that does not"])
+def test_a_users_own_primary_config_can_build_on_ours(project: Path, write: Write, place: str) -> None:
+    write("mine.yaml", f"defaults:\n  - config\n{place}seed: 9\n")
+    assert compose([], config_name="mine").config.seed == compose([], config_name="mine.yaml").config.seed == 9
 
 
 def test_folders_that_a_primary_config_adds_are_searched_last(
@@ -189,80 +173,6 @@ def test_a_program_that_uses_hydra_itself_keeps_it(project: Path) -> None:
     assert not GlobalHydra.instance().is_initialized()
 
 
-MISTAKES = [
-    (["+experimant=small"], "there is no key 'experimant' (command line). Did you mean 'experiment'?"),
-    (["loop.max_duraton=3"], "there is no key 'loop.max_duraton' (command line). Did you mean 'loop.max_duration'?"),
-    (["+loop.max_duraton=3"], "there is no key 'loop.max_duraton' (command line). Did you mean 'loop.max_duration'?"),
-    (["++loop.max_duraton=3"], "there is no key 'loop.max_duraton'"),
-    (["sed=3"], "Did you mean 'seed'?"),
-    (["model.hiden=3"], "Did you mean 'model.hidden'? To add it, write '+model.hiden=3'."),
-    (["scheduler.warmup=3"], "scheduler is null (command line). Choose one first, as in scheduler=NAME."),
-    (["experiment=smal"], "there is no experiment called 'smal'"),
-    (["experiment=smal"], "vision/deep. Did you mean 'small'?"),
-    (["optimizer=adamv"], "There are: adam, adamw, sgd."),
-    (["experiment=small", "experiment=small"], "experiment is chosen twice"),
-    (["seed=abc"], "seed is 'abc', but it must be a whole number (command line)"),
-    (["seed=1.5"], "seed is 1.5, but it must be a whole number"),
-    (["deterministic=perhaps"], "deterministic is 'perhaps', but it must be true or false"),
-    (["device=cudaa"], "one of auto, cpu, cuda, mps (command line). Did you mean 'cuda'?"),
-    (["loop=null"], "loop is a section, and never null"),
-    (["precision=null"], "precision is a section, and never null"),
-    (["checkpoint.fixed_steps=[a]"], "fixed_steps.0 is 'a', but it must be a whole number"),
-    (["resume_allow=x"], "resume_allow is 'x', but it must be a list of texts"),
-    (["loop.max_duration=soon"], "loop.max_duration: 'soon' is not a duration"),
-    (["precision.clip_norm=nan"], "precision.clip_norm is nan"),
-    (["optimizer.lr=inf"], "optimizer.lr is inf, but it must be finite"),
-    (["run_dir=${foo}"], "run_dir: ${foo} names a key that is not there: foo (command line)"),
-    (["experiment=letters"], "data.path must be given (configs/data/text.yaml:3)"),
-    (["+seed=3"], "seed exists already (command line). Leave out the '+'."),
-    (["hydra.verbose=true"], "has no effect"),
-    (["~foo"], "there is no key 'foo'"),
-    (["~model.foo"], "there is no 'model.foo' to remove"),
-    (["trust=x"], "trust is 'x', but it must be a list of texts"),
-]
-
-
-@pytest.mark.parametrize(("overrides", "expected"), MISTAKES)
-def test_a_mistake_is_one_line_with_what_where_and_cure(project: Path, overrides: list[str], expected: str) -> None:
-    message = said(*overrides)
-    assert expected in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "expected"),
-    [
-        ("loop/default.yaml", "max_duration: 1ep\nmax_step: 3\n", "'loop.max_step' (configs/loop/default.yaml:2)"),
-        ("experiment/small.yaml", "# @package _global_\nmodl: {}\n", "'modl' (configs/experiment/small.yaml:2)"),
-        ("experiment/small.yaml", "# @package _global_\nloop: 3\n", "loop is 3, but it must be a section"),
-        ("experiment/small.yaml", "# @package _global_\nseed: x\n", "(configs/experiment/small.yaml:2)"),
-        ("experiment/small.yaml", "# @package _global_\nloop:\n  max_duration: 0\n", "small.yaml:3)"),
-        ("experiment/small.yaml", "# @package _global_\nseed: [\n", "this is not valid YAML"),
-        ("experiment/small.yaml", "# @package _global_\nseed: 1\nseed: 2\n", "seed: the key stands twice"),
-        (
-            "experiment/small.yaml",
-            "# @package _global_\ndefaults:\n  - override /model: cmn\n",
-            "there is no model called 'cmn' (configs/experiment/small.yaml:3). There are: cnn",
-        ),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_file_is_reported_with_file_and_line(
-    project: Path, write: Write, file: str, text: str, expected: str
-) -> None:
-    write(file, text)
-    message = said("experiment=small")
-    assert expected in message
-
-
-def test_independent_mistakes_are_reported_together(project: Path) -> None:
-    message = said("loop.max_step=3", "optimizr=sgd", "model=rnn")
-    assert "3 mistakes" in message
-    assert all(word in message for word in ("loop.max_step", "optimizr", "rnn"))
-    assert "3 mistakes" in said("seed=x", "device=tpu", "load.states=3")
-    assert "3 mistakes" in said("loop.max_duration=x", "precision.clip_norm=0", "seed=-1")
-    assert "2 mistakes" in said("model.a=1", "optimizer.b=2")
-
-
 def test_a_folder_without_experiments_does_not_silently_train_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     place = SearchPath([tmp_path], tmp_path, tmp_path, "config")
@@ -270,19 +180,10 @@ def test_a_folder_without_experiments_does_not_silently_train_the_defaults(tmp_p
     assert str(mistake) == f"there are no experiments: no folder experiment/ in {tmp_path} (command line)."
 
 
-def test_everything_that_ships_composes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    dirs = compose([]).config_dirs
-    assert len(dirs) == 1
-    for group in search_path.groups(dirs):
-        for option in search_path.options(dirs, group):
-            assert compose([f"{group}={option}"], missing_ok=True).config is not None, f"{group}={option}"
-
-
 def test_a_primary_config_without_the_schema_is_reported_how_to_begin(project: Path, write: Write) -> None:
     write("bare.yaml", "foo: 1\n")
-    assert "'- train_schema' first" in said("seed=1", config_name="bare")
-    assert "Did you mean 'config'?" in said(config_name="confg")
+    with pytest.raises(ConfigError, match="'- train_schema' first"):
+        compose(["seed=1"], config_name="bare")
 
 
 def test_mandatory_values_may_stand_where_they_are_only_shown(project: Path) -> None:
@@ -378,12 +279,6 @@ def test_the_difference_compares_what_is_written_not_what_it_resolves_to(
     monkeypatch.delenv("NOT_THERE", raising=False)
     config = OmegaConf.create({"run_dir": "${oc.env:NOT_THERE}"})
     assert diff(config, config) == []
-
-
-def test_composing_imports_no_torch(project: Path) -> None:
-    code = "import sys; from trainer_cli.config.compose import compose; compose([]); sys.exit('torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run([sys.executable, "-c", code], check=False, env=environment).returncode == 0
 
 
 def test_a_component_switched_off_takes_the_experiments_settings_with_it() -> None:

@@ -1,11 +1,15 @@
-"""Values from environment variables: a change is seen, and no value is message."""
+"""What changed between two configs: their difference, values of the environment, what may change on a resume."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from trainer_cli.config.diff import changed_env_values, line_of_digests
+from trainer_cli.config.compose import compose, diff, freeze, thaw
+from trainer_cli.config.diff import changed_env_values, hparams, line_of_digests
+from trainer_cli.config.fields import MAY_CHANGE, fields, why_may_change
 
 CONFIG = {
     "model": {
@@ -57,3 +61,132 @@ def test_another_value_is_a_change(
 def test_what_was_not_remembered_is_no_change(raw: DictConfig) -> None:
     assert changed_env_values(OmegaConf.to_yaml(raw), raw, "run") == []
     assert line_of_digests(OmegaConf.create({"seed": "${oc.decode:7}"}), "run") == ""
+
+
+def test_values_that_differ_from_the_defaults_are_named_by_their_keys(project: Path) -> None:
+    found = hparams(compose(["experiment=small", "seed=3", "name=other", "checkpoint.save_interval=7"]).raw)
+    assert {key: found.get(key) for key in ("model._target_", "model.channels", "optimizer.lr", "seed")} == {
+        "model._target_": "mine.CNN", "model.channels": 8, "optimizer.lr": 0.5, "seed": 3,
+    }  # fmt: skip
+    assert found["loop.max_duration"] == "3ep"
+    assert not [
+        key for key in found if key.partition(".")[0] in ("name", "run_dir", "checkpoint", "loggers", "logging")
+    ]
+    assert "seed" not in hparams(compose(["experiment=small", "seed=0"]).raw), "a default"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.5, 0.5), (True, True), ("text", "text"), ([1, 2], "[1, 2]"), (float("inf"), "inf"), ([], "[]"),
+        (None, None), ("${seed}", None), ("a ${oc.env:SECRET}", None), (["${oc.env:SECRET}"], None),
+    ],
+)  # fmt: skip
+def test_lists_are_texts_and_nulls_and_references_are_left_out(value: object, expected: object) -> None:
+    assert hparams(OmegaConf.create({"model": {"a": {"b": value}}})).get("model.a.b") == expected
+
+
+def test_a_frozen_config_comes_back_without_the_yaml_that_it_came_from(empty_folder: Path) -> None:
+    options = Path("configs/experiment")
+    options.mkdir(parents=True)
+    (options / "mine.yaml").write_text("# @package _global_\noptimizer:\n  lr: 1.0e-05\nresume_allow: [seed]\n")
+    composed = compose(["experiment=mine", "resume=must", "name=x", "trust=[there]"])
+    file = empty_folder / "KEY.yaml"
+    file.write_text(freeze(composed, "sweep/KEY"))
+    (options / "mine.yaml").write_text("][")
+    Path("configs/config.yaml").write_text("][")
+    thawed = thaw(file, ["experiment=mine"])
+    assert [change.key for change in diff(composed.raw, thawed.raw)] == ["run_dir"]
+    assert thawed.config.run_dir == "runs/x/sweep/KEY"
+    assert (thawed.config.resume, thawed.config.resume_allow) == ("must", ["seed"])
+    assert thawed.overrides == ["experiment=mine"]
+    assert thawed.project_root == empty_folder
+    assert thawed.where("optimizer.lr").startswith("KEY.yaml:")
+
+
+def test_the_project_is_the_one_that_holds_the_given_configs(empty_folder: Path) -> None:
+    Path("project/configs").mkdir(parents=True)
+    file = empty_folder / "KEY.yaml"
+    file.write_text(freeze(compose([]), "there"))
+    assert thaw(file, [], config_dir=Path("project/configs")).project_root == empty_folder / "project"
+
+
+def test_secrets_stay_out_of_it(empty_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "hush")
+    text = freeze(compose(["trust=['${oc.env:TOKEN}']"]), "there")
+    assert "${oc.env:TOKEN}" in text
+    assert "hush" not in text
+
+
+_FREE = """
+    name run_dir device model_call resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
+    load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model load.average
+    validate.folder validate.watch
+    logging.level logging.console
+    loop.max_duration loop.min_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps
+    loop.eval_at_start
+    loop.log_interval loop.eval_sanity_steps loop.eval_loaders restarts.max restarts.backoff
+    checkpoint.enabled checkpoint.save_interval checkpoint.ephemeral_save_interval checkpoint.ephemeral_cooldown
+    checkpoint.fixed_steps checkpoint.pre_train_checkpoint checkpoint.save_final checkpoint.save_on_stop
+    checkpoint.save_async
+    checkpoint.remove checkpoint.max_checkpoints checkpoint.keep_every checkpoint.keep_best.metric
+    checkpoint.keep_best.mode checkpoint.keep_best.count checkpoint.newer checkpoint.folder checkpoint.name
+    checkpoint.copy_to.folder checkpoint.copy_to.every
+    checkpoint.latest_link checkpoint.leave_out checkpoint.suffix checkpoint.format checkpoint.compression
+    checkpoint.digest checkpoint.on_save_error checkpoint.max_save_errors
+    data.num_workers data.persistent_workers data.worker_timeout
+    parallel.processes_per_node parallel.timeout logging.rank_files
+    parallel.strategy parallel.find_unused_parameters parallel.shard_size parallel.wrap parallel.wrap_min_parameters
+    parallel.tensor_size parallel.cpu_offload parallel.activation_checkpointing
+"""
+_BOUND = """
+    seed deterministic model model._target_ model.hidden data data._target_ data.batch_size data.seed data.path
+    data.num_workers.deep optimizer optimizer._target_ optimizer.lr optimizer.betas scheduler scheduler.warmup
+    step param_groups param_groups.*bias*.weight_decay loop.steps_per_epoch loop.grad_accum_steps
+    sparsity loop.limit_train_batches precision.dtype precision.loss_scale precision.clip_norm precision.clip_value
+    precision.min_loss_scale precision.max_loss_scale precision.init_scale precision.growth_interval
+    parallel.mixed_precision
+    freeze compile.enabled compile.mode compile.dynamic compile.fullgraph compile.backend loop.microbatch
+    callbacks callbacks.ema callbacks.ema.decay names run_dirs loggerss loop checkpoint
+"""
+FREE, BOUND = _FREE.split(), _BOUND.split()
+
+
+@pytest.mark.parametrize("key", FREE)
+def test_this_may_change(key: str) -> None:
+    assert why_may_change(key)
+
+
+@pytest.mark.parametrize("key", BOUND)
+def test_this_may_not_change(key: str) -> None:
+    assert why_may_change(key) is None
+
+
+def test_the_lists_hold_every_key_of_the_schema() -> None:
+    assert {one.key for one in fields() if not one.is_section} <= {*FREE, *BOUND}
+
+
+def test_each_row_of_the_table_lets_something_change() -> None:
+    for pattern in MAY_CHANGE:
+        others = {one: why for one, why in MAY_CHANGE.items() if one != pattern}
+        assert any(why_may_change(key) == MAY_CHANGE[pattern] for key in FREE), pattern
+        assert pattern not in others
+
+
+ALLOWED = {
+    "optimizer.lr": (["optimizer.lr"], True),
+    "optimizer.betas": (["optimizer.*"], True),
+    "model.layers.0.width": (["model"], True),
+    "models": (["model"], False),
+    "optimizer.lr_scale": (["optimizer.lr"], False),
+    "param_groups.*{norm,bias}*.weight_decay": (["param_groups.*{norm,bias}*.weight_decay"], True),
+    "param_groups.[ab].lr": (["param_groups.[ab].lr"], True),
+    "precision.clip_norm": (["precision.clip_{norm,value}"], True),
+    "seed": (["*.seed"], False),
+}
+
+
+@pytest.mark.parametrize("key", ALLOWED)
+def test_resume_allow_takes_keys_sections_and_globs(key: str) -> None:
+    allowed, expected = ALLOWED[key]
+    assert (why_may_change(key, allowed) is not None) == expected

@@ -177,16 +177,9 @@ SCALE = Kind(
 SCHEDULER = Kind(
     lambda value: value is None or isinstance(value, dict),
     [None, {"_target_": "a.B", "warmup": "1ep"}, {"first": {"_target_": "a.B"}, "second": None}],
-    [
-        3,
-        "cosine",
-        [1],
-        True,
-        {"first": 3},
-        {"first": {"_target_": "a.B", "x": math.nan}},
-        {"_target_": "a.B", "x": -math.inf},
-    ],
-)
+    [3, "cosine", [1], True, {"first": 3}, {"first": {"_target_": "a.B", "x": math.nan}},
+     {"_target_": "a.B", "x": -math.inf}],
+)  # fmt: skip
 NAME = Kind(
     lambda value: isinstance(value, str) and "{" in value,
     ["step{step}", "e{epoch}-b{batch}", "{tokens}"],
@@ -311,58 +304,58 @@ def at(config: TrainConfig, key: str) -> Any:
     return value
 
 
+def has(key: str, *wanted: Any) -> Callable[[dict[str, Any]], bool]:
+    """Whether a key has one of these values; without any, whether it is set."""
+    return lambda values: values.get(key) in wanted if wanted else bool(values.get(key))
+
+
+def is_dynamic(values: dict[str, Any]) -> bool:
+    return values.get("precision.loss_scale", "dynamic") == "dynamic" and values.get("precision.dtype") == "fp16"
+
+
+def runs_layers_again(values: dict[str, Any]) -> bool:
+    return FSDP(values) or bool(values.get("parallel.activation_checkpointing"))
+
+
+FSDP, COMPILED = has("parallel.strategy", "fsdp"), has("compile.enabled")
+NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
+    *((f"compile.{key}", usual, COMPILED) for key, usual in (
+        ("mode", "default"), ("dynamic", None), ("fullgraph", False), ("backend", "inductor"))),
+    ("precision.loss_scale", "dynamic", has("precision.dtype", "fp16")),
+    *((f"precision.{key}", None, is_dynamic) for key in (
+        "min_loss_scale", "init_scale", "max_loss_scale", "growth_interval")),
+    ("checkpoint.compression", "none", has("checkpoint.format", "archive")),
+    ("checkpoint.keep_best.mode", "min", has("checkpoint.keep_best.metric")),
+    ("checkpoint.keep_best.count", 1, has("checkpoint.keep_best.metric")),
+    ("checkpoint.copy_to.every", 1, has("checkpoint.copy_to.folder")),
+    ("checkpoint.max_save_errors", 3, has("checkpoint.on_save_error", "warn")),
+    ("checkpoint.ephemeral_cooldown", None, has("checkpoint.ephemeral_save_interval")),
+    ("restarts.backoff", "10s", has("restarts.max")),
+    *((f"parallel.{key}", usual, FSDP) for key, usual in (
+        ("shard_size", None), ("cpu_offload", False), ("mixed_precision", False))),
+    ("parallel.find_unused_parameters", False, has("parallel.strategy", "ddp")),
+    ("parallel.wrap", [], runs_layers_again), ("parallel.wrap_min_parameters", None, runs_layers_again),
+]  # fmt: skip
+"""Key, its default, and what must hold for another value to have an effect."""
+
+
 def quarrel(values: dict[str, Any]) -> bool:
     """Whether values that are right alone do not go together."""
+    if any(values.get(key, usual) != usual and not holds(values) for key, usual, holds in NEEDS):
+        return True
     if None not in (values.get("precision.clip_norm"), values.get("precision.clip_value")):
         return True
-    if values.get("precision.loss_scale", "dynamic") != "dynamic" and values.get("precision.dtype") != "fp16":
-        return True
     scales = [values.get(f"precision.{key}") for key in ("min_loss_scale", "init_scale", "max_loss_scale")]
-    known = [one for one in scales if one is not None]
-    if known or values.get("precision.growth_interval") is not None:
-        dynamic = values.get("precision.loss_scale", "dynamic") == "dynamic"
-        if not dynamic or values.get("precision.dtype") != "fp16" or known != sorted(known):
-            return True
-    if not values.get("compile.enabled") and any(
-        values.get(f"compile.{key}") not in (None, False, "default") for key in ("mode", "dynamic", "fullgraph")
-    ):
-        return True
-    if not values.get("compile.enabled") and (
-        values.get("compile.dynamic") is False or values.get("compile.backend", "inductor") != "inductor"
-    ):
+    known = [scale for scale in scales if scale is not None]
+    if known != sorted(known):
         return True
     if values.get("loop.microbatch") == "auto" and values.get("loop.grad_accum_steps", 1) != 1:
         return True
-    if values.get("checkpoint.compression", "none") != "none" and values.get("checkpoint.format") != "archive":
-        return True
-    if not values.get("checkpoint.keep_best.metric") and (
-        values.get("checkpoint.keep_best.mode", "min") != "min" or values.get("checkpoint.keep_best.count", 1) != 1
-    ):
-        return True
-    if not values.get("checkpoint.copy_to.folder") and values.get("checkpoint.copy_to.every", 1) != 1:
-        return True
-    if values.get("checkpoint.max_save_errors", 3) != 3 and values.get("checkpoint.on_save_error") != "warn":
-        return True
-    if values.get("checkpoint.ephemeral_cooldown") and not values.get("checkpoint.ephemeral_save_interval"):
-        return True
-    if values.get("restarts.backoff", "10s") != "10s" and not values.get("restarts.max"):
-        return True
-    parallel = {key: values.get(f"parallel.{key}") for key in ("strategy", "shard_size", "wrap", "cpu_offload")}
-    parallel |= {key: values.get(f"parallel.{key}") for key in ("wrap_min_parameters", "find_unused_parameters")}
-    if parallel["strategy"] != "fsdp" and (parallel["shard_size"] or parallel["cpu_offload"]):
-        return True
-    if parallel["strategy"] != "ddp" and parallel["find_unused_parameters"]:
-        return True
-    if parallel["strategy"] != "fsdp" and values.get("parallel.mixed_precision"):
-        return True
-    again = parallel["strategy"] == "fsdp" or values.get("parallel.activation_checkpointing")
-    if not again and (parallel["wrap"] or parallel["wrap_min_parameters"]):
-        return True
     save = values.get("checkpoint.save_interval", "1ep")
     often = values.get("checkpoint.ephemeral_save_interval")
-    steps = [one if type(one) is int else 300 if one == "300st" else None for one in (save, often)]
-    epochs = [{"1ep": 1.0, "0.25ep": 0.25}.get(str(one)) for one in (save, often)]
-    seconds = [{"90s": 90, "1h30m": 5400, "2h": 7200}.get(str(one)) for one in (save, often)]
+    steps = [length if type(length) is int else 300 if length == "300st" else None for length in (save, often)]
+    epochs = [{"1ep": 1.0, "0.25ep": 0.25}.get(str(length)) for length in (save, often)]
+    seconds = [{"90s": 90, "1h30m": 5400, "2h": 7200}.get(str(length)) for length in (save, often)]
     same = save == often and save is not None
     return same or any(None not in (a, b) and b >= a for a, b in (steps, epochs, seconds))  # type: ignore[operator]
 

@@ -127,35 +127,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     sys.modules.pop("mine_hole", None)
 
 
-def arguments(target: str, canary: Path) -> list[Any]:
-    if target in COMMANDS:
-        return [f"touch {canary}"]
-    if target in CODES:
-        return [f"open({str(canary)!r}, 'w')"]
-    return [str(canary), "w"] if "open" in target else [str(canary)]
-
-
-def test_there_are_enough_of_them_and_none_twice() -> None:
-    assert len(set(TARGETS)) == len(TARGETS) >= 200
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_hostile_target_is_a_mistake_of_the_config_and_never_runs(
-    target: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    canary = tmp_path / "canary"
-    builder = Builder(TrainConfig(), Trust.recovered(project, []))
-    node = {"_target_": target, "_args_": arguments(target, canary)}
-    for made in (node, {**node, "_partial_": True}, {"_target_": "torch.nn.Sequential", "_args_": [node]}):
-        with pytest.raises(ConfigError) as caught:
-            builder.make(made, "model")
-        assert caught.value.exit_code == ExitCode.USER
-        assert target in str(caught.value)
-        assert "_target_" in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
 # What torch's modules import or wrap is not torch's: its path begins with a package that is trusted, no more.
 THROUGH_TORCH = words("""
 torch.os.system torch.hub.os.system torch.hub.os.popen torch.hub.sys.modules.get torch.hub.Path.touch torch.hub.urlopen
@@ -170,18 +141,6 @@ torch.utils.cpp_extension.importlib.import_module
 torch.utils.data.DataLoader.__init__.__globals__.get torch.utils.collect_env.run.__globals__.get
 torch.distributed.run.os.system torch.optim.lr_scheduler.partial torch.optim.optimizer.defaultdict
 """)
-
-
-@pytest.mark.parametrize("target", THROUGH_TORCH)
-def test_trust_in_torch_does_not_open_what_lies_behind_it(
-    target: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    builder = Builder(TrainConfig(), Trust.recovered(project, ["torch"]))
-    for more in ({}, {"_partial_": True}):
-        with pytest.raises(ConfigError, match=target):
-            builder.make({"_target_": target, "_args_": [f"touch {tmp_path}/canary"], **more}, "model")
-    assert list(tmp_path.iterdir()) == []
 
 
 # Loaders, launchers, compilers and what is no component, each with trust in its own package.
@@ -234,20 +193,43 @@ trainer_cli.core.files.replace trainer_cli.load_checkpoint trainer_cli.config.ta
 """)
 
 
-def test_trust_is_tried_on_enough_and_none_twice() -> None:
+TRUST: dict[str, list[str]] = {
+    **{target: [] for target in TARGETS},
+    **{f"{target}, torch is trusted": ["torch"] for target in THROUGH_TORCH},
+    **{f"{target}, its package is trusted": [target.partition(".")[0]] for target in TRUSTED},
+    **{f"mine_hole.{name}, its package is trusted": ["mine_hole"] for name in words("go os.system Liar lying np.save")},
+}
+
+
+def arguments(target: str, canary: Path) -> list[Any]:
+    """Arguments with which the target would leave the canary behind, if it ran."""
+    if target in CODES:
+        return [f"open({str(canary)!r}, 'w')"]
+    if target in FILES:
+        return [str(canary), "w"] if "open" in target else [str(canary)]
+    return [f"touch {canary}"]
+
+
+def test_there_are_enough_targets_and_none_twice() -> None:
+    assert len(set(TARGETS)) == len(TARGETS) >= 200
     assert len(set(TRUSTED)) == len(TRUSTED) >= 100
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("target", TRUSTED)
-def test_trust_in_a_package_admits_none_of_its_loaders_launchers_and_compilers(
-    target: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", TRUST)
+def test_a_hostile_target_is_a_mistake_of_the_config_and_never_runs(
+    case: str, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    builder = Builder(TrainConfig(), Trust.recovered(project, [target.partition(".")[0]]))
-    for more in ({}, {"_partial_": True}):
-        with pytest.raises(ConfigError, match=target):
-            builder.make({"_target_": target, "_args_": [f"touch {tmp_path}/canary"], **more}, "model")
+    target = case.partition(",")[0]
+    builder = Builder(TrainConfig(), Trust.recovered(project, TRUST[case]))
+    node = {"_target_": target, "_args_": arguments(target, tmp_path / "canary")}
+    for made in (node, {**node, "_partial_": True}, {"_target_": "torch.nn.Sequential", "_args_": [node]}):
+        with pytest.raises(ConfigError) as caught:
+            builder.make(made, "model")
+        assert caught.value.exit_code == ExitCode.USER
+        assert target in str(caught.value)
+        assert "_target_" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -347,26 +329,6 @@ def test_trust_in_a_package_admits_nothing_else_of_it(name: str, lab: str, proje
         Builder(TrainConfig(), Trust.recovered(project, [lab])).make({"_target_": f"lab.{name}"}, "model")
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "target",
-    words("""torch.nn.Linear torch.optim.SGD torch.utils.data.TensorDataset transformers.GPT2LMHeadModel
-    transformers.GPT2Config peft.LoraConfig peft.get_peft_model lightning.LightningModule"""),
-)
-def test_components_of_known_packages_are_admitted(target: str, project: Path) -> None:
-    builder = Builder(TrainConfig(), Trust.recovered(project, [target.partition(".")[0]]))
-    assert callable(builder.make({"_target_": target, "_partial_": True}, "model"))
-
-
-@pytest.mark.parametrize(
-    "target", words("mine_hole.go mine_hole.os.system mine_hole.Liar mine_hole.lying mine_hole.np.save")
-)
-def test_a_package_that_is_trusted_lends_its_trust_to_no_other(target: str, project: Path) -> None:
-    builder = Builder(TrainConfig(), Trust.recovered(project, ["mine_hole"]))
-    with pytest.raises(ConfigError, match=target):
-        builder.make({"_target_": target, "_args_": ["x"]}, "model")
-
-
 def test_the_same_node_runs_in_a_config_of_the_users_own(tmp_path: Path) -> None:
     node = {
         "_target_": "pathlib.Path.touch",
@@ -383,13 +345,22 @@ def test_the_function_that_joins_batches_is_judged_too(target: str, project: Pat
         Builder(TrainConfig(data=data), Trust.recovered(project, [])).data()
 
 
+ADMITTED = {
+    "": """mine_hole.Net mine_hole.plain torch.nn.Linear torch.optim.SGD torch.optim.lr_scheduler.StepLR
+        torch.nn.modules.linear.Linear torch.optim.swa_utils.AveragedModel trainer_cli.models.mlp.MLP
+        trainer_cli.data.text.Text trainer_cli.loggers.text_files.JsonlLogger trainer_cli.CheckpointerCallback
+        trainer_cli.trainer.warmup.WarmupCosine""",
+    "torch": "torch.nn.Linear torch.optim.SGD torch.utils.data.TensorDataset",
+    "transformers": "transformers.GPT2LMHeadModel transformers.GPT2Config",
+    "peft": "peft.LoraConfig peft.get_peft_model",
+    "lightning": "lightning.LightningModule",
+}
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "target",
-    ["mine_hole.Net", "mine_hole.plain", "torch.nn.Linear", "torch.optim.SGD", "torch.optim.lr_scheduler.StepLR",
-     "torch.nn.modules.linear.Linear", "torch.optim.swa_utils.AveragedModel", "trainer_cli.models.mlp.MLP",
-     "trainer_cli.data.text.Text", "trainer_cli.loggers.text_files.JsonlLogger", "trainer_cli.CheckpointerCallback",
-     "trainer_cli.trainer.warmup.WarmupCosine"],
-)  # fmt: skip
-def test_what_a_run_is_made_of_is_let_through(target: str, project: Path) -> None:
-    made = Builder(TrainConfig(), Trust.recovered(project, [])).make({"_target_": target, "_partial_": True}, "model")
-    assert callable(made)
+    ("trusted", "target"), [(trusted, target) for trusted, targets in ADMITTED.items() for target in words(targets)]
+)
+def test_what_a_run_is_made_of_is_let_through(trusted: str, target: str, project: Path) -> None:
+    builder = Builder(TrainConfig(), Trust.recovered(project, words(trusted)))
+    assert callable(builder.make({"_target_": target, "_partial_": True}, "model"))

@@ -1,15 +1,22 @@
-"""What of the command line is ours to parse, and what Hydra's."""
+"""What of the command line is ours to parse: `ckpt`, `key+=value`, and what is wrong in an unreadable argument."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
-from trainer_cli.config import overrides
-from trainer_cli.config.compose import compose
+from trainer_cli.config import override_values
+from trainer_cli.config.compose import compose, from_yaml, to_yaml
 from trainer_cli.config.fields import DATA_KEYS
+from trainer_cli.config.overrides import Append, closes_at_end, hint_on_syntax, parse_overrides, read_overrides
 from trainer_cli.errors import ConfigError
+
+STEPS = "checkpoint.fixed_steps"
 
 
 @pytest.mark.parametrize(
@@ -33,43 +40,24 @@ from trainer_cli.errors import ConfigError
     ],
 )
 def test_ckpt_takes_globs_and_lists_as_they_are_written(arguments: list[str], expected: str | list[str] | None) -> None:
-    line = overrides.read_overrides([*arguments, "seed=1"])
+    line = read_overrides([*arguments, "seed=1"])
     assert line.ckpt == expected
     assert line.ckpt_given
     assert line.lines == ["seed=1"]
 
 
 def test_without_ckpt_none_is_given() -> None:
-    assert not overrides.read_overrides(["seed=1"]).ckpt_given
+    assert not read_overrides(["seed=1"]).ckpt_given
 
 
 @pytest.mark.parametrize("argument", ["ckpt=", "ckpt=[]", "ckpt=[a,]"])
 def test_an_empty_ckpt_is_an_error(argument: str) -> None:
     with pytest.raises(ConfigError, match="command line"):
-        overrides.read_overrides([argument])
+        read_overrides([argument])
 
 
 def test_experiment_is_appended_to_the_defaults() -> None:
-    assert overrides.read_overrides(["experiment=x", "+experiment=y"]).lines == ["+experiment=x", "+experiment=y"]
-
-
-def test_every_unreadable_override_is_reported_with_a_hint_on_quoting() -> None:
-    with pytest.raises(ConfigError) as caught:
-        overrides.read_overrides(["name=a=b", "seed=1", "digits"])
-    message = str(caught.value)
-    assert "2 mistakes" in message
-    assert """'name="a=b"'""" in message
-    assert "'digits' is no override" in message
-
-
-def test_the_quoting_that_is_suggested_can_be_read() -> None:
-    assert overrides.read_overrides(['name="a=b"']).overrides[0].value() == "a=b"
-
-
-def test_several_values_for_one_run_are_refused_with_both_ways_out() -> None:
-    with pytest.raises(ConfigError) as caught:
-        overrides.read_overrides(["optimizer.lr=1,2"])
-    assert "optimizer.lr=[1,2]" in str(caught.value)
+    assert read_overrides(["experiment=x", "+experiment=y"]).lines == ["+experiment=x", "+experiment=y"]
 
 
 @pytest.mark.parametrize("key", DATA_KEYS)
@@ -82,3 +70,140 @@ def test_what_every_data_takes_needs_no_sign(key: str, sign: str, tmp_path: Path
     value = {"collate_fn": "parts.collate", "persistent_workers": "true"}.get(key, "2")
     raw = compose(["experiment=mine", f"{sign}data.{key}={value}"], cwd=tmp_path, sections=()).raw
     assert str(raw.data[key]).lower() == value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ([f"{STEPS}+=2"], [f"{STEPS}+=2"]),
+        ([f"{STEPS}=[1]", f"{STEPS}+=2"], [f"{STEPS}+=2"]),
+        ([f"{STEPS}+=2", f"{STEPS}=[1]"], []),
+        ([f"{STEPS}+=2", f"{STEPS}=[1]", f"{STEPS}+=3"], [f"{STEPS}+=3"]),
+        ([f"{STEPS}+=2", "checkpoint={fixed_steps:[1]}"], []),
+        ([f"{STEPS}+=2", "checkpoint={max_checkpoints:1}"], [f"{STEPS}+=2"]),
+        ([f"{STEPS}+=2", f"~{STEPS}"], []),
+        ([f"{STEPS}+=2", "checkpoint.max_checkpoints=1"], [f"{STEPS}+=2"]),
+    ],
+)
+def test_what_is_set_later_takes_the_place_of_what_was_added(arguments: list[str], kept: list[str]) -> None:
+    assert [append.line for append in parse_overrides(arguments).appends] == kept
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("a.list+=3", [1, 2, 3]),
+        ("a.list+=[3,4]", [1, 2, 3, 4]),
+        ("a.list+=[[3]]", [1, 2, [3]]),
+        ("a.list+={x: 1}", [1, 2, {"x": 1}]),
+        ("a.list+='3'", [1, 2, "3"]),
+        ("a.list+=null", [1, 2, None]),
+    ],
+)
+def test_a_value_goes_to_the_end_and_a_list_item_by_item(argument: str, expected: list[Any]) -> None:
+    values: dict[str, Any] = {"a": {"list": [1, 2]}}
+    (append,) = parse_overrides([argument]).appends
+    assert override_values.append(values, append) is None
+    assert values["a"]["list"] == expected
+
+
+def test_null_begins_a_list_and_a_list_in_a_list_is_found_by_its_number() -> None:
+    values: dict[str, Any] = {"none": None, "deep": [{"inner": [1]}, [2]]}
+    for path in (("none",), ("deep", "0", "inner"), ("deep", "1")):
+        assert override_values.append(values, Append(path, [9], "")) is None
+    assert values == {"none": [9], "deep": [{"inner": [1, 9]}, [2, 9]]}
+
+
+def test_lists_of_sections_and_of_components_grow(project: Path) -> None:
+    composed = compose([f"{STEPS}=[1]", f"{STEPS}+=2", f"{STEPS}+=[3]", "model.hidden+=32", "trust+=json"])
+    assert composed.config.checkpoint.fixed_steps == [1, 2, 3]
+    assert composed.config.model["hidden"] == [64, 32]
+    assert composed.config.trust == ["json"]
+    assert composed.where(STEPS) == composed.where("model.hidden") == "command line"
+
+
+def test_a_recovered_list_grows(project: Path) -> None:
+    text = to_yaml(compose([f"{STEPS}=[1]"]))
+    assert from_yaml(text, [f"{STEPS}+=2"]).config.checkpoint.fixed_steps == [1, 2]
+    assert from_yaml(text, ["model=mlp", "model.hidden+=8", f"{STEPS}=[5]"]).config.model["hidden"] == [64, 8]
+
+
+def test_an_experiments_list_grows(project: Path, write: Callable[[str, str], Path]) -> None:
+    write("experiment/listed.yaml", "# @package _global_\ncheckpoint:\n  fixed_steps: [10]\n")
+    assert compose(["experiment=listed", f"{STEPS}+=20"]).config.checkpoint.fixed_steps == [10, 20]
+
+
+def test_checkpoints_add_up() -> None:
+    line = parse_overrides(["ckpt=a", "ckpt+=b*"])
+    assert line.ckpt == ["a", "b*"]
+
+
+@pytest.mark.parametrize(
+    ("line", "section", "expected"),
+    [
+        ("scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 3}", "scheduler",
+         {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3}),
+        ("data={batch_size: 7}", "data", {"_target_": "mine.Digits", "batch_size": 7}),
+        ("callbacks={es: {_target_: mine.Net}}", "callbacks", {"es": {"_target_": "mine.Net"}}),
+    ],
+)  # fmt: skip
+def test_a_mapping_for_a_group_sets_its_values(
+    line: str, section: str, expected: dict[str, Any], project: Path
+) -> None:
+    raw = compose([line, "data=digits"] if section != "data" else ["data=digits", line]).raw
+    assert OmegaConf.to_container(raw[section]) == expected
+
+
+@pytest.mark.parametrize(
+    ("argument", "cure"),
+    [
+        ('loop={"max_duration": 5}', "Keys within { } take no quotes: 'loop={max_duration: 5}'."),
+        (
+            'param_groups={"*.bias":{weight_decay:0}}',
+            "Keys within { } take no quotes: 'param_groups={*.bias:{weight_decay:0}}'.",
+        ),
+        ("+x={'a': 'b'}", "Keys within { } take no quotes: \"+x={a: 'b'}\"."),
+        ('+x={"a b": "c=d,,e"}', "Keys within { } take no quotes: '+x={a b: \"c=d,,e\"}'."),
+        ('+x=["a", {"b":[{"c":1}]}]', "Keys within { } take no quotes: '+x=[\"a\", {b:[{c:1}]}]'."),
+        ('+x={"a":1,}', "Keys within { } take no quotes."),
+        (
+            '+x={"a:b":1}',
+            "Within { } a key takes no quotes, and so 'a:b' cannot be one: say it in a YAML file.",
+        ),
+        ("model.hidden=[64,,64]", "An element is missing between two commas."),
+        ("+x=[,64]", "An element is missing between [ and the comma after it."),
+        ("+x=[64, 64,]", "An element is missing between the last comma and ]: '+x=[64, 64]'."),
+        ("+x={a: 1, }", "An element is missing between the last comma and }: '+x={a: 1 }'."),
+        ("+x={a=1, b=[2]}", "Within { } a key and its value are joined by a colon: '+x={a: 1, b: [2]}'."),
+        ("+x={a:[(1,2),(3,4)]}", "A list stands in [ ]: '+x={a:[[1,2],[3,4]]}'."),
+        ("+x={a, b}", "Within { } each key has its value, as in {KEY: VALUE}; a list stands in [ ]."),
+        ("+x=[{a: [1], b:}]", "Within { } each key has its value, as in {KEY: VALUE}; a list stands in [ ]."),
+        (
+            '+x=["a,,b",c=d]',
+            "Within brackets a text with letters beyond a-z or any of , : = ( ) [ ] { } # & needs quotes of its own, "
+            "as in '+x=[\"a=b\"]'.",
+        ),
+        ("+x.*b={\"lr\":0}", "A name with * stands in braces: '+x={*b:{lr:0}}'."),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_brackets_is_reported_and_no_quotes_around_the_whole(argument: str, cure: str) -> None:
+    (mistake,) = parse_overrides([argument]).mistakes
+    assert mistake.cure == cure
+    if ": '" in cure or ': "' in cure:
+        (suggested,) = shlex.split(cure.partition(": ")[2].removesuffix("."))
+        assert parse_overrides([suggested]).mistakes == []
+
+
+@pytest.mark.parametrize("value", ["{a}{b}", "[ab]c,d", "[ab](c)"])
+def test_a_text_that_only_begins_with_a_bracket_needs_both_pairs_of_quotes(value: str) -> None:
+    cure = hint_on_syntax(f"name={value}")
+    assert cure.endswith(f"needs two pairs of quotes: 'name=\"{value}\"'.")
+    assert read_overrides([f'name="{value}"']).overrides[0].value() == value
+
+
+@pytest.mark.parametrize(
+    ("text", "closes"),
+    [("[a,b]", True), ("[ab]*[cd]", False), ("[[a],[b]]", True), ("{a:[b]}", True), ("{a}{b}", False)],
+)
+def test_the_bracket_that_opens_a_text_is_the_one_that_ends_it(text: str, closes: bool) -> None:
+    assert closes_at_end(text) is closes

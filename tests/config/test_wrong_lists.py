@@ -23,14 +23,12 @@ from wrong_configs import (
     own,
     part,
     shown,
-    small_project,
     typed,
     value,
 )
 
 from trainer_cli.errors import Code
 
-__all__ = ["small_project"]
 LIST, OPTION, KEY, YAML, GIVEN = Code.defaults_list, Code.unknown_option, Code.unknown_key, Code.yaml, Code.not_given
 PRIMARY = "defaults:\n  - train_schema\n  - data: digits\n"
 

@@ -7,7 +7,9 @@ beside them.
 # ruff: noqa: E501
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from wrong_configs import (
@@ -22,14 +24,12 @@ from wrong_configs import (
     left_out,
     part,
     shown,
-    small_project,
     typed,
     value,
 )
 
 from trainer_cli.errors import Code
 
-__all__ = ["small_project"]
 LINE, KEY, TYPE, VALUE, LOST = Code.override, Code.unknown_key, Code.wrong_type, Code.wrong_value, Code.unresolved
 
 
@@ -44,13 +44,19 @@ def _in_a_file(attempt: Attempt) -> None:
     attempt.typed[:] = ["+experiment=own"]
 
 
+def family(rows: Iterable[Wrong]) -> list[Any]:
+    """Rows that take one path: the first of them is in each run of the tests, all are in scripts/faults."""
+    first, *others = rows
+    return [first, *(pytest.param(row, marks=pytest.mark.campaign) for row in others)]
+
+
 ROWS = [
     # Texts and quotes
-    *[typed(f"+model.x={text}", LINE, "cannot read the override", shown()) for text in (
+    *family(typed(f"+model.x={text}", LINE, "cannot read the override", shown()) for text in (
         "[]aa", "È", "\U0001f923", "\\#", "'Hi''there'", "''a'", "'a''", '"abc\\"', '"abc\\\\"def"', "'a", '"a', "a'b", "a#b",
-        "a;b", "a\nb", "a=b", "a=b=c", "a)", "(a", "a}", "]", "!x", "`x`", "<x>", "a&b", 'a"', "“a”", "'a'b", "'c:\\\\''")],
+        "a;b", "a\nb", "a=b", "a=b=c", "a)", "(a", "a}", "]", "!x", "`x`", "<x>", "a&b", 'a"', "“a”", "'a'b", "'c:\\\\''")),
     typed("run_dir=~/x", LINE, "cannot read the override", edited("run_dir=$HOME/x", "~/x", "/home/x")),
-    *[typed(f"+model.x={text}", LINE, "cannot read the override", edited("written ${KEY}, and closed", text, "${seed}")) for text in ("'${seed", "${", "${}", '"${a b}')],
+    *family(typed(f"+model.x={text}", LINE, "cannot read the override", edited("written ${KEY}, and closed", text, "${seed}")) for text in ("'${seed", "${", "${}", '"${a b}')),
     # Brackets
     typed("model.hidden=[1,2", LINE, "A bracket is not closed", shown(after="too many is:")),
     typed("model.hidden=[1,[2", LINE, "A bracket is not closed", shown(after="too many is:")),
@@ -85,20 +91,20 @@ ROWS = [
     typed("name=a, b", LINE, "gives several values", shown(after="for a text ")),
     typed("name=it,x", LINE, "gives several values", shown(after="for a text ")),
     typed("model=cnn,mlp", LINE, "gives several values", lambda attempt: attempt.typed.insert(0, "-m")),
-    *[typed(f"seed={text}", LINE, "gives several values", lambda attempt: attempt.typed.insert(0, "-m")) for text in ("1,2", "range(3)", "choice(1,2)", "shuffle(1,2)", "int(1,2)", "sort(2,1)")],
+    *family(typed(f"seed={text}", LINE, "gives several values", lambda attempt: attempt.typed.insert(0, "-m")) for text in ("1,2", "range(3)", "choice(1,2)", "shuffle(1,2)", "int(1,2)", "sort(2,1)")),
     typed("seed=interval(1,2)", LINE, "gives several values", lambda attempt: attempt.typed.__setitem__(slice(None), ["-m", "seed=1,2"])),
     typed("+model.x=[1,choice(2,3)]", LINE, "has values to sweep inside of another", lambda attempt: attempt.typed.__setitem__(slice(None), ["-m", "+model.x=[1,2],[1,3]"])),
     # Functions
-    *[typed(f"seed={wrong}", LINE, "It is written", edited(says, wrong, right)) for wrong, says, right in (
+    *family(typed(f"seed={wrong}", LINE, "It is written", edited(says, wrong, right)) for wrong, says, right in (
         ("int(a)", "int(NUMBER)", "int(2)"), ("int('')", "int(NUMBER)", "int(2)"), ("int('10.0')", "int(NUMBER)", "int('10')"), ("int([a,1])", "int(NUMBER)", "int(1)"),
-        ("float({a:xyz})", "float(NUMBER)", "int(1)"), ("int(value=1,no=2)", "int(NUMBER)", "int(value=1)"))],
+        ("float({a:xyz})", "float(NUMBER)", "int(1)"), ("int(value=1,no=2)", "int(NUMBER)", "int(value=1)"))),
     typed("deterministic=bool('10')", LINE, "It is written bool(true)", edited("bool(true)", "bool('10')", "bool(true)")),
-    *[swept(f"seed={wrong}", "It is written", edited(says, wrong, right)) for wrong, says, right in (
+    *family(swept(f"seed={wrong}", "It is written", edited(says, wrong, right)) for wrong, says, right in (
         ("range(a)", "range(START,STOP,STEP)", "range(0,2,1)"), ("range(start=10,20,1)", "range(START,STOP,STEP)", "range(10,20,5)"),
         ("range(1,2,3,4)", "range(START,STOP,STEP)", "range(1,4,2)"), ("range(stop=3,x=1)", "range(START,STOP,STEP)", "range(0,3,1)"),
         ("choice()", "choice(A,B)", "choice(1,2)"), ("choice(choice(1,2))", "choice(A,B)", "choice(1,2)"), ("sort()", "sort(A,B)", "sort(2,1)"),
         ("sort(3,2,str(1))", "sort(A,B), of one type", "sort(3,2,1)"), ("shuffle(range(1,3),x)", "shuffle(A,B)", "shuffle(range(1,3))"),
-        ("tag(a,1)", "tag(NAME,VALUES)", "tag(a,choice(1,2))"))],
+        ("tag(a,1)", "tag(NAME,VALUES)", "tag(a,choice(1,2))"))),
     swept("model=glob()", "It is written glob(PATTERN)", edited("glob(PATTERN)", "glob()", "glob(c*)")),
     typed("+model.x=foo(1)", LINE, "needs two pairs of quotes", shown()),
     typed("+load.states=extend_list(optimizer)", LINE, "To add to the end of a list", shown()),
@@ -122,14 +128,14 @@ ROWS = [
     swept("seed=3", "nothing is swept", edited("seed=range(3)", "seed=3", "seed=range(3)")),
     Wrong(["-m", "seed=1,2", "seed=3"], LINE, COMMAND_LINE, "seed is swept, and given again", left_out),
     # Keys
-    *[typed(line, LINE, "is no key: keys are words", shown()) for line in (
-        ".seed=1", "seed.=1", "model..hidden=[1]", "+model..x=1", "model[hidden]=[1]", "seed =1", "'seed'=1", '"seed"=1', "model.'hidden'=[1]", "-seed=1", "--seed=1")],
+    *family(typed(line, LINE, "is no key: keys are words", shown()) for line in (
+        ".seed=1", "seed.=1", "model..hidden=[1]", "+model..x=1", "model[hidden]=[1]", "seed =1", "'seed'=1", '"seed"=1', "model.'hidden'=[1]", "-seed=1", "--seed=1")),
     typed("$seed=1", KEY, "no key '$seed'", part("$seed")),
     typed("seed==1", LINE, "cannot read", shown()),
     typed("seed:1", LINE, "is no override", shown()),
     typed("seed: 1", LINE, "is no override", shown()),
-    *[typed(line, LINE, "is no override", edited("key=value, group=option, +key=value", line, right)) for line, right in (
-        ("seed", "seed=1"), ("+seed", "+model.x=1"), ("~", "~model.hidden"), ("+", "+model.x=1"), ("+~model", "~optimizer"), ("=3", "seed=3"))],
+    *family(typed(line, LINE, "is no override", edited("key=value, group=option, +key=value", line, right)) for line, right in (
+        ("seed", "seed=1"), ("+seed", "+model.x=1"), ("~", "~model.hidden"), ("+", "+model.x=1"), ("+~model", "~optimizer"), ("=3", "seed=3"))),
     typed("model.hidden[0]=3", LINE, "A single item cannot be set", edited("model.hidden=[...]", "hidden[0]=3", "hidden=[3]")),
     typed("model.hidden.0=3", LINE, "not set singly", edited("model.hidden+=ITEM", "hidden.0=3", "hidden+=3")),
     typed("+model.*bias.x=1", LINE, "stands in braces", shown()),
@@ -163,9 +169,9 @@ ROWS = [
     typed("~model.hidden=[1]", LINE, "model.hidden is [64], and not [1]", shown()),
     # Values that must be given
     Wrong(["data=text"], Code.not_given, "configs/data/text.yaml:2", "data.path must be given", added(VALUE="x")),
-    *[typed(f"{key}=???", Code.not_given, f"{key} must be given", added(VALUE="1")) for key in ("seed", "model.hidden", "optimizer.lr")],
+    *family(typed(f"{key}=???", Code.not_given, f"{key} must be given", added(VALUE="1")) for key in ("seed", "model.hidden", "optimizer.lr")),
     # Interpolations
-    *[body(f"name: '{text}'", LOST, says, edited(hint, text, right)) for text, says, hint, right in (
+    *family(body(f"name: '{text}'", LOST, says, edited(hint, text, right)) for text, says, hint, right in (
         ("${missing}", "names a key that is not there: missing", "", "${seed}"), ("x_${missing}", "not there: missing", "", "x_${seed}"),
         ("${.missing}", "not there", "", "${.seed}"), ("${..missing}", "not there: ..missing", "", "${.seed}"), ("${seed.x}", "not there: seed.x", "", "${seed}"),
         ("${missing[a].b[c]}", "not there: missing[a].b[c]", "", "${seed}"), ("${model.hidden.9}", "not there: model.hidden.9", "", "${model.hidden.0}"),
@@ -175,9 +181,9 @@ ROWS = [
         ("${oc.env}", "a resolver without its colon", "${oc.env:ARGUMENT}", "${oc.env:NOPE_2,x}"), ("${now}", "a resolver without its colon", "${now:ARGUMENT}", "${now:%Y}"),
         ("${oc.env:}", "fails: TypeError", "", "${oc.env:NOPE_2,x}"), ("${oc.env:A,B,C}", "fails: TypeError", "", "${oc.env:A,B}"),
         ("${oc.decode:${seed}}", "fails: TypeError", "", "${seed}"), ("${oc.dict.keys:seed}", "fails: TypeError", "", "x"), ("${mul:2}", "fails: TypeError", "", "${mul:2,3}"),
-        ("${fails:1}", "fails: RuntimeError: no luck", "", "${mul:2,3}"), ("${hydra:job.num}", "asks for Hydra's own settings", "only composes", "x"))],
-    *[body(f"name: '{text}'", Code.yaml, "is no interpolation", edited("Write ${key}", text, "${seed}")) for text in (
-        "${", "${}", "${a b}", "${te st:foo}", "${y@z:}", "${0:1}", "${some_${seed}:a}", "${oc.env:${name}", "${..}", "${seed.}", "${[a}", "${seed]}")],
+        ("${fails:1}", "fails: RuntimeError: no luck", "", "${mul:2,3}"), ("${hydra:job.num}", "asks for Hydra's own settings", "only composes", "x"))),
+    *family(body(f"name: '{text}'", Code.yaml, "is no interpolation", edited("Write ${key}", text, "${seed}")) for text in (
+        "${", "${}", "${a b}", "${te st:foo}", "${y@z:}", "${0:1}", "${some_${seed}:a}", "${oc.env:${name}", "${..}", "${seed.}", "${[a}", "${seed]}")),
     body("name: ${model}", TYPE, "it must be a text or null", value("${model}", "x")),
     body("name: ${loop}", TYPE, "it must be a text or null", value("${loop}", "x")),
     body("checkpoint.fixed_steps: ['${model}']", TYPE, "must be a whole number", value("'${model}'", "3")),
@@ -193,29 +199,29 @@ ROWS = [
     typed("name=${missing}", LOST, "not there: missing", value("missing", "seed")),
     typed("seed=${name}", VALUE, "comes to 'default'", value("${name}", "3")),
     # Types
-    *[body(f"seed: {wrong}", TYPE, "it must be a whole number", value(wrong, "7")) for wrong in ("hello", "null", "[1, 2]", "{a: 1}", "true", "1.5", "'3'", "~")],
-    *[typed(f"seed={wrong}", TYPE, "it must be a whole number", value(wrong, "7")) for wrong in ("hello", "null", "[1]", "{a:1}", "true", "1.5", "'3'", "''", "1 2", "0x10")],
+    *family(body(f"seed: {wrong}", TYPE, "it must be a whole number", value(wrong, "7")) for wrong in ("hello", "null", "[1, 2]", "{a: 1}", "true", "1.5", "'3'", "~")),
+    *family(typed(f"seed={wrong}", TYPE, "it must be a whole number", value(wrong, "7")) for wrong in ("hello", "null", "[1]", "{a:1}", "true", "1.5", "'3'", "''", "1 2", "0x10")),
     body("seed: 1e3", TYPE, "it must be a whole number", part("1e3", after="Write ")),
     body("seed: -1", VALUE, "of at least 0", value("-1", "1")),
     body("seed: 99999999999999999999999", VALUE, "fit into 64 bits", value("99999999999999999999999", "9")),
-    *[body(f"deterministic: {wrong}", TYPE, "it must be true or false", value(wrong, "true")) for wrong in ("hello", "null", "[]", "2", "{a: 1}")],
+    *family(body(f"deterministic: {wrong}", TYPE, "it must be true or false", value(wrong, "true")) for wrong in ("hello", "null", "[]", "2", "{a: 1}")),
     body("deterministic: 1", TYPE, "it must be true or false", part("1", after="Write ")),
     body("deterministic: yes", Code.yaml, "read by YAML as true", part("yes", after="Write ")),
-    *[body(f"name: {wrong}", TYPE, "it must be a text or null", value(wrong, "x")) for wrong in ("[a]", "{a: b}", "true")],
+    *family(body(f"name: {wrong}", TYPE, "it must be a text or null", value(wrong, "x")) for wrong in ("[a]", "{a: b}", "true")),
     body("name: 1.5", TYPE, "it must be a text or null", edited("Put it in quotes", "1.5", "'1.5'")),
     typed("name=1.5", TYPE, "it must be a text or null", shown()),
     body("device: gpu", TYPE, "one of auto, cpu, cuda, mps", part("gpu")),
-    *[body(f"device: {wrong}", TYPE, "one of auto, cpu, cuda, mps", value(wrong, "cpu")) for wrong in ("1", "null", "[cpu]", "{a: 1}")],
-    *[body(f"loop.max_duration: {wrong}", VALUE, "duration", value(wrong, "3ep")) for wrong in ("soon", "[1]", "{a: 1}", "true", "0", "-1", "1.5", "null", "''")],
+    *family(body(f"device: {wrong}", TYPE, "one of auto, cpu, cuda, mps", value(wrong, "cpu")) for wrong in ("1", "null", "[cpu]", "{a: 1}")),
+    *family(body(f"loop.max_duration: {wrong}", VALUE, "duration", value(wrong, "3ep")) for wrong in ("soon", "[1]", "{a: 1}", "true", "0", "-1", "1.5", "null", "''")),
     body("checkpoint.fixed_steps: 3", TYPE, "a list of whole numbers", part("3", after="Write ")),
-    *[body(f"checkpoint.fixed_steps: {wrong}", TYPE, "whole number", value(wrong, "[3]")) for wrong in ("[a]", "[1.5]", "[[1]]", "[null]", "null")],
+    *family(body(f"checkpoint.fixed_steps: {wrong}", TYPE, "whole number", value(wrong, "[3]")) for wrong in ("[a]", "[1.5]", "[[1]]", "[null]", "null")),
     body("checkpoint.fixed_steps: {a: 1}", Code.yaml, "it must be a list", value("{a: 1}", "[1]")),
-    *[body(f"precision.clip_norm: {wrong}", TYPE, "a number or null", value(wrong, "1.0")) for wrong in ("fast", "[1]", "true", "{a: 1}")],
+    *family(body(f"precision.clip_norm: {wrong}", TYPE, "a number or null", value(wrong, "1.0")) for wrong in ("fast", "[1]", "true", "{a: 1}")),
     body("precision.clip_norm: .nan", VALUE, "it must be finite", value(".nan", "1.0")),
-    *[body(f"loop: {wrong}", TYPE, "must be a section", edited("loop.max_duration", wrong, "{max_duration: 3}")) for wrong in ("3", "null", "text", "true")],
+    *family(body(f"loop: {wrong}", TYPE, "must be a section", edited("loop.max_duration", wrong, "{max_duration: 3}")) for wrong in ("3", "null", "text", "true")),
     body("loop: [1]", Code.yaml, "a mapping of keys to values", value("[1]", "{max_duration: 3}")),
-    *[body(f"model: {wrong}", TYPE, "a node with `_target_`", value(wrong, "{_target_: mine.Net}")) for wrong in ("3", "text", "true")],
-    *[body(f"callbacks: {wrong}", TYPE, "it must be a mapping", value(wrong, "{}")) for wrong in ("3", "text", "null")],
+    *family(body(f"model: {wrong}", TYPE, "a node with `_target_`", value(wrong, "{_target_: mine.Net}")) for wrong in ("3", "text", "true")),
+    *family(body(f"callbacks: {wrong}", TYPE, "it must be a mapping", value(wrong, "{}")) for wrong in ("3", "text", "null")),
     body("callbacks: {x: 3}", TYPE, "a node with `_target_`, or null", value("3", "null")),
     body("callbacks: {x: {y: 1}}", Code.target, "has no _target_", edited("_target_: package.module.Class", "y: 1", "_target_: mine.Net")),
     body("param_groups: {x: 3}", TYPE, "a mapping of settings", value("3", "{lr: 0.1}")),
@@ -226,18 +232,14 @@ ROWS = [
     body("loop.nope: 1", KEY, "no key 'loop.nope'", edited("loop.", "nope", "hard_stop")),
     body("checkpoint.keep_best.moode: min", KEY, "no key 'checkpoint.keep_best.moode'", edited("checkpoint.keep_best.mode", "moode", "mode")),
     # What Hydra's instantiate refuses
-    *[body(f"model._target_: {wrong}", Code.target, "is no dotted name", edited("package.module.Name", wrong, "mine.Net")) for wrong in ("3", "null", "''", "nope", ".mine", "mine..Net", "[a]", "mine.Net()")],
+    *family(body(f"model._target_: {wrong}", Code.target, "is no dotted name", edited("package.module.Name", wrong, "mine.Net")) for wrong in ("3", "null", "''", "nope", ".mine", "mine..Net", "[a]", "mine.Net()")),
     body("model._target_: mine.Nett", Code.target, "has no 'Nett'", edited("'Net'", "Nett", "Net")),
     body("model._target_: os.system", Code.target, "is blocked", value("os.system", "mine.Net")),
-    *[body(f"model._args_: {wrong}", Code.argument, "it must be a list", value(wrong, "[]")) for wrong in ("3", "{a: 1}")],
-    *[body(f"model._partial_: {wrong}", Code.argument, "it must be true or false", value(wrong, "false")) for wrong in ("3", "x")],
+    *family(body(f"model._args_: {wrong}", Code.argument, "it must be a list", value(wrong, "[]")) for wrong in ("3", "{a: 1}")),
+    *family(body(f"model._partial_: {wrong}", Code.argument, "it must be true or false", value(wrong, "false")) for wrong in ("3", "x")),
 ]  # fmt: skip
 
 
-# Every third row in each run of the tests, all of them in scripts/faults.
-CHOSEN = [row if index % 3 == 0 else pytest.param(row, marks=pytest.mark.campaign) for index, row in enumerate(ROWS)]
-
-
-@pytest.mark.parametrize("wrong", CHOSEN, ids=str)
+@pytest.mark.parametrize("wrong", ROWS, ids=str)
 def test_a_wrong_value_is_refused_where_it_stands_with_a_cure_that_composes(small_project: Path, wrong: Wrong) -> None:
     check(wrong)

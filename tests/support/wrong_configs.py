@@ -1,4 +1,7 @@
-"""Wrong compositions as rows of a table: how each is refused, and that what the message says to write composes."""
+"""Wrong compositions as rows of a table: how each is refused, and that what the message says to write composes.
+
+The cure of a row is what is done to the config, or, where that takes more than the message shows, words of the hint.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ class Wrong:
     code: Code
     place: str
     says: str
-    cure: Cure
+    cure: Cure | str
     files: dict[str, str] = field(default_factory=dict)
     name: str = "config"
 
@@ -88,14 +91,14 @@ class Wrong:
         return f"{own or ''} {' '.join(word for word in self.typed if word != '+experiment=own')}".strip()[:100]
 
 
-def own(entries: str, code: Code, says: str, cure: Cure, *, line: int = 3, **more: str) -> Wrong:
+def own(entries: str, code: Code, says: str, cure: Cure | str, *, line: int = 3, **more: str) -> Wrong:
     """A wrong defaults list of an experiment. `more`: texts of further files, `__` for `/` in their names."""
     text = "# @package _global_\ndefaults:\n" + "".join(f"  - {entry}\n" for entry in entries.split(" | "))
     files = {f"{name.replace('__', '/')}.yaml": content for name, content in more.items()}
     return Wrong(["+experiment=own"], code, f"{OWN}:{line}", says, cure, {"experiment/own.yaml": text, **files})
 
 
-def body(text: str, code: Code, says: str, cure: Cure, *, line: int = 2) -> Wrong:
+def body(text: str, code: Code, says: str, cure: Cure | str, *, line: int = 2) -> Wrong:
     """A wrong value in an experiment; `a.b: x` stands for nested mappings."""
     *above, last = re.split(r"(?<=\w)\.(?=\w)", text.partition(":")[0])
     lines = [f"{'  ' * depth}{key}:" for depth, key in enumerate(above)]
@@ -105,7 +108,7 @@ def body(text: str, code: Code, says: str, cure: Cure, *, line: int = 2) -> Wron
     return Wrong(["+experiment=own"], code, place, says, cure, {"experiment/own.yaml": content})
 
 
-def typed(line: str, code: Code, says: str, cure: Cure, *more: str, **files: str) -> Wrong:
+def typed(line: str, code: Code, says: str, cure: Cure | str, *more: str, **files: str) -> Wrong:
     """A wrong override, after others that are right."""
     contents = {f"{name.replace('__', '/')}.yaml": content for name, content in files.items()}
     return Wrong([*more, line], code, COMMAND_LINE, says, cure, contents)
@@ -189,14 +192,6 @@ def first_line(attempt: Attempt) -> None:
     attempt.files[name] = "\n".join(lines) + "\n"
 
 
-def several(*cures: Cure) -> Cure:
-    def cure(attempt: Attempt) -> None:
-        for each in cures:
-            each(attempt)
-
-    return cure
-
-
 @pytest.fixture
 def small_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project of few configs, which is the current folder."""
@@ -216,6 +211,9 @@ def check(wrong: Wrong) -> None:
     error = caught.value
     assert (error.code, error.source) == (wrong.code, wrong.place), str(error)
     assert wrong.says in str(error)
+    if isinstance(wrong.cure, str):
+        assert wrong.cure in (error.hint or ""), str(error)
+        return
     attempt = Attempt([*wrong.typed], {**FILES, **wrong.files}, wrong.place, error.hint or "", wrong.name)
     wrong.cure(attempt)
     _write(attempt.files)

@@ -1,0 +1,80 @@
+"""What YAML refuses, or reads as something else than it seems: the line and the cure of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.config.yaml import LARGEST_BYTES, read_file
+from trainer_cli.errors import Code
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+COLUMNS = "A key is followed by a colon and a space, a text with ': ' in it needs quotes, and keys stand in one column."
+CLOSED = "A quote or bracket is not closed."
+TAG = "Remove it; a text that begins with ! needs quotes."
+ROWS: list[tuple[str, str | bytes, int | None, str, str]] = [
+    # Read as something else
+    ("three parts of a clock", "a: 12:30:45\n", 1, "a: 12:30:45 is read by YAML as the number 45045", "12h30m45s"),
+    ("two parts of a clock", "a:\n  b: 12:30\n", 2, "a.b: 12:30 is read", "Write 12h30m or 12m30s, or put it in"),
+    ("octal", "a: 014\n", 1, "as the number 12 (octal)", "Write 14, or '014' in quotes."),
+    ("octal of the new kind", "a: 0o14\n", 1, "as a text, not as a number", "Write 12, or '0o14' in quotes."),
+    ("leading zero", "a: [08]\n", 1, "a.0: 08 is read by YAML as a text", "Write 8, or '08' in quotes."),
+    ("thousands", "a: 1,000\n", 1, "as a text, not as a number", "Write 1000, or '1,000' in quotes."),
+    ("comma for a point", "a: 0,001\n", 1, "as a text, not as a number", "Write 0.001, or '0,001' in quotes."),
+    ("sign before a point", "a: +.5\n", 1, "as a text, not as a number", "Write 0.5, or '+.5' in quotes."),
+    ("infinity", "a: inf\n", 1, "as a text, not as a number", "A number must be finite; if a text is meant"),
+    ("no", "a: no\n", 1, "a: no is read by YAML as false", "Write false, or 'no' in quotes."),
+    ("On", "a: On\n", 1, "a: On is read by YAML as true", "Write true, or 'On' in quotes."),
+    ("None", "a: None\n", 1, "as a text, not as null", "Write null, or 'None' in quotes."),
+    # Keys
+    ("no as a key", "a:\n  no: 1\n", 2, "a: the key no is read by YAML as false", "Put it in quotes: 'no'."),
+    ("number as a key", "a:\n  1.5: 1\n", 2, "the key 1.5 is read by YAML as the number", "Put it in quotes: '1.5'."),
+    ("null as a key", "a:\n  ~: 1\n", 2, "the key ~ is read by YAML as null", "Put it in quotes: '~'."),
+    ("list as a key", "a:\n  ? [a, b]\n  : 1\n", 2, "a: a key must be a single text", ""),
+    ("key twice", "a: 1\nb: x\na: 2\n", 3, "a: the key stands twice, first in line 1", "Remove one of them."),
+    # Characters and encodings
+    ("tab", "a:\n\tb: 3\n", 2, "cannot start any token", "Use spaces, not tabs."),
+    ("byte-order mark", "\ufeff# @package _global_\n", 1, "begins with a byte-order mark", "Save it as UTF-8 without"),
+    ("byte-order mark in the middle", "a: 1\n\n\ufeff", 3, "character U+FEFF has no place in YAML", "Remove it."),
+    ("control character", "b: 1\na: a\u0007b\n", 2, "character U+0007 has no place in YAML", "Remove it."),
+    ("Latin-1", b"b: 1\na: \xe9\n", 2, "byte 0xe9 is not UTF-8", "Save the file as UTF-8."),
+    ("UTF-16", "a: x\n".encode("utf-16"), None, "x.yaml is UTF-16", "Save it as UTF-8."),
+    # Syntax
+    ("colon in a text", "a: a: b\n", 1, "mapping values are not allowed", COLUMNS),
+    ("no space after the colon", "a:\n  b:3\n  c: 5\n", 3, "mapping values are not allowed", COLUMNS),
+    ("wrong indent", "a:\n  b: 3\n   c: 5\n", 3, "mapping values are not allowed", COLUMNS),
+    ("no space after the only colon", "a:b\n", 1, "a single value, but it must be", "followed by a colon and a space."),
+    ("bracket not closed", "a: [a, b\n", 2, "expected ',' or ']'", CLOSED),
+    ("quote not closed", "a: 'x\n", 2, "unexpected end of stream", CLOSED),
+    ("@ before a text", "a: @home\n", 1, "'@' that cannot start any token", "Put a text that begins with this"),
+    ("tag", "a: !ruby x\n", 1, "a: the tag !ruby is not known in a config", TAG),
+    ("code in a tag", "a: !!python/object/apply:os.system [ls]\n", 1, "tag !!python/object/apply:os.system is", TAG),
+    ("alias without anchor", "a: *best\n", 1, "found undefined alias 'best'", "needs its anchor (&name) above it"),
+    ("missing value in braces", "a: {b: ???}\n", 1, "found '?'", "Inside { } and [ ], put ??? in quotes."),
+    ("two documents", "a: 1\n---\nb: 2\n", 2, "expected a single document", "remove the line '---'."),
+    # What is no config
+    ("anchor in itself", "a: &m\n  b: *m\n", 1, "a.b: an anchor's value contains itself", ""),
+    ("aliases that multiply", BOMB, 5, "e: this stands for more than 100,000 values", "Do aliases multiply?"),
+    ("deep nesting", "a: " + "[" * 100 + "]" * 100, 1, "nested more than 40 deep", ""),
+    ("huge file", "# " + "x" * LARGEST_BYTES, None, "x.yaml is longer than 1 MiB", "Is it a data file?"),
+    ("list at the top", "- a\n", 1, "the file is a list, but it must be a mapping of keys to values", ""),
+    ("text at the top", "hello\n", 1, "the file is a single value, but it must be a mapping of keys to values", ""),
+    ("empty file", "", None, "the file is empty", "Write something, be it a comment, or remove it."),
+    ("blank file", "\n", None, "the file is empty", "Write something, be it a comment, or remove it."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "line", "says", "cure"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_a_trap_of_yaml_is_refused_at_its_line_with_a_cure(
+    content: str | bytes, line: int | None, says: str, cure: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (mistake,) = read_file(file, "x.yaml").mistakes
+    assert mistake.code is Code.yaml
+    assert says in mistake.message
+    assert cure in (mistake.hint or "")
+    assert mistake.source in ((None, "x.yaml") if line is None else (f"x.yaml:{line}",))
