@@ -7,9 +7,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -676,61 +675,6 @@ def test_what_the_disk_refuses_is_reported_without_a_traceback(ckpt: Ckpt, monke
     assert said.code == 1
     assert "rm: Permission denied\n  --> " in said.err
     assert "Traceback" not in said.err
-
-
-def process(root: Path, *arguments: str, **settings: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-        **settings,
-    )
-
-
-@pytest.fixture
-def closed_pipe() -> Iterator[int]:
-    reader, writer = os.pipe()
-    os.close(reader)
-    yield writer
-    os.close(writer)
-
-
-def test_a_reader_that_has_gone_is_no_traceback(root: Path, closed_pipe: int) -> None:
-    with process(root, "-m", "trainer_cli", "ckpt", "ls", "runs/odd", stdout=closed_pipe) as done:
-        assert done.communicate(timeout=60)[1] == ""
-    assert done.returncode == 1
-
-
-LIGHT = [
-    ["ls"],
-    ["ls", "runs/fine@best", "--json"],
-    ["show", "runs/fine@best", "--states"],
-    ["pin", "runs/fine@best"],
-    ["unpin", "runs/fine@best"],
-    ["rm", "runs/fine@step10", "--yes"],
-]
-HEAVIER = [
-    ["show", "runs/fine@best", "--norms"],
-    ["diff", "runs/fine@best", "runs/fine@latest"],
-]
-
-
-def test_no_action_needs_torch_and_the_plain_ones_neither_numpy_nor_hydra(root: Path) -> None:
-    """But verify and prune, which decode checkpoints as a resume does."""
-    code = (
-        "import sys\nfrom trainer_cli.commands.main import main\n"
-        "from trainer_cli import checkpoint_path, checkpoint_pattern, latest_checkpoint\n"
-        f"for arguments in {LIGHT!r}:\n    assert main(['ckpt', *arguments]) == 0, arguments\n"
-        "    loaded = {'torch', 'numpy', 'hydra', 'omegaconf'} & set(sys.modules)\n"
-        "    assert not loaded, (arguments, loaded)\n"
-        f"for arguments in {HEAVIER!r}:\n    assert main(['ckpt', *arguments]) == 0, arguments\n"
-        "    assert 'torch' not in sys.modules, arguments\n"
-    )
-    with process(root, "-c", code, stdout=subprocess.DEVNULL) as done:
-        assert done.communicate(timeout=60)[1] == ""
-    assert done.returncode == 0
 
 
 def test_verify_names_a_format_that_validate_would_refuse(ckpt: Ckpt, root: Path) -> None:

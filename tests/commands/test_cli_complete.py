@@ -136,19 +136,6 @@ def test_only_what_follows_the_last_break_is_answered_to_bash(made: Path) -> Non
     assert answer("train fit +experiment=mi", "", made).partition("\t")[0] == "+experiment=mine"
 
 
-def test_an_answer_loads_neither_torch_nor_hydra(made: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from trainer_cli.commands.main import main\n"
-        "assert main(['complete', '--answer']) == 0\n"
-        "assert not {'torch', 'hydra', 'omegaconf', 'numpy'} & set(sys.modules), sys.modules"
-    )
-    for line in ("train fit +experiment=digits optimizer.", "train validate ckpt=", "train config --", "train list "):
-        environment = {**os.environ, **PATH, "TRAIN_COMPLETE_LINE": line}
-        done = subprocess.run([sys.executable, "-c", code], check=True, env=environment, capture_output=True, text=True)
-        assert done.stdout, line
-
-
 def test_a_shell_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["complete"]) == 2
     assert "Write one of: bash, zsh." in capsys.readouterr().err

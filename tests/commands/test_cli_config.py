@@ -1,10 +1,11 @@
-"""`train config` and `train list`: what they print."""
+"""`train config` and `train list`: what they print, with the sources of values and the differences to other configs."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,10 @@ import yaml
 from printed import message
 
 from trainer_cli.commands.main import main
+from trainer_cli.config.json_schema import json_schema
 from trainer_cli.core.schema import LoopConfig, TrainConfig
+
+ConfigLines = Callable[..., list[str]]
 
 
 @pytest.fixture
@@ -35,6 +39,17 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert main(argv) == 0
     return capsys.readouterr().out
+
+
+@pytest.fixture
+def config_lines(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> ConfigLines:
+    """The lines that `train config` prints in an empty folder."""
+
+    def config_lines(*arguments: str) -> list[str]:
+        assert main(["config", *arguments]) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return config_lines
 
 
 def test_config_prints_yaml_that_can_be_read_again(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,14 +78,6 @@ def test_provenance_names_file_and_line(project: Path, capsys: pytest.CaptureFix
     assert rows["hidden: [64]"] == "configs/model/mlp.yaml:3"
     assert rows["deterministic: false"] == "default"
     assert yaml.safe_load(out)["loop"]["max_duration"] == "3ep"
-
-
-def test_diff_shows_only_what_the_overrides_change(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message = [
-        line.partition("  #")[0].strip() for line in printed(capsys, "config", "experiment=odd", "--diff").splitlines()
-    ]
-    assert message[-2:] == ["name: default -> odd", "loop.max_duration: 10ep -> 3ep"]
-    assert printed(capsys, "config", "--diff") == "no difference\n"
 
 
 def test_fields_reports_every_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,3 +200,126 @@ def test_json_holds_what_yaml_and_table_show(project: Path, capsys: pytest.Captu
     assert odd in whole["experiment"]
     assert json.loads(printed(capsys, "list", "model", "--json")) == {"model": whole["model"]}
     assert "model=mlp" in printed(capsys, "list", "model")
+
+
+def changes(lines: list[str]) -> dict[str, tuple[str, str]]:
+    """Key -> `old -> new`, and what set the new value; from the end of the file's path."""
+    rows = (line.partition("  #") for line in lines if not line.startswith("#"))
+    return {text.partition(": ")[0]: (text.partition(": ")[2].strip(), by.strip()) for text, _, by in rows}
+
+
+def test_diff_with_other_overrides_reports_both_and_where_the_new_values_come_from(config_lines: ConfigLines) -> None:
+    lines = config_lines("experiment=digits", "optimizer.lr=0.5", "--diff=+experiment=digits_mlp seed=7")
+    assert lines[:2] == ["# from: +experiment=digits_mlp seed=7", "# to: experiment=digits optimizer.lr=0.5"]
+    message = changes(lines)
+    assert message["optimizer.lr"] == ("0.003 -> 0.5", "command line: optimizer.lr=0.5")
+    assert message["seed"][0] == "7 -> 0"
+    assert message["name"] == ("digits_mlp -> digits", "command line: experiment=digits")
+    value, by = message["model.channels"]
+    assert (value, by.rpartition("/")[2]) == ("(not set) -> [16, 32, 64]", "cnn.yaml:5")
+    value, by = message["model.hidden"]
+    assert (value, by.rpartition("/")[2]) == ("[128] -> (not set)", "digits.yaml:5: model=cnn")
+
+
+def test_other_overrides_are_split_as_a_shell_does(config_lines: ConfigLines) -> None:
+    lines = config_lines("name='a b'", "--diff=\"name='a c'\" ~trust seed=0")
+    assert changes(lines)["name"][0] == "a c -> a b"
+
+
+def test_diff_alone_compares_with_no_overrides(config_lines: ConfigLines) -> None:
+    assert config_lines("seed=3", "--diff") == [
+        "# from: no overrides",
+        "# to: seed=3",
+        "seed: 0 -> 3  # command line: seed=3",
+    ]
+    assert config_lines("--diff") == ["no difference"]
+    assert config_lines("--diff=seed=3")[2].startswith("seed: 3 -> 0")
+
+
+@pytest.mark.parametrize(
+    ("words", "seed"),
+    [
+        (["--diff", "seed=3"], 3),
+        (["seed=1", "--diff", "seed=3"], 3),
+        (["--diff", "seed=3", "seed=4"], 4),
+        (["--diff", "~trust", "seed=3"], 3),
+        (["--diff", "--config-name", "config", "seed=3"], 3),
+    ],
+)
+def test_an_override_after_diff_is_one_of_this_config(config_lines: ConfigLines, words: list[str], seed: int) -> None:
+    assert changes(config_lines(*words)) == {"seed": (f"0 -> {seed}", f"command line: seed={seed}")}
+
+
+@pytest.mark.parametrize(
+    ("words", "other"),
+    [
+        (["--diff", "{}", "seed=3"], "old.yaml"),
+        (["--diff={}", "seed=3"], "run"),
+        (["seed=3", "--diff", "{}"], "sweep/lr=0.1"),
+    ],
+)
+def test_a_file_or_run_after_diff_is_what_is_compared_with(
+    config_lines: ConfigLines, words: list[str], other: str
+) -> None:
+    file = Path(other) if other.endswith(".yaml") else Path(other, "config.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("seed: 5\n")
+    lines = config_lines(*(word.format(other) for word in words))
+    assert lines[:2] == [f"# from: {file}", "# to: seed=3"]
+    assert changes(lines)["seed"] == ("5 -> 3", "command line: seed=3")
+
+
+def test_an_override_with_an_at_is_no_run_though_a_folder_has_the_name_before_it(
+    config_lines: ConfigLines, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert changes(config_lines("--diff=name=x@latest"))["name"][0] == "x@latest -> default"
+    Path("model").mkdir()
+    assert main(["config", "--diff=model@other=mlp"]) == 2
+    assert "model@other is not in the defaults list" in capsys.readouterr().err
+
+
+BAD = {
+    "digits_mlp": "there is no 'digits_mlp', and it is no list of overrides (--diff). Name a run directory",
+    "runs/nothing": "there is no 'runs/nothing'",
+    "runs/nothing@latest": "runs/nothing@latest: there is no runs/nothing (--diff). The current folder is empty.",
+    "seed='1": 'cannot read "seed=\'1": No closing quotation (--diff)',
+    "sed=1": "there is no key 'sed' (command line). Did you mean 'seed'?",
+    ".": ". is neither a run directory nor a checkpoint (--diff). Name a run directory",
+}
+
+
+@pytest.mark.parametrize("other", BAD)
+def test_what_cannot_be_compared_with_is_reported(
+    other: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", f"--diff={other}"]) in (2, 3)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert BAD[other] in message(captured.err)
+
+
+def test_an_interpolation_is_shown_with_what_it_comes_to_and_a_secret_is_not(
+    config_lines: ConfigLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "hunter2")
+    lines = config_lines("name=${oc.env:TOKEN}", "seed=3", "model.classes=${seed}", "--provenance")
+    # One would lead to the secret by way of the other.
+    assert "hunter2" not in "\n".join(lines)
+    message = {line.strip().partition(":")[0]: line.partition("  # ")[2] for line in lines}
+    assert message["run_dir"] == "default"
+    assert message["classes"] == "command line: model.classes=${seed} (3)"
+    assert message["style"].endswith("default.yaml:5 (auto)")
+
+
+def test_provenance_reports_first_which_experiment_was_chosen(config_lines: ConfigLines) -> None:
+    lines = config_lines("experiment=digits", "model=mlp", "--provenance")
+    assert lines[0] == "# command line: experiment=digits"
+    (model,) = [line for line in lines if line.startswith("model:")]
+    assert model.endswith("# command line: model=mlp")
+    (data,) = [line for line in lines if line.startswith("data:")]
+    assert data.endswith("experiment/digits.yaml:6: data=digits")
+
+
+def test_schema_is_printed_as_json(config_lines: ConfigLines) -> None:
+    assert json.loads("\n".join(config_lines("--schema"))) == json_schema()

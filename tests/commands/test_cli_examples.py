@@ -90,12 +90,7 @@ def shipped() -> list[str]:
 
 
 @pytest.mark.parametrize("override", shipped())
-@pytest.mark.parametrize("where", ["anywhere", "in a project"])
-def test_every_option_that_ships_can_be_composed(
-    made: Path, monkeypatch: pytest.MonkeyPatch, override: str, where: str
-) -> None:
-    if where == "anywhere":
-        monkeypatch.chdir(made.parent)
+def test_every_option_that_ships_can_be_composed(made: Path, override: str) -> None:
     composed = compose([override, *NEEDS.get(override, [])])
     group, _, option = override.partition("=")
     assert composed.config.name == (option if group == "experiment" else "default")

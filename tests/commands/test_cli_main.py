@@ -138,23 +138,6 @@ def test_overrides_and_flags_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (str(seen[0].config_dir), seen[0].config_name) == ("x", "y")
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"),
-    [
-        (["fti"], "there is no verb 'fti'\nhelp: Did you mean 'fit'?"),
-        (["experiment=digits", "seed=1"], "Did you mean 'train fit experiment=digits seed=1'?"),
-        (["list", "--frob"], "train list has no flag --frob\nhelp: See train list --help."),
-    ],
-)
-def test_a_mistake_in_the_command_is_one_message(
-    capsys: pytest.CaptureFixture[str], argv: list[str], expected: str
-) -> None:
-    assert main(argv) == 2
-    error = capsys.readouterr().err
-    assert expected in error
-    assert error.count("error: ") == 1
-
-
 def test_how_a_sweep_starts_its_jobs_is_no_part_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (["--help"], ["fit", "--help"]):
         assert main(argv) == 0
@@ -194,16 +177,6 @@ def test_the_help_of_a_verb_says_what_it_does_and_shows_examples(capsys: pytest.
     assert max(map(len, out.splitlines())) <= 120
     if word == "fit":
         assert "`train list` shows what there is to choose, `train config --fields` every key" in out
-
-
-def test_help_version_and_list_load_neither_torch_nor_hydra() -> None:
-    code = (
-        "import sys; from trainer_cli.commands.main import main\n"
-        "assert main(['--help']) == main(['--version']) == main(['list']) == 0\n"
-        "assert not {'torch', 'hydra', 'omegaconf'} & set(sys.modules)"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 def test_a_reader_that_closes_the_pipe_causes_no_message() -> None:

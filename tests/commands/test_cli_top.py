@@ -104,16 +104,6 @@ def test_a_mistake_is_one_message(arguments: list[str], message: str, empty_fold
     assert printed_message(capsys.readouterr().err) == message
 
 
-def test_neither_loads_torch(empty_folder: Path) -> None:
-    ended(Path("runs/done"), RunStatus.finished, "")
-    code = (
-        "import sys\nfrom trainer_cli.commands.main import main\n"
-        "assert main(['top']) == main(['tail', 'runs/done']) == 0\n"
-        "assert not {'torch', 'numpy', 'hydra', 'omegaconf', 'tensorboard'} & set(sys.modules), sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-
-
 @pytest.mark.parametrize("width", [60, 80, 120, 160, 300])
 def test_a_narrow_terminal_cuts_the_reason_and_the_name_but_no_number(
     width: int, empty_folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
