@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        # The line of progress is cleared before the report, or an error, is printed.
         show("")
     print(json.dumps(report.as_dict(), indent=2) if args.json else report)
     return int(ExitCode.DONE if report.exact else ExitCode.FAILED)

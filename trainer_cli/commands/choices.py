@@ -192,6 +192,7 @@ def no_flag(
             return UserError(message, cure=f"Did you mean '{key}={value}'?")
         if key in _FOREIGN_FLAGS:
             return UserError(message, cure=f"Did you mean '{_FOREIGN_FLAGS[key].format(value)}'?")
+        # A key without its section, such as --lr.
         owners = [setting for setting in settings if setting.rpartition(".")[2] == key]
         if owners:
             listed = " or ".join(f"'{owner}={value}'" for owner in owners[:3])
@@ -204,6 +205,7 @@ def no_flag(
 
 def experiment_by_name(words: Sequence[str], config_dir: Path | None) -> list[str]:
     """The overrides, with the name of an experiment as the first word written as `experiment=NAME`."""
+    # With an experiment chosen already, the word would be a second one by mistake.
     chosen = any(word.lstrip("+").startswith("experiment=") for word in words)
     if chosen or words[0] not in Choices.of(config_dir).options(EXPERIMENT):
         return list(words)
@@ -242,6 +244,7 @@ def _suggest_override(word: str, following: str | None, choices: Choices, verb: 
         following: the next word, if it may be a value.
     """
     name = word.lstrip("+-")
+    # A space was typed for the equals sign.
     if following is not None and (name in choices.groups or name in keys()) and name not in sections():
         return f"Did you mean '{name}={following}'?"
     if groups := choices.groups_with(name):

@@ -113,6 +113,7 @@ def _ls(args: argparse.Namespace) -> int:
 def _listing(items: Sequence[Item], now: float) -> str:
     manifests = [item.entry.manifest for item in items]
     measured = dict.fromkeys(key for manifest in manifests if manifest is not None for key in manifest.metrics)
+    # Without those of the training, by which no checkpoint is chosen.
     metrics = [key for key in measured if not key.startswith("train/")][:_METRIC_COLUMNS]
     # A name such as step500 says the step already.
     plain = all(item.path.name == f"step{item.entry.step}" for item in items)
@@ -224,6 +225,7 @@ def _fact_lines(content: Content) -> list[tuple[str, str]]:
 def _verify(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_remove import look, verify_all
 
+    # A log file would keep every state of the line.
     shows = sys.stderr.isatty() and not args.json
 
     def show_progress(done: int, item: Item) -> None:
@@ -231,6 +233,7 @@ def _verify(args: argparse.Namespace) -> int:
             # On one line that each checkpoint overwrites.
             print(f"\r{done}/{len(items)} {item.path.name}\x1b[K", end="", file=sys.stderr, flush=True)
 
+    # Again where a run removed all of them meanwhile: its newer checkpoints are those that count.
     for _ in range(_VERIFY_TRIES):
         items = look(args.names)
         problems = verify_all(items, show_progress)
@@ -267,6 +270,7 @@ def _diff(args: argparse.Namespace) -> int:
 
     paths = [_select_one(name) for name in args.names]
     with ExitStack() as stack:
+        # Both stay open to the end, since their tensors are read from the files as they are compared.
         first, second = (stack.enter_context(opened(path)) for path in paths)
         difference = compare(first, second)
     changes = difference.config
@@ -297,6 +301,7 @@ def _rm(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_remove import look, remove, why_not_remove
 
     items = look(args.names)
+    # All or nothing: what is left after half a removal would be hard to tell.
     if not args.force and (reasons := why_not_remove(items)):
         listed = "\n".join(f"  {path}: {why}" for path, why in reasons.items())
         raise UserError(f"nothing is removed, because of\n{listed}\n", cure="To remove them all the same, add --force.")
@@ -391,6 +396,7 @@ def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
     if args.yes:
         return True
     count = f"{len(paths)} checkpoint{'' if len(paths) == 1 else 's'}"
+    # A script that pipes text into the command has not read the question.
     if not sys.stdin.isatty():
         raise UserError(
             f"{count} would be removed, but this is not a terminal, so it cannot be confirmed", cure="Add --yes."
@@ -398,6 +404,7 @@ def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
     lines = "".join(f"  {path}\n" for path in paths)
     # To stderr: stdout holds only the answer, which a program may read.
     print(f"{lines}remove {count}? [y/N] ", end="", file=sys.stderr, flush=True)
+    # Anything but yes is no, also the end of the input.
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 

@@ -174,6 +174,7 @@ def opened(path: Path) -> Iterator[Content]:
     manifest = entry.manifest
     read = _read_tensor_files if manifest.format in ("tensors", "huggingface") else _read_other_format
     try:
+        # Held, so that a run that trains meanwhile does not remove the files while they are read.
         with catalog.storage.reading(path.name) as folder:
             tensors, aliases, states = read(folder, manifest)
             for name, tensor in tensors.items():
@@ -248,6 +249,7 @@ def _compare_tensors(name: str, old: Tensor, new: Tensor) -> TensorChange | None
     difference = norm = 0.0
     for a, b in zip(old.blocks(), new.blocks(), strict=True):
         with np.errstate(all="ignore"):
+            # In blocks of doubles: the sum over a large tensor would lose digits in its own type.
             difference += _sum_of_squares(b - a)
         norm += _sum_of_squares(a)
     if not math.isfinite(difference) or not math.isfinite(norm):
@@ -377,6 +379,7 @@ def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[
 def _map_bytes(path: Path, offset: int, size: tuple[int]) -> Array:
     import numpy as np
 
+    # Mapped, not read: a checkpoint may be larger than the memory.
     return np.memmap(path, "u1", "r", offset, size)
 
 
@@ -454,6 +457,7 @@ def tensor_rows(tensors: Mapping[str, Tensor], norms: Mapping[str, float]) -> li
                 branch = branch.children.setdefault(segment, _Branch())
             branch.elements += math.prod(tensor.entry.shape)
             branch.size_bytes += tensor.entry.size_bytes
+            # Squares add up over tensors; norms do not.
             branch.squares += norms.get(name, 0.0) ** 2
         branch.tensor = tensor
     rows = [row for label, child in root.children.items() for row in child.rows(label, 0, norms=bool(norms))]

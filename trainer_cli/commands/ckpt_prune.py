@@ -36,6 +36,7 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
     Raises:
         CheckpointError: a folder belongs to no run whose config can be read.
     """
+    # By folder, since the rules count all checkpoints of a run, also those that the command does not name.
     for folder in dict.fromkeys(item.path.parent for item in items):
         in_folder = [item for item in items if item.path.parent == folder]
         run = RunDir(next((item.run for item in in_folder if item.run is not None), folder))
@@ -80,6 +81,7 @@ def _usable(folder: Path, run_id: str) -> list[Entry]:
     """The run's valid checkpoints up to the one that a resume would load."""
     catalog = catalog_of(folder)
     entries = catalog.valid(run_id)
+    # From the newest: a run that resumes loads the first sound one, and counts its rules from there.
     while entries and (not entries[-1].resumable or not is_intact(catalog.storage, entries[-1])):
         entries.pop()
     return entries

@@ -131,6 +131,7 @@ def verify_all(items: Sequence[Item], show: Callable[[int, Item], None]) -> dict
         show: called after each checkpoint with the number of those done.
     """
     problems: dict[Path, str | None] = {}
+    # Threads: the digests are computed in C, without the interpreter's lock.
     with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
         for done, (item, (exists, problem)) in enumerate(zip(items, pool.map(_verify, items), strict=True), start=1):
             if exists:
@@ -146,6 +147,7 @@ def pin(items: Sequence[Item], *, pinned: bool) -> list[Path]:
         CheckpointError: one has no manifest, so that pinning it would keep nothing. None was changed.
     """
     for item in items:
+        # Before any pin is set, so that a mistake in one name changes none.
         if item.entry.manifest is None and pinned:
             raise CheckpointError(f"{item.path}: {item.entry.problem}", cure="Only a checkpoint can be pinned.")
     changed = [item for item in items if item.entry.pinned is not pinned]
@@ -185,7 +187,9 @@ def remove(items: Iterable[Item], reasons: Mapping[Path, str] | None = None) -> 
     refused: dict[Path, str] = {}
     for item in items:
         storage, name = _storage_of(item), item.path.name
+        # A partial one has no manifest, by which `remove` would mark the begin of the removal.
         done = storage.clear(name) if item.entry.partial else storage.remove(name)
+        # Gone is gone: the run itself may have removed it at the same time.
         if done or not item.path.exists():
             removed.append(item.path)
             if item.run is not None and not item.entry.partial:
@@ -199,6 +203,7 @@ def remove(items: Iterable[Item], reasons: Mapping[Path, str] | None = None) -> 
 def _storage_of(item: Item) -> Storage:
     """The storage, with the identity of the checkpoint's run: the run clears away a removal that is interrupted."""
     manifest = item.entry.manifest
+    # An id from a damaged manifest must not become part of a path.
     run_id = manifest.run_id if manifest is not None and is_run_id(manifest.run_id) else "local"
     return open_storage(item.path.parent, run_id=run_id, attempt=manifest.attempt if manifest is not None else 0)
 

@@ -143,6 +143,7 @@ def candidates(words: Sequence[str], cwd: Path) -> list[Candidate]:
     if len(words) < 2:
         return []
     current = words[-1]
+    # Each word once: a key of the schema may be one of the chosen option too.
     by_word = {candidate.word: candidate for candidate in _find_all(words[1:-1], current, cwd)}
     return [by_word[word] for word in sorted(by_word) if word.startswith(current)]
 
@@ -213,6 +214,7 @@ def _choices(before: Sequence[str], cwd: Path) -> Choices:
         if flag in ("--config-dir", "-cd"):
             config_dir = Path(value if equals else [*before, ""][index + 1]).expanduser()
     if config_dir is not None and not (cwd / config_dir).is_dir():
+        # A folder that is still being typed must not end the completion.
         config_dir = None
     return Choices.of(config_dir, cwd)
 

@@ -65,6 +65,7 @@ def before_parsing(words: Sequence[str]) -> list[str]:
         if joined and joined[-1] == "--diff" and not word.startswith("-"):
             from trainer_cli.runs.select import is_on_disk
 
+            # A run directory may have an equals sign in its name, such as those of a sweep.
             is_override = ("=" in word or word.startswith("~")) and not is_on_disk(word)
             joined[-1:] = ["--diff=", word] if is_override else [f"--diff={word}"]
         else:
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             import yaml
 
+            # Of the YAML, so that both outputs hold the same values.
             print_json(yaml.safe_load(text))
         else:
             print(text, end="")
@@ -219,7 +221,7 @@ def _resolve(resolving: Any, key: Any, value: Any) -> str:
 
 
 def _commented(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Lines with a comment after each; the comments stand in one column unless a line is too long."""
+    """Lines, each followed by its comment; the comments are aligned unless a line is too long."""
     width = min(60, max(len(text) for text, _ in rows))
     for text, comment in rows:
         yield f"{text:<{width}}  # {comment}" if comment else text

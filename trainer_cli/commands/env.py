@@ -113,12 +113,14 @@ def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, os.pathsep.join(map(_tilde, environment[name].split(os.pathsep)))
     for name in sorted(environment):
         if name.startswith("TRAIN_") and name not in SHOWN:
+            # Its value may be a token: the name says enough for a bug report.
             yield name, "(set)"
 
 
 def _tilde(path: Path | str) -> str:
     """A path with the home directory written as `~`."""
     text, home = str(path), str(Path.home())
+    # A whole folder's name: /home/me is no part of /home/me2.
     inside = text == home or text.startswith(home + os.sep)
     return "~" + text[len(home) :] if inside and home != os.sep else text
 

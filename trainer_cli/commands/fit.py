@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.supervised:
         from trainer_cli.runs.supervise import stop_with_parent
 
+        # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
     from trainer_cli.runs.compose_fit import compose_fit
     from trainer_cli.runs.supervise import fit_in_processes

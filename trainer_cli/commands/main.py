@@ -67,9 +67,11 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code. Mistakes of the user become one message on stderr."""
+    # First: what follows may print, or open a file that would get the number of a closed stream.
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
+        # Only for the command itself: a program that calls main() goes on afterwards.
         atexit.register(_at_exit)
     try:
         code = _dispatch(arguments)
@@ -84,6 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
+        # The reader has what it wanted: no mistake of the user's, and no fault of ours.
         return _reader_closed()
     except Exception as error:
         if _is_disk_error(error) and not _wants_traceback():
@@ -153,6 +156,7 @@ def _dispatch(arguments: list[str]) -> int:
     if word in ("-V", "--version"):
         print(_version())
         return int(ExitCode.DONE)
+    # Before any import, which would fail with a traceback where the current folder is gone.
     if {"-h", "--help"}.isdisjoint(words):
         _refuse_missing_folder()
     verb = {**VERBS, **_INTERNAL}.get(word)
@@ -161,6 +165,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         raise no_verb(word, arguments, VERBS)
     with gc_paused():
+        # Only the verb's own module: each imports what it needs, and the help of others waits for nothing.
         module = import_module(verb.module)
     parser = parser_of(word, module)
     try:
@@ -187,6 +192,7 @@ def parser_of(word: str, module: Any) -> Parser:
         description=f"{summary[0].upper()}{summary[1:]}.",
         epilog=getattr(module, "EXAMPLES", None),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        # An abbreviation would change its meaning with the next flag that is added.
         allow_abbrev=False,
     )
     module.add_arguments(parser)
@@ -300,6 +306,7 @@ def print_crash(error: BaseException, *, whole: bool = False) -> None:
     begin = None if whole else _first_foreign_call(error.__traceback__)
     summary = traceback.TracebackException(type(error), error, begin or error.__traceback__)
     if begin is not None:
+        # torch calls each module through two functions, which would fill a deep model's traceback.
         frames = [frame for frame in summary.stack if frame.name not in _MODULE_CALLS]
         summary.stack = traceback.StackSummary.from_list(frames)
         print("Calls within train and torch are left out; TRAIN_FULL_ERROR=1 shows them.", file=sys.stderr)
@@ -323,7 +330,7 @@ def _is_ours(trace: TracebackType | None) -> bool:
 
 
 def _first_foreign_call(trace: TracebackType | None) -> TracebackType | None:
-    """The first call of code that is neither of this package nor of torch; None if there is none."""
+    """The first call of code outside this package and torch, or None."""
     while trace is not None and _package(trace) in (*_OURS, "torch", "__main__"):
         trace = trace.tb_next
     return trace
@@ -337,6 +344,7 @@ def prepare_streams() -> None:
     """Make each standard stream open, able to print every character, and safe after its terminal is closed."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
+        # A program that was started with a closed stream has none.
         if stream is None:
             setattr(sys, name, _open_null(mode))
         elif mode == "w" and isinstance(stream, io.TextIOWrapper):
@@ -365,6 +373,7 @@ def _open_null(mode: str) -> io.TextIOWrapper:
 
 def _survive_hangup(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """A stream to the same terminal that discards what is written after the terminal is closed."""
+    # What is buffered goes first: two buffers of one terminal would mix their order.
     stream.flush()
     try:
         raw = _Terminal(stream.fileno(), "w", closefd=False)
@@ -384,4 +393,5 @@ class _Terminal(io.FileIO):
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
+            # Reported as written: a short count would make the buffer above try again for ever.
             return memoryview(data).nbytes  # type: ignore[arg-type]

@@ -112,6 +112,7 @@ def _why_taken(package: str) -> str | None:
         return "a word of Python"
     if package in _VALUES:
         return "a value of YAML"
+    # The project's root is first on sys.path: its package would hide the module.
     if package in sys.stdlib_module_names:
         return "a module of Python"
     if package in _OWN_FOLDERS:
@@ -149,6 +150,7 @@ def _make(folder: Path, files: dict[Path, str]) -> None:
     staged = folder.parent / f".{secrets.token_hex(4)}.new"
     try:
         _write(staged, files)
+        # One rename: an interrupt leaves a hidden folder, never half a project.
         staged.rename(folder)
     except BaseException:
         shutil.rmtree(staged, ignore_errors=True)
@@ -162,6 +164,7 @@ def _fill(folder: Path, files: dict[Path, str]) -> None:
     try:
         _write(staged, files)
         for path in sorted(staged.iterdir()):
+            # Noted before the move, so that an interrupt between the two removes it too.
             moved.append(folder / path.name)
             path.rename(moved[-1])
         staged.rmdir()

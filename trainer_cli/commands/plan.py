@@ -62,6 +62,7 @@ def _plan_sweep(args: argparse.Namespace) -> int:
 
     plans = {}
     for planned in plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name):
+        # Composed anew with the directory of the job, in which a run to resume would be.
         overrides = [*planned.job.overrides, f"run_dir={text_of(str(planned.run.path))}"]
         composed = compose(overrides, config_dir=args.config_dir, config_name=args.config_name)
         plans[planned.key] = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)

@@ -226,6 +226,7 @@ class Submitted:
             log.info("%s is job %s already (%s)", name, job.job_id, job.state)
             self._jobs[name] = job
             return
+        # Only the differences: the job has the environment of its own node.
         changes: dict[str, str | None] = {key: value for key, value in env.items() if os.environ.get(key) != value}
         if self._cluster == LOCAL and not self._gpus:
             # Without gpus_per_node submitit would hide all GPUs.
@@ -240,6 +241,7 @@ class Submitted:
             raise UserError(f"{name} could not be submitted: {error}", cure="No other job is submitted.") from error
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        # At once after the submission: a command that is killed here must find the job, or it would run twice.
         write_json(self._file(name, "job"), {"cluster": self._cluster, "id": job.job_id})
         self._jobs[name] = job
         log.info("%s is job %s; its output: %s", name, job.job_id, job.task(0).paths.stdout)
@@ -256,6 +258,7 @@ class Submitted:
     def signal(self, number: signal.Signals) -> None:
         """Abandon jobs under Slurm, which continue; let local ones save and exit."""
         if self._cluster == SLURM:
+            # Nothing is left to wait for; the table still shows them as queued.
             self._abandoned, self._jobs = dict(self._jobs), {}
             if self._abandoned:
                 ids = " ".join(job.job_id for job in self._abandoned.values())
@@ -279,6 +282,7 @@ class Submitted:
         if self._cluster != SLURM or record.get("cluster") != SLURM:
             return None
         job = self._job_class(self._folder, str(record["id"]))
+        # Forced: otherwise submitit answers from its last poll, which knows nothing of this job.
         job.get_info(mode="force")
         return job if self._code(name, job) is None else None
 
@@ -302,7 +306,7 @@ class Submitted:
         return ExitCode.FAILED
 
     def _written(self, name: str, job: Any) -> int | None:
-        """The exit code that the job wrote; None if there is none, or only that of an earlier job."""
+        """The exit code that the job wrote; None if it has written none. That of an earlier job does not count."""
         record = _read(self._file(name, "code"))
         return int(record["code"]) if record.get("id") == job.job_id else None
 
@@ -321,20 +325,24 @@ class SubmittedJob:
         job = _submitit().JobEnvironment()
         env = {key: value for key, value in {**os.environ, **self.changes}.items() if value is not None}
         if job.global_rank == 0:
+            # The code of an earlier attempt would end the wait for this one.
             self.code_file.unlink(missing_ok=True)
         with Child() as child:
             code = child.run(self.command, env)
             if job.global_rank == 0:
+                # After SIGTERM Slurm itself cancels the job or queues it again; after a time limit's USR1 we do.
                 cancelled = signal.SIGTERM in child.received
                 requeue = job.cluster == SLURM and code == ExitCode.STOPPED_EARLY and not cancelled
                 # As in scripts/slurm.sbatch: the job keeps its id.
                 if not requeue or subprocess.run(["scontrol", "requeue", job.raw_job_id], check=False).returncode != 0:
                     write_json(self.code_file, {"id": job.job_id, "code": code})
+        # As a shell reports the signal that ended a process.
         sys.exit(code if code >= 0 else 128 - code)
 
 
 def _submitit() -> Any:
     """Import submitit, and set its signal here and in the processes that it starts."""
+    # In the environment too: the process of the job imports submitit anew.
     os.environ["SUBMITIT_PREEMPT_SIGNAL"] = _SIGNAL
     submitit = import_extra("submitit", "submitit")
     submitit.JobEnvironment.USR_SIG = _SIGNAL

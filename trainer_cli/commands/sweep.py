@@ -73,6 +73,7 @@ def sweep(
     if at_once is not None and at_once < 1:
         raise UserError(f"--jobs is {at_once}, but it must be at least 1")
     submission = read_submission(submit) if submit else None
+    # All jobs are checked before the first begins: a mistake in the last one would be found after days.
     planned = plan(arguments, config_dir=config_dir, config_name=config_name)
     to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
@@ -80,6 +81,7 @@ def sweep(
     def command(job: Planned, frozen: Path) -> list[str]:
         return own_command(["_job", *options, str(frozen), *job.job.overrides])
 
+    # The cores that this process may use, which a container or Slurm limits.
     cores: int | None = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if submission is not None and submission.cluster == SLURM:
         # Slurm runs the jobs on other machines: all may wait in its queue at once.
@@ -143,6 +145,7 @@ def plan(
             composed = compose(job.overrides, config_dir=config_dir, config_name=config_name, cwd=cwd)
             planned.append(_plan_job(job, composed))
         except TrainError as error:
+            # By their text: a hundred jobs with one mistake are one message.
             mistakes.setdefault(str(error), []).append((job, error))
     for failed in mistakes.values():
         # A mistake of every job is not one of the swept values.
@@ -280,10 +283,12 @@ class Sweep:
             (self.folder / ".jobs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{self.folder} cannot be made: {error.strerror}") from error
+        # One command at a time works on a sweep: two would start the same jobs.
         with RunDir(self.folder).lock() as lock:
             lock.name_holder()
             waiting = [job for job in self.planned if not job.done]
             for job in waiting:
+                # Frozen now: a job that starts hours later must not see an edit of the configs.
                 replace(self._file(job, "yaml"), [job.frozen.encode()])
             finished = len(self.planned) - len(waiting)
             log.info("%d jobs in %s%s", len(self.planned), self.folder, f", {finished} finished" if finished else "")
@@ -315,6 +320,7 @@ class Sweep:
             while queue and len(self.children) < self.at_once and signals.stop_request is None:
                 self._start(queue.pop(0), env)
             if signals.stop_request is not None:
+                # No other job begins after the signal; those that run may save first.
                 queue.clear()
                 if not passed_on:
                     # Not SIGINT for Ctrl-C: the terminal sends that to the jobs itself, and a second one interrupts.
@@ -351,6 +357,7 @@ class Sweep:
             # Their lines are printed with a prefix as they come.
             env["PYTHONUNBUFFERED"] = "1"
         if self.cores is not None and side_by_side > 1 and "OMP_NUM_THREADS" not in env:
+            # Each job of torch would otherwise start a thread for every core.
             threads = max(1, self.cores // side_by_side)
             env["OMP_NUM_THREADS"] = str(threads)
             log.info("%d jobs at a time, each with OMP_NUM_THREADS=%d", side_by_side, threads)

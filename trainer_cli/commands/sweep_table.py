@@ -61,6 +61,7 @@ def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *
         status, reason = RunStatus.running, ""
     elif now == QUEUED:
         status, reason = QUEUED, ""
+    # A killed process writes no summary; its lock ends with it.
     elif status == RunStatus.running and not run.is_locked():
         status, reason = RunStatus.killed, "the process ended without a summary"
     if status not in (RunStatus.running, RunStatus.finished, RunStatus.failed, QUEUED):
@@ -139,6 +140,7 @@ def write_csv(file: Path, rows: Sequence[JobStatus]) -> None:
         values = [value for name in metrics for value in (_best(row, name), row.last.get(name))]
         cells = [row.key, *swept, row.status, row.step, *values, row.seconds, row.attempts, row.reason, row.run_dir]
         writer.writerow(["" if cell is None else cell for cell in cells])
+    # As a whole: a reader never sees half a table.
     replace(file, [text.getvalue().encode()])
 
 
@@ -180,6 +182,7 @@ def _best(row: JobStatus, name: str) -> float | None:
 
 def _winners(rows: Sequence[JobStatus], name: str) -> list[JobStatus]:
     """The jobs with the best value of a metric."""
+    # A diverged job must not be the best of a metric that is minimized.
     values = [(value, row) for row in rows if (value := _best(row, name)) is not None and math.isfinite(value)]
     if not values:
         return []

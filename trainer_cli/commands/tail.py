@@ -89,6 +89,7 @@ class Tail:
     def __init__(self, run: Path, most: int) -> None:
         self._most: int | None = most
         self._log = GrowingFile(RunDir(run).log_file, most)
+        # More than are shown: the records before a resume's cut must be known, or they would be printed twice.
         self._metrics = GrowingFile(RunDir(run).metrics_file, max(most, _RESUME_RECORDS))
         self._log_time = self._metrics_time = 0.0
 
@@ -102,6 +103,7 @@ class Tail:
         """
         merged = heapq.merge(self._log_lines(), self._records(), key=lambda line: line.time)
         lines = [line.text for line in merged]
+        # Only the first call is limited: later ones return what was added, however much it is.
         most, self._most = self._most, None
         return lines if most is None else lines[max(0, len(lines) - most) :]
 

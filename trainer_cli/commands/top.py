@@ -74,6 +74,7 @@ def _follow(runs: RunsBelow, root: Path, every_s: float) -> None:
         with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 views = runs.look(time.time())
+                # Without the lines of the heading, the header and the count of hidden rows.
                 rows = max(1, console.height - 3)
                 hidden = f"{len(views) - rows} more" if len(views) > rows else ""
                 heading = f"{_counted(views, root)}   Ctrl-C ends this view"
@@ -93,6 +94,7 @@ def _printed(views: Sequence[RunView], root: Path) -> str:
     from rich.console import Console
 
     out = io.StringIO()
+    # In a pipe no cell is cut: a program may read it.
     width = Console().width if sys.stdout.isatty() else _UNBOUNDED
     Console(file=out, width=width, color_system=None).print(_table(views, root, width))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
@@ -111,6 +113,7 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
 
     rows = [_cells(view, root) for view in views]
     longest = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _COLUMNS if rows}
+    # An empty column takes room from the names.
     shown = [name for name in longest if any(row[name] for row in rows)]
     room = width - sum(longest[name] + _GAP for name in shown if name not in ("run", "reason"))
     if "reason" in shown and longest["run"] + _GAP + min(longest["reason"], _SHORTEST) > room:

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate every checkpoint that matches."""
     ranks = ranks_in(os.environ)
+    # Rank 0 prints the mistake for all.
     if ranks.rank > 0:
         return int(ExitCode.USER)
     if ranks.world_size > 1:

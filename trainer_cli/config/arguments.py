@@ -320,6 +320,7 @@ class _Checker:
         takes = None if target is None else call_parameters(target)
         yield from target_errors
         arguments = {str(key): value for key, value in node.items() if key not in SPECIAL}
+        # After wrong special keys, further errors of the call would only follow from them.
         positional = [] if key_errors else list(node.get("_args_", []))
         if target is not None and takes is not None and not key_errors:
             named_arguments = {**dict.fromkeys(named_elsewhere, _SOMETHING), **arguments}
@@ -362,6 +363,7 @@ class _Checker:
             check_name(path, where, self.trust)
         except ConfigError as error:
             return None, [error]
+        # Without an import, which takes seconds for torch: an error of spelling is answered at once.
         missing_part = find_missing(path, self.roots)
         return None, [] if missing_part is None else [missing_name_error(path, where, *missing_part)]
 

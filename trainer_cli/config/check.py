@@ -60,6 +60,7 @@ def fill_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(values: Mapping[Any, Any], default_values: Mapping[Any, Any]) -> dict[Any, Any]:
+    # The order of the schema, in which the config is printed and written.
     full = {**default_values, **values}
     for key, value in full.items():
         if isinstance(value, Mapping):
@@ -97,6 +98,7 @@ class _Validation:
                 key_path = (*path, name)
                 mistake = unknown_key_error(key_path, [*known_fields], self._provenance.within(key_path))
                 self.mistakes.append(self._misplaced(key_path, mistake))
+        # Only what is right: the dataclass fills in its default for the rest, and the checks go on.
         converted: dict[str, Any] = {}
         for name, config_field in known_fields.items():
             if name not in values:
@@ -157,6 +159,7 @@ class _Validation:
                 self._add(path, error)
         if path in self._wrong:
             return _NO_VALUE
+        # By the member's name, which is what a config writes.
         return config_field.type[resolved] if isinstance(config_field.type, EnumMeta) else resolved
 
     def _resolved(self, value: Any, node: Any, key: Any, path: KeyPath) -> Any:

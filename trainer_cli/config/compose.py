@@ -133,6 +133,7 @@ def from_yaml(
     search = SearchPath.of(config_dir, config_name, cwd)
     register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
     line = parse_overrides(overrides)
+    # An experiment sets keys of every section: merged into recovered values, it would leave a mixture of two runs.
     if any(override.key_or_group == "experiment" for override in line.overrides):
         return compose(
             overrides,
@@ -155,13 +156,16 @@ def from_yaml(
                 message = f"{line_of(override)} names no section of the recovered config"
                 mistakes.append(override_error(message, "Write experiment=NAME to compose anew.", Code.unknown_option))
                 continue
+            # The replaced lines of the recovered file set nothing any more, and no message may name them.
             sources[0] = sources[0]._replace(but=(*sources[0].but, path))
             sources += [source._replace(only=path) for source in fresh.provenance.sources]
             choices |= {key: choice for key, choice in fresh.provenance.choices.items() if key == path}
+    # The choices are applied; what is left sets values, in the sections that they chose too.
     values_line = replace(line, overrides=[override for override in line.overrides if override not in swaps])
     checked = _check_line(search, values_line)
     draft = _Draft(values, Provenance(sources, [], choices), mistakes + checked.mistakes, checked.whole)
     draft = _apply_overrides(draft, checked, search)
+    # A run that is only compared may name classes that no longer exist.
     sections = () if trusted else sections
     return _check_draft(draft, overrides, search, missing_ok=missing_ok, recovered=not trusted, sections=sections)
 
@@ -175,6 +179,7 @@ def _replace_section(values: dict[str, Any], fresh: Mapping[str, Any], path: Key
         node = node.get(key) if isinstance(node, Mapping) else None
     if not isinstance(parent, dict) or not isinstance(node, Mapping) or path[-1] not in node:
         return False
+    # A choice may swap a section of the config, but not add one that the schema lacks.
     if parent is values and path[-1] not in values:
         return False
     parent[path[-1]] = node[path[-1]]
@@ -197,6 +202,7 @@ def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None
     text, cwd = file.read_text("utf-8"), Path.cwd()
     root = project_root(config_dir, cwd)
     register_resolvers(own_config_dirs(config_dir, cwd), root)
+    # OmegaConf's loader: YAML's own would read 1e-3 as a text.
     values = fill_defaults(yaml.load(text, Loader=hydra_compat.get_yaml_loader()))
     provenance = Provenance([Source(label(file.resolve(), cwd), yaml.compose(text, Loader=yaml.SafeLoader))])
     config, mistakes = validate(values, provenance)
@@ -228,6 +234,7 @@ def _check_draft(
         ConfigError: all mistakes together.
     """
     provenance = draft.provenance
+    # Before validation, which judges the value that `${now:…}` comes to.
     values, of_the_moment, untimely = substitute_now(draft.values, provenance)
     config, mistakes = validate(values, provenance, missing_ok=missing_ok)
     wrong_keys = [mistake.location or "" for mistake in mistakes]
@@ -303,6 +310,7 @@ def _compose_draft(search: SearchPath, command: CommandLine) -> _Draft:
         values, sources, listed = merge(search, line.choices, files)
     except (HydraException, OmegaConfBaseException, RecursionError, ValueError) as error:
         mistakes = [*line.mistakes, *files.mistakes]
+        # A reason of Hydra's may be a consequence of a mistake that is reported already.
         if line.whole and not files.broken:
             mistakes.append(translate_error(error, search, command, files.read))
         raise_all(mistakes)
@@ -324,6 +332,7 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
     values, mistakes = override_values.apply(draft.values, line.values, search)
     assignments = [Assignment.of(override) for override in line.values]
     if line.command.ckpt_given:
+        # Not by Hydra's grammar, to which a glob such as step[12]* is a list or no value at all.
         values["ckpt"] = line.command.ckpt
         assignments.append(Assignment(("ckpt",), f"ckpt={line.command.ckpt}", line.command.ckpt))
     if values.get("name") is None:

@@ -132,6 +132,7 @@ def defaults() -> dict[str, Any]:
         for name in config_key.path[:-1]:
             section = section[name]
         default = config_key.default
+        # Copies: callers change their tree in place.
         section[config_key.path[-1]] = (
             {} if config_key.is_section else default.copy() if isinstance(default, list | dict) else default
         )

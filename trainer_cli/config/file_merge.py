@@ -49,6 +49,7 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
     if replaced := [*_replaced_groups(search, listed, choices, files)]:
         for_hydra += parse_overrides([f"~{group}" for group in replaced]).overrides
         listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
+    # Without the schema's types: the merge keeps what was written, and `validate` explains what does not fit.
     config = OmegaConf.create()
     sources: list[Source] = []
     for entry in listed.merged:
@@ -59,6 +60,7 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
             # In the root, `hydra` has settings of Hydra's own; in a package it is a key like any other.
             hidden = ("defaults",) if package else ("defaults", "hydra")
             values = {key: value for key, value in (files[file].values or {}).items() if key not in hidden}
+        # Interpolations stay as they are written, since later files may change what they refer to.
         reason = hydra_compat.merge_into(config, values, entry.package)
         if file is None:
             continue
@@ -80,10 +82,12 @@ def _for_hydra(choice: Override) -> Override:
     if choice.is_delete():
         return choice
     if value is None:
+        # Hydra would look for an option called null.
         return parse_overrides([f"~{key.lstrip('+')}"]).overrides[0]
     names = value if isinstance(value, list) else [value]
     if all(isinstance(name, str) for name in names):
         return choice
+    # An option may be called 1 or true, which Hydra's grammar reads as a number or a truth value.
     texts = ",".join(f"'{name}'" for name in names)
     return parse_overrides([f"{key}=[{texts}]" if isinstance(value, list) else f"{key}={texts}"]).overrides[0]
 

@@ -53,7 +53,7 @@ def check_defaults_list(
         yield mistake(
             entry, f"_self_ stands twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them."
         )
-    # Hydra requires overrides at the end of the list: the last one seen before another entry is reported.
+    # Hydra requires overrides at the end of the list: the first of those that stand before another entry is reported.
     override: yaml.Node | None = None
     for entry in defaults.value:
         key = entry.value[0][0] if isinstance(entry, yaml.MappingNode) and entry.value else entry
@@ -327,6 +327,7 @@ def find_overruled(
         section = _find_section(override, merged)
         file_values = {key: value for key, value in (files[file].values or {}).items() if key != "defaults"}
         option_values = {(*section, *path): value for path, value in whole_values(file_values)}
+        # Compared by value: an experiment that repeats the option's own value takes nothing away from it.
         lost = [
             path for path, value in option_values.items() if path not in assigned and value_at(values, path) != value
         ]
@@ -397,6 +398,7 @@ class ConfigFiles:
         return any(reading.broken for reading in self.read.values())
 
     def __getitem__(self, path: Path) -> Reading:
+        # Once: the same file may be listed by several configs, and its mistakes are reported once.
         if path not in self.read:
             self.read[path] = self._read(path)
         return self.read[path]
@@ -409,6 +411,7 @@ class ConfigFiles:
         if not reading.broken:
             for mistake in check_defaults_list(reading.node, name, group, self._groups):
                 reading.mistakes.append(mistake)
+                # Hydra would follow the wrong list and report a second mistake.
                 reading.broken, reading.values = True, None
         if self.search.primary == self.search.name_of(path) and reading.package not in (None, "_global_"):
             message = f"the primary config cannot go to '{reading.package}': all else is merged into it"

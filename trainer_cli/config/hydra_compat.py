@@ -85,6 +85,7 @@ def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Ov
     """
     # Hydra reads its compatibility level from global state, which another user of Hydra may have set.
     version.setbase("1.3")
+    # Without Hydra's own config: its settings of logging and job folders have no effect here.
     listed = create_defaults_list(repository, primary, overrides, prepend_hydra=False, skip_missing=False)
     merged = [
         Merged(entry.config_path or "", "" if entry.package == "_global_" else entry.package or "")
@@ -95,6 +96,7 @@ def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Ov
 
 def merge_into(config: DictConfig, values: Mapping[Any, Any], package: str) -> str | None:
     """Merge the values of a file into its package, as Hydra does; OmegaConf's reason if it refuses, or None."""
+    # OmegaConf merges at the root only, so the values are nested first.
     for name in reversed(package.split(".")) if package else ():
         values = {name: values}
     try:
@@ -144,6 +146,7 @@ def is_blocked(target: Any) -> bool:
     """Whether Hydra refuses to call a target: a dotted path, or an object."""
     from hydra._internal.target_policy import _authorize_target_name, _get_resolved_target_name_for_check
 
+    # The name where the object is defined, so that an alias of os.system is found too.
     name = target if isinstance(target, str) else _get_resolved_target_name_for_check(target)
     try:
         _authorize_target_name(name, name, "")

@@ -39,6 +39,7 @@ class _Module(NamedTuple):
         if self.file is None or not self.file.endswith(".py"):
             return None
         try:
+            # Not open(): a source may declare an encoding of its own in its first two lines.
             return importlib.util.decode_source(Path(self.file).read_bytes())
         except (OSError, UnicodeDecodeError, SyntaxError, LookupError):
             return None
@@ -82,6 +83,7 @@ def _may_define(module: _Module, name: str, *, last: bool) -> bool:
     if module.name == "torch":
         # torch sets some of its names dynamically, but no package that its source does not mention.
         return last or not name.islower()
+    # The name may come from a module that this one imports with a star.
     starred = [_absolute(module, match[1]) for match in _STAR.finditer(source)]
     if _DYNAMIC.search(_STAR.sub("", source)) or _tree(source) is None:
         return True
@@ -182,6 +184,7 @@ def _shadows(root: Path) -> Iterator[str]:
             continue
         if is_package and name == package.name:
             continue  # a checkout of this program
+        # A library that is imported already stays in use, so that the project's module cannot be reached.
         loaded = sys.modules.get(name)
         file = getattr(loaded, "__file__", None)
         is_own = file is not None and Path(file) in (path, path / "__init__.py")

@@ -22,6 +22,7 @@ def apply(
     values: Mapping[str, Any], overrides: Sequence[Override], search: SearchPath
 ) -> tuple[dict[str, Any], list[ConfigError]]:
     """Apply overrides to plain values, each as Hydra does. Returns the values, and a mistake for each refused one."""
+    # Through OmegaConf, so that a value is merged by the rules that Hydra's documentation gives.
     config = OmegaConf.create(dict(values))
     OmegaConf.set_struct(config, True)  # Only `+` may add keys.
     mistakes: list[ConfigError] = []

@@ -116,6 +116,7 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
     line = CommandLine()
     patterns: list[str] = []
     ckpt_given, ckpt_is_single = False, True
+    # One for all arguments: each builds a table of Hydra's functions.
     parser = OverridesParser.create()
     for argument in arguments:
         key, equals, value = argument.partition("=")

@@ -23,6 +23,7 @@ def check_processes(config: TrainConfig, world_size: int) -> None:
     check_tensor_size(parallel.tensor_size, world_size)
     if parallel.strategy is ParallelStrategy.fsdp:
         check_shards(parallel.shard_size, parallel.tensor_size, world_size)
+    # Ranks of one tensor group train on the same samples.
     batches_of_step(config, world_size // parallel.tensor_size)
     _check_format(config, world_size)
 
@@ -103,6 +104,7 @@ def _accumulation(global_batch_size: int, batch_size: int, world_size: int, conf
     at_once = batch_size * world_size
     ranks = "" if world_size == 1 else f" on each of {world_size} ranks"
     if global_batch_size % at_once:
+        # The largest that fits, which is the nearest to what was asked for.
         divisors = [size for size in range(batch_size, 0, -1) if global_batch_size % (size * world_size) == 0]
         raise ConfigError(
             f"data.global_batch_size is {global_batch_size}, which is no multiple of batches of {batch_size}{ranks}",

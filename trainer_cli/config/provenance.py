@@ -114,6 +114,7 @@ class Provenance:
 
     def written(self, key: KeyPath, number: float) -> str:
         """A number as it was written: `1_0` for 10. Its plain form if the text is unknown."""
+        # YAML and Hydra keep the number and forget its text: it is looked up where the value was set.
         settings, plain = self._read(), str(number).lower()
         setting = next((settings[key[:length]] for length in range(len(key), 0, -1) if key[:length] in settings), None)
         if setting is None or not setting.text:
@@ -203,6 +204,7 @@ def _walk_source(source: Source) -> Iterator[tuple[KeyPath, yaml.Node, int]]:
     """Path, value and line of each key that `only` and `but` select."""
     for path, value, line in _walk(source.node, source.package):
         replaced = any(_below(path, section) for section in source.but)
+        # The defaults list chooses files and sets no value.
         if _below(path, source.only) and not replaced and path != ("defaults",):
             yield path, value, line
 

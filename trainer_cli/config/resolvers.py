@@ -94,6 +94,7 @@ def _functions(file: Path, name: str) -> Iterator[tuple[str, Callable[..., Any]]
         # It could register any function, such as eval, which a recovered config could then call.
         message = f"{name} registers {', '.join(added)} by OmegaConf.register_new_resolver"
         raise _wrong(message, name, f"Define a function instead: def {added[0]}(…).")
+    # Its own functions: an imported one, such as os.system, must not become a resolver.
     for function, value in vars(module).items():
         if not function.startswith("_") and isroutine(value) and value.__module__ == _MODULE:
             yield function, value

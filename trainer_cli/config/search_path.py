@@ -73,6 +73,7 @@ def config_dirs(explicit: Path | None, cwd: Path, package: Path) -> list[Path]:
     if explicit is not None and not (cwd / explicit).is_dir():
         raise ConfigError(f"{explicit} is not a folder", source="--config-dir")
     shipped = shipped_configs(package)
+    # The user's first, so that a file of the same name takes the place of the shipped one.
     candidates = [*own_config_dirs(explicit, cwd), *([shipped.resolve()] if shipped is not None else [])]
     folders = [folder for folder in dict.fromkeys(candidates) if folder.is_dir()]
     if not folders:
@@ -87,6 +88,7 @@ def own_config_dirs(explicit: Path | None, cwd: Path) -> list[Path]:
 
 def shipped_configs(package: Path) -> Path | None:
     """The package's own configs: inside it in a wheel, beside it in a checkout of this very project."""
+    # In a wheel first: beside an installed package, `configs` may be of any other project.
     inside = package / FOLDER
     if inside.is_dir():
         return inside
@@ -147,6 +149,7 @@ def options(dirs: Sequence[Path], group: str) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for folder in dirs:
         for name in configs(folder / group):
+            # The first folder wins, in the order in which Hydra searches.
             files.setdefault(name, folder / group / f"{name}.yaml")
     return dict(sorted(files.items()))
 
@@ -221,6 +224,7 @@ def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
     files: list[str] = []
     folders: dict[str, bool] = {}
     try:
+        # It tells files from folders without a system call for each entry: completion walks every folder.
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.startswith("."):

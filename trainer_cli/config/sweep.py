@@ -62,6 +62,7 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
     parsed = [_parsed(argument) for argument in arguments]
     swept = [override for override in parsed if override is not None]
     raise_all(list(_mistakes(arguments, swept)))
+    # The others are parsed only to report all mistakes before any job starts.
     read_overrides([argument for argument, override in zip(arguments, parsed, strict=True) if override is None])
     if not swept:
         raise override_error(
@@ -76,14 +77,17 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
         except ConfigError as error:
             mistakes.append(error)
     raise_all(mistakes)
+    # Counted before any job is made: the product may not fit into memory.
     count = math.prod(map(len, values))
     if count > MOST_JOBS:
         raise override_error(f"this is a sweep of {count:,} jobs", f"At most {MOST_JOBS:,}.")
+    # The last key varies fastest, as in Hydra's own sweeps.
     return [_job(arguments, parsed, combination) for combination in itertools.product(*values)]
 
 
 def key_of(swept: Mapping[str, Any]) -> str:
     """The KEY of swept keys (without `+`) and their values: a safe name of one file, the same on every system."""
+    # Sorted: the same job has the same directory, whatever the order on the command line.
     pairs = sorted((name, text_of(value)) for name, value in swept.items())
     slugs = [(re.sub(r"[^A-Za-z0-9_.-]", "-", name), re.sub(r"[^A-Za-z0-9_.-]", "-", text)) for name, text in pairs]
     readable = ",".join("=".join(slug) for slug in slugs).lower()
@@ -92,6 +96,7 @@ def key_of(swept: Mapping[str, Any]) -> str:
     # as if it had one.
     if readable == exact and len(readable) <= LONGEST_KEY and not _DIGEST.search(readable):
         return readable
+    # Of the exact pairs: different values may look the same once they are written as file names.
     digest = hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12]
     return f"{readable[: LONGEST_KEY - 13]}-{digest}"
 
@@ -103,6 +108,7 @@ def text_of(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
+        # repr gives the shortest text that reads back as the same float; Hydra's grammar has no e+.
         return repr(value).replace("e+", "e")
     if isinstance(value, list):
         return f"[{','.join(map(text_of, value))}]"

@@ -73,6 +73,7 @@ class Trust(NamedTuple):
     def names(self, path: str) -> bool:
         """Whether a path begins with a trusted package. Checked before any import, which runs code."""
         top, _, submodule = path.partition(".")
+        # By text alone: to import a package in order to judge it would already run its code.
         if self.packages is None or top in self.packages:
             return True
         if top in (OURS, TORCH):
@@ -107,6 +108,7 @@ class Trust(NamedTuple):
         """Whether a class or function that is defined in a module may run."""
         if self.is_of_project(module):
             return True
+        # A private or local object is no interface, whatever package it is in.
         public = not any(
             segment.startswith(("_", "<")) for segment in str(getattr(definition, "__qualname__", "_")).split(".")
         )
@@ -135,6 +137,7 @@ def is_component(definition: object, module: str) -> bool:
     if not isinstance(definition, FunctionType) or "." in definition.__qualname__:
         return False
     try:
+        # What it returns decides, as a name such as `build` says nothing about loading files.
         returned = typing.get_type_hints(definition).get("return")
     except Exception:  # An annotation may name what is imported only for type checkers.
         return False
@@ -208,6 +211,7 @@ def check_allowed(target: object, path: str, where: str, trust: Trust) -> None:
         return
     if isinstance(target, MethodType) and not trust.is_of_project(target.__func__.__module__):
         raise _not_component_error(path, where)
+    # A decorator of a trusted package may wrap a function of any other.
     for definition in _find_definitions(target):
         module = str(getattr(definition, "__module__", None) or "")
         name = f"{module}.{getattr(definition, '__qualname__', path)}".lstrip(".")
@@ -295,6 +299,7 @@ def _defined_in(definition: object, module: str) -> bool:
 def _is_in(project: Path, module: str) -> bool:
     """Whether an imported module is in a top-level package of the project, not in an environment inside its folder."""
     loaded = sys.modules.get(module)
+    # By its file: a module of the project may have the name of an installed package.
     file = getattr(loaded, "__file__", None)
     paths = [file] if file else list(getattr(loaded, "__path__", ()))
     top = module.partition(".")[0]
@@ -317,6 +322,7 @@ def _assigns_train(cls: type) -> bool:
         return True
     if isinstance(inspect.getattr_static(cls, "train", None), property | cached_property):
         return True
+    # Statically: a lookup would run descriptors of a class that is not trusted yet.
     constructor = inspect.getattr_static(cls, "__init__", None)
     return isinstance(constructor, FunctionType) and any(
         instruction.opname == "STORE_ATTR" and instruction.argval == "train"
@@ -349,6 +355,7 @@ def _import(name: str, path: str, where: str) -> ModuleType:
             raise _relative_import_error(error, path, where) from None
         error.add_note(f"while importing {name} for _target_ {path} ({where})")
         raise
+    # A script without a main guard would end the command without a word.
     except SystemExit:
         raise _target_error(f"_target_ {path}: importing {name} ends the process", where) from None
     except Exception as error:

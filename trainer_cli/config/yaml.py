@@ -69,6 +69,7 @@ def read_file(path: Path, name: str, *, written: bool = False) -> Reading:
     if size > LARGEST_BYTES:
         message = f"{name} is longer than {LARGEST_BYTES >> 20} MiB, and no config is"
         return _broken_reading(message, None, "Is it a data file?")
+    # Before the decoding, which would report its first byte as broken UTF-8.
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return _broken_reading(f"{name} is UTF-16", None, "Save it as UTF-8.")
     try:
@@ -107,6 +108,7 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
             cure = "A key is followed by a colon and a space." if lacks_space else ""
             reading.add(f"the file is {kind}, but it must be a mapping of keys to values", where, cure, breaks=True)
             return reading
+        # On the nodes: the constructed values no longer say how they were written.
         for trap in find_traps(node, written=written):
             reading.add(trap.message, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)
         if not reading.broken:
@@ -197,6 +199,7 @@ def _compose(text: str) -> tuple[yaml.Node | None, Any]:
     except yaml.YAMLError:
         if isinstance(loader, careful):
             raise
+        # Again, slowly: its messages name the line and what was expected there.
         loader = careful(text)
         return loader.get_single_node(), loader
 
@@ -234,6 +237,7 @@ def why_no_interpolation(text: str) -> str | None:
     if "${" not in text:
         return None
     try:
+        # Its own grammar decides, by a value that is never resolved.
         OmegaConf.create({"value": text})
     except OmegaConfBaseException as error:
         return str(error.msg or error).splitlines()[0]
@@ -284,6 +288,7 @@ class _Walk:
             self._refuse(key, (*path, text), f"the key stands twice, first in line {first}", "Remove one of them.")
         seen.setdefault((key.tag, text), line)
         octal = key.tag == _TAG + "int" and (_SEXAGESIMAL.fullmatch(text) or _OCTAL.fullmatch(text)) is not None
+        # A key that YAML reads as false or a number would not be found under the name that was written.
         if octal or key.tag not in (_TAG + "str", _TAG + "int"):
             read = _shown(key)
             self._refuse(key, path, f"the key {text or 'of nothing'} is read by YAML as {read}",
@@ -336,6 +341,7 @@ class _Walk:
             if plain := _WORDS.get(text.lower()):
                 cure = f"Write {plain}, or '{text}' in quotes."
                 self._refuse(node, path, f"{text} is read by YAML as {plain}", cure)
+        # Converting a number takes time that grows with the square of its digits.
         elif len(text) > _LONGEST:
             self._refuse(node, path, f"a number of {len(text)} characters is too long", "", breaks=True)
         elif match := _SEXAGESIMAL.fullmatch(text):
