@@ -42,7 +42,7 @@ _PROCESSES = (
     "tests/loggers/test_tensorboard",
     "tests/parallel/",
     "tests/pages/",
-    "tests/peers/test_composer_commands",
+    "tests/peers/test_commands",
     "tests/runs/test_children",
     "tests/runs/test_finalize",
     "tests/runs/test_load_model",

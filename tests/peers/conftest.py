@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-# The ranks of tests/checkpoint, as `thread_ranks`.
-sys.path.append(str(Path(__file__).parents[1] / "checkpoint"))
+# The builders beside this file, and the ranks of tests/checkpoint as `thread_ranks`.
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "checkpoint")]
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The claims of the tests of torch.distributed.checkpoint: a training starts from the weights in its formats."""
+"""A training starts from weights in the formats of torch.distributed.checkpoint."""
 
 from __future__ import annotations
 

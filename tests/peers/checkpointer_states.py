@@ -1,4 +1,4 @@
-"""Checkpointers and states that rows of tests/peers about torch's Checkpointer share."""
+"""Checkpointers without a trainer, and small states that they save."""
 
 from __future__ import annotations
 

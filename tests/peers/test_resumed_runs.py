@@ -1,4 +1,4 @@
-"""The claims of Lightning's tests about its loops: resuming anywhere, hooks and their order, modes, exceptions."""
+"""What a training, an evaluation or a model gets back from a checkpoint, and what a resumed run repeats."""
 
 from __future__ import annotations
 
@@ -11,14 +11,156 @@ import torch
 from small_runs import FailIn, Net, fit, make_trainer, rows, saved
 from torch import nn
 
-from trainer_cli import AnomalyDetection, Callback, Trainer, TrainingLoop
+from trainer_cli import (
+    AnomalyDetection,
+    Callback,
+    CheckpointError,
+    LoadOptions,
+    Trainer,
+    TrainingLoop,
+    UserError,
+)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_resume_leaves_the_first_folder(folder: Path, same: bool) -> None:
+    save = {"save_interval": 2, "max_checkpoints": 2, "save_final": False}
+    fit(folder, batches=10, save={"folder": folder / "first", **save}, loop={"max_duration": 5})
+    assert saved(folder, "first") == [2, 4]
+    second = "first" if same else "second"
+    fit(
+        folder,
+        batches=10,
+        save={"folder": folder / second, **save},
+        loop={"max_duration": 8},
+        fit_arguments={"ckpt_path": folder / "first" / "step4"},
+    )
+    assert saved(folder, second) == [6, 8]
+    assert same or saved(folder, "first") == [2, 4]
+
+
+def test_a_loader_without_a_length_is_resumed_at_an_epoch_end(folder: Path) -> None:
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return (torch.full((2,), float(number)).unsqueeze(0) for number in range(10))
+
+    class Sum(Net):
+        def forward(self, batch: Any) -> Any:
+            return self.layer(batch[0]).square().mean()
+
+    settings = {"model": Sum, "save": {"save_interval": 1}, "val": 0}
+    for duration in (4, 8):
+        train = torch.utils.data.DataLoader(Endless(), batch_size=1)
+        run = fit(folder, train=train, loop={"max_duration": duration, "limit_train_batches": 2}, **settings)
+    assert run.trained.batches[0] == (4, 2, 0)
+    assert run.trainer.progress.step == 8
+
+
+class Mark(Callback):
+    """A callback with a state."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value, self.loaded = value, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+        self.loaded += 1
+
+
+def with_schedule(**more: Any) -> dict[str, Any]:
+    """Adam and a StepLR over epochs, which both have a state."""
+    return {
+        "optimizer": lambda model: torch.optim.Adam(model.parameters(), lr=0.1),
+        "schedulers": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+        **more,
+    }
+
+
+def test_all_of_a_training_is_restored(folder: Path) -> None:
+    """A training that goes on from a checkpoint begins with what the first one ended with."""
+    first = fit(folder, batches=2, loop={"max_duration": "1ep"}, callbacks=[Mark(7)], **with_schedule()).trainer
+    first.save_checkpoint(folder / "saved")
+    mark, moments = Mark(), lambda trainer: trainer.optimizer.state_dict()["state"][0]["exp_avg"]
+    starts: list[Trainer] = []
+
+    class Start(Callback):
+        def on_train_start(self, trainer: Trainer, model: nn.Module, *_: Any) -> None:
+            starts.append(trainer)
+            assert (trainer.progress.epoch, trainer.progress.batch, trainer.progress.step) == (1, 0, 2)
+            assert all(map(torch.equal, model.parameters(), first.model.parameters()))
+            assert torch.equal(moments(trainer), moments(first))
+            assert trainer.checkpoint_state()["schedulers"] == first.checkpoint_state()["schedulers"]
+            assert mark.value == 7
+
+    second = fit(
+        folder, batches=2, loop={"max_duration": "3ep"}, callbacks=[mark, Start()],
+        fit_arguments={"ckpt_path": folder / "saved"}, **with_schedule(seed=3),
+    )  # fmt: skip
+    assert starts == [second.trainer]
+    assert second.trainer.progress.step == 6
+
+
+@pytest.mark.parametrize("by_path", [True, False])
+def test_a_new_trainer_evaluates_a_checkpoint(folder: Path, by_path: bool) -> None:
+    """An evaluation of a checkpoint gives what its training reported, and counts no step."""
+    run = fit(folder, save={"save_interval": 2}, loop={"eval_interval": 2})
+    for step, loss in run.log.values("val/loss").items():
+        trainer = make_trainer(folder, save={})
+        path = folder / "checkpoints" / f"step{step}"
+        if by_path or step == 4:
+            metrics = trainer.validate(rows(2), path) if by_path else trainer.validate(rows(2))
+            assert metrics["val"]["loss"] == loss
+
+
+def test_a_loaded_model_predicts_what_the_saved_one_did(folder: Path) -> None:
+    trained = fit().trainer
+    trained.save_checkpoint(folder / "saved")
+    other = make_trainer(seed=5)
+    batch = next(iter(rows(1).iterate(0)))
+    assert not torch.equal(other.model(batch)["loss"], trained.model(batch)["loss"])
+    other.load_checkpoint(folder / "saved", LoadOptions(states=["model"]))
+    assert torch.equal(other.model(batch)["loss"], trained.model(batch)["loss"])
+
+
+@pytest.mark.parametrize(("step", "left"), [(2, 2), (4, 0)])
+def test_a_resume_trains_the_epochs_that_are_left(folder: Path, step: int, left: int) -> None:
+    fit(folder, batches=2, save={"save_interval": "1ep"}, loop={"max_duration": "2ep"})
+    path = folder / "checkpoints" / f"step{step}"
+    run = fit(batches=2, loop={"max_duration": "2ep"}, fit_arguments={"ckpt_path": path})
+    assert len(run.trained.batches) == left
+
+
+def test_weights_alone_resume_no_training_but_are_loaded_as_weights(folder: Path) -> None:
+    """A file of weights alone starts no resume, and says so."""
+    torch.save(Net().state_dict(), folder / "weights.pt")
+    trainer = make_trainer()
+    with pytest.raises((UserError, CheckpointError), match="weights"):
+        trainer.load_checkpoint(folder / "weights.pt")
+    trainer.load_checkpoint(folder / "weights.pt", LoadOptions(states=["model"]))
+
+
+def test_a_trainer_may_save_before_its_fit(folder: Path) -> None:
+    trainer = make_trainer()
+    trainer.save_checkpoint(folder / "saved")
+    other = make_trainer(seed=4)
+    other.load_checkpoint(folder / "saved")
+    assert other.progress.step == 0
+    assert all(map(torch.equal, trainer.model.parameters(), other.model.parameters()))
+
 
 OF_STEP = (
     "on_train_batch_start", "on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward",
     "on_before_optimizer_step", "on_after_optimizer_step", "on_before_optimizer_zero_grad",
     "on_after_optimizer_zero_grad", "on_train_batch_end",
 )  # fmt: skip
+
+
 OF_EVALUATION = "on_validate_start", "on_validate_batch_start", "on_validate_batch_end", "on_validate_end"
+
+
 OF_FIT = "setup", "on_fit_start", "on_train_start", "on_train_end", "on_fit_end", "finalize"
 
 
@@ -158,36 +300,6 @@ def test_a_model_is_in_the_mode_of_what_is_done(own: bool) -> None:
     run = fit(model=Frozen, loop={"eval_interval": 1}, callbacks=[See()])
     run.trainer.validate(rows(1))
     assert modes == {("train", not own), ("val", False)}
-
-
-class Caught(Callback):
-    """Keeps the exceptions that it is told of."""
-
-    def __init__(self) -> None:
-        self.errors: list[BaseException] = []
-
-    def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        self.errors.append(exception)
-
-    def on_validate_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        self.errors.append(exception)
-
-
-@pytest.mark.parametrize(
-    ("hook", "error", "stage"),
-    [
-        ("on_train_batch_start", KeyboardInterrupt, "fit"),
-        ("on_fit_start", RuntimeError, "fit"),
-        ("on_train_start", RuntimeError, "fit"),
-        ("on_validate_start", RuntimeError, "validate"),
-    ],
-)
-def test_callbacks_hear_of_exceptions(hook: str, error: type[BaseException], stage: str) -> None:
-    caught = Caught()
-    trainer = make_trainer(callbacks=[FailIn(hook, error=error), caught])
-    with pytest.raises(error):
-        trainer.fit(rows(4)) if stage == "fit" else trainer.validate(rows(4))
-    assert [type(one) for one in caught.errors] == [error]
 
 
 def test_the_operation_that_gave_nan_is_named_if_asked_for() -> None:

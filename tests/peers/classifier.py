@@ -1,4 +1,4 @@
-"""The training that the claims of Composer are tried on: a small classifier, with dropout and batch norm."""
+"""Trainings of a small classifier with dropout and batch norm, Adam and a schedule, which make a resume hard."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from trainer_cli import (
     Loader,
     LoadOptions,
     Logger,
-    Record,
-    RunFacts,
     Trainer,
     TrainingLoop,
 )
@@ -24,8 +22,6 @@ from trainer_cli.commands.main import main
 
 STEPS = 5
 """Steps of an epoch of `train_loader()`."""
-CLOCK = ("_per_s", "/time/", "/memory/")
-"""Parts of the names of metrics that depend on the machine."""
 
 
 class Words:
@@ -54,47 +50,6 @@ class Classifier(nn.Module):
         logits = self.classifier(self.features(batch["inputs"]))
         loss = nn.functional.cross_entropy(logits, batch["labels"])
         return {"loss": loss, "logits": logits, "tokens": batch["ids"].numel()}
-
-
-class ListLogger(Logger):
-    """Keeps what is logged; records after the step that a run goes back to are dropped."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def rewind(self, run_dir: Path, step: int) -> None:
-        self.records = [record for record in self.records if record.step <= step]
-
-    def start(self, facts: RunFacts) -> None:
-        """Nothing is opened."""
-
-    def log(self, record: Record) -> None:
-        self.records.append(record)
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    @property
-    def stream(self) -> list[tuple[int, dict[str, float | None]]]:
-        """Step and metrics of each record; None for what depends on the machine."""
-        return [
-            (
-                record.step,
-                {key: None if any(part in key for part in CLOCK) else value for key, value in record.metrics.items()},
-            )
-            for record in self.records
-        ]
-
-
-class StopAt(Callback):
-    """Stops the training after a step, as a signal would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.progress.step == self.step:
-            trainer.stop("a signal", finished=False)
 
 
 def train_loader(size: int = 10, batch_size: int = 2, length: int = 4) -> Loader:

@@ -1,4 +1,4 @@
-"""The claims of Composer's own tests that are about a whole run, started again or beside another: by the command."""
+"""Whole runs by the command: started again, or beside another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from composer_training import names, run_train
+from classifier import names, run_train
 
 import trainer_cli as tc
 

@@ -1,4 +1,4 @@
-"""The claims of Composer's tests of files: names of checkpoints and archives, and folders that hold other things."""
+"""Names of checkpoints and archives, and folders that hold other things."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peer_runs import Sum, batches, make_trainer, same_weights, weights
+from user_loaders import Sum, batches, make_trainer, same_weights, weights
 
 from trainer_cli import (
     Callback,

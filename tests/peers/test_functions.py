@@ -1,4 +1,4 @@
-"""The claims of ColossalAI: of its first functions for checkpoints, and of the tests of its checkpoint IO."""
+"""The functions that save, find and load checkpoints without a trainer."""
 
 from __future__ import annotations
 

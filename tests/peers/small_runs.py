@@ -1,4 +1,4 @@
-"""The smallest trainings that the rows of tests/peers look at, in one process and a fraction of a second each."""
+"""The smallest trainings: a linear layer under SGD, on samples that depend on their index alone."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from trainer_cli import (
     Trainer,
     TrainingLoop,
 )
+
+CLOCK = ("_per_s", "/time/", "/memory/")
+"""Parts of the names of metrics that depend on the machine."""
 
 
 class Rows:
@@ -76,6 +79,28 @@ class ListLogger(Logger):
     def values(self, key: str) -> dict[int, float]:
         """The values of a metric by step."""
         return {record.step: record.metrics[key] for record in self.records if key in record.metrics}
+
+    @property
+    def stream(self) -> list[tuple[int, dict[str, float | None]]]:
+        """Step and metrics of each record; None for what depends on the machine."""
+        return [
+            (
+                record.step,
+                {key: None if any(part in key for part in CLOCK) else value for key, value in record.metrics.items()},
+            )
+            for record in self.records
+        ]
+
+
+class StopAt(Callback):
+    """Stops the training after a step, as a signal would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Trainer, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == self.step:
+            trainer.stop("a signal", finished=False)
 
 
 class Script(Callback):

@@ -1,4 +1,4 @@
-"""The claims of the Trainer of Cerebras' ModelZoo about its constructor, its hooks and its evaluations."""
+"""What the constructor and the calls of a trainer accept and refuse, and what its hooks get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The claims of Composer's own tests about callbacks."""
+"""Callbacks on a small classifier: each resumes exactly; early stopping; how often hooks are called."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from composer_training import (
+from classifier import (
     STEPS,
     Classifier,
-    ListLogger,
-    StopAt,
     assert_same,
     make_trainer,
     saver,
@@ -20,6 +18,7 @@ from composer_training import (
     val_loader,
     weights,
 )
+from small_runs import ListLogger, StopAt
 
 import trainer_cli as tc
 from trainer_cli.callbacks.sparse_training import GMP, Static

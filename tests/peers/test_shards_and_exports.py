@@ -1,4 +1,4 @@
-"""The claims of OLMo-core's tests about its checkpointer and its distributed checkpoints."""
+"""Checkpoints of several ranks, and what is exported of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The claims of Composer's tests of durations and of learning-rate schedules."""
+"""Durations as texts, and schedules of the learning rate with a warm-up."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peer_runs import Watcher, batches, make_trainer
+from user_loaders import Watcher, batches, make_trainer
 
 from trainer_cli import (
     ConfigError,

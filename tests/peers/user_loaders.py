@@ -1,4 +1,4 @@
-"""The smallest trainings on which claims of other trainers are tried."""
+"""Trainings on a DataLoader of torch, as a user has it; each number of a sample is a token."""
 
 from __future__ import annotations
 
