@@ -1,4 +1,10 @@
-"""What the tests of tests/peers share: a folder of their own, and ids that show the arguments."""
+"""What the tests of tests/peers share: a folder of their own, and ids that show the arguments.
+
+The tables beside this file, one for each other trainer, list what its own test suite claims: its test, the claim, the
+test of this suite that tries it, and what differs here and why. A claim that another folder's tests show already names
+one of these; all others are tried here, grouped by theme, once for all trainers. tests/test_docs.py holds the tables to
+the tests, and the site shows them.
+"""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def sgd_one_cycle(kind: str) -> dict[str, Any]:
         (["betas"], {"train/betas/group0": 0.8}, "Adam", False),
     ],
 )
-def test_logged_rates_and_settings(
+def test_rates_and_settings_of_groups_are_logged(
     keys: Sequence[str], expected: Mapping[str, float], kind: str, scheduled: bool
 ) -> None:
     settings = sgd_one_cycle(kind)

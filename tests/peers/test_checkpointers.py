@@ -48,7 +48,7 @@ def test_a_commit_hook_gets_the_path_alone(folder: Path, argument: str) -> None:
     assert not list(folder.iterdir())
 
 
-def test_a_writer_that_fails_does_not_make_save_raise_but_waiting_for_its_future(folder: Path) -> None:
+def test_a_failed_write_is_raised_by_its_future(folder: Path) -> None:
     checkpointer = AsyncCheckpointer(writer=Writer(RuntimeError("Write failed")))
     staged, written = checkpointer.save(state_of(), folder / "step1")
     assert staged.result(WAIT_S) is None
@@ -162,7 +162,7 @@ def writer_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "checkpoint-writer"}
 
 
-def test_what_writes_is_alive_after_it_has_started_and_gone_after_close(folder: Path) -> None:
+def test_the_writer_thread_lives_until_close(folder: Path) -> None:
     before = writer_threads()
     checkpointer = make_async_checkpointer()
     save(checkpointer, state_of(), folder / "step1")
@@ -247,7 +247,7 @@ def save_to(folder: Path, state: Any, **made: Any) -> Path:
     return folder / "step1"
 
 
-def test_a_tree_with_lists_of_tensors_comes_back_whole_and_nothing_is_missing() -> None:
+def test_a_tree_with_lists_comes_back_whole() -> None:
     loaded = load(saved())
     assert_equal(dict(loaded), tree())
     assert loaded.missing == []

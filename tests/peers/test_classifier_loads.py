@@ -287,7 +287,7 @@ def test_a_state_can_be_left_out_of_a_load(left: str) -> None:
     assert loaded == {name: name != left and left != "all" for name in loaded}
 
 
-def test_a_path_without_a_checkpoint_is_a_filenotfounderror_with_the_path() -> None:
+def test_every_call_names_the_path_without_a_checkpoint() -> None:
     path = "missing/step5"
     calls: list[Callable[[], object]] = [
         lambda: fit(10, path),

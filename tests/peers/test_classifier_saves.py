@@ -86,7 +86,7 @@ def test_folder_and_name_may_be_strings(folder: Path, kind: type[str] | type[Pat
             saver(name=Path("ep{epoch}-ba{batch}"))
 
 
-def test_by_default_each_epoch_is_saved_all_are_kept_and_none_is_written_over() -> None:
+def test_by_default_each_epoch_is_saved_and_none_is_replaced() -> None:
     def fit(duration: str, ckpt_path: Any) -> None:
         make_trainer(duration, checkpoint=tc.CheckpointerCallback(save_async=False)).fit(
             train_loader(), ckpt_path=ckpt_path
@@ -98,7 +98,7 @@ def test_by_default_each_epoch_is_saved_all_are_kept_and_none_is_written_over() 
         fit("3ep", None)
 
 
-def test_keeping_none_is_refused_as_the_newest_stays() -> None:
+def test_keeping_no_checkpoint_is_refused() -> None:
     with pytest.raises(tc.ConfigError, match="max_checkpoints is 0"):
         saver(max_checkpoints=0)
 
@@ -182,7 +182,7 @@ def test_a_compressed_archive_is_smaller_than_one_that_is_not() -> None:
     assert archive_of("gz").stat().st_size < archive_of("none").stat().st_size
 
 
-def test_what_was_saved_before_a_restart_counts_when_old_checkpoints_are_removed() -> None:
+def test_checkpoints_from_before_a_restart_count_for_the_rotation() -> None:
     def fit(*callbacks: tc.Callback) -> None:
         made = make_trainer(10, callbacks=callbacks, checkpoint=saver(save_interval=2, max_checkpoints=3))
         made.fit(train_loader())

@@ -43,7 +43,7 @@ def test_durations_are_read(text: str, amount: int, unit: str) -> None:
     assert (duration.value, duration.unit) == (amount, unit)
 
 
-def test_0_5dur_is_half_of_the_training() -> None:
+def test_half_of_the_run_may_be_an_interval() -> None:
     watcher = Watcher()
     make_trainer(8, watcher, eval_interval="0.5dur").fit(batches(), batches())
     assert [step for step, _, _ in watcher.evaluations] == [4, 8]

@@ -89,7 +89,7 @@ def test_without_a_checkpoint_the_error_names_the_folder(folder: Path, kind: str
         latest_checkpoint(path)
 
 
-def test_a_checkpoint_that_is_not_there_an_error_with_its_path(folder: Path) -> None:
+def test_a_missing_checkpoint_is_an_error_with_its_path(folder: Path) -> None:
     save(folder, "step10")
     with pytest.raises(FileNotFoundError, match=f"no valid checkpoint of epoch 3 in {folder}"):
         checkpoint_path(folder, epoch=3)
@@ -112,7 +112,7 @@ def test_parameter_groups_are_restored(folder: Path, groups: int) -> None:
     assert same(second.state, first.state)
 
 
-def test_saved_loaded_trained_for_five_steps_saved_and_loaded_again(folder: Path) -> None:
+def test_a_training_is_saved_and_loaded_twice(folder: Path) -> None:
     first, second, third = Training(2), Training(seed=1), Training(seed=2)
     save_checkpoint(folder / "last", 1, *first.parts)
     load_checkpoint(folder / "last", *second.parts)
@@ -183,7 +183,7 @@ def test_formats_save_whole_trainings_at_once_and_in_the_background(
     assert same(second.state, first.state)
 
 
-def test_master_weights_and_optimizer_state_written_in_the_background(folder: Path) -> None:
+def test_master_weights_are_written_in_the_background(folder: Path) -> None:
     training = Training(2)
     state = {
         "model": {name: value.bfloat16() for name, value in training.state["model"].items()},
@@ -199,7 +199,7 @@ def test_master_weights_and_optimizer_state_written_in_the_background(folder: Pa
     assert same(dict(make_sync_checkpointer().load(folder / "step2")), expected)
 
 
-def test_a_model_in_files_of_a_largest_size_with_an_index(folder: Path) -> None:
+def test_an_export_in_several_files_has_an_index(folder: Path) -> None:
     first, second = Training(2), Training(seed=1)
     save_checkpoint(folder / "step2", 1, *first.parts)
     export = ["--format", "huggingface", "--shard-size", "64", "--output", "exported"]

@@ -129,7 +129,7 @@ class StopAfter(Callback):
 
 
 @pytest.mark.parametrize(("minimum", "step"), [("1ep", 4), (6, 6), ("3ep", 12), ("5ep", 20)])
-def test_a_stop_waits(minimum: int | str, step: int) -> None:
+def test_a_stop_waits_for_min_duration(minimum: int | str, step: int) -> None:
     loop = {"max_duration": "7ep", "min_duration": minimum, "eval_interval": 2}
     run = fit(batches=4, loop=loop, callbacks=[StopAfter(1)])
     assert run.trainer.progress.step == step
@@ -137,7 +137,7 @@ def test_a_stop_waits(minimum: int | str, step: int) -> None:
 
 
 @pytest.mark.parametrize(("minimum", "evaluations"), [("3ep", 3), (3, 2)])
-def test_evaluations_wait(minimum: int | str, evaluations: int) -> None:
+def test_a_held_stop_makes_no_evaluation(minimum: int | str, evaluations: int) -> None:
     """A held stop makes no evaluation of its own until it is allowed."""
     loop = {"max_duration": "3ep", "min_duration": minimum, "eval_interval": "1ep"}
     run = fit(batches=2, loop=loop, callbacks=[StopAfter(1)])
@@ -226,21 +226,21 @@ def test_batches_are_tried_before_the_training(steps: int | None, limit: int | N
     assert run.evaluated.sanity_batches == 2 * batches
 
 
-def test_what_is_tried_before_leaves_no_metric() -> None:
+def test_batches_tried_before_leave_no_metric() -> None:
     stopper = EarlyStopping("val/score", patience=9)
     run = fit(loop={"eval_sanity_steps": 2, "eval_interval": 2}, callbacks=[Script([5, 4]), stopper])
     assert run.log.values("val/score") == {2: 5, 4: 4}
     assert stopper.best == 4
 
 
-def test_and_no_trace_in_the_random_numbers() -> None:
+def test_batches_tried_before_draw_no_random_number_of_the_run() -> None:
     runs = [fit(train=rows(4, shuffle=True), loop={"eval_sanity_steps": steps}) for steps in (None, 2)]
     assert torch.equal(*(torch.cat(run.trained.data) for run in runs))
     assert torch.equal(*(run.trainer.model.layer.weight for run in runs))
 
 
 @pytest.mark.parametrize("batches", [1, 4])
-def test_a_short_trial_run(folder: Path, batches: int) -> None:
+def test_a_trial_run_saves_nothing(folder: Path, batches: int) -> None:
     loop = {"max_duration": batches, "eval_steps": batches, "eval_interval": None}
     run = fit(folder, val=9, loop=loop, save={"enabled": False})
     assert len(run.trained.batches) == batches
@@ -366,7 +366,7 @@ def test_a_training_starts_at_step_0_and_not_over_what_is_there(folder: Path) ->
     assert run.trained.batches[0][0] == 0
 
 
-def test_the_name_checkpoint_step_mdl_is_used(folder: Path) -> None:
+def test_a_name_with_an_ending_is_used(folder: Path) -> None:
     fit(folder, loop={"max_duration": 2}, save={"name": "checkpoint_{step}.mdl", "save_interval": 1}, val=None)
     assert latest_checkpoint(folder / "checkpoints").name == "checkpoint_2.mdl"
 

@@ -93,7 +93,7 @@ def test_foreign_things_in_the_folder_stay(folder: Path, kind: str) -> None:
     assert set(kept.rglob("*")) - set((kept / "step3").rglob("*")) == before | {kept / "step3"}
 
 
-def test_the_removal_of_one_run_old_checkpoints_removes_none_of_another_run(folder: Path) -> None:
+def test_a_run_removes_no_checkpoint_of_another(folder: Path) -> None:
     class SavesToo(Callback):
         def on_after_optimizer_step(self, trainer: Trainer, model: Any, optimizer: Any) -> None:
             make_trainer().save_checkpoint(folder / f"other{trainer.progress.step}")

@@ -133,7 +133,7 @@ def test_a_resume_trains_the_epochs_that_are_left(folder: Path, step: int, left:
     assert len(run.trained.batches) == left
 
 
-def test_weights_alone_resume_no_training_but_are_loaded_as_weights(folder: Path) -> None:
+def test_a_file_of_weights_resumes_no_training(folder: Path) -> None:
     """A file of weights alone starts no resume, and says so."""
     torch.save(Net().state_dict(), folder / "weights.pt")
     trainer = make_trainer()
@@ -154,10 +154,8 @@ def test_a_trainer_may_save_before_its_fit(folder: Path) -> None:
 OF_STEP = (
     "on_train_batch_start", "on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward",
     "on_before_optimizer_step", "on_after_optimizer_step", "on_before_optimizer_zero_grad",
-    "on_after_optimizer_zero_grad", "on_train_batch_end",
+    "on_after_optimizer_zero_grad", "on_before_scheduler_step", "on_after_scheduler_step", "on_train_batch_end",
 )  # fmt: skip
-
-
 OF_EVALUATION = "on_validate_start", "on_validate_batch_start", "on_validate_batch_end", "on_validate_end"
 
 
@@ -235,7 +233,7 @@ def test_a_failed_evaluation_of_several_loaders_is_made_up_for(folder: Path, fai
     assert {name.split("/")[0] for name in run.log.records[-1].metrics} >= {"a", "b", "c"}
 
 
-def test_a_complete_run_counts_are_in_its_state() -> None:
+def test_the_counts_of_a_run_are_in_its_state() -> None:
     run = fit(batches=2, loop={"max_duration": "2ep"})
     counts = run.trainer.checkpoint_state()["progress"]
     assert (counts["step"], counts["epoch"], counts["batch"], counts["samples"]) == (4, 2, 0, 4)
@@ -261,7 +259,8 @@ def hooks_called(wanted: Sequence[str]) -> tuple[Callback, list[str]]:
 )
 def test_hooks_come_in_their_order(hooks: Sequence[str], expected: Sequence[str], evaluates: bool) -> None:
     callback, book = hooks_called(hooks)
-    fit(batches=1, val=2 if evaluates else 0, loop={"max_duration": 2}, callbacks=[callback])
+    schedule = {"schedulers": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+    fit(batches=1, val=2 if evaluates else 0, loop={"max_duration": 2}, callbacks=[callback], **schedule)
     assert book == list(expected)
 
 

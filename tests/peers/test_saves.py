@@ -267,7 +267,7 @@ def test_only_ephemeral_ones_are_removed_and_none_is_saved_by_default() -> None:
     assert settings.enabled
 
 
-def test_nothing_is_saved_and_an_existing_checkpoint_is_loaded(folder: Path) -> None:
+def test_a_saver_that_is_off_still_loads(folder: Path) -> None:
     train(folder, 2)
     kept = saved(folder)
     run = fit(folder, loop={"max_duration": 5}, save={"enabled": False, "save_interval": 1}, val=None)
@@ -289,12 +289,12 @@ def test_step_0_is_saved_if_nothing_was_loaded(
     assert saved(folder) == ([0, 1] if is_saved else [1])
 
 
-def test_nothing_is_saved_before_the_first_step_though_it_is_switched_on(folder: Path) -> None:
+def test_a_resumed_run_saves_nothing_before_its_first_step(folder: Path) -> None:
     train(folder, 2, save_final=True)
     assert train(folder, 4, pre_train_checkpoint=True).steps == [4]
 
 
-def test_step_0_is_permanent_and_stays_where_all_that_is_not_permanent_goes(folder: Path) -> None:
+def test_step_0_is_permanent(folder: Path) -> None:
     saves = train(folder, pre_train_checkpoint=True, save_interval=4, remove="all_non_permanent", max_checkpoints=1)
     assert saves.made[0] == (0, "permanent")
     assert 0 in saved(folder)
@@ -309,11 +309,11 @@ def test_permanent_saves_stay_and_ephemeral_ones_go(folder: Path) -> None:
     assert saved(folder) == [5, 10]
 
 
-def test_a_step_that_is_a_multiple_of_both_intervals_is_saved_once_as_permanent(folder: Path) -> None:
+def test_a_step_of_both_intervals_is_saved_once_as_permanent(folder: Path) -> None:
     assert train(folder, 5, save_interval=4, ephemeral_save_interval=2).made[:2] == [(2, "ephemeral"), (4, "permanent")]
 
 
-def test_a_newer_permanent_one_removes_the_ephemeral(folder: Path) -> None:
+def test_a_permanent_checkpoint_removes_the_ephemeral_one_before_it(folder: Path) -> None:
     assert train(folder, 6, save_interval=3, ephemeral_save_interval=2).left[3] == [3]
 
 
@@ -343,7 +343,7 @@ def test_the_kind_of_a_checkpoint_is_in_its_manifest(folder: Path) -> None:
     assert saved(folder) == [9], "step 6 was saved as an ephemeral one, and goes"
 
 
-def test_a_permanent_one_at_no_multiple_of_the_new_interval_goes(folder: Path) -> None:
+def test_a_permanent_checkpoint_off_the_new_interval_is_removed(folder: Path) -> None:
     train(folder, 3, save_interval=3)
     assert kind_of(folder / "checkpoints" / "step3") == "permanent"
     train(folder, 8, save_interval=4, remove="all_non_permanent")
@@ -365,7 +365,7 @@ def test_a_final_step_that_was_saved_already_is_not_saved_twice(folder: Path) ->
     assert train(folder, 4, save_interval=2, save_async=True).steps == [2, 4]
 
 
-def test_a_removal_that_is_interrupted_leaves_nothing_that_counts_as_a_checkpoint(folder: Path) -> None:
+def test_an_interrupted_removal_leaves_no_half_checkpoint(folder: Path) -> None:
     """Wherever a removal is interrupted, the newest checkpoint that counts is whole."""
     train(folder, 4, save_interval=2)
     newest = set()
@@ -483,7 +483,7 @@ def test_the_state_is_saved_after_an_exception_in_the_model(folder: Path, traini
 
 
 @pytest.mark.parametrize("case", ["sanity check", "saved already"])
-def test_nothing_new_means_nothing_saved_after_an_exception(folder: Path, case: str) -> None:
+def test_without_a_new_step_an_exception_saves_nothing(folder: Path, case: str) -> None:
     class InSanityCheck(Callback):
         def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: Any) -> None:
             raise RuntimeError("Trouble")

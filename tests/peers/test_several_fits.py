@@ -230,7 +230,7 @@ class Returns(Sum):
         return {"alone": loss, "tuple": (loss, parts), "mapping": {"loss": loss, **parts}}[self.form]
 
 
-def test_a_loss_alone_with_outputs_or_in_a_mapping_of_several_losses_trains_alike() -> None:
+def test_forms_of_a_loss_train_alike() -> None:
     results = {}
     for form in ("alone", "tuple", "mapping"):
         made = make_trainer("1ep", model=lambda form=form: Returns(form), log_interval=1)

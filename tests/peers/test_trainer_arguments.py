@@ -20,13 +20,6 @@ from trainer_cli import (
     add_global_callback,
 )
 
-ORDER = (
-    *("on_before_forward", "on_after_forward", "on_before_backward", "on_after_backward"),
-    *("on_before_optimizer_step", "on_after_optimizer_step"),
-    *("on_before_optimizer_zero_grad", "on_after_optimizer_zero_grad"),
-    *("on_before_scheduler_step", "on_after_scheduler_step"),
-)
-
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
@@ -148,7 +141,7 @@ def test_a_trainer_whose_loop_only_validates_does_not_fit() -> None:
         trainer.fit(rows(2))
 
 
-def test_callbacks_are_found_by_their_class_the_global_ones_too() -> None:
+def test_global_callbacks_are_found_by_their_class() -> None:
     first, second, everywhere = Counter(1), Counter(2), Counter(3)
     handle = add_global_callback(everywhere)
     try:
@@ -160,7 +153,7 @@ def test_callbacks_are_found_by_their_class_the_global_ones_too() -> None:
     assert list(make_trainer().get_callbacks(Counter)) == []
 
 
-def test_scopes_within_scopes_come_before_the_name_as_a_b() -> None:
+def test_scopes_come_before_the_name() -> None:
     class Scoped(Callback):
         def on_train_batch_end(self, trainer: Trainer, *arguments: Any) -> None:
             with trainer.name_scope("a"), trainer.name_scope("b"):
@@ -191,12 +184,3 @@ def test_an_error_in_an_exception_hook_replaces_nothing() -> None:
     assert [(where, error is caught.value) for where, error in noted.noted] == [("train", True), ("fit", True)]
     told = [caught.value.__context__, caught.value.__cause__, *getattr(caught.value, "__notes__", [])]
     assert "in the hook" in " ".join(map(str, told))
-
-
-def test_forward_backward_optimizer_gradients_and_schedules_come_in_this_order() -> None:
-    calls: list[str] = []
-    hooks = {hook: (lambda self, *arguments, hook=hook: calls.append(hook)) for hook in ORDER}
-    noting = type("Noting", (Callback,), hooks)()
-    schedule = lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # noqa: E731
-    fit(callbacks=[noting], schedulers=schedule, loop={"max_duration": 1}, val=None)
-    assert tuple(calls) == ORDER
