@@ -366,7 +366,7 @@ OF_TRAINER = {
         LOOP,
         "        trainer.loading.restore_rng()\n",
         "",
-        ("tests/trainer/test_state.py::test_the_whole_of_it_goes_on_bit_for_bit",),
+        ("tests/trainer/test_resume.py::test_a_resume_ends_bit_for_bit_where_going_through_ends",),
     ),
     "frozen norms are trained": Mutant(
         "trainer_cli/trainer/trainer.py",

@@ -21,7 +21,6 @@ from torch.utils.data import (
 
 from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.data.datasets import Digits
 from trainer_cli.data.loader import Loader, PaddingBatch
 from trainer_cli.data.position import STATE_VERSION, kept_random_state, seed_random, timeout_seconds
 from trainer_cli.data.stream import StreamLoader
@@ -76,11 +75,6 @@ def shaken(samples: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(samples) + torch.rand(()) + random.random() + np.random.rand()
 
 
-def random_states() -> tuple[Any, ...]:
-    numpy_state = np.random.get_state()
-    return (torch.get_rng_state().tolist(), random.getstate(), numpy_state[1].tolist(), numpy_state[2:])  # type: ignore[index,union-attr]
-
-
 def batches(loader: Loader | StreamLoader | UserLoader, epoch: int, **position: int) -> list[Any]:
     return [[] if isinstance(one, PaddingBatch) else one.tolist() for one in loader.iterate(epoch, **position)]
 
@@ -93,53 +87,9 @@ def samples(loader: Loader, epoch: int, start: int = 0) -> list[Any]:
 def test_a_resume_at_any_sample_gives_what_going_on_would_have_given(shuffle: bool) -> None:
     loader = Loader(Drawing(), 4, shuffle=shuffle, seed=3)
     for epoch in (0, 7):
-        whole = batches(loader, epoch)
-        for done in range(len(whole) + 1):
-            assert batches(loader, epoch, samples=4 * done) == whole[done:]
-        flat = [sample for batch in whole for sample in batch]
+        whole = samples(loader, epoch)
         for start in range(24):
-            assert samples(loader, epoch, start) == flat[start:]
-
-
-def test_workers_change_nothing() -> None:
-    here = Loader(Drawing(), 4, shuffle=True, seed=3)
-    elsewhere = Loader(Drawing(), 4, shuffle=True, seed=3, num_workers=2)
-    for start in (0, 4, 9, 20, 22, 23):
-        assert samples(elsewhere, 1, start) == samples(here, 1, start)
-    assert batches(elsewhere, 2) == batches(here, 2)
-
-
-def test_real_augmentation_is_resumed_exactly_with_and_without_workers() -> None:
-    digits = Digits(val_fraction=0.95).train
-    here = Loader(digits, 16, shuffle=True, seed=1)
-    workers = Loader(digits, 16, shuffle=True, seed=1, num_workers=2)
-    whole = list(here.iterate(4))
-    for loader, done in ((here, 0), (here, 3), (workers, 0), (workers, 3)):
-        for (images, labels), (other_images, other_labels) in zip(
-            loader.iterate(4, samples=16 * done), whole[done:], strict=True
-        ):
-            assert torch.equal(images, other_images)
-            assert torch.equal(labels, other_labels)
-    assert not torch.equal(whole[0][0], next(here.iterate(5))[0])
-
-
-def test_random_collating_is_resumed_exactly_with_and_without_workers() -> None:
-    for dataset in (Drawing(), Constant()):
-        whole = batches(Loader(dataset, 4, shuffle=True, seed=0, collate_fn=shaken), 0)
-        for workers in (0, 2):
-            loader = Loader(dataset, 4, shuffle=True, seed=0, collate_fn=shaken, num_workers=workers)
-            assert batches(loader, 0, samples=8) == whole[2:]
-        assert len({str(batch) for batch in whole}) == len(whole)
-
-
-class Constant:
-    deterministic = True
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.zeros(1, dtype=torch.float64)
+            assert samples(loader, epoch, start) == whole[start:]
 
 
 def test_the_order_is_the_published_function_and_the_seeds_too() -> None:
@@ -153,32 +103,22 @@ def test_the_order_is_the_published_function_and_the_seeds_too() -> None:
             assert (numpy, gauss) == (np.random.rand(), np.random.randn())
 
 
-def test_another_batch_size_goes_on_in_the_same_order() -> None:
-    before = Loader(Drawing(), 4, shuffle=True, seed=3)
-    after = Loader(Drawing(), 7, shuffle=True, seed=3)
-    assert samples(after, 0, 8) == samples(before, 0)[8:]
-
-
 def test_epochs_and_seeds_differ() -> None:
     orders = [samples(Loader(Drawing(), 4, shuffle=True, seed=seed), epoch) for seed in (0, 1) for epoch in (0, 1)]
     assert len({str(order) for order in orders}) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset", [Drawing(), Plain(24), Failing()])
-def test_the_random_state_of_the_training_is_not_touched(dataset: Any, workers: int) -> None:
-    loader = Loader(dataset, 4, shuffle=True, seed=3, num_workers=workers)
-    np.random.randn()  # leaves a second normal number in store, which is part of the state
-    before = random_states()
-    iterator = loader.iterate(0)
-    try:
-        for _ in range(len(loader)):
-            next(iterator)
-            assert random_states() == before
-    except FileNotFoundError:
-        assert isinstance(dataset, Failing)
-    iterator.close()
-    assert random_states() == before
+def test_an_error_in_the_dataset_keeps_its_type_names_the_sample_and_leaves_the_random_state_alone(
+    workers: int,
+) -> None:
+    loader = Loader(Failing(), 4, shuffle=True, seed=3, num_workers=workers)
+    before = torch.get_rng_state().tolist(), random.getstate()
+    with pytest.raises(FileNotFoundError, match="no such picture") as caught:
+        list(loader.iterate(6))
+    message = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
+    assert "while loading sample 5 of epoch 6" in message
+    assert (torch.get_rng_state().tolist(), random.getstate()) == before
 
 
 def test_a_deterministic_dataset_is_read_by_list_and_not_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,20 +192,25 @@ def test_length_and_drop_last(drop_last: bool, sizes: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("length", "settings", "message"),
     [
-        {"batch_size": 0}, {"batch_size": True}, {"batch_size": 2.5}, {"num_workers": -1},
-        {"batch_size": 11, "drop_last": True},
+        (10, {"batch_size": 0}, "batch_size"),
+        (10, {"batch_size": True}, "batch_size"),
+        (10, {"batch_size": 2.5}, "batch_size"),
+        (10, {"num_workers": -1}, "num_workers"),
+        (10, {"batch_size": 11, "drop_last": True}, "not enough for one batch of 11"),
+        (0, {}, "there are 0 samples"),
+        (2, {"batch_size": 4, "world_size": 3, "drop_last": True}, "2 samples, not enough for one batch of 12"),
     ],
-)  # fmt: skip
-def test_settings_that_make_no_sense_are_the_users_mistake(settings: dict[str, Any]) -> None:
-    with pytest.raises(UserError):
-        Loader(Plain(), **{"shuffle": True, "seed": 0, **settings})
+)
+def test_settings_that_make_no_sense_are_the_users_mistake(length: int, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Loader(Plain(length), **{"shuffle": True, "seed": 0, **settings})
 
 
-def test_an_empty_dataset_is_refused() -> None:
-    with pytest.raises(UserError, match="there are 0 samples"):
-        Loader(Plain(0), shuffle=True, seed=0)
+def test_a_rank_that_is_not_one_of_the_run_is_a_mistake_of_the_code() -> None:
+    with pytest.raises(ValueError, match="rank 2 is not one of 2"):
+        Loader(Plain(), shuffle=True, seed=0, rank=2, world_size=2)
 
 
 def test_an_epoch_is_not_entered_before_its_start() -> None:
@@ -273,15 +218,6 @@ def test_an_epoch_is_not_entered_before_its_start() -> None:
         Loader(Plain(), shuffle=True, seed=0).iterate(0, samples=-1)
     with pytest.raises(ValueError, match="before its start"):
         UserLoader([1], seed=0).iterate(0, batch=-1)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_in_the_dataset_keeps_its_type_and_names_the_sample(workers: int) -> None:
-    loader = Loader(Failing(), 4, shuffle=True, seed=3, num_workers=workers)
-    with pytest.raises(FileNotFoundError, match="no such picture") as caught:
-        list(loader.iterate(6))
-    message = str(caught.value) + "".join(getattr(caught.value, "__notes__", []))
-    assert "while loading sample 5 of epoch 6" in message
 
 
 def test_an_error_in_collating_names_the_samples() -> None:
@@ -293,17 +229,15 @@ def test_an_error_in_collating_names_the_samples() -> None:
     assert caught.value.__notes__ == ["while collating samples [0, 1] of epoch 1"]
 
 
-def test_the_state_says_where_and_of_what() -> None:
-    state = Loader(Plain(), shuffle=True, seed=5).state_dict(2, 64)
+def test_the_state_says_where_and_of_what_and_may_be_taken_up_with_other_batches_and_workers() -> None:
+    state = Loader(Plain(), 4, shuffle=True, seed=5).state_dict(2, 64)
     assert state == {
         "version": STATE_VERSION, "order": ORDER_VERSION, "seed": 5, "epoch": 2, "sample_offset": 64, "length": 10,
         "fingerprint": "plain-1",
     }  # fmt: skip
-
-
-def test_a_position_is_taken_up_with_another_batch_size_and_other_workers() -> None:
-    state = Loader(Plain(), 4, shuffle=True, seed=5).state_dict(2, 4)
     Loader(Plain(), 3, shuffle=True, seed=5, num_workers=2).check_state(state)
+    before, after = (Loader(Drawing(), size, shuffle=True, seed=3) for size in (4, 7))
+    assert samples(after, 0, 8) == samples(before, 0)[8:]
 
 
 @pytest.mark.parametrize(
@@ -324,13 +258,10 @@ def test_a_position_in_other_data_is_refused(changed: dict[str, Any], message: s
 
 
 def test_a_position_of_another_kind_of_loader_is_refused() -> None:
-    with pytest.raises(UserError):
-        Loader(Plain(), shuffle=True, seed=0).check_state(UserLoader([1], seed=0).state_dict(0))
-    with pytest.raises(UserError):
-        UserLoader([1], seed=0).check_state(Loader(Plain(), shuffle=True, seed=0).state_dict(0))
-
-
-# Ranks
+    ours, theirs = Loader(Plain(), shuffle=True, seed=0), UserLoader([1], seed=0)
+    for loader, state in ((ours, theirs.state_dict(0)), (theirs, ours.state_dict(0))):
+        with pytest.raises(UserError):
+            loader.check_state(state)
 
 
 def on_ranks(world_size: int, epoch: int, start: int, batch_size: int = 4, **settings: Any) -> list[list[Any]]:
@@ -397,13 +328,6 @@ def test_what_is_left_over_is_cut_evenly(length: int, drop_last: bool, sizes: li
         assert loader.batches_after(8) == len(own) - 1
 
 
-def test_too_few_samples_and_wrong_ranks_are_refused() -> None:
-    with pytest.raises(UserError, match="there are 2 samples, not enough for one batch of 12"):
-        Loader(Plain(2), 4, shuffle=True, seed=0, world_size=3, drop_last=True)
-    with pytest.raises(ValueError, match="rank 2 is not one of 2"):
-        Loader(Plain(), shuffle=True, seed=0, rank=2, world_size=2)
-
-
 @pytest.mark.parametrize("length", [8, 9, 10, 11])
 @pytest.mark.parametrize("kind", ["loader", "stream", "user", "unsized"])
 def test_ranks_share_any_loader_without_losing_or_doubling_a_batch(length: int, kind: str) -> None:
@@ -447,83 +371,27 @@ def test_an_iterable_that_every_rank_reads_is_said_to_be_so_unless_it_has_per_ra
         assert sum(len(batch) for batch in own.iterate(0)) == 6
 
 
-# An order that the dataset brings
-
-
-class Backwards(Drawing):
-    """Its own order: from the end, with words for keys."""
-
-    order_version = "backwards-1"
-
-    def sample_keys(self, seed: int, epoch: int, start: int, stop: int) -> list[str]:
-        return [str(self.length - 1 - position) for position in range(start, stop)]
-
-    def __getitem__(self, index: Any) -> torch.Tensor:
-        return super().__getitem__(int(index))
-
-
 def test_a_dataset_may_bring_its_own_order() -> None:
+    class Backwards(Drawing):
+        """Its own order: from the end, with words for keys."""
+
+        order_version = "backwards-1"
+
+        def sample_keys(self, seed: int, epoch: int, start: int, stop: int) -> list[str]:
+            return [str(self.length - 1 - position) for position in range(start, stop)]
+
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            return super().__getitem__(int(index))
+
     loader = Loader(Backwards(), 4, shuffle=True, seed=3)
     whole = samples(loader, 1)
     assert [sample[0] for sample in whole] == list(range(22, -1, -1))
     assert samples(loader, 1, 9) == whole[9:]
-    assert samples(Loader(Backwards(), 5, shuffle=True, seed=3, num_workers=2), 1, 9) == whole[9:]
     assert loader.state_dict(0)["order"] == "backwards-1"
     # Its random numbers belong to the position.
     with kept_random_state():
         seed_random(sample_seed(3, 1, 4))
         assert whole[4][1] == torch.rand(()).item()
-
-
-# A loader that the user brings
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_users_dataloader_is_replayed_exactly_whatever_the_training_draws(workers: int) -> None:
-    def made() -> UserLoader:
-        return UserLoader(DataLoader(Drawing(), 4, shuffle=True, num_workers=workers), seed=3)
-
-    through = []
-    for epoch in (0, 1):
-        for batch in made().iterate(epoch):
-            through.append(batch.tolist())
-            torch.rand(3), random.random(), np.random.rand()
-    assert len({str(batch) for batch in through}) == 12
-    for done in (0, 1, 5, 6):
-        torch.manual_seed(done)
-        assert batches(made(), 1, batch=done, samples=4 * done) == through[6 + done :]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("of", ["loader", "sampler", "both"])
-def test_a_users_own_torch_generator_goes_on_where_it_was(of: str, workers: int) -> None:
-    def made() -> UserLoader:
-        generator = torch.Generator().manual_seed(7)
-        choices: dict[str, dict[str, Any]] = {
-            "loader": {"shuffle": True, "generator": generator},
-            "sampler": {"sampler": RandomSampler(Drawing(), generator=generator)},
-            "both": {"sampler": RandomSampler(Drawing(), generator=generator), "generator": generator},
-        }
-        return UserLoader(DataLoader(Drawing(), 4, num_workers=workers, **choices[of]), seed=3)
-
-    through: list[Any] = []
-    states: list[tuple[dict[str, Any], int]] = []
-    loader = made()
-    for epoch in (0, 1):
-        states.append((loader.state_dict(epoch), len(through)))
-        for number, batch in enumerate(loader.iterate(epoch), start=1):
-            through.append(batch.tolist())
-            if number in (1, 5):
-                states.append((loader.state_dict(epoch, batch=number, samples=4 * number), len(through)))
-    assert sorted(row[0] for batch in through[:6] for row in batch) == list(range(23))
-    assert [row[0] for row in through[0]] != [row[0] for row in through[6]]
-    for state, done in states:
-        later = made()
-        later.check_state(state)
-        place = {"batch": state["batch"], "samples": state["sample_offset"]}
-        assert batches(later, state["epoch"], **place) == through[done : done + 6 - state["batch"]]
-        if state["epoch"] == 0:
-            assert batches(later, 1) == through[6:]
 
 
 def test_evaluations_of_a_users_loader_see_the_same_samples_whatever_its_generator() -> None:
@@ -538,58 +406,6 @@ def test_a_position_with_other_generators_is_refused() -> None:
         without.check_state(own.state_dict(0))
 
 
-@pytest.mark.parametrize("seeded", [True, False])
-def test_the_order_of_a_users_loader_with_persistent_workers_goes_on_in_a_later_epoch(seeded: bool) -> None:
-    def made(persistent: bool = True) -> UserLoader:
-        generator = torch.Generator().manual_seed(7) if seeded else None
-        own = DataLoader(Listed(), 4, shuffle=True, num_workers=1, persistent_workers=persistent, generator=generator)
-        return UserLoader(own, seed=3)
-
-    loader = made()
-    first, between = batches(loader, 0), loader.state_dict(1)
-    through = batches(loader, 1)
-    inside = loader.state_dict(1, batch=2)
-    assert first != through
-    for state, done in ((between, 0), (inside, 2)):
-        later = made()
-        later.check_state(state)
-        assert batches(later, 1, batch=done) == through[done:]
-    other = made(persistent=False)
-    assert (batches(other, 0), batches(other, 1)) == (first, through)
-
-
-class Listed(Dataset[int]):
-    """Samples are their indices."""
-
-    def __len__(self) -> int:
-        return 23
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def test_persistent_workers_of_a_users_loader_are_said_to_remember() -> None:
-    def promise(persistent: bool) -> str:
-        loader = DataLoader(Drawing(), 4, num_workers=1, persistent_workers=persistent)
-        return UserLoader(loader, seed=0).promise
-
-    assert "persistent workers" in promise(True)
-    assert "persistent workers" not in promise(False)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_workers_of_a_loader_with_its_own_state_are_said_to_draw_anew(workers: int) -> None:
-    class Knowing(DataLoader[torch.Tensor]):
-        def state_dict(self) -> dict[str, int]:
-            return {}
-
-        def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-    promise = UserLoader(Knowing(Drawing(), 4, num_workers=workers), seed=0).promise
-    assert "its own position" in promise
-    assert ("draw from them" in promise) is bool(workers)
-
-
 def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> None:
     loaded: list[int] = []
 
@@ -598,36 +414,16 @@ def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> N
             loaded.append(index)
             return super().__getitem__(index)
 
-    for settings in ({"shuffle": True}, {"sampler": RandomSampler(Drawing(), replacement=True)}, {"drop_last": True}):
-        loader = UserLoader(DataLoader(Telling(), 4, **settings), seed=3)  # type: ignore[arg-type]
+    for settings in (
+        {"batch_size": 4, "shuffle": True}, {"batch_size": 4, "drop_last": True},
+        {"batch_size": 4, "sampler": RandomSampler(Drawing(), replacement=True)},
+        {"batch_sampler": BatchSampler(range(23), 5, False)},
+    ):  # fmt: skip
+        loader = UserLoader(DataLoader(Telling(), **settings), seed=3)  # type: ignore[arg-type]
         whole = batches(loader, 2)
         loaded.clear()
-        assert batches(loader, 2, batch=3, samples=12) == whole[3:]
+        assert batches(loader, 2, batch=3, samples=sum(map(len, whole[:3]))) == whole[3:]
         assert len(loaded) == sum(map(len, whole[3:]))
-    own = UserLoader(DataLoader(Telling(), batch_sampler=BatchSampler(range(23), 5, False)), seed=3)
-    whole = batches(own, 2)
-    loaded.clear()
-    assert batches(own, 2, batch=2) == whole[2:]
-    assert loaded == list(range(10, 23))
-    assert "without loading them" in loader.promise
-    assert "replays" in UserLoader(DataLoader(Drawing(), 4, num_workers=1), seed=0).promise
-
-
-def test_a_sampler_that_draws_for_each_sample_from_what_it_drew_before_is_walked_exactly() -> None:
-    class Wandering(Sampler[int]):
-        def __len__(self) -> int:
-            return 23
-
-        def __iter__(self) -> Iterator[int]:
-            place = 0
-            for _ in range(23):
-                place = (place + int(torch.randint(1, 7, ()))) % 23
-                yield place
-
-    loader = UserLoader(DataLoader(Drawing(), 4, sampler=Wandering()), seed=3)
-    whole = batches(loader, 1)
-    for done in (1, 3, 5):
-        assert batches(loader, 1, batch=done, samples=4 * done) == whole[done:]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -646,16 +442,6 @@ def test_a_sampler_that_draws_at_its_start_gives_the_order_that_torch_gives_it()
     with kept_random_state():
         seed_random(sample_seed(3, 1, 0))
         assert found == [float(batch[0, 0]) for batch in DataLoader(Drawing(), batch_sampler=Eager())]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_users_dataloader_leaves_the_random_state_of_the_training_alone(workers: int) -> None:
-    before = random_states()
-    iterator = UserLoader(DataLoader(Drawing(), 4, shuffle=True, num_workers=workers), seed=3).iterate(0, batch=2)
-    next(iterator)
-    assert random_states() == before
-    iterator.close()
-    assert random_states() == before
 
 
 def test_a_distributed_sampler_hears_the_epoch() -> None:
@@ -687,54 +473,38 @@ def test_a_sampler_inside_a_batch_sampler_hears_the_epoch() -> None:
     assert [row[0] for row in batches(loader, 0)[0]] != [row[0] for row in batches(loader, 1)[0]]
 
 
-class Stateful:
-    """Counts up for ever, and knows where it stands."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        while True:
-            self.count += 1
-            yield torch.tensor([self.count])
+class Knowing(DataLoader[torch.Tensor]):
+    """A loader with a position."""
 
     def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
+        return {}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
-
-
-def test_a_loader_with_its_own_state_is_put_where_it_was() -> None:
-    loader = UserLoader(Stateful(), seed=0)
-    iterator = loader.iterate(0)
-    for _ in range(3):
-        next(iterator)
-    state = loader.state_dict(0, samples=3, batch=3)
-    later = UserLoader(Stateful(), seed=0)
-    later.check_state(state)
-    again = later.iterate(0, batch=3)
-    assert [next(again).tolist() for _ in range(2)] == [[4], [5]]
-    assert next(later.iterate(1)).tolist() == [6]
-    assert "its own position" in later.promise
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
 
 
-def test_a_loader_without_a_state_promises_a_replay() -> None:
-    loader = UserLoader([torch.tensor([1]), torch.tensor([2])], seed=0)
-    assert batches(loader, 0, batch=1) == [[2]]
-    assert batches(loader, 0, batch=2) == []
-    assert "replays" in loader.promise
-    assert len(loader) == 2
+@pytest.mark.parametrize(
+    ("loader", "words", "absent"),
+    [
+        (DataLoader(Drawing(), 4), "without loading them", "replays"),
+        (DataLoader(Drawing(), 4, num_workers=1, persistent_workers=True), "persistent workers", "its own position"),
+        (DataLoader(Drawing(), 4, num_workers=1), "replays", "persistent workers"),
+        (Knowing(Drawing(), 4), "its own position", "draw from them"),
+        (Knowing(Drawing(), 4, num_workers=2), "draw from them", "replays"),
+        ([torch.tensor([1])], "replays", "its own position"),
+    ],
+    ids=["sampler walked", "persistent workers", "workers", "a position", "a position and workers", "a list"],
+)
+def test_a_users_loader_says_how_it_is_resumed(loader: Any, words: str, absent: str) -> None:
+    promise = UserLoader(loader, seed=0).promise
+    assert words in promise
+    assert absent not in promise
 
 
-def test_a_loader_without_length_says_so() -> None:
+def test_a_users_loader_has_a_length_where_it_says_one() -> None:
+    assert len(UserLoader([1, 2], seed=0)) == 2
+    assert batches(UserLoader([torch.tensor([1])], seed=0), 0, batch=1) == []
     with pytest.raises(TypeError):
-        len(UserLoader(Stateful(), seed=0))
-
-
-def test_an_iterator_that_is_used_up_is_refused() -> None:
-    with pytest.raises(UserError, match="only once"):
-        UserLoader(iter([1, 2]), seed=0)
+        len(UserLoader(Unsized(3), seed=0))
 
 
 class Unsized:
@@ -758,18 +528,23 @@ def test_each_kind_of_data_gets_the_loader_that_fits() -> None:
     assert isinstance(ours, Loader)
     assert as_loader(ours, shuffle=True, seed=1) is ours
     assert len(as_loader(Plain(100), shuffle=True, seed=0)) == 4
-    theirs = DataLoader(Drawing(), 4)
-    assert isinstance(as_loader(theirs, shuffle=True, seed=0), UserLoader)
+    assert isinstance(as_loader(DataLoader(Drawing(), 4), shuffle=True, seed=0), UserLoader)
     stream = as_loader(Stream(), shuffle=True, seed=0, batch_size=2)
     assert isinstance(stream, StreamLoader)
     assert batches(stream, 0) == [[0, 1], [2, 3], [4]]
 
 
-def test_settings_that_a_ready_loader_cannot_heed_are_refused() -> None:
-    with pytest.raises(UserError, match="batch_size and num_workers would have no effect"):
-        as_loader(DataLoader(Drawing(), 4), shuffle=True, seed=0, batch_size=8, num_workers=2)
-    with pytest.raises(UserError, match="neither a dataset nor a loader"):
-        as_loader(3, shuffle=True, seed=0)
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        (DataLoader(Drawing(), 4), {"batch_size": 8, "num_workers": 2}, "batch_size and num_workers would have no"),
+        (3, {}, "neither a dataset nor a loader"),
+        (iter([1, 2]), {}, "only once"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_loaded_so_is_refused(data: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        as_loader(data, shuffle=True, seed=0, **settings)
 
 
 @pytest.mark.parametrize(

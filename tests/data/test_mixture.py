@@ -74,19 +74,6 @@ def test_what_stands_at_a_position_does_not_depend_on_how_it_is_reached() -> Non
     assert len(data.sample_keys(3, 10**9, 0, 5)) == 5
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_resumes_a_mixture_anywhere_random_numbers_included(workers: int) -> None:
-    def made(**settings: Any) -> Loader:
-        return Loader(mixed(epoch_samples=100).train, 8, shuffle=True, seed=3, **settings)
-
-    whole = [sample for batch in made().iterate(2) for sample in batch.tolist()]
-    assert len(whole) == 100
-    for start in (0, 8, 51):
-        loader = made(num_workers=workers)
-        assert [sample for batch in loader.iterate(2, samples=start) for sample in batch.tolist()] == whole[start:]
-    assert len({draw for _, draw in whole}) == 100
-
-
 def test_an_epoch_is_as_long_as_all_sources_unless_said() -> None:
     assert len(mixed().train) == 930
     assert len(mixed(epoch_samples=50).train) == 50

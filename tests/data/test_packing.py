@@ -123,16 +123,6 @@ def test_a_gpt_counts_the_targets_of_rows_that_do_not_tell() -> None:
     assert model(batch)["tokens"] == 5
 
 
-def test_a_resume_at_any_row_gives_what_going_on_would_have_given() -> None:
-    rows = PackedRows(sequences(*range(1, 40)), 32)
-    loader, elsewhere = (Loader(rows, 3, shuffle=True, seed=1, num_workers=workers) for workers in (0, 2))
-    whole = [batch["tokens"].tolist() for batch in loader.iterate(1)]
-    for done in range(len(whole)):
-        for one in (loader, elsewhere):
-            assert [batch["tokens"].tolist() for batch in one.iterate(1, samples=3 * done)] == whole[done:]
-    elsewhere.close()
-
-
 def test_lengths_are_learnt_by_reading_once_where_nobody_reports_them() -> None:
     data = [[1, 2, 3], [4], [5, 6]]
     rows = PackedRows(data, 4)
@@ -176,9 +166,6 @@ def test_packing_takes_every_part_and_attribute_of_its_source() -> None:
 def test_what_cannot_be_packed_is_refused(source: Any, length: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Packing(source, length)
-
-
-# Documents
 
 
 TEXT = "one\ntwo\n\nthree\n \n\n  four\nfive\n"

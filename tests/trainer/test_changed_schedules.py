@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, loader, same, trainer
+from tiny import Line, loader, on, same, trainer
 from torch.optim import lr_scheduler as lr
 
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.scheduler_intervals import Scheduled
 
 STEPS = 6
@@ -38,6 +37,7 @@ def _power(base: float, step: int) -> float:
 
 
 Maker = Callable[[int, float], Any]
+
 KINDS: dict[str, tuple[Maker, float, float]] = {
     "LambdaLR of a function": (lambda n, x: lambda o: lr.LambdaLR(o, lambda step: (1 - step / n) * x), 1.0, 0.5),
     "LambdaLR of a partial": (lambda n, x: lambda o: lr.LambdaLR(o, partial(_power, x)), 0.9, 0.8),
@@ -95,17 +95,6 @@ def _two_groups(model: Any, rate: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [weight], "lr": rate}, {"params": [bias], "lr": rate / 4}], momentum=0.9)
 
 
-class Settings(Callback):
-    """Keeps what schedules set in each group, as each step is made with."""
-
-    def __init__(self) -> None:
-        self.of: dict[int, list[Any]] = {}
-
-    def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-        keys = ("lr", "momentum")
-        self.of[trainer.progress.step + 1] = [[float(group[key]) for key in keys] for group in optimizer.param_groups]
-
-
 def _scheduled(schedulers: Any, interval: str | None) -> Any:
     if isinstance(schedulers, dict):
         return {name: _scheduled(schedule, interval) for name, schedule in schedulers.items()}
@@ -115,42 +104,53 @@ def _scheduled(schedulers: Any, interval: str | None) -> Any:
 def _fit(
     folder: Path | None, schedulers: Any, length: int, rate: float = 0.1, interval: str | None = "step", **settings: Any
 ) -> tuple[Any, dict[int, Any]]:
-    used = Settings()
+    """Trains; returns the trainer, and what the schedules set in each group by the step that was made with it."""
+    used: dict[int, list[Any]] = {}
+
+    def note(trainer: Any, model: Any, optimizer: Any) -> None:
+        groups = optimizer.param_groups
+        used[trainer.progress.step + 1] = [[float(group[key]) for key in ("lr", "momentum")] for group in groups]
+
     made = trainer(
         Line,
         optimizer=partial(_two_groups, rate=rate),
         schedulers=_scheduled(schedulers, interval),
-        callbacks=[used],
+        callbacks=[on(on_before_optimizer_step=note)],
         settings={"max_duration": length, **settings},
         checkpoint=None if folder is None else CheckpointerCallback(folder, save_interval=None, save_async=False),
     )
     made.fit(loader(), loader(4) if settings else None)
-    return made, used.of
+    return made, used
 
 
-@pytest.mark.parametrize("interval", ["step", "epoch"])
-@pytest.mark.parametrize("change", ["longer", "other lr", "other setting"])
+def _assert_goes_on_as_straight(
+    folder: Path, now: Any, length: int, rate: float = 0.1, interval: str | None = "step", since: int = STEPS
+) -> None:
+    """From the checkpoint on, rates, momenta and at the end the schedules' states are those of a straight run."""
+    resumed, rates = _fit(folder, now, length, rate, interval)
+    assert resumed.loaded_step == since
+    straight, expected = _fit(None, now, length, rate, interval)
+    assert rates == {step: settings for step, settings in expected.items() if step > since}
+    ends = [
+        {name: (saved["state"], saved["made"]) for name, saved in end.schedulers.state_dict().items()}
+        for end in (resumed, straight)
+    ]
+    assert same(*ends) == []
+
+
+@pytest.mark.parametrize(
+    ("interval", "change"),
+    [("step", "longer"), ("step", "other lr"), ("step", "other setting"), ("epoch", "longer"), ("epoch", "all others")],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_schedule_goes_on_as_in_a_straight_run(tmp_path: Path, kind: str, change: str, interval: str) -> None:
     """Of every schedule of torch: rates and momenta of both groups, and all that the schedules hold at the end."""
     make, before, other = KINDS[kind]
     # Of three steps an epoch (of a loader of 10 samples in batches of 4), with as many epochs as steps otherwise.
-    first, last = (STEPS, 14) if interval == "step" else (STEPS, 12)
-    whole = last if interval == "step" else 10
-    short = whole if change != "longer" else (STEPS if interval == "step" else 3)
-    _fit(tmp_path, make(short, before), first, interval=interval)
-    now = make(whole, other if change == "other setting" else before)
-    rate = 0.3 if change == "other lr" else 0.1
-    resumed, rates = _fit(tmp_path, now, last, rate, interval)
-    assert resumed.loaded_step == STEPS
-    straight, expected = _fit(None, now, last, rate, interval)
-    assert rates == {step: settings for step, settings in expected.items() if step > STEPS}
-    names = ("state", "made")
-    ends = [
-        {name: {key: saved[key] for key in names} for name, saved in end.schedulers.state_dict().items()}
-        for end in (resumed, straight)
-    ]
-    assert same(*ends) == []
+    last, whole, short = (14, 14, STEPS) if interval == "step" else (12, 10, 3)
+    _fit(tmp_path, make(short if change == "longer" else whole, before), STEPS, interval=interval)
+    now = make(whole, other if change in ("other setting", "all others") else before)
+    _assert_goes_on_as_straight(tmp_path, now, last, 0.3 if change in ("other lr", "all others") else 0.1, interval)
 
 
 def test_schedules_of_several_intervals_step_again_in_their_order(tmp_path: Path) -> None:
@@ -161,9 +161,7 @@ def test_schedules_of_several_intervals_step_again_in_their_order(tmp_path: Path
         }
 
     _fit(tmp_path, both(0.9), 5)
-    _, rates = _fit(tmp_path, both(0.5), 12)
-    _, expected = _fit(None, both(0.5), 12)
-    assert rates == {step: settings for step, settings in expected.items() if step > 5}
+    _assert_goes_on_as_straight(tmp_path, both(0.5), 12, since=5)
 
 
 @pytest.mark.parametrize(("before", "now"), [("step", "epoch"), ("epoch", "step")])
@@ -172,9 +170,7 @@ def test_another_interval_takes_its_position_from_the_steps_or_epochs_made(
 ) -> None:
     make, setting, _ = KINDS["ExponentialLR"]
     _fit(tmp_path, make(0, setting), STEPS, interval=before)
-    _, rates = _fit(tmp_path, make(0, setting), 12, interval=now)
-    _, expected = _fit(None, make(0, setting), 12, interval=now)
-    assert rates == {step: settings for step, settings in expected.items() if step > STEPS}
+    _assert_goes_on_as_straight(tmp_path, make(0, setting), 12, interval=now)
 
 
 def test_an_interval_that_says_nothing_of_the_position_is_refused(tmp_path: Path) -> None:
@@ -230,21 +226,15 @@ def test_a_users_own_schedule_whose_setting_moved_is_refused(tmp_path: Path) -> 
 def test_a_checkpoint_without_a_digest_of_settings_is_compared_by_the_state_as_made(
     tmp_path: Path, change: str
 ) -> None:
-    class AsBefore(Callback):
-        def postprocess_checkpoint(self, trainer: Any, state: dict[str, Any]) -> None:
-            for saved in state["schedulers"].values():
-                del saved["settings"], saved["interval"]
+    def drop_digests(trainer: Any, state: dict[str, Any]) -> None:
+        for saved in state["schedulers"].values():
+            del saved["settings"], saved["interval"]
 
     make, setting, other = KINDS["CosineAnnealingLR"]
-    before = make(6 if change == "length" else 14, setting)
-    now = make(14, other if change == "settings" else setting)
-    made = trainer(
-        schedulers=Scheduled(before, "step"),
-        callbacks=[AsBefore()],
+    trainer(
+        schedulers=Scheduled(make(6 if change == "length" else 14, setting), "step"),
+        callbacks=[on(postprocess_checkpoint=drop_digests)],
         checkpoint=CheckpointerCallback(tmp_path),
         optimizer=_two_groups,
-    )
-    made.fit(loader())
-    _, rates = _fit(tmp_path, now, 14)
-    _, expected = _fit(None, now, 14)
-    assert rates == {step: settings for step, settings in expected.items() if step > STEPS}
+    ).fit(loader())
+    _assert_goes_on_as_straight(tmp_path, make(14, other if change == "settings" else setting), 14)

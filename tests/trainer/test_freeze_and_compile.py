@@ -1,25 +1,29 @@
-"""Frozen parameters, patterns of names, and a compiled forward: what is trained, saved and resumed."""
+"""Frozen parameters, groups that a callback adds, and a compiled forward: what is trained, saved and resumed."""
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from tiny import Noisy, everything, loader, same, trainer
-from torch import nn
+from tiny import Noisy, assert_resumes_exactly, everything, loader, on, same, trainer
+from torch import Tensor, nn
 
+from trainer_cli import WarmupCosine
+from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.config.targets import Trust
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.patterns import matches, why_no_pattern
 from trainer_cli.core.schema import CompileConfig, TrainConfig
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.runs.build import Builder
+from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.optimizers import optimizer_factory, parameter_groups
 
 BODY = ["body.0.*", "re:body[.]1[.].*"]
@@ -60,41 +64,44 @@ def test_a_model_given_in_evaluation_mode_trains_but_for_its_frozen_norms() -> N
 
 
 @pytest.mark.parametrize(
-    ("patterns", "message"),
+    ("settings", "message"),
     [
-        (["bdy.0.*"], r"freeze: 'bdy.0.\*' matches no parameter of the model.* Did you mean 'body.0.\*'\?"),
-        (["re:["], "freeze: 're:\\[' is no regular expression"),
-        (["*"], "no parameter is left to train"),
+        ({"freeze": ["bdy.0.*"]}, r"freeze: 'bdy.0.\*' matches no parameter of the model.* Did you mean 'body.0.\*'\?"),
+        ({"freeze": ["re:["]}, "freeze: 're:\\[' is no regular expression"),
+        ({"freeze": ["*"]}, "no parameter is left to train"),
+        ({"freeze": "body.0.*"}, r"must be a list of texts .*Write \[body\.0\.\*\]"),
+        ({"compile": {"backend": "eagr"}}, "there is no compiler 'eagr'.*Did you mean 'eager'"),
+        (
+            {"compile": {"backend": "eager", "mode": "default", "options": {"a": 1}}},
+            "torch.compile refused its settings",
+        ),
     ],
 )
-def test_a_wrong_pattern_to_freeze_is_refused(patterns: list[str], message: str) -> None:
+def test_wrong_patterns_to_freeze_and_settings_of_the_compiler_are_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        trainer(Noisy, freeze=patterns)
+        trainer(Noisy, **settings)
 
 
-def test_a_single_pattern_to_freeze_is_a_list_too() -> None:
-    with pytest.raises(ConfigError, match=r"must be a list of texts .*Write \[body\.0\.\*\]"):
-        trainer(Noisy, freeze="body.0.*")
+def test_settings_of_a_compiler_that_is_off_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"compile.mode is max-autotune, but compile.enabled is false"):
+        CompileConfig(mode="max-autotune")
 
 
-def test_a_frozen_training_resumes_exactly_and_fine_tunes_other_weights(tmp_path: Path) -> None:
-    def made(folder: str, steps: int, **more: Any) -> Any:
-        saver = CheckpointerCallback(tmp_path / folder, save_interval=3)
-        return trainer(
-            Noisy, freeze=BODY, checkpoint=saver, settings={"max_duration": steps},
-            optimizer=optimizer_factory(torch.optim.Adam, lr=0.1), **more,
-        )  # fmt: skip
-
-    straight = made("straight", 6)
-    straight.fit(loader())
-    made("resumed", 3).fit(loader())
-    resumed = made("resumed", 6)
-    assert resumed.fit(loader()).step == 6
-    assert same(everything(straight), everything(resumed)) == []
-    tuned = made("tuned", 1)
-    tuned.fit(loader(), ckpt_path=tmp_path / "straight/step6", load=LoadOptions(states=("model",)))
-    assert torch.equal(tuned.model.body[0].weight, straight.model.body[0].weight)
-    assert not torch.equal(tuned.model.body[4].weight, straight.model.body[4].weight)
+def test_a_frozen_training_fine_tunes_other_weights(tmp_path: Path) -> None:
+    made = [
+        trainer(
+            Noisy, freeze=BODY, checkpoint=CheckpointerCallback(tmp_path / name), settings={"max_duration": 1},
+            optimizer=optimizer_factory(torch.optim.Adam, lr=0.1),
+        )
+        for name in ("source", "tuned")
+    ]  # fmt: skip
+    source, tuned = made
+    source.fit(loader())
+    tuned.fit(loader(), ckpt_path=tmp_path / "source/step1", load=LoadOptions(states=("model",)))
+    assert torch.equal(tuned.model.body[0].weight, source.model.body[0].weight)
+    assert not torch.equal(tuned.model.body[4].weight, source.model.body[4].weight)
 
 
 def test_a_config_freezes_and_compiles() -> None:
@@ -112,23 +119,6 @@ def test_a_config_freezes_and_compiles() -> None:
     assert frozen
     assert all(name.startswith("layers.1.") for name in frozen)
     assert builder._compile() == {"backend": "eager", "mode": "default", "dynamic": False, "fullgraph": False}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"backend": "eagr"}, "there is no compiler 'eagr'.*Did you mean 'eager'"),
-        ({"backend": "eager", "mode": "default", "options": {"a": 1}}, "torch.compile refused its settings"),
-    ],
-)
-def test_wrong_settings_of_the_compiler_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        trainer(Noisy, compile=settings)
-
-
-def test_settings_of_a_compiler_that_is_off_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"compile.mode is max-autotune, but compile.enabled is false"):
-        CompileConfig(mode="max-autotune")
 
 
 @pytest.mark.slow
@@ -170,3 +160,73 @@ def test_deterministic_covers_cublas_cudnn_and_the_compiler(monkeypatch: pytest.
     assert os.environ["TORCHINDUCTOR_DETERMINISTIC"] == "1"
     assert inductor.deterministic
     assert not torch.backends.cudnn.benchmark
+
+
+ADDED_AT = 4
+
+
+class Frozen(nn.Module):
+    """Its body is not trained at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 4), nn.Linear(4, 1)
+        self.body.requires_grad_(False)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (self.head(self.body(batch[0]).relu()).squeeze(-1) - batch[1]).square().mean()
+
+
+def _unfreeze(trainer: Any, model: Any, *_: Any) -> None:
+    """Adds the body's weight, and its bias as a group of its own that stays untrained, at a step."""
+    if trainer.progress.step == ADDED_AT:
+        model.body.weight.requires_grad_(True)
+        trainer.optimizer.add_param_group({"params": [model.body.weight], "lr": 0.02})
+        trainer.optimizer.add_param_group({"params": [model.body.bias]})
+
+
+def _fit(folder: Path, *callbacks: Callback, kind: Any = torch.optim.Adam, schedule: bool = False, **more: Any) -> Any:
+    made = trainer(
+        Frozen,
+        optimizer=lambda m: kind([p for p in m.parameters() if p.requires_grad], lr=0.05),
+        schedulers=(lambda o: WarmupCosine(o, 10, warmup=2)) if schedule else None,
+        callbacks=[on(on_train_batch_end=_unfreeze), *callbacks],
+        settings={"max_duration": 10},
+        checkpoint=CheckpointerCallback(folder, save_async=False, **more),
+    )
+    made.fit(loader())
+    return made
+
+
+@pytest.mark.parametrize("schedule", [False, True], ids=["constant rate", "schedule"])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9)], ids=["Adam", "SGD"])
+def test_a_resume_makes_the_added_groups_again(tmp_path: Path, kind: Any, schedule: bool) -> None:
+    straight, resumed = assert_resumes_exactly(partial(_fit, kind=kind, schedule=schedule), tmp_path, ADDED_AT, 7)
+    assert len(straight.optimizer.param_groups) == 3
+    assert [p.requires_grad for p in resumed.model.parameters()] == [True, False, True, True]
+
+
+def test_going_back_to_before_a_group_was_added_removes_it(tmp_path: Path) -> None:
+    planted: list[int] = []
+
+    def plant_once(trainer: Any, model: Any, batch: Any) -> None:
+        if trainer.progress.step == ADDED_AT + 1 and not planted:
+            planted.append(trainer.progress.step)
+            batch[1].fill_(float("nan"))
+
+    made = _fit(tmp_path, CheckFinite("roll_back"), on(on_train_step_start=plant_once), save_interval=3)
+    assert made.progress.step == 10
+    assert len(made.optimizer.param_groups) == 3, "added again"
+
+
+def test_a_config_with_fewer_groups_is_refused_as_before(tmp_path: Path) -> None:
+    def fit(groups: int) -> None:
+        trainer(
+            lambda: Frozen().requires_grad_(True),
+            optimizer=lambda m: torch.optim.SGD([{"params": [p]} for p in list(m.parameters())[:groups]], lr=0.1),
+            checkpoint=CheckpointerCallback(tmp_path, save_async=False),
+        ).fit(loader())
+
+    fit(4)
+    with pytest.raises(UserError, match="it has 3 parameter groups, but the checkpoint has 4"):
+        fit(3)

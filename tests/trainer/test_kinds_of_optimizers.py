@@ -1,16 +1,18 @@
-"""Optimizers and parameters beyond the usual ones: closures, two modes, complex and sparse gradients."""
+"""Optimizers and parameters beyond the usual ones: closures, two modes, added groups, fused kernels, odd gradients."""
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Line, ListLogger, StopAt, everything, loader, same, trainer
+from tiny import Line, ListLogger, assert_resumes_exactly, everything, loader, make_sgd, on, same, trainer
 from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
@@ -18,6 +20,7 @@ from trainer_cli.callbacks.tensors import Norms
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.find import find_learning_rate
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.optimizers import can_be_fused
 from trainer_cli.trainer.precision import Precision
 
 
@@ -34,9 +37,6 @@ def _fit(
     )
     made.fit(loader(), loader(6, shuffle=False))
     return made
-
-
-# Optimizers that evaluate the loss several times a step.
 
 
 def _lbfgs(model: nn.Module) -> torch.optim.Optimizer:
@@ -66,14 +66,6 @@ def test_lbfgs_takes_the_steps_of_a_plain_loop_with_a_closure(accumulated: int) 
     assert made.model.calls > 3 * accumulated, "the loss is evaluated again"
 
 
-@pytest.mark.parametrize("precision", [None, Precision(clip_norm=0.5)], ids=["plain", "clipped"])
-def test_a_resume_with_lbfgs_is_exact(tmp_path: Path, precision: Any) -> None:
-    straight = _fit(tmp_path / "straight", _lbfgs, precision=precision)
-    _fit(tmp_path / "parts", _lbfgs, StopAt(4), precision=precision)
-    resumed = _fit(tmp_path / "parts", _lbfgs, precision=precision)
-    assert same(everything(straight), everything(resumed)) == []
-
-
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
@@ -93,9 +85,6 @@ def test_a_resume_with_lbfgs_is_exact(tmp_path: Path, precision: Any) -> None:
 def test_what_a_closure_cannot_do_is_refused(more: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=f"a step of LBFGS evaluates the loss several times, and {reason}"):
         trainer(**{"optimizer": _lbfgs, **more}).fit(loader())
-
-
-# Optimizers that train other weights than they evaluate.
 
 
 class Averaging(torch.optim.Optimizer):
@@ -159,9 +148,17 @@ class Weights(Callback):
 def test_evaluations_and_checkpoints_have_the_evaluated_weights_and_training_goes_on_exactly(
     tmp_path: Path, averaging: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    often, seldom, logger = Weights(), Weights(), ListLogger()
-    settings = {"eval_interval": 1, "log_interval": 1}
-    straight = _fit(tmp_path / "straight", averaging, often, settings=settings, loggers=[logger])
+    weights, logger, seldom = {"straight": Weights(), "parts": Weights()}, ListLogger(), Weights()
+
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        loggers = [logger] if folder.name == "straight" else []
+        settings = {"eval_interval": 1, "log_interval": 1}
+        return _fit(folder, averaging, weights[folder.name], *callbacks, settings=settings, loggers=loggers)
+
+    straight, _ = assert_resumes_exactly(fit, tmp_path, 4)
+    assert "is configured" not in caplog.text, "what an optimizer counts is no setting"
+    often = weights["straight"]
+    assert same(weights["parts"].trained, often.trained) == []
     _fit(None, averaging, seldom)
     assert same(often.trained, seldom.trained) == [], "evaluations and saves change nothing of the training"
     assert all(not torch.equal(often.evaluated[step], often.trained[step]) for step in range(2, 8))
@@ -172,31 +169,17 @@ def test_evaluations_and_checkpoints_have_the_evaluated_weights_and_training_goe
     other = trainer(optimizer=averaging)
     assert other.validate(loader(6, shuffle=False), tmp_path / "straight" / "step6")["val"]["loss"] == logged
 
-    _fit(tmp_path / "parts", averaging, StopAt(4), settings=settings)
-    again = Weights()
-    resumed = _fit(tmp_path / "parts", averaging, again, settings=settings)
-    assert same(again.trained, {step: often.trained[step] for step in range(4, 8)}) == []
-    assert same(everything(straight), everything(resumed)) == []
-    assert "is configured" not in caplog.text, "what an optimizer counts is no setting"
-
 
 def test_a_callback_that_switches_the_modes_itself_changes_little() -> None:
-    class Modes(Callback):
-        def on_train_start(self, trainer: Any, *args: Any) -> None:
-            trainer.optimizer.train()
-
-        def on_train_end(self, trainer: Any, *args: Any) -> None:
-            trainer.optimizer.eval()
-
-    def averaging(model: nn.Module) -> torch.optim.Optimizer:
-        return Averaging(model.parameters(), 0.1)
-
-    own, ours = Weights(), Weights()
-    _fit(None, averaging, Modes(), own, settings={"eval_interval": 2})
-    _fit(None, averaging, ours, settings={"eval_interval": 2})
-    for weights, expected in ((own.trained, ours.trained), (own.evaluated, ours.evaluated)):
-        for step in expected:
-            torch.testing.assert_close(weights[step], expected[step])
+    modes = on(
+        on_train_start=lambda trainer, *_: trainer.optimizer.train(),
+        on_train_end=lambda trainer, *_: trainer.optimizer.eval(),
+    )
+    twice, once = Weights(), Weights()
+    for callbacks in ([modes, twice], [once]):
+        _fit(None, lambda model: Averaging(model.parameters(), 0.1), *callbacks, settings={"eval_interval": 2})
+    for switched, expected in ((twice.trained, once.trained), (twice.evaluated, once.evaluated)):
+        torch.testing.assert_close([switched[step] for step in expected], list(expected.values()))
 
 
 def test_a_checkpoint_loaded_by_hand_is_evaluated_by_its_evaluated_weights(tmp_path: Path, averaging: Any) -> None:
@@ -209,37 +192,24 @@ def test_a_checkpoint_loaded_by_hand_is_evaluated_by_its_evaluated_weights(tmp_p
 
 def test_a_search_for_a_rate_leaves_an_optimizer_of_two_modes_as_it_was(averaging: Any) -> None:
     made = trainer(optimizer=averaging)
-    before = everything(made)["model"]
-    before = {name: value.clone() for name, value in before.items()}
+    before = copy.deepcopy(everything(made)["model"])
     find_learning_rate(made, loader(), steps=4)
     assert same(before, everything(made)["model"]) == []
     assert not made.optimizer.is_training
 
 
-# Settings that are configured, and those that an optimizer counts.
-
-
 def test_a_setting_is_compared_with_the_configured_one_however_often_a_checkpoint_is_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def sgd(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), lr=0.1)
-
-    class Halve(Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            trainer.optimizer.param_groups[0]["lr"] *= 0.5
-
-    _fit(tmp_path, sgd)
-    made = trainer(optimizer=sgd, callbacks=[Halve()])
+    _fit(tmp_path, make_sgd)
+    halve = on(on_train_batch_end=lambda made, *_: made.optimizer.param_groups[0].update(lr=made.progress.step))
+    made = trainer(optimizer=make_sgd, callbacks=[halve])
     made.fit(loader())
     made.load_checkpoint(tmp_path / "step8")
     assert "is configured" not in caplog.text
-    other = trainer(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.3))
+    other = trainer(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
     other.load_checkpoint(tmp_path / "step8")
     assert "optimizer: lr is 0.1, as in the checkpoint; 0.3 is configured" in caplog.text
-
-
-# Complex and sparse gradients.
 
 
 class Complex(Line):
@@ -276,6 +246,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", [Complex, Sparse])
 def test_complex_and_sparse_gradients_are_checked_clipped_and_logged(kind: Any, setting: str) -> None:
     norms: list[float] = []
+    largest: list[float] = []
 
     def values(model: nn.Module) -> Iterator[Tensor]:
         for parameter in model.parameters():
@@ -283,18 +254,18 @@ def test_complex_and_sparse_gradients_are_checked_clipped_and_logged(kind: Any, 
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
                 yield torch.view_as_real(dense) if dense.is_complex() else dense
 
-    class Gradients(Callback):
-        def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-            norms.append(math.hypot(*(float(value.norm()) for value in values(model))))
-
-        def on_after_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-            largest = max(float(value.abs().max()) for value in values(model))
-            assert largest <= (0.1001 if setting.startswith("clip") else math.inf)
-
+    gradients = on(
+        on_before_optimizer_step=lambda trainer, model, optimizer: norms.append(
+            math.hypot(*(float(value.norm()) for value in values(model)))
+        ),
+        on_after_optimizer_step=lambda trainer, model, optimizer: largest.extend(
+            float(value.abs().max()) for value in values(model)
+        ),
+    )
     logger, more = ListLogger(), dict(SETTINGS[setting])
     made = trainer(
         kind,
-        callbacks=[*more.pop("callbacks", []), Gradients()],
+        callbacks=[*more.pop("callbacks", []), gradients],
         loggers=[logger],
         settings={"max_duration": 3, "log_interval": 1, **more.pop("settings", {})},
         **more,
@@ -302,21 +273,21 @@ def test_complex_and_sparse_gradients_are_checked_clipped_and_logged(kind: Any, 
     before = [parameter.detach().clone() for parameter in made.model.parameters()]
     made.fit(loader(12))
     assert all(not torch.equal(*pair) for pair in zip(before, made.model.parameters(), strict=True))
+    assert max(largest) <= (0.1001 if setting.startswith("clip") else math.inf)
     key = {"norms": "train/norm/gradients", "clip_norm": "train/grad_norm"}.get(setting)
     if key is not None:
         assert [record.metrics[key] for record in logger.records] == pytest.approx(norms, rel=1e-5)
 
 
-def test_a_step_whose_complex_or_sparse_gradients_are_not_finite_is_skipped() -> None:
-    class Plant(Callback):
-        def on_train_step_start(self, trainer: Any, model: nn.Module, batch: Any) -> None:
-            if trainer.progress.step == 1:
-                batch[1].fill_(float("nan"))
+@pytest.mark.parametrize("kind", [Complex, Sparse])
+def test_a_step_whose_complex_or_sparse_gradients_are_not_finite_is_skipped(kind: Any) -> None:
+    def plant(trainer: Any, model: nn.Module, batch: Any) -> None:
+        if trainer.progress.step == 1:
+            batch[1].fill_(float("nan"))
 
-    for kind in (Complex, Sparse):
-        watch = CheckFinite("skip")
-        trainer(kind, callbacks=[Plant(), watch], settings={"max_duration": 3}).fit(loader(12))
-        assert watch.times == 1
+    watch = CheckFinite("skip")
+    trainer(kind, callbacks=[on(on_train_step_start=plant), watch], settings={"max_duration": 3}).fit(loader(12))
+    assert watch.times == 1
 
 
 @pytest.mark.parametrize(
@@ -327,14 +298,36 @@ def test_a_model_with_lazy_modules_is_refused_in_one_sentence(layer: nn.Module, 
         trainer(lambda: nn.Sequential(layer, nn.Linear(1, 1)))
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ({"labelled": loader(), "unlabelled": loader()}, r"there is a mapping \('labelled', 'unlabelled'\) where one"),
-        (zip(loader().iterate(0), loader().iterate(0), strict=True), "zip can be iterated only once"),
-    ],
-    ids=["mapping", "zip"],
-)
-def test_several_train_loaders_are_refused_in_one_sentence(data: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        trainer().fit(data)
+Own = type("Own", (AdamW,), {})
+# An optimizer, a function that makes a model, settings, and whether the optimizer steps in one kernel.
+FUSED: dict[str, tuple[Any, Callable[[], nn.Module], dict[str, Any], bool]] = {
+    **{kind.__name__: (kind, lambda: nn.Linear(2, 1), {}, True) for kind in (Adam, AdamW, SGD, Adagrad)},
+    **{f"no kernel: {kind.__name__}": (kind, lambda: nn.Linear(2, 1), {}, False) for kind in (RMSprop, LBFGS, Own)},
+    "null is no choice": (SGD, lambda: nn.Linear(2, 1), {"fused": None, "foreach": None}, True),
+    **{
+        f"chosen: {setting}": (SGD, lambda: nn.Linear(2, 1), setting, False)
+        for setting in ({"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True})
+    },
+    "no values": (SGD, lambda: nn.Linear(2, 1, device="meta"), {}, False),
+    "complex": (SGD, lambda: nn.Linear(2, 1, dtype=torch.complex64), {}, False),
+    "sparse gradients": (SGD, lambda: nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1)), {}, False),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_an_optimizer_steps_in_one_kernel_where_there_is_one_and_nothing_was_chosen(name: str) -> None:
+    kind, make, settings, fused = FUSED[name]
+    model = make()
+    parameters = list(model.parameters())
+    assert can_be_fused(kind, settings, [{"params": parameters}], model) is fused
+    assert can_be_fused(kind, {}, [{"params": parameters, **settings}], model) is fused
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, SGD, Adagrad])
+def test_a_fused_kernel_of_torch_steps_on_the_cpu(kind: Any) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = kind(model.parameters(), lr=0.1, fused=True)
+    model(torch.ones(1, 2)).sum().backward()
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, ListLogger, StopAt, everything, loader, same, trainer
+from tiny import Line, ListLogger, assert_resumes_exactly, loader, make_sgd, on, trainer
 
 import trainer_cli
 from trainer_cli import CheckpointerCallback, EarlyStopping, Logging, Trainer, ValidationLoop, add_global_callback
@@ -24,10 +24,10 @@ def test_every_public_name_is_there() -> None:
 
 
 class Steps(Callback):
-    """Counts steps, and keeps the count as its state."""
+    """Counts steps, and notes its calls."""
 
-    def __init__(self, book: list[str] | None = None) -> None:
-        self.book, self.steps = book if book is not None else [], 0
+    def __init__(self) -> None:
+        self.book, self.steps = [], 0
 
     def setup(self, trainer: Trainer) -> None:
         self.book.append("setup")
@@ -38,12 +38,6 @@ class Steps(Callback):
     def on_after_optimizer_step(self, *args: Any) -> None:
         self.steps += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.steps = state["steps"]
-
 
 def test_a_callback_is_global_inside_its_block_for_trainers_old_and_new() -> None:
     old = trainer(settings={"max_duration": 2})
@@ -52,9 +46,8 @@ def test_a_callback_is_global_inside_its_block_for_trainers_old_and_new() -> Non
         assert list(new.callbacks) == ["Steps", "Steps_2", "Steps_3"]
         old.fit(loader())
         new.fit(loader())
-    assert (outer.steps, inner.steps) == (4, 4)
+    assert (outer.steps, inner.steps, new.callbacks["Steps"].steps) == (4, 4, 2)
     assert outer.book == ["setup", "setup", "fit", "fit"]
-    assert {name: one.state_dict()["steps"] for name, one in new.callbacks.items()}["Steps"] == 2
     new.fit(loader(), ckpt_path=None)
     assert outer.steps == 4
     assert list(new.callbacks) == ["Steps"]
@@ -64,8 +57,7 @@ def test_a_handle_removes_a_global_callback_once(tmp_path: Path) -> None:
     steps = Steps()
     handle = add_global_callback(steps)
     try:
-        saver = CheckpointerCallback(tmp_path, save_interval=1)
-        made = trainer(checkpoint=saver, settings={"max_duration": 1})
+        made = trainer(checkpoint=CheckpointerCallback(tmp_path), settings={"max_duration": 1})
         assert list(made.callbacks) == ["Steps", "checkpoint"]
         made.fit(loader())
     finally:
@@ -85,44 +77,42 @@ def test_callbacks_are_found_by_their_class() -> None:
 
 
 def test_a_step_knows_whether_it_is_logged_and_whether_it_is_first_or_last() -> None:
-    seen: list[tuple[str, int, bool, bool, bool]] = []
+    seen: list[tuple[int, bool, bool, bool]] = []
 
-    class Knows(Callback):
-        def _note(self, where: str, trainer: Trainer) -> None:
-            said = trainer.is_log_step, trainer.is_first_iteration, trainer.is_final_iteration
-            seen.append((where, trainer.step.step_idx, *said))
+    def note(trainer: Trainer, *_: Any) -> None:
+        flags = trainer.is_log_step, trainer.is_first_iteration, trainer.is_final_iteration
+        seen.append((trainer.step.step_idx, *flags))
 
-        def on_before_forward(self, trainer: Trainer, *args: Any) -> None:
-            self._note("during", trainer)
-
-        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            self._note("after", trainer)
-
-    made = trainer(callbacks=[Knows()], settings={"max_duration": 5, "log_interval": 2})
+    during_and_after = on(on_before_forward=note, on_train_batch_end=note)
+    made = trainer(callbacks=[during_and_after], settings={"max_duration": 5, "log_interval": 2})
     assert (made.is_log_step, made.is_first_iteration, made.is_final_iteration) == (False, False, False)
     made.fit(loader())
-    expected = [(0, False, True, False), (1, True, False, False), (2, False, False, False), (3, True, False, False)]
-    assert seen == [(where, *one) for one in [*expected, (4, True, False, True)] for where in ("during", "after")]
+    steps = [
+        (0, False, True, False), (1, True, False, False), (2, False, False, False), (3, True, False, False),
+        (4, True, False, True),
+    ]  # fmt: skip
+    assert seen == [step for step in steps for _ in ("during", "after")]
 
 
 def test_names_begin_with_the_scope_they_are_logged_in() -> None:
-    logger = ListLogger()
+    logger, paths = ListLogger(), []
 
-    class Logs(Callback):
-        def on_validate_end(self, trainer: Trainer, model: Any, loop: Any) -> None:
-            trainer.log_metrics({"extra": 1.0, "near/named": 2.0})
-            with trainer.name_scope("deep"):
-                assert trainer.name_scope_path == "near/deep/"
-                trainer.log_metrics(depth=3.0)
+    def log(trainer: Trainer, *_: Any) -> None:
+        trainer.log_metrics({"extra": 1.0, "near/named": 2.0})
+        with trainer.name_scope("deep") as name:
+            paths.append((name, trainer.name_scope_path))
+            trainer.log_metrics(depth=3.0)
 
-        def run_validation(self, trainer: Trainer, is_last: bool) -> None:
-            assert trainer.name_scope_path == ""
-            trainer.log_text("said", "plain")
+    def run_validation(trainer: Trainer, is_last: bool) -> None:
+        paths.append(("", trainer.name_scope_path))
+        trainer.log_text("said", "plain")
 
-    trainer(callbacks=[Logs()], loggers=[logger], settings={"max_duration": 1}).fit(loader(), {"near": loader(4)})
+    callbacks = [on(on_validate_end=log, run_validation=run_validation)]
+    trainer(callbacks=callbacks, loggers=[logger], settings={"max_duration": 1}).fit(loader(), {"near": loader(4)})
     (record,) = (one for one in logger.records if "near/loss" in one.metrics)
     assert {"near/extra", "near/named", "near/deep/depth"} <= set(record.metrics)
     assert set(record.texts) == {"said"}
+    assert paths == [("deep", "near/deep/"), ("", "")]
 
 
 class Away(torch.Tensor):
@@ -145,16 +135,12 @@ class Away(torch.Tensor):
 def test_metrics_of_every_step_are_kept_and_no_step_waits_for_the_device_before_a_log_step() -> None:
     Away.read, reads = [], []
 
-    class Logs(Callback):
-        def on_after_optimizer_step(self, trainer: Trainer, *args: Any) -> None:
-            trainer.log_metrics({"mine/step": torch.tensor(float(trainer.progress.step)).as_subclass(Away)})
+    def log(trainer: Trainer, *_: Any) -> None:
+        trainer.log_metrics({"mine/step": torch.tensor(float(trainer.progress.step)).as_subclass(Away)})
 
-        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-            reads.append(len(Away.read))
-
+    logs = on(on_after_optimizer_step=log, on_train_batch_start=lambda *_: reads.append(len(Away.read)))
     logger = ListLogger()
-    settings = {"max_duration": 7, "log_interval": 3}
-    trainer(callbacks=[Logs()], loggers=[logger], settings=settings).fit(loader())
+    trainer(callbacks=[logs], loggers=[logger], settings={"max_duration": 7, "log_interval": 3}).fit(loader())
     assert [(one.step, one.metrics["mine/step"]) for one in logger.records] == [(n + 1, float(n)) for n in range(7)]
     assert reads == [0, 0, 0, 3, 3, 3, 6]
 
@@ -178,57 +164,39 @@ def test_kept_records_come_before_a_save_and_after_an_error() -> None:
 
 @pytest.mark.gpu
 def test_no_step_waits_for_a_gpu_before_a_log_step() -> None:
-    class Logs(Callback):
-        def on_after_optimizer_step(self, trainer: Trainer, model: Any, *args: Any) -> None:
-            trainer.log_metrics({"mine/norm": model.linear.weight.norm()})
-
-        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
-            torch.cuda.set_sync_debug_mode("default" if trainer.is_log_step else "error")
-
-        def on_train_end(self, *args: Any) -> None:
-            torch.cuda.set_sync_debug_mode("default")
-
+    mode = torch.cuda.set_sync_debug_mode
+    logs = on(
+        on_after_optimizer_step=lambda made, model, *_: made.log_metrics({"mine/norm": model.linear.weight.norm()}),
+        on_train_batch_start=lambda made, *_: mode("default" if made.is_log_step else "error"),
+        on_train_end=lambda *_: mode("default"),
+    )
     logger = ListLogger()
-    made = Trainer(
-        model=Line, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), callbacks=[Logs()],
-        loggers=[logger], loop=trainer_cli.TrainingLoop(max_duration=9, log_interval=4, eval_interval=None),
-        device="cuda",
-    )  # fmt: skip
+    loop = trainer_cli.TrainingLoop(max_duration=9, log_interval=4, eval_interval=None)
+    made = Trainer(model=Line, optimizer=make_sgd, callbacks=[logs], loggers=[logger], loop=loop, device="cuda")
     made.fit(loader(40))
     assert logger.steps("mine/norm") == list(range(1, 10))
 
 
-def test_an_evaluation_needs_no_logger_for_what_it_returns(caplog: pytest.LogCaptureFixture) -> None:
-    class Logs(Callback):
-        def on_validate_end(self, trainer: Trainer, model: Any, loop: Any) -> None:
-            trainer.log_metrics(mine=1.0)
-
-    assert trainer(callbacks=[Logs()]).validate(loader(4))["val"]["mine"] == 1.0
+def test_metrics_without_a_logger_are_a_warning_once_and_none_in_an_evaluation_that_returns_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    in_evaluation = on(on_validate_end=lambda trainer, *_: trainer.log_metrics(mine=1.0))
+    assert trainer(callbacks=[in_evaluation]).validate(loader(4))["val"]["mine"] == 1.0
     assert not caplog.messages
-
-
-def test_metrics_without_a_logger_are_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Logs(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            trainer.log_metrics(mine=1.0)
-
-    trainer(callbacks=[Logs()]).fit(loader())
+    trainer(callbacks=[on(on_train_batch_end=lambda trainer, *_: trainer.log_metrics(mine=1.0))]).fit(loader())
     assert [record.message for record in caplog.records if "no logger" in record.message] == [
         "metrics are logged, but there is no logger that writes them: give the trainer `loggers`"
     ]
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [("high", "'high'"), (None, "None"), (torch.ones(3), r"a tensor of shape \(3,\)")],
 )
-def test_a_metric_that_is_no_number_is_refused_by_its_name(value: Any, said: str) -> None:
-    class Logs(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            trainer.log_metrics({"mine": value})
-
-    with pytest.raises(UserError, match=f"the metric 'mine' is {said}, and no number"):
-        trainer(callbacks=[Logs()], loggers=[ListLogger()]).fit(loader())
+def test_a_metric_that_is_no_number_is_refused_by_its_name(value: Any, message: str) -> None:
+    logs = on(on_train_batch_end=lambda trainer, *_: trainer.log_metrics({"mine": value}))
+    with pytest.raises(UserError, match=f"the metric 'mine' is {message}, and no number"):
+        trainer(callbacks=[logs], loggers=[ListLogger()]).fit(loader())
 
 
 @pytest.mark.parametrize("bad", [{"eval_steps": 0}, {"eval_steps": 0.5}, {"hook": "no name"}, {"hook": 3}])
@@ -240,13 +208,11 @@ def test_wrong_settings_of_a_validation_loop_are_refused(bad: dict[str, Any]) ->
 def test_messages_go_where_logging_says_while_a_trainer_works(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Says(Callback):
-        def on_fit_start(self, *args: Any) -> None:
-            logging.getLogger("trainer_cli.mine").info("begun")
-
+    log = logging.getLogger("trainer_cli.mine")
     shown = Logging(level="info", file=tmp_path / "own.log", console="off")
-    trainer(callbacks=[Says()], logging=shown, settings={"max_duration": 1}).fit(loader())
-    logging.getLogger("trainer_cli.mine").info("after")
+    speaks = on(on_fit_start=lambda *_: log.info("begun"))
+    trainer(callbacks=[speaks], logging=shown, settings={"max_duration": 1}).fit(loader())
+    log.info("after")
     assert capsys.readouterr().err.count("begun\n") == 1
     assert "INFO    begun" in (tmp_path / "own.log").read_text()
     assert logging.getLogger("trainer_cli").propagate
@@ -256,19 +222,14 @@ def test_messages_go_where_logging_says_while_a_trainer_works(
 
 def test_a_list_of_loaders_is_named_by_number_and_a_loop_may_be_given() -> None:
     book: list[str] = []
-
-    class Probe(Callback):
-        validation_hooks = ("probe",)
-
-        def on_probe_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            book.append(trainer.name_scope_path)
-
-        def on_validate_start(self, *args: Any) -> None:
-            book.append("not mine")
-
-    made = trainer(callbacks=[Probe()])
-    found = made.validate([loader(8), loader(4)], loop=ValidationLoop(1, hook="probe"))
-    assert list(found) == ["validate_0", "validate_1"]
+    probe = on(
+        on_probe_batch_end=lambda trainer, *_: book.append(trainer.name_scope_path),
+        on_validate_start=lambda *_: book.append("not mine"),
+    )
+    type(probe).validation_hooks = ("probe",)
+    made = trainer(callbacks=[probe])
+    metrics = made.validate([loader(8), loader(4)], loop=ValidationLoop(1, hook="probe"))
+    assert list(metrics) == ["validate_0", "validate_1"]
     assert book == ["validate_0/", "validate_1/"]
     assert set(made.validate([loader(4)], loop=ValidationLoop(hook="quiet"))) == {"validate_0"}
     with pytest.raises(UserError, match="loop: expected ValidationLoop, got int"):
@@ -300,32 +261,27 @@ def _several() -> dict[str, Any]:
 
 
 def test_each_loader_has_its_interval_and_its_loop(tmp_path: Path) -> None:
-    def made(steps: int, folder: str, logger: ListLogger) -> Trainer:
-        saver = CheckpointerCallback(tmp_path / folder, save_interval=5)
-        return trainer(loggers=[logger], checkpoint=saver, settings={"max_duration": steps, **EACH}, run_dir=tmp_path)
+    loggers: dict[str, ListLogger] = {}
 
-    straight, resumed = ListLogger(), ListLogger()
-    one = made(9, "straight", straight)
-    one.fit(loader(), _several())
-    assert _steps(straight) == {"base": [4, 8, 9], "often": [2, 4, 6, 8, 9], "end": [9]}
-    with StopAt(5):
-        made(9, "resumed", resumed).fit(loader(), _several())
-    other = made(9, "resumed", resumed)
-    other.fit(loader(), _several())
-    assert _steps(resumed) == _steps(straight)
-    assert same(everything(one), everything(other)) == []
+    def fit(folder: Path, *callbacks: Callback) -> Trainer:
+        made = trainer(
+            callbacks=callbacks, loggers=[loggers.setdefault(folder.name, ListLogger())], run_dir=folder,
+            checkpoint=CheckpointerCallback(folder, save_interval=5), settings={"max_duration": 9, **EACH},
+        )  # fmt: skip
+        made.fit(loader(), _several())
+        return made
+
+    assert_resumes_exactly(fit, tmp_path, 5)
+    steps = {"base": [4, 8, 9], "often": [2, 4, 6, 8, 9], "end": [9]}
+    assert _steps(loggers["straight"]) == _steps(loggers["parts"]) == steps
 
 
 def test_an_end_by_a_callback_evaluates_what_was_not_due() -> None:
     logger, book = ListLogger(), []
-
-    class Last(Callback):
-        def run_validation(self, trainer: Trainer, is_last: bool) -> None:
-            book.append((trainer.progress.step, is_last))
-
+    last = on(run_validation=lambda trainer, is_last: book.append((trainer.progress.step, is_last)))
     stopping = EarlyStopping("often/loss", patience=2, min_delta=1e9)
     settings = {"max_duration": 99, **EACH}
-    result = trainer(loggers=[logger], callbacks=[stopping, Last()], settings=settings).fit(loader(), _several())
+    result = trainer(loggers=[logger], callbacks=[stopping, last], settings=settings).fit(loader(), _several())
     assert result.finished
     assert _steps(logger) == {"base": [4], "often": [2, 4], "end": [4]}
     assert book == [(4, False), (4, True)]
@@ -346,19 +302,14 @@ def test_wrong_settings_of_a_loader_are_refused(given: Any, message: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["step", "epoch", "time"])
-@pytest.mark.parametrize("scope", [None, "mine"])
-def test_a_records_own_fields_cannot_be_logged_over(name: str, scope: str | None) -> None:
+def test_a_records_own_fields_cannot_be_logged_over(name: str) -> None:
     made = trainer()
-    if scope is None:
+    for log in (lambda: made.log_metrics({name: 1.0, "other": 2.0}), lambda: made.log_metrics(**{name: 1.0})):
         with pytest.raises(UserError, match=f"'{name}' cannot be logged"):
-            made.log_metrics({name: 1.0, "other": 2.0})
-        with pytest.raises(UserError, match=f"'{name}' cannot be logged"):
-            made.log_metrics(**{name: 1.0})
-        assert made.metric_logger.record == {}
-    else:
-        with made.name_scope(scope):
-            made.log_metrics({name: 1.0})
-        assert made.metric_logger.record == {f"{scope}/{name}": 1.0}
+            log()
+    with made.name_scope("mine"):
+        made.log_metrics({name: 1.0})
+    assert made.metric_logger.record == {f"mine/{name}": 1.0}
 
 
 @pytest.mark.parametrize("order", [("easy", "easy/long"), ("easy/long", "easy")])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, StopAt, everything, loader, same, trainer
+from tiny import Line, assert_resumes_exactly, everything, loader, recorder, same, trainer
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
@@ -37,14 +37,14 @@ class Narrow(nn.Module):
         hidden = self.dropout(self.norm(hidden))
         if self.training and len(x) > self.most:
             if not self.in_backward:
-                raise torch.OutOfMemoryError("the forward is too large")
+                _fail()
             hidden.register_hook(_fail)
         error = self.last(hidden).squeeze(-1) - y
         return {"loss": error.square().mean(), "mae": error.abs().mean(), "tokens": len(x)}
 
 
-def _fail(gradient: Any) -> None:
-    raise torch.OutOfMemoryError("the backward is too large")
+def _fail(gradient: Any = None) -> None:
+    raise torch.OutOfMemoryError("it is too large")
 
 
 def _fit(model: nn.Module, microbatch: Any, **more: Any) -> Any:
@@ -91,19 +91,15 @@ def test_a_fixed_size_has_the_gradient_of_the_whole_batch_with_accumulation_too(
 
 
 def test_the_size_that_fits_is_resumed(tmp_path: Path) -> None:
-    def fit(name: str, model: nn.Module) -> Any:
-        return _fit(model, "auto", checkpoint=CheckpointerCallback(tmp_path / name, save_interval=2))
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        return _fit(_model(4), "auto", callbacks=callbacks, checkpoint=CheckpointerCallback(folder, save_interval=2))
 
-    straight = fit("a", _model(4))
-    with StopAt(2):
-        fit("b", _model(4))
-    resumed = fit("b", _model(4))
+    _, resumed = assert_resumes_exactly(fit, tmp_path, 2)
     assert resumed.model.sizes == [4] * 6
-    assert same(everything(straight), everything(resumed)) == []
 
 
 def test_no_memory_for_one_sample_ends_the_training() -> None:
-    with pytest.raises(TrainError, match="no memory for one sample: the forward is too large"):
+    with pytest.raises(TrainError, match="no memory for one sample: it is too large"):
         _fit(_model(0), "auto")
 
 
@@ -129,13 +125,6 @@ def test_what_cannot_be_split_is_refused() -> None:
 
 def test_hooks_see_each_part_and_one_step() -> None:
     book: list[str] = []
-
-    class Counts(Callback):
-        def on_after_backward(self, *args: Any) -> None:
-            book.append("backward")
-
-        def on_after_optimizer_step(self, *args: Any) -> None:
-            book.append("step")
-
-    _fit(_model(99), 4, callbacks=[Counts()], settings={"max_duration": 1})
-    assert book == ["backward", "backward", "step"]
+    _fit(_model(99), 4, callbacks=[recorder(book)], settings={"max_duration": 1})
+    hooks = [hook for hook in book if hook in ("on_after_backward", "on_after_optimizer_step")]
+    assert hooks == ["on_after_backward", "on_after_backward", "on_after_optimizer_step"]

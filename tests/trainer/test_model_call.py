@@ -16,7 +16,9 @@ from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.model_call import describe_batch, explain_error, make_arguments
 
 PAIR = [torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)]
+
 NAMED = {"x": PAIR[0], "y": PAIR[1]}
+
 Point = namedtuple("Point", "x y")
 
 
@@ -115,30 +117,36 @@ def test_a_call_that_cannot_be_bound_names_batch_signature_and_cure(how: str, ba
     assert message in str(told)
 
 
-def test_an_error_inside_a_model_that_got_the_whole_batch_carries_a_note() -> None:
-    model = Whole()
-    with pytest.raises(TypeError) as raised:
-        model(PAIR)
-    assert explain_error(raised.value, model, PAIR, [PAIR], {}) is raised.value
-    assert raised.value.__notes__ == [
-        "The model was called with the whole batch:\n"
-        "  batch:   [float32[4, 3], int64[4]]\n"
-        "  forward: (x)\n"
-        "If forward takes its parts, set model_call=args; forward returns the loss."
-    ]
+BATCH_OF_LISTS = {"x": [torch.zeros(4), torch.zeros(4)], "y": PAIR[1]}
 
 
-def test_an_error_over_lists_of_samples_that_were_put_together_by_element_carries_a_note() -> None:
-    batch = {"x": [torch.zeros(4), torch.zeros(4)], "y": PAIR[1]}
+@pytest.mark.parametrize(
+    ("model", "batch", "args", "kwargs", "note"),
+    [
+        (
+            Whole(), PAIR, [PAIR], {},
+            "The model was called with the whole batch:\n"
+            "  batch:   [float32[4, 3], int64[4]]\n"
+            "  forward: (x)\n"
+            "If forward takes its parts, set model_call=args; forward returns the loss.",
+        ),
+        (
+            Parts(), BATCH_OF_LISTS, [], BATCH_OF_LISTS,
+            "The lists of the samples were put together element by element:\n"
+            "  batch:   {x: [float32[4], float32[4]], y: int64[4]}\n"
+            "  forward: (x, y, scale=1.0)\n"
+            "Give tensors in the samples, or a data.collate_fn.",
+        ),
+    ],
+    ids=["the whole batch", "lists of samples"],
+)  # fmt: skip
+def test_an_error_inside_a_model_carries_a_note_of_what_it_was_called_with(
+    model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any], note: str
+) -> None:
     with pytest.raises(TypeError) as raised:
-        Parts()(**batch)
-    assert explain_error(raised.value, Parts(), batch, [], batch) is raised.value
-    assert raised.value.__notes__ == [
-        "The lists of the samples were put together element by element:\n"
-        "  batch:   {x: [float32[4], float32[4]], y: int64[4]}\n"
-        "  forward: (x, y, scale=1.0)\n"
-        "Give tensors in the samples, or a data.collate_fn."
-    ]
+        model(*args, **kwargs)
+    assert explain_error(raised.value, model, batch, args, kwargs) is raised.value
+    assert raised.value.__notes__ == [note]
 
 
 def test_an_error_of_the_models_own_stays_as_it_is() -> None:

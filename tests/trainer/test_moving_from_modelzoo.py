@@ -2,145 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Line, loader
+from tiny import Line, loader, make_sgd, on, trainer
 
-from trainer_cli import Callback, CheckpointerCallback, Trainer, TrainingLoop, UserError, ValidationLoop
+from trainer_cli import Callback, CheckpointerCallback, Trainer, UserError, ValidationLoop
 from trainer_cli.callbacks.sparse_training import Static
 
 PAGE = (Path(__file__).parents[2] / "docs/moving.md").read_text("utf-8").split("## ModelZoo of Cerebras")[1]
+HOOKS = (
+    "on_before_load_checkpoint", "on_before_backward", "on_after_forward", "run_validation", "on_enter_validate_all",
+    "on_enter_validate", "on_train_batch_end", "finalize",
+)  # fmt: skip
+VAL = loader(8, 4, shuffle=False)
 
 
-class Seen(Callback):
-    """Keeps the arguments of the hooks that differ."""
-
-    def __init__(self) -> None:
-        self.calls: dict[str, list[tuple[Any, ...]]] = {}
-
-    def _note(self, hook: str, *args: Any) -> None:
-        self.calls.setdefault(hook, []).append(args)
-
-    def on_before_load_checkpoint(self, *args: Any) -> None:
-        self._note("on_before_load_checkpoint", *args)
-
-    def on_before_backward(self, *args: Any) -> None:
-        self._note("on_before_backward", *args)
-
-    def on_after_forward(self, *args: Any) -> None:
-        self._note("on_after_forward", *args)
-
-    def run_validation(self, *args: Any) -> None:
-        self._note("run_validation", *args)
-
-    def on_enter_validate_all(self, *args: Any) -> None:
-        self._note("on_enter_validate_all", *args)
-
-    def on_enter_validate(self, *args: Any) -> None:
-        self._note("on_enter_validate", *args)
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self._note("on_train_batch_end", *args)
-
-    def finalize(self) -> None:
-        self._note("finalize")
+def seen_by(calls: list[tuple[Any, ...]]) -> Callback:
+    """A callback that keeps the name and the arguments of each call of the hooks that differ."""
+    return on(**{hook: lambda *args, hook=hook: calls.append((hook, *args)) for hook in HOOKS})
 
 
 def made(*callbacks: Callback, **options: Any) -> Trainer:
-    settings = {"loop": TrainingLoop(max_duration=3, eval_interval=1, log_interval=None), "seed": 0, **options}
-    sgd = options.pop("optimizer", lambda model: torch.optim.SGD(model.parameters(), lr=0.01))
-    return Trainer(**{"model": Line, "optimizer": sgd, "callbacks": list(callbacks), "device": "cpu", **settings})
+    settings = {"max_duration": 3, "eval_interval": 1}
+    optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.01)  # noqa: E731
+    return trainer(Line, **{"callbacks": list(callbacks), "settings": settings, "optimizer": optimizer, **options})
 
 
-def fitted(folder: Path) -> tuple[Trainer, Seen]:
-    seen = Seen()
-    trainer = made(seen, checkpoint=CheckpointerCallback(folder))
-    trainer.fit(loader(12, 4), loader(4, 4))
-    return trainer, seen
+def fitted(folder: Path, *callbacks: Callback) -> Trainer:
+    fitted = made(*callbacks, checkpoint=CheckpointerCallback(folder))
+    fitted.fit(loader(12, 4), loader(4, 4))
+    return fitted
 
 
-def a_validation_loop_is_the_loop_of_a_trainer_that_only_validates(folder: Path) -> None:
-    own = ValidationLoop(eval_steps=1)
-    trainer = made(loop=own, optimizer=None)
-    assert list(trainer.validate(loader(12, 4))) == ["val"]
-    assert trainer.evaluating is own
+def test_a_validation_loop_is_the_loop_of_a_trainer_that_only_validates() -> None:
+    loop = ValidationLoop(eval_steps=1)
+    only = Trainer(model=Line, loop=loop, device="cpu")
+    assert list(only.validate(loader(12, 4))) == ["val"]
+    assert only.evaluating is loop
     with pytest.raises(UserError, match="loop is a ValidationLoop, so this trainer can only validate"):
-        made(loop=ValidationLoop()).fit(loader())
+        Trainer(model=Line, optimizer=make_sgd, loop=loop, device="cpu").fit(loader())
 
 
-def sparsity_may_be_a_function(folder: Path) -> None:
+def test_sparsity_may_be_a_function() -> None:
     assert type(made(sparsity=lambda: Static(0.5)).callbacks["sparsity"]) is Static
 
 
-def validate_takes_the_newest_checkpoint(folder: Path) -> None:
-    trained = fitted(folder)[0].validate(loader(8, 4))
-    other = made(checkpoint=CheckpointerCallback(folder))
-    assert other.validate(loader(8, 4)) == trained == other.validate(loader(8, 4), folder / "step3")
-
-
-def validate_takes_what_the_trainer_has_trained(folder: Path) -> None:
-    trained = fitted(folder)[0].validate(loader(8, 4))
-    trainer = made(checkpoint=CheckpointerCallback(folder))
-    trainer.load_checkpoint(folder / "step0")
-    assert trainer.validate(loader(8, 4)) != trained
-
-
-def present_weights_can_be_asked_for(folder: Path) -> None:
-    fitted(folder)
-    trainer = made(checkpoint=CheckpointerCallback(folder))
-    assert trainer.validate(loader(8, 4), None) == made().validate(loader(8, 4))
-
-
-def validate_all_needs_no_paths(folder: Path) -> None:
-    fitted(folder)
-    (row,) = made(checkpoint=CheckpointerCallback(folder)).validate_all(loader(8, 4))
-    assert (row.path, row.step) == (folder / "step3", 3)
-    (row,) = made().validate_all(loader(8, 4))
+def test_an_evaluation_takes_what_was_trained_or_loaded_then_the_newest_checkpoint_or_what_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    trained = fitted(tmp_path).validate(VAL)
+    saver = CheckpointerCallback(tmp_path)
+    assert made(checkpoint=saver).validate(VAL) == trained
+    assert made(checkpoint=saver).validate(VAL, tmp_path / "step3") == trained
+    assert made(checkpoint=saver).validate(VAL, None) == made().validate(VAL) != trained
+    other = made(checkpoint=saver)
+    other.load_checkpoint(tmp_path / "step0")
+    assert other.validate(VAL) != trained
+    (row,) = made(checkpoint=saver).validate_all(VAL)
+    assert (row.path, row.step) == (tmp_path / "step3", 3)
+    (row,) = made().validate_all(VAL)
     assert (row.path, row.step) == (None, 0)
 
 
-def finalize_ends_an_evaluation(folder: Path) -> None:
-    seen = Seen()
-    made(seen).validate(loader(8, 4))
-    assert len(seen.calls["finalize"]) == 1
-
-
-def finalize_is_called_once_where_a_fit_evaluates(folder: Path) -> None:
-    class Evaluates(Callback):
-        def on_fit_end(self, trainer: Trainer, loop: Any) -> None:
-            trainer.validate(loader(8, 4))
-
-    seen = Seen()
-    made(seen, Evaluates()).fit(loader(12, 4))
-    assert len(seen.calls["finalize"]) == 1
-
-
-def name_scope_gives_the_name_and_its_path_ends_in_a_slash(folder: Path) -> None:
-    trainer = made()
-    with trainer.name_scope("a") as outer, trainer.name_scope("b") as inner:
-        assert (outer, inner, trainer.name_scope_path) == ("a", "b", "a/b/")
-
-
-THE_SAME: list[Callable[[Path], None]] = [
-    a_validation_loop_is_the_loop_of_a_trainer_that_only_validates,
-    sparsity_may_be_a_function,
-    validate_takes_the_newest_checkpoint,
-    validate_takes_what_the_trainer_has_trained,
-    present_weights_can_be_asked_for,
-    validate_all_needs_no_paths,
-    finalize_ends_an_evaluation,
-    finalize_is_called_once_where_a_fit_evaluates,
-    name_scope_gives_the_name_and_its_path_ends_in_a_slash,
-]
-
-
-@pytest.mark.parametrize("claim", THE_SAME, ids=lambda claim: claim.__name__)
-def test_as_in_modelzoo(claim: Callable[[Path], None], tmp_path: Path) -> None:
-    claim(tmp_path)
+@pytest.mark.parametrize("inside_a_fit", [True, False])
+def test_finalize_ends_an_evaluation_and_is_called_once_where_a_fit_evaluates(inside_a_fit: bool) -> None:
+    calls: list[tuple[Any, ...]] = []
+    evaluates = on(on_fit_end=lambda trainer, loop: trainer.validate(VAL))
+    if inside_a_fit:
+        made(seen_by(calls), evaluates).fit(loader(12, 4))
+    else:
+        made(seen_by(calls)).validate(VAL)
+    assert [hook for hook, *_ in calls].count("finalize") == 1
 
 
 @pytest.mark.parametrize(
@@ -154,20 +89,26 @@ def test_as_in_modelzoo(claim: Callable[[Path], None], tmp_path: Path) -> None:
     ],
 )
 def test_a_hook_is_called_with_what_the_page_says(hook: str, sentence: str, kinds: list[str], tmp_path: Path) -> None:
-    _, seen = fitted(tmp_path)
-    assert [type(each).__name__ for each in seen.calls[hook][0]] == kinds
+    calls: list[tuple[Any, ...]] = []
+    fitted(tmp_path, seen_by(calls))
+    _, *args = next(call for call in calls if call[0] == hook)
+    assert [type(each).__name__ for each in args] == kinds
     assert any(f"`{hook}`" in line and sentence in line for line in PAGE.splitlines())
 
 
 def test_a_path_is_given_only_where_a_checkpoint_is_read(tmp_path: Path) -> None:
-    assert "on_before_load_checkpoint" not in fitted(tmp_path)[1].calls
-    assert fitted(tmp_path)[1].calls["on_before_load_checkpoint"][0][1] == tmp_path / "step3"
+    calls: list[tuple[Any, ...]] = []
+    fitted(tmp_path, seen_by(calls))
+    assert [call for call in calls if call[0] == "on_before_load_checkpoint"] == []
+    fitted(tmp_path, seen_by(calls))
+    assert [call[2] for call in calls if call[0] == "on_before_load_checkpoint"] == [tmp_path / "step3"]
     assert "not called: the path is always one" in PAGE
 
 
 def test_a_callback_given_twice_is_called_once_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    seen = Seen()
+    calls: list[tuple[Any, ...]] = []
+    seen = seen_by(calls)
     made(seen, seen).fit(loader(12, 4))
-    assert len(seen.calls["on_train_batch_end"]) == 3
-    assert "callbacks: 'Seen_2' is the same object as 'Seen', and is used once" in caplog.text
+    assert [hook for hook, *_ in calls].count("on_train_batch_end") == 3
+    assert "callbacks: 'On_2' is the same object as 'On', and is used once" in caplog.text
     assert "it is called once, and a warning names it" in PAGE

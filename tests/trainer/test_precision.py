@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import ListLogger, StopAt, everything, loader, same, trainer
+from tiny import ListLogger, assert_resumes_exactly, everything, loader, same, trainer
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
@@ -122,9 +123,14 @@ class Exact(nn.Module):
         return self.linear(torch.ones_like(batch[0])).float().mean() / 256
 
 
-@pytest.mark.parametrize("clip", [{}, {"clip_norm": 1 / 512}, {"clip_value": 1 / 1024}])
-@pytest.mark.parametrize("accum", [1, 2, 3])
-@pytest.mark.parametrize("scale", ["dynamic", 1024, 0.5])
+@pytest.mark.parametrize(
+    ("scale", "accum", "clip"),
+    [
+        ("dynamic", 1, {}), ("dynamic", 2, {"clip_norm": 1 / 512}), ("dynamic", 3, {"clip_value": 1 / 1024}),
+        (1024, 1, {"clip_norm": 1 / 512}), (1024, 3, {}), (0.5, 1, {"clip_value": 1 / 1024}),
+        (0.5, 2, {"clip_norm": 1 / 512}),
+    ],
+)  # fmt: skip
 def test_gradients_are_those_of_no_scale_before_they_are_averaged_and_clipped(
     scale: Any, accum: int, clip: dict[str, float]
 ) -> None:
@@ -143,60 +149,65 @@ def test_a_fixed_scale_stays_as_it_is_whatever_overflows() -> None:
     assert logger.records[-1].metrics["train/skipped_steps"] == 2
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_resume_ends_bit_for_bit_where_going_through_ends(tmp_path: Path, optimizer: str, stop: int) -> None:
-    def fit(folder: str, *callbacks: Callback) -> Any:
-        saver = CheckpointerCallback(tmp_path / folder)
+def test_a_resume_with_a_scale_ends_bit_for_bit_where_going_through_ends(tmp_path: Path, optimizer: str) -> None:
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        saver = CheckpointerCallback(folder)
         return _fit(Spiky, *callbacks, optimizer=OPTIMIZERS[optimizer], checkpoint=saver)
 
-    straight = fit("straight")
-    fit("parts", StopAt(stop))
-    resumed = fit("parts")
-    assert resumed.loaded_step == stop
-    assert same(everything(straight), everything(resumed)) == []
+    _, resumed = assert_resumes_exactly(fit, tmp_path, 1, 3, 4)
     assert everything(resumed)["scaler"] == {"scale": 2.0**14, "steps_held": 2, "skipped_steps": 2}
 
 
 def test_a_scale_begins_and_doubles_as_the_config_says_and_goes_on_so(tmp_path: Path) -> None:
     """It halves at the steps 1 and 4, and doubles after two without an overflow."""
-    logger, more = ListLogger(), ListLogger()
-    settings = {"dtype": "fp16", "init_scale": 1024.0, "growth_interval": 2}
-    straight = _fit(Spiky, precision=settings, loggers=[logger])
-    assert [record.metrics["train/loss_scale"] for record in logger.records] == [512, 512, 1024, 512, 512, 1024]
-    saver = CheckpointerCallback(tmp_path)
-    _fit(Spiky, StopAt(2), precision=settings, checkpoint=saver)
-    resumed = _fit(Spiky, precision=settings, checkpoint=CheckpointerCallback(tmp_path), loggers=[more])
-    assert [record.metrics["train/loss_scale"] for record in more.records] == [1024, 512, 512, 1024]
-    assert same(everything(straight), everything(resumed)) == []
+    loggers = {"straight": ListLogger(), "parts": ListLogger()}
+    precision = {"dtype": "fp16", "init_scale": 1024.0, "growth_interval": 2}
+
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        saver = CheckpointerCallback(folder)
+        return _fit(Spiky, *callbacks, precision=precision, checkpoint=saver, loggers=[loggers[folder.name]])
+
+    assert_resumes_exactly(fit, tmp_path, 2)
+    for logger in loggers.values():
+        assert [record.metrics["train/loss_scale"] for record in logger.records] == [512, 512, 1024, 512, 512, 1024]
 
 
 def test_a_scale_that_only_one_side_has_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for dtype, said in (
-        ("fp16", ""),
-        ("bf16", "has a loss scale, but there is none in this precision: it is dropped"),
-        ("fp16", "the checkpoint has no loss scale: scaling starts new"),
+    for length, dtype, message in (
+        (1, "fp16", ""),
+        (2, "bf16", "has a loss scale, but there is none in this precision: it is dropped"),
+        (3, "fp16", "the checkpoint has no loss scale: scaling starts new"),
     ):
         caplog.clear()
-        length = len(list(tmp_path.glob("step*"))) + 1
         saver = CheckpointerCallback(tmp_path)
         _fit(Spiky, precision={"dtype": dtype}, settings={"max_duration": length}, checkpoint=saver)
-        assert said in caplog.text
+        assert message in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
+        ({"dtype": "fp8"}, "precision.dtype is 'fp8', but it must be one of fp32, bf16, fp16"),
         ({"dtype": "fp16", "loss_scale": 0}, "loss_scale is 0, but it is dynamic or a number above 0"),
         ({"dtype": "fp16", "loss_scale": -2.0}, r"loss_scale is -2\.0"),
         ({"dtype": "fp16", "loss_scale": float("nan")}, "loss_scale is nan"),
         ({"dtype": "fp16", "loss_scale": True}, "loss_scale is True"),
         ({"dtype": "fp16", "loss_scale": "static"}, "loss_scale is 'static'"),
         ({"dtype": "bf16", "loss_scale": 1024}, r"loss_scale is 1024, but precision\.dtype is bf16, which needs none"),
+        ({"min_loss_scale": 1.0}, "precision.min_loss_scale is of a dynamic loss scale, and there is none"),
+        ({"dtype": "fp16", "loss_scale": 8, "max_loss_scale": 16.0}, "is of a dynamic loss scale"),
+        ({"dtype": "fp16", "loss_scale": 8, "init_scale": 16.0}, "precision.init_scale is of a dynamic loss scale"),
+        ({"growth_interval": 5}, "precision.growth_interval is of a dynamic loss scale"),
+        ({"dtype": "fp16", "min_loss_scale": 8.0, "max_loss_scale": 4.0}, r"min_loss_scale \(8\) is above"),
+        ({"dtype": "fp16", "init_scale": 2.0, "min_loss_scale": 4.0}, r"init_scale \(2\) is not between"),
+        ({"dtype": "fp16", "init_scale": 8.0, "max_loss_scale": 4.0}, r"init_scale \(8\) is not between"),
+        ({"dtype": "fp16", "growth_interval": 0}, "growth_interval is 0, but it must be a finite number of at least 1"),
+        ({"clip_norm": 1.0, "clip_value": 1.0}, r"clip_norm and precision\.clip_value are both set"),
     ],
 )
-def test_a_scale_that_cannot_be_one_is_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_settings_that_make_no_precision_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         Precision(**settings)
 
 
@@ -249,35 +260,28 @@ class Scopes(TrainStep):
 
     def train_batch(self, batch: Any) -> Any:
         self._note()
-        if self.nested == "one after the other":
-            with self.autocast():
-                pass
-            loss = self.forward(batch)["loss"]
-        elif self.nested == "the same context twice":
-            context = self.autocast()
-            for _ in range(2):
-                with context:
-                    self._note()
-            loss = self.forward(batch)["loss"]
-        else:
-            with self.autocast():
+        context = self.autocast()
+        for _ in range({"one after the other": 1, "the same context twice": 2}.get(self.nested, 0)):
+            with context:
                 self._note()
-                if self.nested == "autocast in autocast":
-                    with self.autocast():
-                        self._note()
-                loss = self.forward(batch)["loss"]
+        with self.autocast() if "in autocast" in self.nested else nullcontext():
+            if self.nested == "autocast in autocast":
+                with self.autocast():
+                    self._note()
+            outputs = self.forward(batch)
+            if "in autocast" in self.nested:
                 self._note()
         self._note()
-        self.backward(loss)
-        return loss
+        self.backward(outputs["loss"])
+        return outputs["loss"]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize(
     ("nested", "inside"),
     [
-        ("one after the other", 0), ("the same context twice", 2), ("forward in autocast", 2),
-        ("autocast in autocast", 3),
+        ("one after the other", 1), ("the same context twice", 2), ("forward in autocast", 1),
+        ("autocast in autocast", 2),
     ],
 )  # fmt: skip
 def test_autocast_is_off_after_its_outermost_block(dtype: str, nested: str, inside: int) -> None:

@@ -41,12 +41,10 @@ def book(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_next_batch_is_on_its_way_before_this_one_has_made_its_step(book: list[str]) -> None:
-    calls = recorder(book)
-    trainer(settings={"max_duration": 3}, callbacks=[calls]).fit(loader(length=12))
-    kept = [one for one in book if one in ("send", "receive", "on_after_optimizer_step")]
-    assert kept == ["send", "receive"] + 2 * ["send", "on_after_optimizer_step", "receive"] + [
-        "on_after_optimizer_step"
-    ]
+    trainer(settings={"max_duration": 3}, callbacks=[recorder(book)]).fit(loader(length=12))
+    kept = [each for each in book if each in ("send", "receive", "on_after_optimizer_step")]
+    a_step = ["send", "on_after_optimizer_step", "receive"]
+    assert kept == ["send", "receive", *a_step, *a_step, "on_after_optimizer_step"]
 
 
 LOADERS = {
@@ -57,30 +55,25 @@ LOADERS = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-@pytest.mark.parametrize("stop", [4, 6])
-@pytest.mark.parametrize("accum", [1, 2])
+@pytest.mark.parametrize(("stop", "accum"), [(4, 1), (6, 2)])
 def test_a_training_is_the_same_whether_batches_are_sent_ahead_or_not(
     name: str, stop: int, accum: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def trained(ahead: bool) -> Any:
-        kind = Ahead if ahead else Direct
-        monkeypatch.setattr(training_loop, "device_prefetcher", lambda device: kind([]) if ahead else kind(device))
-        one = trainer(settings={"grad_accum_steps": accum, "max_duration": 7}, callbacks=[StopAt(stop)])
-        one.fit(LOADERS[name]())
-        return everything(one)
+    def trained(prefetcher: Any) -> Any:
+        monkeypatch.setattr(training_loop, "device_prefetcher", prefetcher)
+        made = trainer(settings={"grad_accum_steps": accum, "max_duration": 7}, callbacks=[StopAt(stop)])
+        made.fit(LOADERS[name]())
+        return everything(made)
 
-    assert same(trained(ahead=True), trained(ahead=False)) == []
+    assert same(trained(lambda device: Ahead([])), trained(Direct)) == []
 
 
 def test_a_loader_that_ends_before_its_length_is_reported_when_the_batch_is_needed(book: list[str]) -> None:
-    class Short(Unsized):
-        def __len__(self) -> int:
-            return self.batches + 1
-
-    one = trainer()
+    short = type("Short", (Unsized,), {"__len__": lambda self: self.batches + 1})(2)
+    made = trainer()
     with pytest.raises(UserError, match="ended after 2 batches of epoch 0, but 3 were to come"):
-        one.fit(Short(2))
-    assert one.progress.step == 2
+        made.fit(short)
+    assert made.progress.step == 2
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped inside an epoch", "failed"])

@@ -1,35 +1,37 @@
-"""One trainer used more than once, as a library user does: nothing of an earlier fit is in the way of the next."""
+"""One trainer, or one folder, used more than once: nothing of an earlier fit is in the way of the next."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, same, trainer
-from torch.utils.data import DataLoader, TensorDataset
+from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, on, same, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.core.load_options import LoadOptions
-from trainer_cli.errors import UserError
 from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.validation_loop import EvaluationInterruptedError
 
 
-def made(folder: Path, *callbacks: Callback, length: int = 9, model: Any = Noisy, **more: Any) -> Trainer:
+def made(folder: Path | None, *callbacks: Callback, **more: Any) -> Trainer:
     return trainer(
-        model,
+        Noisy,
         optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
         schedulers=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9),
         callbacks=[EMA(decay=0.5), *callbacks],
-        settings={"max_duration": length, "eval_interval": 3, "log_interval": 1},
-        checkpoint=CheckpointerCallback(folder, save_interval=3),
+        settings={"max_duration": 9, "eval_interval": 3, "log_interval": 1},
+        checkpoint=CheckpointerCallback(folder, save_interval=3) if folder else None,
         **more,
     )
 
@@ -62,47 +64,27 @@ def test_a_stop_in_an_evaluation_is_not_kept_for_the_next_one() -> None:
     assert one.validate(loader(9, 2))["val"]["loss"] > 0
 
 
-def test_without_a_checkpoint_a_reused_trainer_begins_anew(tmp_path: Path) -> None:
-    logs = ListLogger()
-    patient = EarlyStopping("val/loss", patience=2)
-    one = trainer(
-        Noisy,
-        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
-        schedulers=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9),
-        callbacks=[EMA(decay=0.5), patient],
-        loggers=[logs],
-        settings={"max_duration": 9, "eval_interval": 3, "log_interval": 1},
-    )
-    ends, streams = [], []
+def test_without_a_checkpoint_a_reused_trainer_begins_anew() -> None:
+    logs, ends, streams = ListLogger(), [], []
+    reused = made(None, EarlyStopping("val/loss", patience=2), loggers=[logs])
     for _ in range(2):
-        one.fit(loader(22, 4), loader(3), ckpt_path=None)
-        ends.append({name: value.clone() for name, value in one.model.state_dict().items()})
+        reused.fit(loader(22, 4), loader(3), ckpt_path=None)
+        ends.append(copy.deepcopy(reused.model.state_dict()))
         streams.append(logs.stream)
         logs.records.clear()
     assert streams[0] == streams[1]
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert same(*ends) == []
 
 
 def test_a_model_given_as_an_instance_begins_anew_from_its_weights() -> None:
     seen: list[torch.Tensor] = []
-
-    class Looks(Callback):
-        def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
-            seen.append(trainer.model.linear.weight.detach().clone())
-
     model = Line()
-    one = trainer(model, callbacks=[Looks()])
+    looks = on(on_fit_start=lambda trainer, *_: seen.append(trainer.model.linear.weight.detach().clone()))
+    one = trainer(model, callbacks=[looks])
     one.fit(loader(), ckpt_path=None)
     after = model.linear.weight.detach().clone()
     assert one.fit(loader(), ckpt_path=None).step == 6
     assert torch.equal(seen[1], after)
-
-
-@pytest.mark.parametrize("kind", [list, tuple])
-def test_several_training_loaders_are_refused(kind: type) -> None:
-    several = kind(DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4))) for _ in range(2))
-    with pytest.raises(UserError, match="join training data in one dataset"):
-        trainer().fit(several)
 
 
 def test_a_list_of_samples_is_still_a_dataset() -> None:
@@ -112,57 +94,121 @@ def test_a_list_of_samples_is_still_a_dataset() -> None:
     assert one.progress.samples > 0
 
 
-class FailsOnce(Callback):
-    """Raises between backward and the optimizer's step of step 5, once."""
+def test_gradients_of_an_interrupted_step_are_not_in_the_next_fit(tmp_path: Path) -> None:
+    failed: list[int] = []
 
-    failed = False
-
-    def on_after_backward(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.progress.step == 4 and not self.failed:
-            self.failed = True
+    def fail_once(trainer: Trainer, *_: Any) -> None:
+        if trainer.progress.step == 4 and not failed:
+            failed.append(4)
             raise KeyboardInterrupt
 
-
-def test_gradients_of_an_interrupted_step_are_not_in_the_next_fit(tmp_path: Path) -> None:
     straight = made(tmp_path / "straight")
     straight.fit(loader(22, 4))
-    again = made(tmp_path / "again", FailsOnce())
+    again = made(tmp_path / "again", on(on_after_backward=fail_once))
     with pytest.raises(KeyboardInterrupt):
         again.fit(loader(22, 4))
     assert again.fit(loader(22, 4)).step == 9
     assert same(everything(again), everything(straight)) == []
 
 
-def test_a_fit_without_a_checkpoint_forgets_what_was_loaded_before(tmp_path: Path) -> None:
-    source = made(tmp_path / "source")
-    source.fit(loader(22, 4))
-    straight = trainer(Noisy, settings={"max_duration": 3})
+@pytest.mark.parametrize("use", ["load", "validate"])
+def test_a_fit_without_a_checkpoint_forgets_what_was_loaded_before(use: str, tmp_path: Path) -> None:
+    made(tmp_path).fit(loader(22, 4))
+    straight, again = (trainer(Noisy, settings={"max_duration": 3}) for _ in range(2))
     straight.fit(loader(22, 4))
-    for use in ("load", "validate"):
-        one = trainer(Noisy, settings={"max_duration": 3})
-        if use == "validate":
-            one.validate(loader(3), tmp_path / "source" / "step9")
-        else:
-            one.load_checkpoint(tmp_path / "source" / "step9", load=LoadOptions(states=["model"]))
-        assert one.fit(loader(22, 4), ckpt_path=None).step == 3
-        assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), straight.model.parameters(), strict=True))
+    if use == "validate":
+        again.validate(loader(3), tmp_path / "step9")
+    else:
+        again.load_checkpoint(tmp_path / "step9", load=LoadOptions(states=["model"]))
+    assert again.fit(loader(22, 4), ckpt_path=None).step == 3
+    assert same(straight.model.state_dict(), again.model.state_dict()) == []
 
 
 def test_a_fit_that_goes_on_in_memory_keeps_every_record(tmp_path: Path) -> None:
-    def fitted(*stops: int) -> list[dict[str, Any]]:
-        run = tmp_path / str(len(stops))
-        stop = StopAt(stops[0]) if stops else StopAt(-1)
-        one = trainer(
-            Line,
-            callbacks=[stop],
-            loggers=[JsonlLogger()],
-            settings={"max_duration": 12, "log_interval": 4},
-            run_dir=run,
-        )
-        one.fit(loader(noise=0))
-        if stops:
+    def fitted(stop: int, fits: int) -> list[dict[str, Any]]:
+        run = tmp_path / str(stop)
+        settings = {"max_duration": 12, "log_interval": 4}
+        one = trainer(Line, callbacks=[StopAt(stop)], loggers=[JsonlLogger()], settings=settings, run_dir=run)
+        for _ in range(fits):
             one.fit(loader(noise=0))
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         return [{key: line[key] for key in ("step", "train/loss")} for line in lines]
 
-    assert fitted(6) == fitted()
+    assert fitted(6, fits=2) == fitted(-1, fits=1)
+
+
+PAGE = Path(__file__).parents[2] / "docs/python.md"
+
+
+@pytest.fixture
+def never_seeded() -> Any:
+    """Torch's generator as a new process has it: seeded by chance."""
+    before = torch.get_rng_state()
+    torch.seed()
+    yield
+    torch.set_rng_state(before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_duration": 5},
+        {"max_duration": 5, "eval_interval": 2, "log_interval": 2},
+        {"max_duration": 9, "hard_stop": 5, "log_interval": 2},
+    ],
+)
+def test_a_finished_run_returns_again_what_it_reported_and_makes_no_step(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    results, loggers = [], [ListLogger(), ListLogger()]
+    for logger in loggers:
+        trained = trainer(settings=settings, loggers=[logger], checkpoint=CheckpointerCallback(tmp_path))
+        results.append(trained.fit(loader(12, 4), loader(4, 4, shuffle=False)))
+    assert (results[1].finished, results[1].step, results[1].metrics) == (True, 5, results[0].metrics)
+    assert "val/loss" in results[1].metrics
+    assert (trained.model.calls, loggers[1].records) == (0, [])
+
+
+def test_a_run_that_goes_on_returns_what_it_measured_itself(tmp_path: Path) -> None:
+    settings = {"max_duration": 3, "log_interval": None}
+    trainer(settings=settings, checkpoint=CheckpointerCallback(tmp_path)).fit(loader(12, 4), loader(4, 4))
+    longer = trainer(settings={**settings, "max_duration": 4}, checkpoint=CheckpointerCallback(tmp_path))
+    assert longer.fit(loader(12, 4)).metrics.keys() == {"train/loss", "train/lr", "train/mae", "train/samples_per_s"}
+    weights_alone = trainer(settings={"max_duration": 1})
+    weights_alone.load_checkpoint(tmp_path / "step4")
+    assert weights_alone.fit(loader(12, 4)).step == 4
+
+
+def test_the_first_example_of_the_page_gives_the_same_in_every_process(
+    never_seeded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example, *_) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    printed = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        torch.seed()
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(compile(example, "example", "exec"), {})
+        first, again = output.getvalue().splitlines()
+        assert first == again
+        printed.append(first)
+    assert printed[0] == printed[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "seed", "seeded", "warned"),
+    [
+        ("module", 0, False, True),
+        ("module", 0, True, False),
+        ("class", 0, False, False),
+        ("module", None, False, False),
+    ],
+)
+def test_a_seed_that_comes_too_late_for_the_weights_is_a_warning(
+    model: str, seed: int | None, seeded: bool, warned: bool, never_seeded: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    if seeded:
+        torch.manual_seed(3)
+    trainer(Line() if model == "module" else Line, seed=seed)
+    assert ("made before the seed was set" in caplog.text) is warned

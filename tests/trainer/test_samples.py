@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ListLogger, trainer
+from tiny import ListLogger, on, trainer
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, default_collate
 
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import sample_count
 from trainer_cli.trainer.microbatch import split_batch
 
@@ -32,14 +31,6 @@ class Items:
         return self.make(index)
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.make, range(COUNT))
-
-
 class Subclass(DataLoader[Any]):
     """A loader of another library, which does not say how many samples a batch has."""
 
@@ -47,23 +38,12 @@ class Subclass(DataLoader[Any]):
 class Mean(nn.Module):
     """The loss, and its gradient, is the mean value of a batch's samples."""
 
-    def __init__(self, values: Callable[[Any], list[Tensor]], *, weigh: bool = False) -> None:
+    def __init__(self, values: Callable[[Any], list[Tensor]]) -> None:
         super().__init__()
-        self.factor = nn.Parameter(torch.ones(()))
-        self.values, self.weigh = values, weigh
+        self.factor, self.values = nn.Parameter(torch.ones(())), values
 
     def forward(self, batch: Any) -> Any:
-        values = self.values(batch)
-        loss = self.factor * torch.stack(values).mean()
-        return {"loss": loss, "weight": len(values)} if self.weigh else loss
-
-
-class Gradients(Callback):
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-        self.seen.append(float(model.factor.grad))
+        return self.factor * torch.stack(self.values(batch)).mean()
 
 
 def _value(index: int) -> Tensor:
@@ -96,40 +76,48 @@ FORMS: dict[str, tuple[Callable[[int], Any], Callable[..., Any], Callable[[Any],
     "strings": (str, list, lambda batch: [torch.tensor(float(text)) for text in batch]),
 }  # fmt: skip
 
+LOADERS: dict[str, Callable[..., Any]] = {
+    "DataLoader": lambda items, collate: DataLoader(items, 4, collate_fn=collate),
+    "batch_sampler": lambda items, collate: DataLoader(
+        items, batch_sampler=[[0, 1, 2], [3, 4, 5, 6, 7], [8, 9]], collate_fn=collate
+    ),
+    "BatchSampler": lambda items, collate: DataLoader(
+        items, batch_sampler=BatchSampler(range(COUNT), 4, drop_last=False), collate_fn=collate
+    ),
+    "DistributedSampler": lambda items, collate: DataLoader(
+        items, 4, sampler=DistributedSampler(items, 1, 0, shuffle=False), collate_fn=collate
+    ),
+    "iterable": lambda items, collate: DataLoader(Stream(items), 4, collate_fn=collate),
+}
 
-def _loader(kind: str, make: Callable[[int], Any], collate: Callable[..., Any]) -> Any:
-    items: Any = Items(make)
-    if kind == "DataLoader":
-        return DataLoader(items, 4, collate_fn=collate)
-    if kind == "batch_sampler":
-        sampler: Any = [[0, 1, 2], [3, 4, 5, 6, 7], [8, 9]]
-        return DataLoader(items, batch_sampler=sampler, collate_fn=collate)
-    if kind == "DistributedSampler":
-        return DataLoader(items, 4, sampler=DistributedSampler(items, 1, 0, shuffle=False), collate_fn=collate)
-    if kind == "iterable":
-        return DataLoader(Stream(make), 4, collate_fn=collate)
-    if kind == "BatchSampler":
-        return DataLoader(items, batch_sampler=BatchSampler(range(COUNT), 4, drop_last=False), collate_fn=collate)
-    raise AssertionError(kind)
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, items: Items) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.items.make, range(COUNT))
 
 
 def _fit(form: str, loader: Any, **settings: Any) -> tuple[Any, dict[str, float], list[float]]:
-    logger, gradients = ListLogger(), Gradients()
+    logger, gradients = ListLogger(), []
+    keep = on(on_before_optimizer_step=lambda trainer, model, _: gradients.append(float(model.factor.grad)))
     made = trainer(
-        Mean(FORMS[form][2]), lr=1e-9, callbacks=[gradients], loggers=[logger],
+        Mean(FORMS[form][2]), lr=1e-9, callbacks=[keep], loggers=[logger],
         settings={"max_duration": "2ep", "log_interval": "1ep", "eval_interval": "1ep", **settings},
     )  # fmt: skip
     made.fit(loader, loader)
-    return made, logger.records[-1].metrics, gradients.seen
+    return made, logger.records[-1].metrics, gradients
 
 
-@pytest.mark.parametrize("kind", ["DataLoader", "batch_sampler", "BatchSampler", "DistributedSampler", "iterable"])
+@pytest.mark.parametrize("kind", LOADERS)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_sample_counts_once_whatever_the_form_of_the_batch(
     form: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make, collate, _ = FORMS[form]
-    made, metrics, gradients = _fit(form, _loader(kind, make, collate), grad_accum_steps=3, max_duration="20sp")
+    loader = LOADERS[kind](Items(make), collate)
+    made, metrics, gradients = _fit(form, loader, grad_accum_steps=3, max_duration="20sp")
     assert (made.progress.samples, made.progress.step) == (20, 2)
     assert [metrics["train/loss"], metrics["val/loss"], *gradients] == pytest.approx([4.5] * 4)
     assert not [record.message for record in caplog.records if "counts as" in record.message]
@@ -138,7 +126,7 @@ def test_every_sample_counts_once_whatever_the_form_of_the_batch(
 @pytest.mark.parametrize("form", FORMS)
 def test_parts_of_a_batch_hold_whole_samples(form: str) -> None:
     make, collate, values = FORMS[form]
-    made, metrics, _ = _fit(form, _loader("DataLoader", make, collate), microbatch=2)
+    made, metrics, _ = _fit(form, LOADERS["DataLoader"](Items(make), collate), microbatch=2)
     assert made.progress.samples == 20
     assert metrics["train/loss"] == pytest.approx(4.5)
     batch = collate([make(index) for index in range(5)])
@@ -175,6 +163,7 @@ class Batches:
 
 
 WIDE = torch.ones(6, 2)
+
 # Batches of a loader, the number that each counts as, and a part of the warning.
 CONTRADICTIONS: dict[str, tuple[Any, list[int], str | None]] = {
     "a collate_fn that drops samples": (

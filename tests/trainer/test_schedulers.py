@@ -1,13 +1,14 @@
-"""Schedulers: by name, all of torch's gone on with exactly, settings of the config and positions of the checkpoint."""
+"""Schedulers: by name, all of torch's and ours gone on with exactly, their intervals, groups and metrics."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Line, ListLogger, StopAt, everything, loader, same, trainer
+from tiny import Line, ListLogger, StopAt, assert_resumes_exactly, loader, make_sgd, on, same, trainer
 from torch.optim import lr_scheduler as lr
 
 from trainer_cli import WarmupCosine
@@ -51,50 +52,37 @@ TORCHS: dict[str, Any] = {
 }
 
 
-class Rates(Callback):
+def _rates(rates: dict[int, float]) -> Callback:
     """Writes down the learning rate that each step is made with."""
 
-    def __init__(self) -> None:
-        self.of: dict[int, float] = {}
+    def note(trainer: Any, model: Any, optimizer: Any) -> None:
+        rates[trainer.progress.step + 1] = float(optimizer.param_groups[0]["lr"])
 
-    def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-        self.of[trainer.progress.step + 1] = float(optimizer.param_groups[0]["lr"])
-
-
-def _sgd(model: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return on(on_before_optimizer_step=note)
 
 
-def _each_step(given: Any) -> Any:
-    if isinstance(given, dict):
-        return {name: _each_step(one) for name, one in given.items()}
-    if isinstance(given, list):
-        return [_each_step(one) for one in given]
-    return given if given is None or isinstance(given, Scheduled) else Scheduled(given, "step")
+def _by(interval: str, schedulers: Any) -> Any:
+    if isinstance(schedulers, dict):
+        return {name: _by(interval, schedule) for name, schedule in schedulers.items()}
+    return schedulers if schedulers is None or isinstance(schedulers, Scheduled) else Scheduled(schedulers, interval)
 
 
-def _fit(folder: Path, schedulers: Any, *callbacks: Callback, length: int = 9, interval: str = "step") -> Any:
-    schedulers = _each_step(schedulers) if interval == "step" else schedulers
+def _fit(schedulers: Any, folder: Path, *callbacks: Callback, length: int = 9, **settings: Any) -> Any:
     made = trainer(
         Line,
-        optimizer=_sgd,
+        optimizer=make_sgd,
         schedulers=schedulers,
         callbacks=callbacks,
-        settings={"max_duration": length},
+        settings={"max_duration": length, **settings},
         checkpoint=CheckpointerCallback(folder),
     )
-    made.fit(loader())
+    made.fit(loader(), loader() if settings else None)
     return made
 
 
-@pytest.mark.parametrize("stop", [1, 4, 6])
 @pytest.mark.parametrize("kind", TORCHS)
-def test_every_scheduler_of_torch_goes_on_bit_for_bit(tmp_path: Path, kind: str, stop: int) -> None:
-    straight = _fit(tmp_path / "straight", TORCHS[kind])
-    _fit(tmp_path / "parts", TORCHS[kind], StopAt(stop))
-    resumed = _fit(tmp_path / "parts", TORCHS[kind])
-    assert resumed.loaded_step == stop
-    assert same(everything(straight), everything(resumed)) == []
+def test_every_scheduler_of_torch_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    assert_resumes_exactly(partial(_fit, _by("step", TORCHS[kind])), tmp_path, 1, 4, 6)
 
 
 SEVERAL = {
@@ -107,108 +95,88 @@ SEVERAL = {
 
 
 def test_several_step_once_each_in_their_order_and_go_on_bit_for_bit(tmp_path: Path) -> None:
-    rates, more = Rates(), Rates()
-    straight = _fit(tmp_path / "straight", SEVERAL, rates)
+    rates: dict[str, dict[int, float]] = {"straight": {}, "parts": {}}
+
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        return _fit(_by("step", SEVERAL), folder, _rates(rates[folder.name]), *callbacks)
+
+    straight, _ = assert_resumes_exactly(fit, tmp_path, 4)
     assert list(straight.checkpoint_state()["schedulers"]) == ["warm", "decay", "ours", "last"]
-    _fit(tmp_path / "parts", SEVERAL, StopAt(4))
-    resumed = _fit(tmp_path / "parts", SEVERAL, more)
-    assert same(everything(straight), everything(resumed)) == []
-    assert more.of == {step: rate for step, rate in rates.of.items() if step > 4}
-
-
-def test_names_are_given_to_those_that_have_none() -> None:
-    assert list(name_schedulers(3)) == ["scheduler"]
-    assert list(name_schedulers([1, None, 2])) == ["scheduler", "scheduler_2"]
-    assert list(name_schedulers({"a": 1, "b": None})) == ["a"]
-    assert name_schedulers(None) == {}
-
-
-def test_schedules_of_several_optimizers_go_by_their_names() -> None:
-    two = ("g", "d")
-    assert name_schedulers(_sgd, two) == {"g": ("g", _sgd), "d": ("d", _sgd)}
-    assert name_schedulers({"d": {"warm": 1, "off": None, "slow": 2}}, two) == {"d.warm": ("d", 1), "d.slow": ("d", 2)}
-    assert name_schedulers({"g": [1, 2], "d": None}, two) == {"g": ("g", 1), "g_2": ("g", 2)}
-    with pytest.raises(UserError, match=r"there is no optimizer 'gg'\. Did you mean 'g'"):
-        name_schedulers({"gg": 1}, two)
-    with pytest.raises(UserError, match="there are several optimizers"):
-        name_schedulers([_sgd], two)
+    assert rates["parts"] == rates["straight"]
 
 
 @pytest.mark.parametrize(
-    ("now", "said"),
+    ("schedulers", "optimizers", "expected"),
+    [
+        (3, (), ["scheduler"]),
+        ([1, None, 2], (), ["scheduler", "scheduler_2"]),
+        ({"a": 1, "b": None}, (), ["a"]),
+        (None, (), []),
+        (print, ("g", "d"), {"g": ("g", print), "d": ("d", print)}),
+        ({"d": {"warm": 1, "off": None, "slow": 2}}, ("g", "d"), {"d.warm": ("d", 1), "d.slow": ("d", 2)}),
+        ({"g": [1, 2], "d": None}, ("g", "d"), {"g": ("g", 1), "g_2": ("g", 2)}),
+    ],
+)
+def test_schedules_are_named_by_their_keys_and_their_optimizers(
+    schedulers: Any, optimizers: tuple[str, ...], expected: Any
+) -> None:
+    named = name_schedulers(schedulers, optimizers) if optimizers else list(name_schedulers(schedulers))
+    assert named == expected
+
+
+@pytest.mark.parametrize(
+    ("schedulers", "message"),
+    [({"gg": 1}, r"there is no optimizer 'gg'\. Did you mean 'g'"), ([1], "there are several optimizers")],
+)
+def test_schedules_of_several_optimizers_must_name_them(schedulers: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        name_schedulers(schedulers, ("g", "d"))
+
+
+@pytest.mark.parametrize(
+    ("now", "problem"),
     [
         (None, "decay: not in this training"),
         (TORCHS["StepLR"], "scheduler: missing in the checkpoint"),
         ({"decays": TORCHS["ExponentialLR"]}, "decay: not in this training. Did you mean 'decays'?"),
-        ({"decay": TORCHS["StepLR"]}, r"decay: it is a torch.optim.lr_scheduler.StepLR, but the checkpoint has a"),
-        (
-            {"decay": TORCHS["ExponentialLR"], "more": TORCHS["StepLR"]},
-            "more: missing in the checkpoint",
-        ),
+        ({"decay": TORCHS["StepLR"]}, "decay: it is a torch.optim.lr_scheduler.StepLR, but the checkpoint has a"),
+        ({"decay": TORCHS["ExponentialLR"], "more": TORCHS["StepLR"]}, "more: missing in the checkpoint"),
     ],
 )
-def test_what_does_not_fit_by_name_or_kind_is_in_the_table(tmp_path: Path, now: Any, said: str) -> None:
-    _fit(tmp_path, {"decay": TORCHS["ExponentialLR"]}, length=1)
+def test_what_does_not_fit_by_name_or_kind_is_in_the_table(tmp_path: Path, now: Any, problem: str) -> None:
+    _fit(_by("step", {"decay": TORCHS["ExponentialLR"]}), tmp_path, length=1)
     with pytest.raises(UserError) as caught:
-        _fit(tmp_path, now)
-    assert f"schedulers  {said}" in str(caught.value) or f"            {said}" in str(caught.value)
+        _fit(_by("step", now), tmp_path)
+    assert f"schedulers  {problem}" in str(caught.value) or f"            {problem}" in str(caught.value)
 
 
 def test_checkpoints_of_before_schedulers_had_names_stay_readable(tmp_path: Path) -> None:
-    class AsBefore(Callback):
-        def postprocess_checkpoint(self, trainer: Any, state: dict[str, Any]) -> None:
-            state["schedulers"] = [one["state"] for one in state["schedulers"].values()]
+    def drop_names(trainer: Any, state: dict[str, Any]) -> None:
+        state["schedulers"] = [one["state"] for one in state["schedulers"].values()]
 
-    straight = _fit(tmp_path / "straight", TORCHS["OneCycleLR"])
-    _fit(tmp_path / "parts", TORCHS["OneCycleLR"], AsBefore(), StopAt(4))
-    assert same(everything(straight), everything(_fit(tmp_path / "parts", TORCHS["OneCycleLR"]))) == []
-    _fit(tmp_path / "one", TORCHS["OneCycleLR"], AsBefore(), StopAt(4))
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        as_before = [on(postprocess_checkpoint=drop_names)] if callbacks else []
+        return _fit(_by("step", TORCHS["OneCycleLR"]), folder, *callbacks, *as_before)
+
+    assert_resumes_exactly(fit, tmp_path, 4)
+    fit(tmp_path / "one", StopAt(4))
     with pytest.raises(UserError, match="schedulers  the checkpoint has 1, but here are 2"):
-        _fit(tmp_path / "one", [TORCHS["OneCycleLR"], TORCHS["StepLR"]])
+        _fit([TORCHS["OneCycleLR"], TORCHS["StepLR"]], tmp_path / "one")
 
 
 def test_a_hard_stop_changes_nothing_of_what_a_schedule_sees(tmp_path: Path) -> None:
-    rates, whole = Rates(), Rates()
-    settings: dict[str, Any] = {"max_duration": 9, "hard_stop": 4}
-    for stop, callbacks in ((4, [rates]), (None, [rates])):
-        made = trainer(
-            schedulers=TORCHS["OneCycleLR"],
-            callbacks=callbacks,
-            settings={**settings, "hard_stop": stop},
-            checkpoint=CheckpointerCallback(tmp_path),
-        )
-        made.fit(loader())
-    trainer(schedulers=TORCHS["OneCycleLR"], callbacks=[whole], settings={"max_duration": 9}).fit(loader())
-    assert rates.of == whole.of
-
-
-def test_a_second_fit_of_the_same_trainer_goes_on_along_the_same_schedule(tmp_path: Path) -> None:
-    whole, seen = Rates(), Rates()
-    _fit(tmp_path / "straight", TORCHS["StepLR"], whole)
-    made = trainer(
-        optimizer=_sgd,
-        schedulers=Scheduled(TORCHS["StepLR"], "step"),
-        callbacks=[seen, StopAt(4)],
-        settings={"max_duration": 9},
-        checkpoint=CheckpointerCallback(tmp_path / "parts"),
-    )
-    made.fit(loader())
-    assert made.fit(loader()).step == 9
-    assert seen.of == whole.of
+    rates: dict[str, dict[int, float]] = {"parts": {}, "whole": {}}
+    for folder, stop in (("parts", 4), ("parts", None), ("whole", None)):
+        _fit(TORCHS["OneCycleLR"], tmp_path / folder, _rates(rates[folder]), hard_stop=stop)
+    assert rates["parts"] == rates["whole"]
 
 
 def test_a_saved_schedule_that_is_not_whole_is_in_the_table() -> None:
-    def made() -> Schedulers:
-        optimizer = torch.optim.SGD(Line().parameters(), lr=0.1)
-        return Schedulers({"x": TORCHS["SequentialLR"]}, {"optimizer": optimizer})
-
-    saved = made().state_dict()
-    own = saved["x"]["state"]
-    own["last_epoch"] = "much"
-    own["more"] = 1
-    own["_schedulers"] = own["_schedulers"][:1]
-    del own["_schedulers"][0]["start_factor"]
-    other = made()
+    first, other = (Schedulers({"x": TORCHS["SequentialLR"]}, {"optimizer": make_sgd(Line())}) for _ in range(2))
+    saved = first.state_dict()
+    state = saved["x"]["state"]
+    state.update(last_epoch="much", more=1, _schedulers=state["_schedulers"][:1])
+    del state["_schedulers"][0]["start_factor"]
     before = other.state_dict()
     assert other.fit(saved).faults == [
         "x.last_epoch: is a value in the checkpoint, but a number here",
@@ -239,168 +207,147 @@ NATURAL = {
     "MultiplicativeLR": "step",
 }
 
+# A user's schedule, and one of a schedule of torch.
+Own = type("Own", (lr.LRScheduler,), {"get_lr": lambda self: self.base_lrs})
 
-@pytest.mark.parametrize("kind", TORCHS)
-def test_a_scheduler_of_torch_steps_as_its_documentation_says(kind: str) -> None:
-    schedulers = Schedulers(TORCHS[kind], {"optimizer": _sgd(Line())})
-    assert [one for one in SchedulerInterval if schedulers.has(one)] == [NATURAL[kind]]
+Slower = type("Slower", (lr.StepLR,), {})
+
+OTHERS: dict[str, tuple[Any, str]] = {
+    "ReduceLROnPlateau": (lr.ReduceLROnPlateau, "evaluation"),
+    "WarmupCosine": (lambda o: WarmupCosine(o, 9), "step"),
+    "a user's own": (Own, "step"),
+    "a user's variant of torch's": (lambda o: Slower(o, 1), "epoch"),
+}
 
 
-class Own(lr.LRScheduler):
-    """A user's schedule."""
-
-
-class Slower(lr.StepLR):
-    """A user's variant of a schedule of torch."""
+@pytest.mark.parametrize("kind", [*TORCHS, *OTHERS])
+def test_a_scheduler_steps_as_its_documentation_says(kind: str) -> None:
+    make, interval = OTHERS.get(kind) or (TORCHS[kind], NATURAL[kind])
+    schedulers = Schedulers(lambda optimizer: make(optimizer), {"optimizer": make_sgd(Line())})
+    assert [one for one in SchedulerInterval if schedulers.has(one)] == [interval]
 
 
 @pytest.mark.parametrize(
     ("kind", "interval"),
-    [
-        (lr.StepLR, "epoch"), (lr.LambdaLR, "epoch"), (lr.OneCycleLR, "step"), (lr.ReduceLROnPlateau, "evaluation"),
-        (WarmupCosine, "step"), (Own, "step"), (Slower, "epoch"),
-    ],
-)  # fmt: skip
-def test_the_default_interval_of_a_class(kind: type, interval: str) -> None:
+    [(lr.StepLR, "epoch"), (lr.LambdaLR, "epoch"), (lr.ReduceLROnPlateau, "evaluation"), (WarmupCosine, "step")],
+)
+def test_the_default_interval_of_a_class_does_not_look_at_its_arguments(kind: type, interval: str) -> None:
     assert default_interval(kind) == interval
 
 
-@pytest.mark.parametrize("stop", [1, 4, 5, 7])
 @pytest.mark.parametrize("kind", [name for name, interval in NATURAL.items() if interval == "epoch"])
-def test_a_schedule_by_epochs_steps_at_their_ends_and_goes_on_bit_for_bit(tmp_path: Path, kind: str, stop: int) -> None:
-    rates = Rates()
-    straight = _fit(tmp_path / "straight", TORCHS[kind], rates, length=13, interval="epoch")
-    optimizer = _sgd(Line())
+def test_a_schedule_by_epochs_steps_at_their_ends_and_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+    rates: dict[str, dict[int, float]] = {"straight": {}, "parts": {}}
+
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        return _fit(_by("epoch", TORCHS[kind]), folder, _rates(rates[folder.name]), *callbacks, length=13)
+
+    straight, _ = assert_resumes_exactly(fit, tmp_path, 1, 4, 5, 7)
+    optimizer = make_sgd(Line())
     schedule, expected = TORCHS[kind](optimizer), []
-    per_epoch = straight.loop.steps_per_epoch
     for step in range(1, 14):
         expected.append(float(optimizer.param_groups[0]["lr"]))
         optimizer.step()
-        if step % per_epoch == 0:
+        if step % straight.loop.steps_per_epoch == 0:
             schedule.step()
-    assert list(rates.of.values()) == expected
-    _fit(tmp_path / "parts", TORCHS[kind], StopAt(stop), length=13, interval="epoch")
-    resumed = _fit(tmp_path / "parts", TORCHS[kind], length=13, interval="epoch")
-    assert same(everything(straight), everything(resumed)) == []
+    assert [*rates["straight"].values()] == [*rates["parts"].values()] == expected
 
 
-def _plateau(folder: Path, *callbacks: Callback, metric: str | None = None, length: int = 12, **more: Any) -> Any:
-    made = trainer(
-        Line,
-        optimizer=_sgd,
-        schedulers=Scheduled(lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0), metric=metric),
-        callbacks=callbacks,
-        settings={"max_duration": length, "eval_interval": 2, **more},
-        checkpoint=CheckpointerCallback(folder),
-    )
-    made.fit(loader(), loader())
-    return made
+def _plateau(metric: str | None, folder: Path, *callbacks: Callback) -> Any:
+    plateau = Scheduled(lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0), metric=metric)
+    return _fit(plateau, folder, *callbacks, length=12, eval_interval=2)
 
 
-@pytest.mark.parametrize("stop", [1, 2, 5, 8])
-def test_a_plateau_is_told_the_metric_of_each_evaluation_and_goes_on_bit_for_bit(tmp_path: Path, stop: int) -> None:
+def test_a_plateau_is_told_the_metric_of_each_evaluation_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    straight, _ = assert_resumes_exactly(partial(_plateau, None), tmp_path, 1, 2, 5, 8)
     seen: list[float] = []
-
-    class Metrics(Callback):
-        def on_after_evaluation(self, trainer: Any, metrics: dict[str, float]) -> None:
-            seen.append(metrics["val/loss"])
-
-    straight = _plateau(tmp_path / "straight", Metrics())
-    optimizer = _sgd(Line())
+    notes = on(on_after_evaluation=lambda trainer, metrics: seen.append(metrics["val/loss"]))
+    _plateau(None, tmp_path / "noted", notes)
+    optimizer = make_sgd(Line())
     schedule = lr.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
     for value in seen:
         schedule.step(value)
     assert len(seen) == 6
     assert straight.optimizers["optimizer"].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
     assert straight.schedulers.live["scheduler"].state_dict() == schedule.state_dict()
-    _plateau(tmp_path / "parts", StopAt(stop))
-    assert same(everything(straight), everything(_plateau(tmp_path / "parts"))) == []
 
 
 def test_a_metric_that_nothing_reports_is_refused_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the metric of scheduler is 'val/los', which no .* Did you mean 'val/loss'"):
-        _plateau(tmp_path, metric="val/los")
+        _plateau("val/los", tmp_path)
     assert not (tmp_path / "step0").exists()
 
 
 @pytest.mark.parametrize(
-    ("scheduled", "message"),
+    ("kind", "settings", "message"),
     [
-        (Scheduled(lambda o: lr.StepLR(o, 1), "batch"), "interval is 'batch'"),
-        (
-            Scheduled(lambda o: lr.ReduceLROnPlateau(o), "epoch"),
-            "ReduceLROnPlateau takes the metric val/loss, so its interval",
-        ),
-        (Scheduled(lambda o: lr.StepLR(o, 1), metric="val/loss"), "StepLR takes no metric"),
+        ("StepLR", {"interval": "batch"}, "interval is 'batch'"),
+        ("plateau", {"interval": "epoch"}, "ReduceLROnPlateau takes the metric val/loss, so its interval"),
+        ("plateau", {"interval": "evaluation", "metric": "train/loss"}, "so its interval is log, not evaluation"),
+        ("plateau", {"interval": "log", "metric": "val/loss"}, "so its interval is evaluation, not log"),
+        ("StepLR", {"metric": "val/loss"}, "StepLR takes no metric"),
+        ("StepLR", {"interval": "log"}, "takes no metric"),
     ],
 )
-def test_an_interval_that_cannot_be_is_refused(scheduled: Scheduled, message: str) -> None:
+def test_an_interval_that_cannot_be_is_refused(kind: str, settings: dict[str, Any], message: str) -> None:
+    make = TORCHS["StepLR"] if kind == "StepLR" else lr.ReduceLROnPlateau
     with pytest.raises(UserError, match=message):
-        trainer(schedulers=scheduled).fit(loader())
+        trainer(schedulers=Scheduled(lambda optimizer: make(optimizer), **settings)).fit(loader())
 
 
-def test_a_rate_that_is_lost_within_the_first_epoch_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    def fit(log_interval: Any = 1, **scheduled: Any) -> int:
-        caplog.clear()
-        schedule = Scheduled(lambda o: lr.ExponentialLR(o, 1e-7), **scheduled)
-        settings = {"max_duration": 8, "log_interval": log_interval}
-        trainer(schedulers=schedule, optimizer=_sgd, settings=settings).fit(loader())
-        return caplog.text.count("within the first epoch: scheduler steps after every optimizer step")
-
-    assert fit(interval="step") == 1
-    assert fit(interval="step", log_interval="1ep") == 1
-    assert fit() == 0
+@pytest.mark.parametrize(
+    ("interval", "log_interval", "times"), [("step", 1, 1), ("step", "1ep", 1), (None, 1, 0)], ids=str
+)
+def test_a_rate_that_is_lost_within_the_first_epoch_is_told_once(
+    interval: Any, log_interval: Any, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule = Scheduled(lambda o: lr.ExponentialLR(o, 1e-7), interval)
+    trainer(schedulers=schedule, settings={"max_duration": 8, "log_interval": log_interval}).fit(loader())
+    assert caplog.text.count("within the first epoch: scheduler steps after every optimizer step") == times
 
 
 def test_a_rate_that_reaches_zero_at_the_end_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
-    trainer(
-        schedulers=lambda o: lr.OneCycleLR(o, 0.2, total_steps=4, final_div_factor=1e9),
-        optimizer=_sgd,
-        settings={"max_duration": 4, "log_interval": 1},
-    ).fit(loader())
+    schedule = lambda o: lr.OneCycleLR(o, 0.2, total_steps=4, final_div_factor=1e9)  # noqa: E731
+    settings = {"max_duration": 4, "log_interval": 1}
+    trainer(schedulers=schedule, optimizer=make_sgd, settings=settings).fit(loader())
     assert "within the first epoch" not in caplog.text
 
 
-@pytest.mark.parametrize("log_interval", [1, 4])
 @pytest.mark.parametrize(
-    "scheduled",
+    ("scheduled", "log_interval", "several", "tensor"),
     [
-        Scheduled(TORCHS["OneCycleLR"], "step"),
-        Scheduled(TORCHS["ExponentialLR"], "epoch"),
-        Scheduled(lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=10.0)),
-        Scheduled(lambda o: WarmupCosine(o, 12, warmup=2)),
+        (Scheduled(TORCHS["OneCycleLR"], "step"), 1, True, False),
+        (Scheduled(TORCHS["ExponentialLR"], "epoch"), 4, False, True),
+        (Scheduled(TORCHS["ExponentialLR"], "epoch"), 1, True, False),
+        (Scheduled(lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=10.0)), 1, False, False),
+        (Scheduled(lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0, threshold=10.0)), 4, True, True),
+        (Scheduled(lambda o: WarmupCosine(o, 12, warmup=2)), 1, False, True),
+        (Scheduled(lambda o: WarmupCosine(o, 12, warmup=2)), 4, False, False),
     ],
-    ids=["step", "epoch", "evaluation", "ours"],
 )
-@pytest.mark.parametrize("several", [False, True], ids=["one optimizer", "two optimizers"])
-@pytest.mark.parametrize("tensor", [False, True], ids=["number", "tensor"])
 def test_the_settings_logged_with_a_step_are_those_that_it_was_made_with(
     scheduled: Scheduled, log_interval: int, several: bool, tensor: bool
 ) -> None:
     used: dict[tuple[int, str], float] = {}
 
-    class Used(Callback):
-        def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-            (name,) = (name for name, one in trainer.optimizers.items() if one is optimizer)
-            infix = f"{name}/" if several else ""
-            step = trainer.progress.step + 1
-            used[step, f"train/lr{'/' + name if several else ''}"] = float(optimizer.param_groups[0]["lr"])
-            for number, group in enumerate(optimizer.param_groups):
-                used.update(
-                    {(step, f"train/{key}/{infix}group{number}"): float(group[key]) for key in ("lr", "momentum")}
-                )
+    def note(trainer: Any, model: Any, optimizer: Any) -> None:
+        (name,) = (name for name, one in trainer.optimizers.items() if one is optimizer)
+        infix, step = f"{name}/" if several else "", trainer.progress.step + 1
+        used[step, f"train/lr{'/' + name if several else ''}"] = float(optimizer.param_groups[0]["lr"])
+        for number, group in enumerate(optimizer.param_groups):
+            for key in ("lr", "momentum"):
+                used[step, f"train/{key}/{infix}group{number}"] = float(group[key])
 
     def made(parameters: Any) -> torch.optim.Optimizer:
         rate = torch.tensor(0.1) if tensor else 0.1
         return torch.optim.SGD([{"params": [one]} for one in parameters], lr=rate, momentum=0.9)
 
+    optimizers = {"a": lambda m: made([m.linear.weight]), "b": lambda m: made([m.linear.bias])}
     logger = ListLogger()
     trainer(
-        optimizer={"a": lambda m: made([m.linear.weight]), "b": lambda m: made([m.linear.bias])}
-        if several
-        else lambda m: made(m.parameters()),
+        optimizer=optimizers if several else lambda m: made(m.parameters()),
         schedulers={"a": scheduled, "b": scheduled} if several else scheduled,
-        callbacks=[Used(), LearningRateMonitor(["lr", "momentum"])],
+        callbacks=[on(on_before_optimizer_step=note), LearningRateMonitor(["lr", "momentum"])],
         loggers=[logger],
         settings={"max_duration": 8, "log_interval": log_interval, "eval_interval": 2},
     ).fit(loader(), loader(4))

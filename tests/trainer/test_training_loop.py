@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from pathlib import Path
@@ -10,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, Unsized, loader, trainer
+from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, Unsized, loader, on, recorder, same, trainer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
 
 from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.checkpoint import model_state
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import NotFiniteError, UserError
 from trainer_cli.loggers.text_files import JsonlLogger
-from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer
 
@@ -52,41 +54,39 @@ class WeightedPoints:
         return self.x[index], self.x[index].prod(), self.weight[index]
 
 
-class KeepGradients(Callback):
-    def __init__(self) -> None:
-        self.gradients: list[dict[str, torch.Tensor]] = []
-
-    def on_before_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-        self.gradients.append({name: value.grad.clone() for name, value in model.named_parameters()})
-
-
 @pytest.mark.parametrize(
     ("length", "batch", "accum", "steps"), [(12, 4, 3, 1), (11, 4, 3, 1), (18, 4, 3, 2), (7, 1, 5, 2)]
 )
 def test_accumulated_gradients_are_those_of_the_whole_batch(length: int, batch: int, accum: int, steps: int) -> None:
     """Unequal weights, an uneven last batch, and batches left over at the epoch's end, which make a step."""
-    found, whole = KeepGradients(), KeepGradients()
-    data = WeightedPoints(length)
-    for keep, size, count in ((found, batch, accum), (whole, batch * accum, 1)):
-        trained = trainer(
-            Weighted, callbacks=[keep], settings={"max_duration": "2ep", "grad_accum_steps": count}, lr=0.01
+    data, gradients = WeightedPoints(length), []
+    for size, count in ((batch, accum), (batch * accum, 1)):
+        seen: list[list[torch.Tensor]] = []
+        keep = on(
+            on_before_optimizer_step=lambda trainer, model, optimizer, seen=seen: seen.append(
+                [parameter.grad.clone() for parameter in model.parameters()]
+            )
         )
+        settings = {"max_duration": "2ep", "grad_accum_steps": count}
+        trained = trainer(Weighted, callbacks=[keep], settings=settings, lr=0.01)
         trained.fit(Loader(data, size, shuffle=True, seed=1))
         assert (trained.progress.step, trained.progress.samples, trained.progress.epoch) == (2 * steps, 2 * length, 2)
-    for one, other in zip(found.gradients, whole.gradients, strict=True):
-        for name in one:
-            torch.testing.assert_close(one[name], other[name], rtol=1e-12, atol=1e-14)
+        gradients.append(seen)
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
+
+
+DRAWS = {"on_validate_batch_start": lambda *_: (torch.rand(3), random.random(), np.random.rand())}
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 10])
 def test_a_validation_mean_is_that_over_all_samples_whatever_the_batches(batch_size: int) -> None:
     data = loader(10, batch_size, noise=0, shuffle=False)
-    found = trainer().validate(data)["val"]
+    means = trainer().validate(data)["val"]
     model = trainer().model
     x, y = (torch.stack(part) for part in zip(*(data.source.dataset[i] for i in range(10)), strict=True))
     error = model.linear(x).squeeze(-1) - y  # type: ignore[operator]
-    assert found["loss"] == pytest.approx(error.square().mean().item(), rel=1e-6)
-    assert found["mae"] == pytest.approx(error.abs().mean().item(), rel=1e-6)
+    assert means["loss"] == pytest.approx(error.square().mean().item(), rel=1e-6)
+    assert means["mae"] == pytest.approx(error.abs().mean().item(), rel=1e-6)
 
 
 def test_a_validation_mean_takes_the_weights_that_the_model_gives() -> None:
@@ -102,46 +102,34 @@ def test_eval_steps_limits_the_batches_of_each_loader() -> None:
     assert trained.model.training
 
 
-class Draws(Callback):
-    def on_validate_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
-        torch.rand(3), random.random(), np.random.rand()
-
-
 def test_an_evaluation_leaves_modes_gradients_and_random_state_alone() -> None:
-    trained = trainer(Noisy, callbacks=[Draws()])
+    trained = trainer(Noisy, callbacks=[on(**DRAWS)])
     trained.model.body[3].eval()
     for parameter in trained.model.parameters():
         parameter.grad = torch.full_like(parameter, 3.0)
     modes = [module.training for module in trained.model.modules()]
-    state = {name: value.clone() for name, value in trained.model.state_dict().items()}
-    drawn = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    state, generators = copy.deepcopy(trained.model.state_dict()), model_state.capture_rng()
     trained.validate(loader(noise=0.1, num_workers=0))
     assert [module.training for module in trained.model.modules()] == modes
     assert False in modes
     assert all((parameter.grad == 3).all() for parameter in trained.model.parameters())
-    assert all(torch.equal(value, state[name]) for name, value in trained.model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), drawn[0])
-    assert random.getstate() == drawn[1]
-    now = np.random.get_state(legacy=False)["state"]
-    assert all(np.array_equal(now[key], drawn[2]["state"][key]) for key in ("key", "pos"))
+    assert same(trained.model.state_dict(), state) == []
+    assert same(model_state.capture_rng(), generators) == []
 
 
 def test_a_training_is_the_same_with_and_without_evaluations() -> None:
     ends = []
     for often in (None, 1):
-        trained = trainer(Noisy, callbacks=[Draws()], settings={"eval_interval": often, "eval_at_start": bool(often)})
+        settings = {"eval_interval": often, "eval_at_start": bool(often)}
+        trained = trainer(Noisy, callbacks=[on(**DRAWS)], settings=settings)
         trained.fit(loader(12), loader(6))
         ends.append(trained.model.state_dict())
-    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert same(*ends) == []
 
 
 def test_a_failing_evaluation_puts_the_modes_back() -> None:
-    class Fails(Callback):
-        def on_validate_batch_end(self, *args: Any) -> None:
-            raise RuntimeError("no")
-
-    trained = trainer(callbacks=[Fails()])
-    with pytest.raises(RuntimeError, match="no"):
+    trained = trainer(callbacks=[recorder([], fail_in=("on_validate_batch_end",))])
+    with pytest.raises(RuntimeError, match="on_validate_batch_end failed"):
         trained.validate(loader())
     assert trained.model.training
 
@@ -160,8 +148,9 @@ def test_a_failing_evaluation_puts_the_modes_back() -> None:
         ("31tok", 4),
     ],
 )
-def test_a_training_is_as_long_as_it_is_reported(length: Any, steps: int) -> None:
-    trained = trainer(settings={"max_duration": length})
+@pytest.mark.parametrize("tokens", ["a number", "a tensor"])
+def test_a_training_is_as_long_as_it_is_reported(length: Any, steps: int, tokens: str) -> None:
+    trained = trainer(Line if tokens == "a number" else OnTheDevice, settings={"max_duration": length})
     result = trained.fit(loader(10, 4))
     assert (result.step, result.finished) == (steps, True)
 
@@ -210,13 +199,12 @@ def test_a_step_has_one_record_with_all_that_was_measured_at_it() -> None:
 
 
 def test_what_a_callback_logs_stands_at_the_step_it_was_logged_at() -> None:
-    class Logs(Callback):
-        def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            if trainer.progress.step in (2, 3):
-                trainer.log_metrics(mine=outputs["loss"] * 0 + trainer.progress.step)
+    def log(trainer: Trainer, model: Any, outputs: Any, *_: Any) -> None:
+        if trainer.progress.step in (2, 3):
+            trainer.log_metrics(mine=outputs["loss"] * 0 + trainer.progress.step)
 
     logger = ListLogger()
-    trainer(callbacks=[Logs()], loggers=[logger], settings={"log_interval": 3}).fit(loader())
+    trainer(callbacks=[on(on_train_batch_end=log)], loggers=[logger], settings={"log_interval": 3}).fit(loader())
     assert [(record.step, record.metrics.get("mine")) for record in logger.records] == [(2, 2.0), (3, 3.0), (6, None)]
 
 
@@ -279,23 +267,15 @@ def test_the_host_waits_for_the_device_at_log_steps_alone(accum: int, model: Any
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_host_waits_at_log_steps_alone() -> None:
-    class Watched(Callback):
-        def on_train_batch_start(self, *_: Any) -> None:
-            torch.cuda.set_sync_debug_mode("error")
-
-        def on_train_batch_end(self, *_: Any) -> None:
-            torch.cuda.set_sync_debug_mode("default")
-
-    trained = trainer(OnTheDevice, callbacks=[Watched()], settings={"max_duration": 8, "log_interval": 4})
+    watched = on(
+        on_train_batch_start=lambda *_: torch.cuda.set_sync_debug_mode("error"),
+        on_train_batch_end=lambda *_: torch.cuda.set_sync_debug_mode("default"),
+    )
+    trained = trainer(OnTheDevice, callbacks=[watched], settings={"max_duration": 8, "log_interval": 4})
     trained.model.cuda()
     trained.device = torch.device("cuda")
     trained.fit(loader(noise=0))
     assert trained.progress.tokens == 3 * trained.progress.samples
-
-
-class WeightsNothing(Line):
-    def forward(self, batch: Any) -> Any:
-        return {**super().forward(batch), "weight": 0}
 
 
 class Breaks(Line):
@@ -310,11 +290,6 @@ class Breaks(Line):
         return loss.detach() * float("inf") + 0 * loss if self.calls in self.bad else loss
 
 
-def test_a_mean_of_nothing_is_no_loss_that_is_not_finite() -> None:
-    trained = trainer(WeightsNothing, settings={"log_interval": 1}, loggers=[ListLogger()])
-    assert trained.fit(loader(noise=0)).finished
-
-
 def test_one_loss_that_is_not_finite_is_a_warning_and_two_in_a_row_the_end(caplog: pytest.LogCaptureFixture) -> None:
     optimizer = {"optimizer": lambda model: torch.optim.SGD(model.parameters(), lr=0.0)}
     once = trainer(lambda: Breaks(2, 4), settings={"log_interval": 1}, **optimizer)
@@ -326,29 +301,6 @@ def test_one_loss_that_is_not_finite_is_a_warning_and_two_in_a_row_the_end(caplo
         NotFiniteError, match=r"since step 2, so the training ends at step 3\. There is no .*name=OTHER"
     ):
         twice.fit(loader(noise=0))
-
-
-def test_tokens_in_tensors_make_a_duration_too() -> None:
-    steps = []
-    for model in (Line, OnTheDevice):
-        trained = trainer(model, settings={"max_duration": "40tok"})
-        trained.fit(loader(noise=0))
-        steps.append((trained.progress.step, trained.progress.tokens))
-    assert steps[0] == steps[1]
-
-
-class AddsGroup(Callback):
-    """Trains a part of the model from step 2 on."""
-
-    def __init__(self) -> None:
-        self.gradients: list[torch.Tensor] = []
-
-    def on_train_batch_start(self, trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.progress.step == 2 and len(trainer.optimizer.param_groups) == 1:
-            trainer.optimizer.add_param_group({"params": [model.scale], "lr": 0.5})
-
-    def on_after_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-        self.gradients.append(model.scale.grad.clone())
 
 
 class Scaled(nn.Module):
@@ -366,55 +318,99 @@ class Scaled(nn.Module):
 def test_parameters_of_a_group_added_in_the_middle_are_clipped_and_divided(
     accum: int, precision: Precision | None, largest: float
 ) -> None:
-    adds = AddsGroup()
+    gradients: list[float] = []
+
+    def add_group(trainer: Trainer, model: Any, *_: Any) -> None:
+        if trainer.progress.step == 2 and len(trainer.optimizer.param_groups) == 1:
+            trainer.optimizer.add_param_group({"params": [model.scale], "lr": 0.5})
+
     trained = trainer(
         Scaled,
         optimizer=lambda model: torch.optim.SGD(model.linear.parameters(), lr=1e-3),
         schedulers=lambda optimizer: WarmupCosine(optimizer, total_steps=6),
-        callbacks=[adds],
+        callbacks=[on(
+            on_train_batch_start=add_group,
+            on_after_optimizer_step=lambda trainer, model, optimizer: gradients.append(float(model.scale.grad)),
+        )],
         precision=precision,
         settings={"grad_accum_steps": accum},
-    )
+    )  # fmt: skip
     trained.fit(loader(24, 4))
     # Before, nothing changed or cleared them.
-    assert all(abs(float(gradient)) <= largest for gradient in adds.gradients[3:])
+    assert all(abs(gradient) <= largest for gradient in gradients[3:])
     rates = [group["lr"] for group in trained.optimizer.param_groups]
     assert rates == pytest.approx([0.0, 0.0], abs=1e-9), "the schedule ends for both"
 
 
 def test_parts_in_evaluation_mode_stay_in_it_and_a_model_as_a_whole_does_not() -> None:
     seen: list[tuple[bool, bool]] = []
-
-    class Looks(Callback):
-        def on_train_batch_start(self, trainer: Any, model: Any, *_: Any) -> None:
-            seen.append((model.training, model.body[1].training))
-
-    def batch_norm_frozen() -> Noisy:
-        model = Noisy()
-        model.body[1].eval()
-        return model
-
-    for make in (batch_norm_frozen, lambda: Noisy().eval()):
+    looks = on(on_train_batch_start=lambda trainer, model, *_: seen.append((model.training, model.body[1].training)))
+    for whole in (False, True):
         seen.clear()
-        trained = trainer(make, callbacks=[Looks()], settings={"eval_interval": 2, "log_interval": 1})
+        model = Noisy()
+        (model if whole else model.body[1]).eval()
+        trained = trainer(model, callbacks=[looks], settings={"eval_interval": 2, "log_interval": 1})
         trained.fit(loader(), loader(3))
-        assert set(seen) == {(True, make is not batch_norm_frozen)}
+        assert set(seen) == {(True, whole)}
 
 
-def test_a_loader_without_length_ends_its_epochs_by_itself() -> None:
-    for accum, steps in ((1, 10), (2, 6)):
-        trained = trainer(settings={"max_duration": "2ep", "eval_interval": "1ep", "grad_accum_steps": accum})
-        trained.fit(Unsized(5), loader(3))
-        assert (trained.progress.step, trained.progress.samples) == (steps, 20)
-        assert (trained.progress.epoch, trained.progress.batch, trained.progress.epoch_samples) == (2, 0, 0)
-        assert trained.loop.total_steps is None
+@pytest.mark.parametrize(("accum", "limit", "steps"), [(1, None, 10), (2, None, 6), (1, 2, 4)])
+def test_a_loader_without_length_ends_its_epochs_by_itself(accum: int, limit: int | None, steps: int) -> None:
+    settings = {"eval_interval": "1ep", "grad_accum_steps": accum, "limit_train_batches": limit}
+    trained = trainer(settings={"max_duration": "2ep", **settings})
+    trained.fit(Unsized(5), loader(3))
+    assert (trained.progress.step, trained.progress.samples) == (steps, 8 if limit else 20)
+    assert (trained.progress.epoch, trained.progress.batch, trained.progress.epoch_samples) == (2, 0, 0)
+    assert (trained.loop.steps_per_epoch, trained.loop.total_steps) == ((2, 4) if limit else (None, None))
 
 
-def test_a_part_epoch_of_a_loader_without_length_is_refused_unless_its_steps_are_reported() -> None:
-    with pytest.raises(UserError, match=r"set loop\.steps_per_epoch"):
-        trainer(settings={"max_duration": "0.5ep"}).fit(Unsized(4))
+def test_a_part_epoch_of_a_loader_without_length_is_one_of_the_steps_that_are_reported() -> None:
     trained = trainer(settings={"max_duration": "0.5ep", "steps_per_epoch": 4})
     assert trained.fit(Unsized(4)).step == 2
+
+
+class Wrong(Unsized):
+    """A loader of another length than it reports."""
+
+    def __init__(self, batches: int, reported: int) -> None:
+        super().__init__(batches)
+        self.reported = reported
+
+    def __len__(self) -> int:
+        return self.reported
+
+
+@pytest.mark.parametrize(
+    ("data", "settings", "message"),
+    [
+        (Unsized(4), {"max_duration": "0.5ep"}, r"set loop\.steps_per_epoch"),
+        (Unsized(5), {"limit_train_batches": 0.5}, "is a fraction, but the train loader has no length"),
+        (Wrong(4, 9), {}, "ended after 4 batches of epoch 0, but 9 were to come"),
+        (Wrong(0, 0), {}, "no batches"),
+        ([(torch.ones(2, 3),)], {"max_duration": "9tok"}, "the model's outputs have no 'tokens'"),
+        ([(torch.ones(2, 3),)], {"log_interval": "5tok"}, "the model's outputs have no 'tokens'"),
+        ({"labelled": loader(), "unlabelled": loader()}, {}, r"a mapping \('labelled', 'unlabelled'\) where one"),
+        (zip(loader().iterate(0), loader().iterate(0), strict=True), {}, "zip can be iterated only once"),
+        ([DataLoader([1]), DataLoader([1])], {}, "join training data in one dataset"),  # type: ignore[arg-type]
+        ((DataLoader([1]), DataLoader([1])), {}, "join training data in one dataset"),  # type: ignore[arg-type]
+    ],
+    ids=[
+        "part of no length", "fraction of no length", "ends early", "empty", "no tokens", "no tokens for logs",
+        "mapping", "zip", "list of loaders", "tuple of loaders",
+    ],
+)  # fmt: skip
+def test_data_that_cannot_be_trained_on_are_refused(data: Any, settings: dict[str, Any], message: str) -> None:
+    model = WithoutTokens if "tokens" in message else Line
+    with pytest.raises(UserError, match=message):
+        trainer(model, settings=settings).fit(data)
+
+
+class WithoutTokens(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+
+    def forward(self, batch: Any) -> Any:
+        return super().forward(batch[0]).mean()
 
 
 @pytest.mark.parametrize(("limit", "steps"), [(2, 4), (0.5, 4), (1, 2), (99, 6), (1.0, 6)])
@@ -424,34 +420,11 @@ def test_limit_train_batches_makes_epochs_shorter(limit: Any, steps: int) -> Non
     assert trained.progress.epoch == 2
 
 
-def test_a_loader_that_ends_before_its_length_is_an_error() -> None:
-    class Short(Unsized):
-        def __len__(self) -> int:
-            return 9
-
-    with pytest.raises(UserError, match="ended after 4 batches of epoch 0, but 9 were to come"):
-        trainer(settings={"max_duration": "1ep"}).fit(Short(4))
-
-
-def test_a_duration_in_tokens_needs_a_model_that_counts_them() -> None:
-    for settings in ({"max_duration": "9tok"}, {"log_interval": "5tok"}):
-        with pytest.raises(UserError, match="the model's outputs have no 'tokens'"):
-            trainer(Noisy, settings=settings).fit(loader(12))
-
-
-def test_empty_loaders_are_refused() -> None:
-    with pytest.raises(UserError, match="no batches"):
-        trainer().fit(_Empty())
+def test_validation_loaders_that_are_empty_or_named_as_the_training_are_refused() -> None:
+    with pytest.raises(UserError, match="a validation loader is called 'train'"):
+        trainer().fit(loader(), {"train": loader()})
     with pytest.raises(UserError, match="'probe' gave no batch"):
         trainer().validate({"probe": Unsized(0)})
-
-
-class _Empty(Unsized):
-    def __init__(self) -> None:
-        super().__init__(0)
-
-    def __len__(self) -> int:
-        return 0
 
 
 def test_a_stop_that_finishes_the_run_still_has_its_evaluation_and_its_log() -> None:
@@ -463,53 +436,44 @@ def test_a_stop_that_finishes_the_run_still_has_its_evaluation_and_its_log() -> 
 
 
 def test_a_stop_asked_for_by_an_evaluation_lets_it_end_where_the_run_is_finished() -> None:
-    class Enough(Callback):
-        def on_validate_batch_end(self, trainer: Any, *args: Any) -> None:
-            if trainer.progress.step == 2:
-                trainer.stop("good enough")
-
+    enough = on(on_validate_batch_end=lambda made, *_: made.progress.step == 2 and made.stop("good enough"))
     logger = ListLogger()
-    result = trainer(callbacks=[Enough()], loggers=[logger], settings={"eval_interval": 2}).fit(loader(), loader(9))
+    result = trainer(callbacks=[enough], loggers=[logger], settings={"eval_interval": 2}).fit(loader(), loader(9))
     assert (result.step, result.finished, result.reason) == (2, True, "good enough")
-    assert [(record.step, {"val/loss", "train/loss"} <= set(record.metrics)) for record in logger.records] == [
-        (2, True)
-    ]
+    (record,) = logger.records
+    assert record.step == 2
+    assert {"val/loss", "train/loss"} <= set(record.metrics)
 
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_stop_asked_for_while_saving_repeats_nothing(tmp_path: Path, finished: bool) -> None:
-    class WhileSaving(Callback):
-        evaluations = 0
-
-        def on_after_save_checkpoint(self, trainer: Any, path: Path) -> None:
-            if trainer.progress.step == 2:
-                trainer.stop("signal", finished=finished)
-
-        def run_validation(self, trainer: Any, is_last: bool) -> None:
-            self.evaluations += 1
-
-    logger, callback = ListLogger(), WhileSaving()
+    evaluations: list[bool] = []
+    while_saving = on(
+        on_after_save_checkpoint=lambda made, path: made.progress.step == 2 and made.stop("signal", finished=finished),
+        run_validation=lambda made, is_last: evaluations.append(is_last),
+    )
+    logger = ListLogger()
     result = trainer(
-        callbacks=[callback],
+        callbacks=[while_saving],
         loggers=[logger],
         settings={"log_interval": 2, "eval_interval": 2},
         checkpoint=CheckpointerCallback(tmp_path, save_interval=2, save_async=False),
     ).fit(loader(), loader(3))
-    assert (result.step, result.finished) == (2, finished)
+    assert (result.step, result.finished, "train/loss" in result.metrics) == (2, finished, True)
     assert [record.step for record in logger.records] == [2]
-    assert callback.evaluations == 1
+    assert len(evaluations) == 1
 
 
 def test_run_validation_runs_without_validation_data_too() -> None:
     seen: list[tuple[int, bool]] = []
 
-    class Downstream(Callback):
-        def run_validation(self, trainer: Any, is_last: bool) -> None:
-            seen.append((trainer.progress.step, is_last))
-            trainer.log_metrics({"task/score": 0.5})
+    def run_validation(trainer: Trainer, is_last: bool) -> None:
+        seen.append((trainer.progress.step, is_last))
+        trainer.log_metrics({"task/score": 0.5})
 
     logger = ListLogger()
-    trainer(callbacks=[Downstream()], loggers=[logger], settings={"eval_interval": 4}).fit(loader())
+    callbacks = [on(run_validation=run_validation)]
+    trainer(callbacks=callbacks, loggers=[logger], settings={"eval_interval": 4}).fit(loader())
     assert seen == [(4, False), (6, True)]
     assert logger.steps("task/score") == [4, 6]
 
@@ -571,30 +535,3 @@ def test_the_records_of_a_resumed_run_are_those_of_one_that_went_through(tmp_pat
 def _lines(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in ("time", "train/samples_per_s")} for line in lines]
-
-
-def test_an_owed_evaluation_is_made_before_anything_else(tmp_path: Path) -> None:
-    logger = ListLogger()
-    stop = StopInEvaluation(6)
-    settings = {"max_duration": 9, "eval_interval": 3, "log_interval": 2}
-
-    def attempt(callbacks: Any) -> Any:
-        trained = trainer(callbacks=callbacks, loggers=[logger], settings=settings, run_dir=tmp_path,
-                          checkpoint=CheckpointerCallback(tmp_path / "c"))  # fmt: skip
-        trained.fit(loader(), loader(6, 3))
-        return trained
-
-    attempt([stop])
-    assert logger.records[-1].step == 6
-    assert "val/loss" not in logger.records[-1].metrics
-    attempt([])
-    assert logger.steps("val/loss") == [3, 6, 9]
-    assert logger.steps("train/loss") == [2, 4, 6, 8, 9]
-
-
-def test_samples_of_the_last_attempt_start_where_it_started(tmp_path: Path) -> None:
-    for stop in ([StopAt(4)], []):
-        trained = trainer(callbacks=stop, checkpoint=CheckpointerCallback(tmp_path))
-        trained.fit(loader(10, 4))
-    assert trained.progress.samples == 20
-    assert trained.progress.samples - trained.loading.start_samples == 6

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ListLogger, Noisy, StopAt, everything, loader, same, trainer
+from tiny import ListLogger, Noisy, assert_resumes_exactly, loader, recorder, trainer
 from torch import nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
@@ -17,7 +17,7 @@ from trainer_cli.core.intervals import Duration, Interval, StepCounts
 from trainer_cli.core.policy import BestRule, SaveRules
 from trainer_cli.core.simulation import Simulation, simulate
 from trainer_cli.core.stopping import Limits
-from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.errors import UserError
 from trainer_cli.trainer.scheduler_intervals import Scheduled
 
 
@@ -108,23 +108,18 @@ def test_a_rate_falls_by_a_training_metric() -> None:
     assert rates == pytest.approx({2: 0.1, 4: 0.1, 6: 0.1, 8: 0.05, 10: 0.05, 12: 0.025})
 
 
-@pytest.mark.parametrize("stops", [(1, 4, 7), (2, 3, 8)])
-def test_a_resume_is_exact_with_every_option_that_takes_one(stops: tuple[int, ...], tmp_path: Path) -> None:
-    def fit(folder: Path, *callbacks: Any, logger: Any) -> Any:
-        more = {
-            "model": Noisy, "logger": logger, "saver": {"keep_best": _best(count=2)},
-            "schedulers": Scheduled(_plateau, metric="train/loss"),
-        }  # fmt: skip
-        return _fit(folder, EarlyStopping("train/loss", patience=6), *callbacks, **more)[0]
+def test_a_resume_is_exact_with_every_option_that_takes_one(tmp_path: Path) -> None:
+    loggers = {"straight": ListLogger(), "parts": ListLogger()}
 
-    logs = [ListLogger(), ListLogger()]
-    straight = fit(tmp_path / "a", logger=logs[0])
-    for step in stops:
-        fit(tmp_path / "b", StopAt(step), logger=logs[1])
-    resumed = fit(tmp_path / "b", logger=logs[1])
-    assert same(everything(straight), everything(resumed)) == []
-    assert logs[0].stream == logs[1].stream
-    kept = [sorted(path.name for path in (tmp_path / name / "ckpt").glob("step*")) for name in "ab"]
+    def fit(folder: Path, *callbacks: Any) -> Any:
+        return _fit(
+            folder, EarlyStopping("train/loss", patience=6), *callbacks, model=Noisy, logger=loggers[folder.name],
+            saver={"keep_best": _best(count=2)}, schedulers=Scheduled(_plateau, metric="train/loss"),
+        )[0]  # fmt: skip
+
+    assert_resumes_exactly(fit, tmp_path, 1, 2, 4, 7)
+    assert loggers["straight"].stream == loggers["parts"].stream
+    kept = [sorted(path.name for path in (tmp_path / name / "ckpt").glob("step*")) for name in loggers]
     assert kept[0] == kept[1]
 
 
@@ -136,50 +131,28 @@ NEEDS: dict[str, Any] = {
 }
 
 
-class Steps(StopAt):
-    """Notes each optimizer step."""
-
-    def __init__(self) -> None:
-        super().__init__(99)
-        self.made = 0
-
-    def on_after_optimizer_step(self, trainer: Any, model: Any, optimizer: Any) -> None:
-        self.made += 1
-
-
 @pytest.mark.parametrize("name", NEEDS)
-def test_a_training_metric_that_is_not_reported_is_refused_before_the_first_step(name: str, tmp_path: Path) -> None:
-    needs, steps = NEEDS[name]("train/los"), Steps()
+@pytest.mark.parametrize(
+    ("metric", "settings", "message"),
+    [
+        ("train/los", {}, r"'train/los', which the training does not report.*train/loss"),
+        ("train/loss", {"log_interval": None}, r"loop\.log_interval is null"),
+    ],
+    ids=["unknown", "no logs"],
+)
+def test_a_training_metric_that_is_not_reported_is_refused_before_the_first_step(
+    name: str, metric: str, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    needs, book = NEEDS[name](metric), []
     callbacks = [needs.pop("callback")] if "callback" in needs else []
-    with pytest.raises(UserError, match=r"'train/los', which the training does not report.*train/loss"):
-        _fit(tmp_path, *callbacks, steps, **needs)
-    assert steps.made == 0
-
-
-@pytest.mark.parametrize("name", NEEDS)
-def test_a_training_metric_without_logs_is_refused(name: str, tmp_path: Path) -> None:
-    needs = NEEDS[name]("train/loss")
-    callbacks = [needs.pop("callback")] if "callback" in needs else []
-    with pytest.raises(UserError, match=r"loop\.log_interval is null"):
-        _fit(tmp_path, *callbacks, settings={"log_interval": None}, **needs)
+    with pytest.raises(UserError, match=message):
+        _fit(tmp_path, *callbacks, recorder(book), settings=settings, **needs)
+    assert "on_after_optimizer_step" not in book
 
 
 @pytest.mark.parametrize("metric", ["train/lr", "train/samples_per_s", "train/loss", "train/parts/first"])
 def test_all_that_the_loop_logs_may_be_named(metric: str) -> None:
     assert _fit(None, EarlyStopping(metric, patience=99))[1].step == 12
-
-
-@pytest.mark.parametrize(
-    ("scheduled", "message"),
-    [
-        (Scheduled(_plateau, "evaluation", "train/loss"), "so its interval is log, not evaluation"),
-        (Scheduled(_plateau, "log", "val/loss"), "so its interval is evaluation, not log"),
-        (Scheduled(lambda made: torch.optim.lr_scheduler.StepLR(made, 1), "log"), "takes no metric"),
-    ],
-)
-def test_an_interval_that_does_not_fit_the_metric_is_refused(scheduled: Scheduled, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        _fit(None, schedulers=scheduled)
 
 
 def test_a_plan_names_the_logs_that_may_save() -> None:

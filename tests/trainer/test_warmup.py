@@ -1,4 +1,4 @@
-"""Schedules with a warm-up, schedules of tagged groups, torch's own from YAML, bounds of the loss scale."""
+"""Our own schedules: their warm-up, their curves, their groups, and their way back from a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, everything, loader, same, trainer
+from tiny import Line, assert_resumes_exactly, loader, trainer
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.optimizers import optimizer_factory
-from trainer_cli.trainer.precision import LossScaler, Precision
 from trainer_cli.trainer.scheduler_intervals import Scheduled
 from trainer_cli.trainer.schedulers import scheduler_factory
 from trainer_cli.trainer.training_loop import TrainingLoop
@@ -39,13 +39,16 @@ def _rates(kind: Any, steps: int, **settings: Any) -> list[float]:
 @pytest.mark.parametrize(
     ("kind", "settings", "rates"),
     [
+        (WarmupCosine, {"total_steps": 8, "warmup": 4, "min_ratio": 0.1},
+         [0.4, 0.8, 1.2, 1.6, 2, *(0.2 + 0.9 * (1 + math.cos(math.pi * n / 4)) for n in range(1, 5)), 0.2]),
+        (WarmupCosine, {"total_steps": 2}, [2, 1, 0]),
         (WarmupLinear, {"total_steps": 6, "warmup": 2}, [2 / 3, 4 / 3, 2, 1.5, 1, 0.5, 0, 0]),
         (WarmupPolynomial, {"total_steps": 4, "power": 2.0, "min_ratio": 0.5}, [2, 1.5625, 1.25, 1.0625, 1, 1]),
         (WarmupStableDecay, {"total_steps": 8, "warmup": 1, "decay": 4}, [1, 2, 2, 2, 2, 1.5, 1, 0.5, 0, 0]),
         (WarmupStableDecay, {"total_steps": 20}, [2] * 19 + [1, 0]),
         (WarmupInverseSqrt, {"warmup": 3}, [0.5, 1, 1.5, 2, *(2 * math.sqrt(4 / (4 + n)) for n in range(1, 4))]),
     ],
-)
+)  # fmt: skip
 def test_a_schedule_rises_over_its_warm_up_and_then_follows_its_curve(
     kind: Any, settings: Any, rates: list[float]
 ) -> None:
@@ -55,6 +58,9 @@ def test_a_schedule_rises_over_its_warm_up_and_then_follows_its_curve(
 @pytest.mark.parametrize(
     ("kind", "settings", "message"),
     [
+        (WarmupCosine, {"total_steps": 10, "warmup": -1}, "warmup"),
+        (WarmupCosine, {"total_steps": 10, "min_ratio": 1.5}, "min_ratio"),
+        (WarmupCosine, {"total_steps": 10, "min_ratio": -0.1}, "min_ratio"),
         (WarmupLinear, {"total_steps": 6, "warmup": -1}, "warmup is -1"),
         (WarmupLinear, {"total_steps": 6, "min_ratio": 2.0}, "min_ratio is 2"),
         (WarmupPolynomial, {"total_steps": 6, "power": 0.0}, "power is 0"),
@@ -70,30 +76,26 @@ def test_lengths_that_make_no_schedule_are_refused(kind: Any, settings: Any, mes
 GROUPS = {"*bias": {"tag": "bias", "lr": 0.5}, "*weight": {"tag": "weight"}}
 
 
-def _tagged(path: Path, steps: int) -> Any:
-    loop = TrainingLoop(max_duration=6)
-    return trainer(
+def _tagged(folder: Path, *callbacks: Any) -> Any:
+    made = trainer(
         optimizer=optimizer_factory(torch.optim.SGD, lr=0.1, param_groups=GROUPS),
         schedulers={
             "bias": Scheduled(lambda optimizer: StepLR(optimizer, 2, gamma=0.1), "step", groups="bias"),
-            "weight": scheduler_factory(WarmupLinear, loop, total_steps=8, groups=["weight"]),
+            "weight": scheduler_factory(WarmupLinear, TrainingLoop(max_duration=6), total_steps=8, groups=["weight"]),
         },
-        checkpoint=CheckpointerCallback(path, save_interval=3),
-        settings={"max_duration": steps},
+        callbacks=callbacks,
+        checkpoint=CheckpointerCallback(folder),
     )
+    made.fit(loader())
+    return made
 
 
 def test_schedules_of_tagged_groups_change_these_alone_and_resume_exactly(tmp_path: Path) -> None:
-    straight = _tagged(tmp_path / "a", 6)
-    straight.fit(loader())
+    straight, _ = assert_resumes_exactly(_tagged, tmp_path, 3)
     (weight, bias) = straight.optimizer.param_groups
     assert (weight["tag"], bias["tag"]) == ("weight", "bias")
     assert weight["lr"] == pytest.approx(0.1 * 2 / 8)
     assert bias["lr"] == pytest.approx(0.5 * 0.001)
-    _tagged(tmp_path / "b", 3).fit(loader())
-    resumed = _tagged(tmp_path / "b", 6)
-    resumed.fit(loader())
-    assert same(everything(straight), everything(resumed)) == []
 
 
 def test_a_tag_that_no_group_has_is_refused() -> None:
@@ -105,46 +107,52 @@ def test_a_tag_that_no_group_has_is_refused() -> None:
         made.fit(loader())
 
 
-def test_a_dynamic_loss_scale_stays_in_its_bounds() -> None:
-    scaler = LossScaler(torch.device("cpu"), min_scale=1024.0, max_scale=32768.0)
-    parameter = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([parameter], lr=0.0)
-    assert scaler.metrics()["loss_scale"] == 32768
-    scales = []
-    for value in (math.inf, math.inf, math.inf, math.inf, math.inf, math.inf, math.inf):
-        parameter.grad = torch.full((1,), value)
-        scaler.scaled(torch.ones(()))
-        scaler.unscale(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.metrics()["loss_scale"])
-    assert scales == [16384, 8192, 4096, 2048, 1024, 1024, 1024]
-    state = scaler.state_dict()
-    scaler._scaler.set_growth_interval(1)
-    for _ in range(7):
-        parameter.grad = torch.ones(1)
-        scaler.unscale(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-    assert scaler.metrics()["loss_scale"] == 32768
-    scaler.load_state_dict(state)
-    assert scaler.metrics()["loss_scale"] == 1024
+def groups(*rates: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates])
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"dtype": "fp8"}, "precision.dtype is 'fp8', but it must be one of fp32, bf16, fp16"),
-        ({"min_loss_scale": 1.0}, "precision.min_loss_scale is of a dynamic loss scale, and there is none"),
-        ({"dtype": "fp16", "loss_scale": 8, "max_loss_scale": 16.0}, "is of a dynamic loss scale"),
-        ({"dtype": "fp16", "loss_scale": 8, "init_scale": 16.0}, "precision.init_scale is of a dynamic loss scale"),
-        ({"growth_interval": 5}, "precision.growth_interval is of a dynamic loss scale"),
-        ({"dtype": "fp16", "min_loss_scale": 8.0, "max_loss_scale": 4.0}, r"min_loss_scale \(8\) is above"),
-        ({"dtype": "fp16", "init_scale": 2.0, "min_loss_scale": 4.0}, r"init_scale \(2\) is not between"),
-        ({"dtype": "fp16", "init_scale": 8.0, "max_loss_scale": 4.0}, r"init_scale \(8\) is not between"),
-        ({"dtype": "fp16", "growth_interval": 0}, "growth_interval is 0, but it must be a finite number of at least 1"),
-    ],
-)
-def test_bounds_without_a_dynamic_scale_are_refused(settings: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Precision(**settings)
+def test_each_group_keeps_its_own_peak() -> None:
+    schedule = WarmupCosine(groups(1.0, 0.1), total_steps=10)
+    for _ in range(5):
+        schedule.step()
+    assert schedule.get_last_lr() == pytest.approx([0.5, 0.05])
+
+
+@pytest.mark.parametrize("saved_at", [0, 1, 2, 6, 7])
+def test_a_schedule_goes_on_where_it_was_saved_also_after_its_optimizer_was_loaded(saved_at: int) -> None:
+    straight, rates = WarmupCosine(groups(0.3), total_steps=7, warmup=2), []
+    for step in range(9):
+        rates.append(straight.get_last_lr())
+        if step == saved_at:
+            optimizer = groups(0.3)
+            resumed = WarmupCosine(optimizer, total_steps=7, warmup=2)
+            optimizer.load_state_dict(straight._optimizer.state_dict())
+            resumed.load_state_dict(straight.state_dict())
+        straight.step()
+    again = []
+    for _ in range(saved_at, 9):
+        again.append([group["lr"] for group in optimizer.param_groups])
+        resumed.step()
+    assert again == rates[saved_at:]
+
+
+def test_a_group_added_later_has_its_own_peak_also_after_a_resume() -> None:
+    def built(*rates: float) -> tuple[torch.optim.Optimizer, WarmupCosine]:
+        optimizer = groups(0.3)
+        schedule = WarmupCosine(optimizer, total_steps=8, warmup=2)
+        for rate in rates:
+            optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": rate})
+        return optimizer, schedule
+
+    optimizer, schedule = built()
+    schedule.step()
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.9})
+    schedule.step()
+    schedule.step()
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(3 * optimizer.param_groups[0]["lr"])
+    again, resumed = built(0.9)
+    again.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(schedule.state_dict())
+    for one in (schedule, resumed):
+        one.step()
+    assert resumed.get_last_lr() == schedule.get_last_lr()

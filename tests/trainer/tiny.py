@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -132,6 +134,20 @@ def recorder(book: list[str], label: str = "", fail_in: tuple[str, ...] = (), er
     return made
 
 
+def on(**hooks: Callable[..., Any]) -> Callback:
+    """A callback with these functions as its hooks, which are called without the callback."""
+
+    def method(function: Callable[..., Any]) -> Any:
+        return lambda self, *args: function(*args)
+
+    made: Callback = type("On", (Callback,), {name: method(function) for name, function in hooks.items()})()
+    return made
+
+
+def make_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
 class Unsized:
     """A loader that cannot tell its length."""
 
@@ -189,3 +205,19 @@ def everything(trained: Trainer) -> dict[str, Any]:
     state = trained.checkpoint_state()
     state["progress"] = {name: value for name, value in state["progress"].items() if "seconds" not in name}
     return state
+
+
+def assert_resumes_exactly(fit: Callable[..., Any], folder: Path, *stops: int) -> tuple[Any, Any]:
+    """A run that is stopped after each of these steps ends bit for bit where a run without a stop ends.
+
+    `fit(folder, *callbacks)` trains to the end and returns the trainer; so does this, of both runs.
+    """
+    straight = fit(folder / "straight")
+    expected = everything(straight)
+    for stop in stops:
+        assert fit(folder / "parts", StopAt(stop)).progress.step == stop
+    torch.rand(5), random.random(), np.random.rand()  # What was drawn before a resume does not matter.
+    resumed = fit(folder / "parts")
+    assert resumed.loaded_step == stops[-1]
+    assert same(expected, everything(resumed)) == []
+    return straight, resumed

@@ -1,4 +1,4 @@
-"""The check of metrics before step 1 leaves no trace, and an evaluation that a stop interrupted leaves none."""
+"""Evaluations leave no trace: the check before step 1, one that a stop interrupted, and metrics with a state."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Points, StopAt, StopInEvaluation, everything, same, trainer
-from torch import nn
+from tiny import ListLogger, Points, StopInEvaluation, assert_resumes_exactly, everything, same, trainer
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
@@ -71,6 +71,7 @@ def _plateau(optimizer: Any) -> Any:
 
 
 BEST = {"metric": "val/loss", "mode": "min", "count": 1}
+
 # What wants a metric: callbacks, settings of the saver, of the loop, and the trainer's own.
 OPTIONS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "nothing": ([], {}, {}, {}),
@@ -82,11 +83,11 @@ OPTIONS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any], dict[str, An
 }
 
 
-def _fit(folder: Path, option: str, *callbacks: Any, max_duration: int = 9, **of_loop: Any) -> Any:
+def _fit(folder: Path, option: str, *callbacks: Any, max_duration: int = 9) -> Any:
     makers, saver, loop, more = OPTIONS[option]
     made = trainer(
         Following, step=Counting(), callbacks=[*(make() for make in makers), *callbacks],
-        settings={"max_duration": max_duration, "eval_interval": 3, **loop, **of_loop},
+        settings={"max_duration": max_duration, "eval_interval": 3, **loop},
         checkpoint=CheckpointerCallback(folder, **{"save_interval": None, **saver}), **more,
     )  # fmt: skip
     train: Any = Points(12)
@@ -96,11 +97,7 @@ def _fit(folder: Path, option: str, *callbacks: Any, max_duration: int = 9, **of
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_resume_of_a_model_whose_forward_changes_it_is_exact(option: str, tmp_path: Path) -> None:
-    straight = _fit(tmp_path / "straight", option)
-    for step in (2, 3, 5):
-        _fit(tmp_path / "parts", option, StopAt(step))
-    resumed = _fit(tmp_path / "parts", option)
-    assert same(_without_options(straight), _without_options(resumed)) == []
+    assert_resumes_exactly(lambda folder, *callbacks: _fit(folder, option, *callbacks), tmp_path, 2, 3, 5)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -135,3 +132,71 @@ def test_what_was_restored_is_in_the_same_tensors() -> None:
 
 def _without_options(made: Any) -> dict[str, Any]:
     return {key: value for key, value in everything(made).items() if key != "callbacks"}
+
+
+class Count:
+    """How many samples were seen since the last reset."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.seen = 0
+
+    def update(self, values: Tensor) -> None:
+        self.seen += len(values)
+
+    def compute(self) -> Any:
+        return float(self.seen)
+
+
+class CountModule(Count, nn.Module):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.reset()
+
+
+class Holder(nn.Module):
+    """Returns a metric that it holds as a submodule, or in a container; in evaluations alone, or always."""
+
+    def __init__(self, name: str, *, in_training: bool = True) -> None:
+        super().__init__()
+        kind, place = METRICS[name]
+        self.layer, self.in_training = nn.Linear(1, 1), in_training
+        held: Any = {"count": kind()}
+        self.held = {"submodule": nn.ModuleDict, "dict": dict, "list": lambda held: [held["count"]]}[place](held)
+
+    def forward(self, batch: Any) -> Any:
+        outputs = {"loss": self.layer(batch[0]).square().mean()}
+        if self.training and not self.in_training:
+            return outputs
+        metric = self.held[0] if isinstance(self.held, list) else self.held["count"]
+        metric.update(batch[0])
+        return outputs | {"count": metric}
+
+
+DATA = torch.utils.data.TensorDataset(torch.ones(10, 1))
+
+METRICS: dict[str, tuple[type, str]] = {
+    "module, submodule": (CountModule, "submodule"), "module in a dict": (CountModule, "dict"),
+    "module in a list": (CountModule, "list"), "object in a dict": (Count, "dict"), "object": (Count, "list"),
+    "a collection": (type("Several", (Count,), {"compute": lambda self: {"seen": float(self.seen)}}), "dict"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("interrupted", [False, True], ids=["straight", "interrupted"])
+@pytest.mark.parametrize("in_training", [True, False], ids=["always", "in evaluations"])
+@pytest.mark.parametrize("name", METRICS)
+def test_each_evaluation_of_each_loader_counts_its_own_samples(name: str, in_training: bool, interrupted: bool) -> None:
+    model, logger = Holder(name, in_training=in_training), ListLogger()
+    settings = {"max_duration": 3, "eval_interval": 1, "eval_at_start": True}
+    stop = StopInEvaluation(2 if interrupted else -1)
+    made = trainer(lambda: model, callbacks=[stop], loggers=[logger], settings=settings)
+    data = DataLoader(DATA, 5), {"a": DataLoader(DATA, 5), "b": DataLoader(DATA, 5)}
+    assert made.fit(*data).finished is not interrupted
+    stop.step = -1
+    assert made.fit(*data).finished
+    values = [value for record in logger.records for key, value in record.metrics.items() if "/count" in key]
+    assert values == [10.0] * (2 * 4)
+    again = made.validate(DATA)["val"]
+    assert 10.0 in (again.get("count"), again.get("count/seen"))

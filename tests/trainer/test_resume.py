@@ -1,0 +1,157 @@
+"""Every part with a state: a run that was stopped and resumed ends bit for bit where one without a stop ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import Line, Noisy, Points, Unsized, assert_resumes_exactly, everything, loader, make_sgd, same, trainer
+from torch.optim import lr_scheduler as lr
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from trainer_cli import WarmupCosine, optimizer_factory
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.ema import EMA
+from trainer_cli.trainer.precision import Precision
+
+
+def twice(samples: list[Any]) -> Any:
+    """A batch whose leading size is not the number of its samples."""
+    return default_collate(samples + samples)
+
+
+class Counting:
+    """A lazy stream with a position, and no length."""
+
+    def __init__(self, batches: int = 5) -> None:
+        self.batches, self.position = batches, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.position < self.batches:
+            self.position += 1
+            x = torch.full((2, 2), self.position / 10)
+            yield x, x.sum(1)
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class Restarting(Counting):
+    """One that knows its length, and begins anew with each epoch unless a position was loaded."""
+
+    resumed = False
+
+    def __len__(self) -> int:
+        return self.batches
+
+    def __iter__(self) -> Iterator[Any]:
+        self.position, self.resumed = self.position if self.resumed else 0, False
+        return super().__iter__()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.resumed = True
+
+
+def _shuffled() -> Any:
+    torch.manual_seed(8)
+    return DataLoader(TensorDataset(torch.rand(10, 2), torch.arange(10.0)), batch_size=2, shuffle=True)
+
+
+def _adamw(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.05)
+
+
+def _lbfgs(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4, history_size=3)
+
+
+OPTIMIZERS: dict[str, Any] = {"sgd": make_sgd, "adamw": _adamw}
+SCHEDULES: dict[str, Any] = {
+    "no schedule": None,
+    "warmup cosine": lambda optimizer: WarmupCosine(optimizer, 18, warmup=2),
+    "one cycle": lambda optimizer: lr.OneCycleLR(optimizer, max_lr=0.1, total_steps=40),
+    "step": lambda optimizer: lr.StepLR(optimizer, step_size=3, gamma=0.5),
+}
+_TO_9 = {"max_duration": 9, "eval_interval": None}
+# Settings of the trainer, with functions that make what has a state; and the steps after which the run is stopped.
+RUNS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    **{
+        f"{optimizer}, {schedule}": ({"optimizer": OPTIMIZERS[optimizer], "schedulers": SCHEDULES[schedule]}, (4, 6))
+        for optimizer in OPTIMIZERS
+        for schedule in SCHEDULES
+    },
+    "many stops": ({"schedulers": SCHEDULES["warmup cosine"]}, (1, 6, 7, 12)),
+    "accumulation of 3": (
+        {"optimizer": _adamw, "schedulers": SCHEDULES["step"], "settings": {"grad_accum_steps": 3}}, (1, 2),
+    ),
+    "accumulation of 4": ({"schedulers": SCHEDULES["warmup cosine"], "settings": {"grad_accum_steps": 4}}, (1, 3)),
+    "two workers": ({"optimizer": _adamw, "train": lambda: loader(22, 4, num_workers=2)}, (4, 6)),
+    "two workers and accumulation": (
+        {"train": lambda: loader(22, 4, num_workers=2), "settings": {"grad_accum_steps": 3}}, (1,),
+    ),
+    "batches of other leading sizes": ({"train": lambda: loader(22, 4, collate_fn=twice)}, (3,)),
+    "the same in a DataLoader": (
+        {"train": lambda: DataLoader(Points(22), 4, shuffle=True, collate_fn=twice)}, (3,),  # type: ignore[arg-type]
+    ),
+    "a stream with a position": ({"train": Counting, "model": Line, "settings": _TO_9}, (1, 3, 5, 7)),
+    "a loader without length": ({"train": lambda: Unsized(5), "model": Line, "settings": _TO_9}, (1, 3, 5, 7)),
+    "a shuffled DataLoader": ({"train": _shuffled, "model": Line, "settings": _TO_9}, (1, 3, 5, 7)),
+    "a loader with a position": ({"train": Restarting, "model": Line, "settings": _TO_9}, (2, 3, 5, 6)),
+    "a limited loader with a position": (
+        {"train": Restarting, "model": Line, "settings": {**_TO_9, "limit_train_batches": 3}}, (2, 3, 5, 6),
+    ),
+    "lbfgs": ({"optimizer": _lbfgs}, (4,)),
+    "lbfgs, clipped": ({"optimizer": _lbfgs, "precision": Precision(clip_norm=0.5)}, (4,)),
+    "frozen parameters": (
+        {"optimizer": optimizer_factory(torch.optim.Adam, lr=0.1), "freeze": ["body.0.*", "re:body[.]1[.].*"]}, (3,),
+    ),
+    "all at once": (
+        {
+            "optimizer": _adamw, "schedulers": SCHEDULES["warmup cosine"], "callbacks": lambda: [EMA(0.9)],
+            "precision": Precision("fp16", loss_scale=64),
+        },
+        (1, 3, 6),
+    ),
+}  # fmt: skip
+
+
+def _fit(name: str, folder: Path, *callbacks: Any) -> Any:
+    settings = dict(RUNS[name][0])
+    train: Callable[[], Any] = settings.pop("train", lambda: loader(22, 4))
+    made = trainer(
+        settings.pop("model", Noisy),
+        optimizer=settings.pop("optimizer", make_sgd),
+        callbacks={str(number): callback for number, callback in
+                   enumerate([*settings.pop("callbacks", list)(), *callbacks])},
+        settings={"max_duration": "3ep", "eval_interval": "0.5ep", "log_interval": 4, **settings.pop("settings", {})},
+        checkpoint=CheckpointerCallback(folder),
+        **settings,
+    )  # fmt: skip
+    made.fit(train(), loader(5, 2, shuffle=False))
+    return made
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_resume_ends_bit_for_bit_where_going_through_ends(name: str, tmp_path: Path) -> None:
+    """With dropout, batch norm, noisy samples and a smaller last batch: six batches an epoch, if not said otherwise."""
+    straight, resumed = assert_resumes_exactly(lambda *args: _fit(name, *args), tmp_path, *RUNS[name][1])
+    assert straight.progress.samples == resumed.progress.samples
+
+
+def test_two_runs_with_other_seeds_do_not_end_alike() -> None:
+    """So that the comparison above can fail at all."""
+    ends = []
+    for seed in (0, 1):
+        trained = trainer(Noisy, seed=seed)
+        trained.fit(loader(22, 4))
+        ends.append(everything(trained))
+    assert same(ends[0]["model"], ends[1]["model"])
+    assert same(ends[0]["rng"], ends[1]["rng"])
