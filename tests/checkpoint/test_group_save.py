@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +51,35 @@ def save(
     """Two ranks save step 2; what each rank raised, or None."""
 
     def act(group: ThreadGroup) -> None:
-        storage = disk_of(disks, group)
         if deadly and disks and group.rank in disks:
             group.is_dead = lambda: disks[group.rank].struck
-        if not background:
-            checkpointer = SyncCheckpointer(format=format, storage=storage)
-            checkpointer.join(group)
-            checkpointer.save(state(group.rank), root / "step2", metadata=FACTS, overwrite=False)
-            return
-        behind = AsyncCheckpointer(format=format, storage=storage)
-        behind.join(group)
+        kind = AsyncCheckpointer if background else SyncCheckpointer
+        checkpointer = kind(format=format, storage=disk_of(disks, group))
+        checkpointer.join(group)
         live = state(group.rank)
         try:
-            saving = behind.save(live, root / "step2", metadata=FACTS, overwrite=False)
+            saving = checkpointer.save(live, root / "step2", metadata=FACTS, overwrite=False)
             live["model"]["a"].zero_()
-            saving.raise_failure()
+            if saving is not None:
+                saving.raise_failure()
         finally:
-            behind.close()
+            checkpointer.close()
+
+    return on_ranks(2, act)
+
+
+def save_each(
+    root: Path, tree: Callable[[int], Any], *, kind: type[SyncCheckpointer] = SyncCheckpointer, **settings: Any
+) -> list[Any]:
+    """Two ranks save what is made of their number; what each raised, or None."""
+
+    def act(group: ThreadGroup) -> None:
+        checkpointer = kind()
+        checkpointer.join(group)
+        try:
+            checkpointer.save(tree(group.rank), root / "step2", **{k: v(group.rank) for k, v in settings.items()})
+        finally:
+            checkpointer.close()
 
     return on_ranks(2, act)
 
@@ -179,12 +193,7 @@ def test_a_step_that_is_there_is_not_written_again(memory_path: Path) -> None:
 
 
 def test_a_state_that_one_rank_cannot_save_is_refused_on_both(memory_path: Path) -> None:
-    def act(group: ThreadGroup) -> None:
-        checkpointer = SyncCheckpointer()
-        checkpointer.join(group)
-        checkpointer.save({**state(group.rank), "data": {1, 2} if group.rank else []}, memory_path / "step2")
-
-    found = on_ranks(2, act)
+    found = save_each(memory_path, lambda rank: {**state(rank), "data": {1, 2} if rank else []})
     assert isinstance(found[1], UserError)
     assert "data is a set" in str(found[1])
     assert isinstance(found[0], PeerError)
@@ -193,25 +202,17 @@ def test_a_state_that_one_rank_cannot_save_is_refused_on_both(memory_path: Path)
     assert list(memory_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("background", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_state_that_one_rank_cannot_make_fails_the_save_on_both_at_once(
-    memory_path: Path, failing: int, background: bool
+    memory_path: Path, failing: int, kind: type[SyncCheckpointer]
 ) -> None:
-    def act(group: ThreadGroup) -> None:
-        def make() -> dict[str, Any]:
-            if group.rank == failing:
-                raise ZeroDivisionError("the callback's own")
-            return state(group.rank)
+    def make(rank: int) -> dict[str, Any]:
+        if rank == failing:
+            raise ZeroDivisionError("the callback's own")
+        return state(rank)
 
-        checkpointer = (AsyncCheckpointer if background else SyncCheckpointer)()
-        checkpointer.join(group)
-        try:
-            checkpointer.save(make, memory_path / "step2")
-        finally:
-            checkpointer.close()
-
-    found = on_ranks(2, act)
+    found = save_each(memory_path, lambda rank: partial(make, rank), kind=kind)
     assert isinstance(found[failing], ZeroDivisionError)
     assert isinstance(found[1 - failing], SaveError)
     assert str(found[1 - failing]) == f"rank {failing}: ZeroDivisionError: the callback's own."
@@ -219,26 +220,16 @@ def test_a_state_that_one_rank_cannot_make_fails_the_save_on_both_at_once(
 
 
 def test_states_that_differ_between_the_ranks_are_not_committed(memory_path: Path) -> None:
-    def act(group: ThreadGroup) -> None:
-        checkpointer = SyncCheckpointer()
-        checkpointer.join(group)
-        model = {"a": torch.ones(LARGE), **({"b": torch.ones(LARGE + 1)} if group.rank == 0 else {})}
-        checkpointer.save({"model": model}, memory_path / "step2")
-
-    found = on_ranks(2, act)
+    one, both = {"a": torch.ones(LARGE)}, {"a": torch.ones(LARGE), "b": torch.ones(LARGE + 1)}
+    found = save_each(memory_path, lambda rank: {"model": one if rank else both})
     assert all(isinstance(one, SaveError) for one in found)
     assert "the ranks have different states: no rank has written model/a" in str(found[0])
     assert list(memory_path.iterdir()) == []
 
 
 def test_weights_that_are_not_finite_on_one_rank_are_not_finite(memory_path: Path) -> None:
-    def act(group: ThreadGroup) -> None:
-        checkpointer = SyncCheckpointer()
-        checkpointer.join(group)
-        trained = [torch.tensor([1.0, float("nan") if group.rank else 2.0])]
-        checkpointer.save(state(group.rank), memory_path / "step2", metadata=FACTS, trained=trained)
-
-    assert on_ranks(2, act) == [None, None]
+    trained = ([torch.tensor([1.0, 2.0])], [torch.tensor([1.0, torch.nan])])
+    assert save_each(memory_path, state, trained=trained.__getitem__) == [None, None]
     assert not make_sync_checkpointer().manifest(memory_path / "step2").finite
 
 

@@ -172,6 +172,7 @@ class CheckpointConfig:
         # Of one unit alone: others are compared once the length of an epoch is known (core/policy.py).
         save = check_duration("checkpoint.save_interval", self.save_interval)
         often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
+        # Here, not when the link is made: that is after hours of training.
         if self.latest_link and "://" in (self.folder or ""):
             raise ConfigError(
                 f"checkpoint.latest_link is true, and {self.folder} can hold no link",

@@ -45,6 +45,7 @@ def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
 def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
     """A field that has an effect only if one of the conditions holds: a key of its section has this value; for true,
     any value but null, false and 0. Where none holds, the field may only have its default."""
+    # dataclasses makes metadata read-only, so it is replaced as a whole.
     declared.metadata = MappingProxyType({**declared.metadata, "needs": conditions})
     return declared
 
@@ -150,6 +151,7 @@ def _check_effect(section: Any, field: dataclasses.Field[Any], path: str) -> Non
     """Refuse a value that has no effect, by the conditions of `needs`."""
     conditions = field.metadata.get("needs", ())
     value = getattr(section, field.name)
+    # A new default each time: lists and sections are made by their factory.
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
     if not conditions or value == default:
         return
@@ -203,6 +205,7 @@ def parse_duration(key: str, value: Any) -> Duration:
 
 def check_at_least(key: str, value: float | None, least: float) -> None:
     """Refuse a number below `least`, NaN or infinity; null passes."""
+    # NaN is not below any number, so it is tested by itself.
     if value is not None and not (math.isfinite(value) and value >= least):
         raise ConfigError(f"{key} is {value}, but it must be a finite number of at least {least:g}", location=key)
 

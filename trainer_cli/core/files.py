@@ -21,6 +21,7 @@ class AppendedFile:
     def __init__(self, path: Path) -> None:
         """Open the file, or create it."""
         self.path = path
+        # O_APPEND: the kernel writes at the end, also after `append` has truncated the file.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
     def append(self, content: bytes) -> None:
@@ -28,6 +29,7 @@ class AppendedFile:
         remaining = memoryview(content)
         with naming(self.path):
             try:
+                # A write may take fewer bytes than it is given, and report no error.
                 while remaining:
                     remaining = remaining[os.write(self._descriptor, remaining) :]
             except OSError:
@@ -82,10 +84,12 @@ def replace(path: Path, content: Iterable[bytes]) -> None:
         with naming(path), open(staged, "wb") as file:
             for chunk in content:
                 file.write(chunk)
+            # Python's own buffer first: fsync covers only what the kernel has.
             file.flush()
             # Before the rename, which may reach the disk before the data does.
             sync(file.fileno())
         os.replace(staged, path)
+    # Ctrl-C too: no temporary file stays behind.
     except BaseException:
         with contextlib.suppress(OSError):
             staged.unlink()
@@ -119,6 +123,7 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # os.write and os.fsync know only a descriptor.
         error.filename = str(path)
         raise
 

@@ -15,5 +15,6 @@ def gc_paused() -> Iterator[None]:
     try:
         yield
     finally:
+        # Nested pauses, and programs that have turned it off, keep it off.
         if was_enabled:
             gc.enable()

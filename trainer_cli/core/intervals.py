@@ -39,6 +39,7 @@ _WORDS = {
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "min": 60, "s": 1, "sec": 1}
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,3})?)\s*([a-z]+)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*(d|h|min|m|sec|s)", re.IGNORECASE)
+# Exponents of any size would make fractions of thousands of digits, slow at every step.
 _LARGEST = 10**18
 EXAMPLES = "a number of steps, or a string such as 500st, 3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m"
 
@@ -178,6 +179,7 @@ class Interval:
             Unit.TOKEN: (now.last_tokens, now.tokens),
             Unit.SECOND: (now.last_seconds, now.seconds),
         }[self.duration.unit]
+        # Exact: the quotient of floats may fall on the other side of a multiple.
         return Fraction(before), Fraction(after)
 
     def __str__(self) -> str:
@@ -261,6 +263,7 @@ class StepCounts:
 
     def at(self, step: int) -> Progress:
         """All counts at the end of a step; unknown ones stay as at the start."""
+        # Its `last_*` counts belong to a step before the start, which the arithmetic below does not know.
         if step == self.start.step:
             return self.start
         before, now = self._counts(step - 1), self._counts(step)

@@ -50,6 +50,7 @@ def left_out(patterns: Sequence[str], callbacks: Iterable[str]) -> tuple[str, ..
         return any(matches(name, pattern) for pattern in patterns)
 
     states = [state for state in OPTIONAL if matches_any(state)]
+    # `callbacks` is all of them, so their names are not listed too.
     names = [] if "callbacks" in states else [_CALLBACK + name for name in callbacks if matches_any(_CALLBACK + name)]
     return (*states, *names)
 

@@ -140,6 +140,7 @@ def _pattern(glob: str) -> re.Pattern[str]:
 
 def _fill_stars(target: str, matched: Sequence[str | None]) -> str:
     first, *texts = target.split("*")
+    # Not strict: the target may have fewer * than the glob.
     return first + "".join((match or "") + text for match, text in zip(matched, texts, strict=False))
 
 
@@ -210,6 +211,7 @@ def advice(report: LoadReport) -> str:
 def prefix_mapping(missing: list[str], extra: list[str]) -> dict[str, str] | None:
     """The `key_mapping` that adds or removes one prefix, if it maps most of the names; else None."""
     for longer, shorter in ((extra, missing), (missing, extra)):
+        # A dict, not a set: with two prefixes that fit, every process suggests the same.
         prefixes = {name[: at + 1]: None for name in longer for at, char in enumerate(name) if char == "."}
         for prefix in prefixes:
             stripped = {name.removeprefix(prefix) for name in longer if name.startswith(prefix)}

@@ -20,6 +20,7 @@ from trainer_cli.errors import CheckpointError, one_line
 
 SCHEMA_VERSION = 1
 _DIGEST = re.compile(r"xxh3_128:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
+# Larger counts fit no 64-bit integer, so none was ever counted; a hostile file may hold any.
 _LARGEST = 2**63
 
 
@@ -173,6 +174,7 @@ class Manifest:
 
 
 def _rendered(fields: Mapping[str, Any]) -> bytes:
+    # Sorted, so that equal manifests have equal bytes.
     return json.dumps(fields, indent=1, sort_keys=True).encode("ascii") + b"\n"
 
 
@@ -194,6 +196,7 @@ def _refuse(word: str) -> None:
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
         # Python reads NaN and Infinity, which are not JSON: other programs could not read the file.
+        # ascii: `to_bytes` escapes all else, so other bytes are not what was written.
         raw = json.loads(data.decode("ascii"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
@@ -254,6 +257,7 @@ def _is_count(value: object) -> bool:
 
 def _is_measured(value: object) -> bool:
     """Whether a value is what `_number` writes."""
+    # The limit on an int: float() of a longer one overflows.
     return value in ("nan", "inf", "-inf") or type(value) is float or (type(value) is int and abs(value) < _LARGEST)
 
 
@@ -270,6 +274,7 @@ def _is_file(name: str, entry: object) -> bool:
         and set(entry) == {"size_bytes", "digest"}
         and _is_count(entry["size_bytes"])
         and isinstance(entry["digest"], str)
+        # fullmatch: `match` with `$` accepts a newline at the end.
         and _DIGEST.fullmatch(entry["digest"]) is not None
     )
 

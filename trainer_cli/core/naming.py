@@ -38,6 +38,7 @@ RANK_VARIABLES = {
 }
 """Variables that a path to load may have, and the environment variables that give their values: torchrun's, Slurm's."""
 
+# First no dot, which hides a folder, and no - or +, which commands take for an option.
 _FIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 # At most 18 digits: the number fits into 64 bits.
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
@@ -45,6 +46,7 @@ _STEP_WITHIN = re.compile(r"(?<![A-Za-z])step[-_]?([0-9]{1,18})(?![0-9])")
 _DIGITS = re.compile(r"[0-9]+")
 _UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
 _PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
+# File systems allow 255 bytes, and a hidden name adds a run id of up to 64, an attempt and a serial.
 _LONGEST_NAME = 150
 _EPOCHS = (7, 100, 10**18)
 """Steps of an epoch for which patterns are tried."""
@@ -128,6 +130,7 @@ def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | 
             f"{setting}, but there is no {{{wrong}}}; there are {', '.join(variables)}. "
             "Metrics are no part of a name: `train ckpt ls` lists them"
         )
+    # Of str.format, for a format code that does not fit or a number too large for it.
     except (ValueError, OverflowError) as error:
         return f"{setting}: {error}"
     return None
@@ -157,6 +160,7 @@ def _why_names_unfit(naming: Naming, run_name: str, steps_per_epoch: int) -> str
 
 def _sort_key(name: str) -> list[tuple[int, str]]:
     """A key by which names sort as `ls -v` sorts them: numbers by value."""
+    # Pairs, since an int cannot be compared with a str.
     return [(int(text), "") if text.isdigit() else (-1, text) for text in re.split(r"([0-9]+)", name)]
 
 
@@ -189,6 +193,7 @@ def with_ranks(path: str, environment: Mapping[str, str]) -> str:
             continue
         source = next((variable for variable in sources if environment.get(variable)), None)
         value = "0" if source is None else environment[source]
+        # isdecimal alone accepts the digits of other scripts.
         if not (value.isascii() and value.isdecimal()):
             raise UserError(f"{source} is {value!r}, which is no number", where=f"{field} in {path}")
         path = path.replace(field, str(int(value)))

@@ -40,6 +40,7 @@ def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) ->
     if not 0 <= start <= stop <= length:
         raise IndexError(f"positions {start} to {stop} do not lie within {length} samples")
     rows = isqrt(max(length - 1, 0)) + 1
+    # Fewer than `rows` cells of the grid lie beyond the length, so a repetition is rare.
     columns = -(-length // rows)
     keys = _round_keys(seed, epoch, _ROUNDS if length >= _SMALL else 2 * _ROUNDS)
     indices = []
@@ -78,6 +79,7 @@ def sample_seeds(seed: int, epoch: int, indices: Iterable[int]) -> list[int]:
     return seeds
 
 
+# Cached: loaders ask for each batch, and several of them alternate.
 @lru_cache(maxsize=16)
 def _round_keys(seed: int, epoch: int, rounds: int) -> tuple[tuple[int, int], ...]:
     words = _words(b"order left", seed, epoch), _words(b"order right", seed, epoch)
@@ -92,4 +94,5 @@ def _sample_key(seed: int, epoch: int) -> int:
 def _words(purpose: bytes, seed: int, epoch: int) -> tuple[int, ...]:
     """Eight independent 64-bit keys. Seeds and epochs count modulo 2**64."""
     message = struct.pack("<QQ", seed & _64_BITS, epoch & _64_BITS)
+    # `person` keeps the keys of order and seeds apart for one (seed, epoch).
     return struct.unpack("<8Q", blake2b(message, person=purpose).digest())

@@ -37,6 +37,7 @@ def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
     permanent = interval("save_interval", settings.save_interval)
     ephemeral = interval("ephemeral_save_interval", settings.ephemeral_save_interval)
     if permanent is not None and ephemeral is not None:
+        # Compared in steps alone: samples or seconds against epochs differ from run to run.
         seldom, often = permanent.steps, ephemeral.steps
         if seldom is not None and often is not None and often >= seldom:
             raise ephemeral_too_rare(ephemeral.duration, permanent.duration)
@@ -118,6 +119,7 @@ class BestRule:
         measured = [
             checkpoint for checkpoint in saved if checkpoint.finite and self.value(checkpoint.metrics) is not None
         ]
+        # Minus the step: of equal values the newer one comes first.
         return sorted(measured, key=lambda checkpoint: (self.loss(checkpoint.metrics), -checkpoint.step))[: self.count]
 
     def why_enter(self, metrics: Mapping[str, float], saved: Sequence[Saved]) -> str | None:
@@ -257,9 +259,11 @@ def why_remove(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
 
 def _reasons(saved: Sequence[Saved], rules: RetentionRules) -> Iterator[tuple[Saved, str | None]]:
     """Each checkpoint, newest first, with the reason why it stays, or None."""
+    # By name as well, so that two checkpoints of one step keep their order from call to call.
     ordered = sorted(saved, key=lambda checkpoint: (checkpoint.step, checkpoint.name), reverse=True)
     finite = [checkpoint for checkpoint in ordered if checkpoint.finite]
     permanents = [checkpoint.name for checkpoint in finite if checkpoint.kind is Kind.permanent]
+    # Where max_checkpoints is None the slice holds all.
     counted = frozenset(permanents[: rules.max_checkpoints])
     best = [] if rules.keep_best is None else [checkpoint.name for checkpoint in rules.keep_best.ranked(ordered)]
     for checkpoint in ordered:
@@ -276,6 +280,7 @@ def _reasons(saved: Sequence[Saved], rules: RetentionRules) -> Iterator[tuple[Sa
 
 def _why_stays(checkpoint: Saved, rules: RetentionRules, *, newest: bool, counted: bool, best: bool) -> str | None:
     """Why a checkpoint stays, or None. `counted`: it is among the `max_checkpoints` newest permanents."""
+    # The strongest reasons first: the one that is returned is logged and shown.
     if rules.remove is Removal.never:
         return "nothing is removed"
     if checkpoint.pinned:

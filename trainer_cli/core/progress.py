@@ -37,6 +37,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, int | float]:
         """The counts, by name."""
+        # By hand: asdict copies recursively, and this runs at every save.
         counts = {field.name: getattr(self, field.name) for field in fields(self)}
         return counts if self.passed_over else {name: counts[name] for name in counts if name != _OPTIONAL}
 

@@ -121,6 +121,7 @@ def tasks_without_srun(environ: Mapping[str, str]) -> int | None:
 
 def first_host(nodes: str) -> str | None:
     """The first host of Slurm's compressed list, such as `a[03-05,9]-ib,b`: a03-ib. None for an empty list."""
+    # A comma inside brackets separates numbers, not hosts.
     match = re.match(r"(?:[^\[,]|\[[^\]]*\])+", nodes)
     return None if match is None else re.sub(r"\[(\w+)[^\]]*\]", r"\1", match[0])
 
@@ -129,6 +130,7 @@ def _port_of_step(environ: Mapping[str, str]) -> int:
     """A port that depends on the job and the step, so that jobs and steps on one machine seldom share one. Each task of
     a job array has a SLURM_JOB_ID of its own."""
     job, step = (_number(environ, name) or 0 for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    # Computed, not chosen at random: all ranks must arrive at one port without a word exchanged.
     return _FIRST_PORT + (job + _STEP_STRIDE * step) % _PORTS
 
 
@@ -136,6 +138,7 @@ def _per_node(environ: Mapping[str, str], size: int, *, slurm: bool) -> int | No
     if not slurm:
         return _number(environ, "LOCAL_WORLD_SIZE")
     nodes = _number(environ, "SLURM_STEP_NUM_NODES")
+    # Unequal numbers on the nodes: no single number is right, and None skips the check.
     return None if not nodes or size % nodes else size // nodes
 
 

@@ -14,6 +14,7 @@ from itertools import combinations, pairwise, product
 
 PER_RANK = ("rng", "loop", "data")
 """Top-level keys of a state that every rank saves; everything else is saved once."""
+# Without leading zeros each number has one spelling; 19 digits hold any below 2**63.
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,18})")
 _TEXT = re.compile(r"\[([0-9:, ]*)\] of \[([0-9, ]*)\]")
 _LARGEST = 2**63
@@ -49,6 +50,7 @@ class Shard:
         shard = cls(shape, tuple(begin for begin, _ in spans), tuple(end - begin for begin, end in spans))
         is_inside = all(begin <= end <= size for (begin, end), size in zip(spans, shape, strict=True))
         # Compared with its own text, so that each part has one spelling.
+        # Sides of 0 do not count: a hostile [0, 2**62, 9] has no elements, but overflows when it is allocated.
         if not is_inside or math.prod(size for size in shape if size) >= _LARGEST or str(shard) != text:
             raise ValueError(f"{text[:80]!r} is not a part of a tensor")
         return shard
@@ -83,6 +85,7 @@ def runs(source: Shard, target: Shard) -> Iterator[tuple[int, int, int]]:
     for source_offset, source_size, target_offset, target_size in boxes:
         begins.append(max(source_offset, target_offset))
         sizes.append(min(source_offset + source_size, target_offset + target_size) - begins[-1])
+        # Without an overlap in one dimension there is none at all.
         if sizes[-1] <= 0:
             return
     # Inner dimensions that both parts have completely form one run, together with the next outer dimension.
@@ -138,6 +141,7 @@ def spread(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
     """
     load = dict.fromkeys(ranks, 0)
     writer: dict[str, int] = {}
+    # The sort is stable: tensors of one size keep the order of the state, which every rank has.
     for name in sorted(sizes, key=lambda name: -sizes[name]):
         # Ties go to the lower rank, so that the order of `ranks` does not matter.
         writer[name] = min(load, key=lambda rank: (load[rank], rank))

@@ -178,6 +178,7 @@ class _Run:
         if evaluated:
             line.evaluations.append(start.step)
         self._moment(start, Occasion.pre_train, None, evaluated)
+        # Not before the first moment: its evaluation and save come also where no end is known.
         end = self._end()
         if end is None:
             return self._closed()
@@ -280,6 +281,7 @@ class _Run:
         if index is None or not (evaluated or (finished is not None and not self.live[index].finished)):
             return
         saved = self.live[index]
+        # The checkpoint of this step exists, so the rule for a run without one does not apply.
         occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
         decision = why_save(self.setting.save, replace(moment, last_saved_step=None, occasion=occasion))
         if decision is not None and saved.kind is Kind.ephemeral:
@@ -300,6 +302,7 @@ class _Run:
         """Move checkpoints that no later save can remove out of `live`, so that each step examines few."""
         rules, newest, newest_finite, permanents = self.setting.retention, True, True, 0
         live: list[Saved] = []
+        # From the newest on: what counts as newest depends on those already seen.
         for saved in reversed(self.live):
             counted = saved.finite and saved.kind is Kind.permanent
             permanents += counted

@@ -200,6 +200,7 @@ def kind_of(annotation: Any) -> Kind | None:
         return None
 
 
+# Cached: each composed config asks for the same annotations.
 @cache
 def _parse_kind(text: str) -> Kind | None:
     return _kind_or_any(ast.parse(text.strip(), mode="eval").body)
