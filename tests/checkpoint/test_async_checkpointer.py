@@ -8,8 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +16,11 @@ import torch
 from states import same, small_state
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.save import SaveCaller, SaveJob
+from trainer_cli.checkpoint.checkpointer import SyncCheckpointer
 from trainer_cli.checkpoint.snapshot import CopyStager, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import SaveError
-
-
-class Net:
-    """Weights, their optimizer, and the state that is saved of them."""
-
-    def __init__(self) -> None:
-        self.model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
-        self.step()
-
-    def step(self) -> None:
-        self.model(torch.randn(5, 3)).square().sum().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    @property
-    def state(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": dict(self.optimizer.state_dict()["state"])}
 
 
 class SlowDisk(Disk):
@@ -60,58 +39,6 @@ def on_disk(disk: Disk) -> AsyncCheckpointer:
     return AsyncCheckpointer(storage=lambda root: LocalStorage(root, disk=disk))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_the_files_are_byte_for_byte_those_of_the_other_checkpointer(tmp_path: Path) -> None:
-    net, background = Net(), make_async_checkpointer()
-    for step, state in ((1, net.state), (2, small_state(7)), (3, net.state)):
-        facts = CheckpointMetadata(run_id="r", step=step, metrics={"a": 1.0}, files={"config.yaml": b"x: 1"})
-        SyncCheckpointer().save(state, tmp_path / "b" / f"step{step}", metadata=facts)
-        background.save(state, tmp_path / "a" / f"step{step}", metadata=facts).written.result(60)
-        assert contents(tmp_path / "a" / f"step{step}") == contents(tmp_path / "b" / f"step{step}")
-    background.close()
-
-
-def by_an_operation(weight: torch.Tensor) -> None:
-    with torch.no_grad():
-        weight.mul_(0.5)
-
-
-def through_data(weight: torch.Tensor) -> None:
-    weight.data.mul_(0.5)
-
-
-def by_numpy(weight: torch.Tensor) -> None:
-    weight.detach().numpy()[:] *= 0.5
-
-
-@pytest.mark.parametrize("write", [by_an_operation, through_data, by_numpy])
-def test_what_is_saved_is_of_the_moment_of_the_save_however_the_weights_are_written_later(
-    tmp_path: Path, write: Callable[[torch.Tensor], None]
-) -> None:
-    net, disk = Net(), SlowDisk()
-    background = on_disk(disk)
-    for step in range(3):
-        disk.may_end.set()
-        SyncCheckpointer().save(net.state, tmp_path / f"expected{step}")
-        disk.may_end.clear()
-        saving = background.save(net.state, tmp_path / f"step{step}")
-        assert saving.staged.done(), "copied before training goes on"
-        assert not saving.written.done()
-        assert not (tmp_path / f"step{step}").exists()
-        net.step()
-        for tensor in [*net.model.parameters(), *net.model.buffers()]:
-            if tensor.is_floating_point():
-                write(tensor)
-        disk.may_end.set()
-        saving.written.result(60)
-        saved, expected = (SyncCheckpointer().load(tmp_path / f"{name}{step}") for name in ("step", "expected"))
-        assert same(dict(saved), dict(expected))
-    background.close()
-
-
 class FullDisk(Disk):
     """Has no space until `full` is False."""
 
@@ -121,20 +48,6 @@ class FullDisk(Disk):
         if self.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().fsync(fd)
-
-
-def test_a_failed_save_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
-    disk = FullDisk()
-    background = on_disk(disk)
-    saving = background.save(small_state(1), tmp_path / "step1")
-    assert saving.staged.result(60) is None
-    with pytest.raises(SaveError, match="No space left on device"):
-        saving.raise_failure()
-    assert os.listdir(tmp_path) == []
-    disk.full = False
-    background.save(small_state(2), tmp_path / "step2").written.result(60)
-    background.close()
-    assert os.listdir(tmp_path) == ["step2"]
 
 
 @pytest.mark.parametrize("act", ["save", "close"])
@@ -158,41 +71,6 @@ def test_a_save_whose_folder_cannot_be_made_fails_and_the_next_one_works(tmp_pat
     with pytest.raises(SaveError):
         background.save(small_state(), tmp_path / "file" / "step1").raise_failure()
     background.save(small_state(), tmp_path / "step2").written.result(60)
-    background.close()
-
-
-def test_what_must_be_done_before_a_commit_is_done_and_where_it_fails_nothing_is_committed(tmp_path: Path) -> None:
-    background, seen = make_async_checkpointer(), []
-
-    class Notes(SaveCaller):
-        def before_commit(self) -> None:
-            seen.append((tmp_path / "step1").exists())
-
-    class Fails(SaveCaller):
-        def before_commit(self) -> None:
-            raise OSError(errno.EIO, "Input/output error")
-
-    background.save(small_state(), tmp_path / "step1", caller=Notes()).written.result(60)
-    assert seen == [False]
-    with pytest.raises(SaveError, match="Input/output error"):
-        background.save(small_state(), tmp_path / "step2", caller=Fails()).raise_failure()
-    assert os.listdir(tmp_path) == ["step1"]
-    background.close()
-
-
-def test_what_follows_a_commit_is_done_after_it_and_only_then(tmp_path: Path) -> None:
-    disk, seen = FullDisk(), []
-    background = on_disk(disk)
-
-    class Notes(SaveCaller):
-        def on_committed(self, job: SaveJob) -> None:
-            seen.append((job.name, job.path.exists()))
-
-    for step in (1, 2):
-        disk.full = step == 1
-        with suppress(SaveError):
-            background.save(small_state(), tmp_path / f"step{step}", caller=Notes()).raise_failure()
-    assert seen == [("step2", True)]
     background.close()
 
 
@@ -296,7 +174,6 @@ def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> 
 SCRIPT = """
 import sys
 import torch
-from trainer_cli.checkpoint.snapshot import CopyStager
 from trainer_cli import make_async_checkpointer
 
 make_async_checkpointer().save({"w": torch.ones(10_000_000)}, sys.argv[1])
@@ -317,11 +194,11 @@ def test_a_script_that_ends_without_close_finishes_its_save_or_says_why_not(tmp_
 
 @pytest.mark.parametrize("available", [None, 1 << 40, 1000])
 def test_no_more_memory_is_prepared_than_the_host_can_spare(tmp_path: Path, available: int | None) -> None:
-    net, background = Net(), AsyncCheckpointer(stager=CopyStager(lambda: available))
-    background.prepare(net.state)
+    background = AsyncCheckpointer(stager=CopyStager(lambda: available))
+    background.prepare(small_state())
     assert background.drain(60)
     held = background.stager.held_bytes
     assert (held > 0) is (available != 1000)
-    background.save(net.state, tmp_path / "step1").written.result(60)
+    background.save(small_state(), tmp_path / "step1").written.result(60)
     assert background.stager.held_bytes == held
     background.close()

@@ -1,4 +1,4 @@
-"""Checkpoints of other programs: told by content, their weights read bit for bit, nothing in them run."""
+"""Checkpoints of other programs: known by content, their weights read bit for bit, nothing in them run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import datetime
 import json
 import subprocess
 import sys
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint._experimental.checkpoint_writer import CheckpointWriter, CheckpointWriterConfig
 from torch.distributed.checkpoint._experimental.types import RankInfo
+from torch.distributed.checkpoint.filesystem import SerializationFormat
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
@@ -80,17 +83,6 @@ OBJECTS: dict[str, tuple[Any, str, int | None]] = {
 }
 
 
-@pytest.mark.parametrize("old", [False, True], ids=["zip", "old format"])
-@pytest.mark.parametrize("name", OBJECTS)
-def test_weights_in_a_torch_file_are_found(tmp_path: Path, name: str, old: bool) -> None:
-    saved, program, step = OBJECTS[name]
-    path = tmp_path / "any.name"
-    torch.save(saved, path, _use_new_zipfile_serialization=not old)
-    found = read_foreign(path)
-    assert (kind_of(path), found.program, found.step) == (Kind.torch_file, program, step)
-    assert same(found.model, weights())
-
-
 @pytest.mark.parametrize(
     ("saved", "said"),
     [
@@ -122,74 +114,78 @@ def _tensors() -> dict[str, torch.Tensor]:
     return {name: value.contiguous().clone() for name, value in weights().items()}
 
 
-def _sharded(folder: Path, save: Callable[[dict[str, torch.Tensor], Path], object], stem: str, suffix: str) -> None:
-    folder.mkdir()
+def _sharded(path: Path, save: Callable[[dict[str, torch.Tensor], Path], object], stem: str, suffix: str) -> None:
+    path.mkdir()
     tensors = _tensors()
     names = sorted(tensors)
     table = {}
     for number, own in enumerate((names[:3], names[3:]), 1):
         file = f"{stem}-{number:05}-of-00002.{suffix}"
-        save({name: tensors[name] for name in own}, folder / file)
+        save({name: tensors[name] for name in own}, path / file)
         table |= dict.fromkeys(own, file)
-    (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
+    (path / f"{stem}.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": table}))
 
 
-def test_safetensors_files_and_folders_are_read(tmp_path: Path) -> None:
-    file = tmp_path / "weights"
-    safetensors.torch.save_file(_tensors(), file, metadata={"format": "pt"})
-    (tmp_path / "one").mkdir()
-    safetensors.torch.save_file(_tensors(), tmp_path / "one/model.safetensors")
-    (tmp_path / "bin").mkdir()
-    torch.save(_tensors(), tmp_path / "bin/pytorch_model.bin")
-    _sharded(tmp_path / "parts", safetensors.torch.save_file, "model", "safetensors")
-    _sharded(tmp_path / "bins", torch.save, "pytorch_model", "bin")
-    assert kind_of(file) is Kind.safetensors
-    assert same(read_foreign(file).model, _tensors())
-    for name in ("one", "bin", "parts", "bins"):
-        assert kind_of(tmp_path / name) is Kind.huggingface
-        assert same(read_foreign(tmp_path / name).model, _tensors()), name
+def _in_folder(path: Path, save: Callable[[dict[str, torch.Tensor], Path], object], name: str) -> None:
+    path.mkdir()
+    save(_tensors(), path / name)
 
 
-SAVE_DCP = """
-import sys, warnings
-import torch
-import torch.distributed.checkpoint as dcp
-warnings.simplefilter("ignore")
-torch.manual_seed(3)
-model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-optimizer = torch.optim.AdamW(model.parameters())
-model(torch.randn(5, 3)).sum().backward()
-optimizer.step()
-trees = {
-    "plain": model.state_dict(),
-    "model": {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 4},
-    "app": {"app": {"model": model.state_dict(), "optim": optimizer.state_dict()}},
+def _dcp(path: Path, tree: dict[str, Any], form: str = "TORCH_SAVE") -> None:
+    writer = dcp.FileSystemWriter(path, serialization_format=getattr(SerializationFormat, form))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Of a save without a process group.
+        dcp.save(tree, storage_writer=writer, no_dist=True)
+
+
+def _by_torchs_checkpointer(path: Path) -> None:
+    writer = CheckpointWriter(CheckpointWriterConfig(), RankInfo(global_rank=0, global_world_size=1), None)
+    writer.write(str(path), {"model": weights()})
+
+
+save_file = safetensors.torch.save_file
+MOMENTS = {"state": {0: {"exp_avg": torch.ones(4, 3)}}, "param_groups": [{"lr": 0.1, "params": [0]}]}
+WRITERS: dict[str, tuple[Callable[[Path], object], Kind, str, int | None]] = {
+    **{
+        f"{name}, {form}": (
+            lambda path, saved=saved, form=form: torch.save(saved, path, _use_new_zipfile_serialization=form == "zip"),
+            *(Kind.torch_file, program, step),
+        )
+        for name, (saved, program, step) in OBJECTS.items()
+        for form in ("zip", "old format")
+    },
+    "safetensors": (lambda path: save_file(_tensors(), path), Kind.safetensors, "safetensors file", None),
+    **{
+        f"Hugging Face, {name}": (write, Kind.huggingface, "Hugging Face folder", None)
+        for name, write in {
+            "one file": lambda path: _in_folder(path, save_file, "model.safetensors"),
+            "one pickle": lambda path: _in_folder(path, torch.save, "pytorch_model.bin"),
+            "several files": lambda path: _sharded(path, save_file, "model", "safetensors"),
+            "several pickles": lambda path: _sharded(path, torch.save, "pytorch_model", "bin"),
+        }.items()
+    },
+    **{
+        f"DCP, {name}": (write, Kind.dcp, "DCP folder", None)
+        for name, write in {
+            "weights alone": lambda path: _dcp(path, weights()),
+            "under model": lambda path: _dcp(path, {"model": weights(), "optimizer": MOMENTS, "step": 4}),
+            "under app": lambda path: _dcp(path, {"app": {"model": weights(), "optim": MOMENTS}}),
+            "in safetensors": lambda path: _dcp(path, {"model": _tensors()}, "SAFETENSORS"),
+        }.items()
+    },
+    "torch's Checkpointer": (_by_torchs_checkpointer, Kind.torch_checkpointer, "torch file", None),
 }
-for name, tree in trees.items():
-    dcp.save(tree, checkpoint_id=f"{sys.argv[1]}/{name}")
-writer = dcp.FileSystemWriter(
-    f"{sys.argv[1]}/safe", serialization_format=dcp.filesystem.SerializationFormat.SAFETENSORS
-)
-dcp.save({"model": model.state_dict()}, storage_writer=writer)
-torch.save(model.state_dict(), f"{sys.argv[1]}/wanted.pt")
-"""
+"""What writes a checkpoint -> how it is called and which step it is of, as far as it says so."""
 
 
-@pytest.fixture(scope="module")
-def dcp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders that torch.distributed.checkpoint saved, and the weights that are in them."""
-    folder = tmp_path_factory.mktemp("dcp")
-    subprocess.run([sys.executable, "-c", SAVE_DCP, str(folder)], check=True, capture_output=True)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "model", "app", "safe"])
-def test_a_dcp_folder_is_read_in_one_process(dcp: Path, name: str) -> None:
-    assert kind_of(dcp / name) is Kind.dcp
-    found = read_foreign(dcp / name)
-    assert found.program == "DCP folder"
-    assert same(found.model, torch.load(dcp / "wanted.pt"))
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_weights_that_another_program_saved_are_read_bit_for_bit(tmp_path: Path, name: str) -> None:
+    write, kind, program, step = WRITERS[name]
+    write(tmp_path / "any.name")
+    assert kind_of(tmp_path / "any.name") is kind
+    found = read_foreign(tmp_path / "any.name")
+    assert (found.program, found.step) == (program, step)
+    assert same(found.model, weights())
 
 
 SHARDED = """
@@ -224,13 +220,6 @@ def test_the_shards_of_two_ranks_are_put_together(tmp_path: Path) -> None:
     done = subprocess.run([*launch, str(script), str(tmp_path / "step4")], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert same(read_foreign(tmp_path / "step4").model, torch.load(tmp_path / "step4.pt"))
-
-
-def test_a_folder_of_torchs_own_checkpointer_is_read(tmp_path: Path) -> None:
-    writer = CheckpointWriter(CheckpointWriterConfig(), RankInfo(global_rank=0, global_world_size=1), None)
-    writer.write(str(tmp_path / "step3"), {"model": weights()})
-    assert kind_of(tmp_path / "step3") is Kind.torch_checkpointer
-    assert same(read_foreign(tmp_path / "step3").model, weights())
 
 
 def test_own_checkpoints_and_other_files_are_of_no_other_program(tmp_path: Path) -> None:

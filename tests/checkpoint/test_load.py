@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from states import same
+from states import same, small_state
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
@@ -21,6 +22,7 @@ from trainer_cli.checkpoint.model_state import capture_model, fit_model
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
 from trainer_cli.core.policy import Kind
+from trainer_cli.errors import CheckpointError, UserError
 
 MB = 2**20
 
@@ -74,6 +76,11 @@ def flip(path: Path, place: int = -1) -> None:
     content = bytearray((path / "rank0.safetensors").read_bytes())
     content[place] ^= 1
     (path / "rank0.safetensors").write_bytes(content)
+
+
+@pytest.fixture
+def checkpointer() -> SyncCheckpointer:
+    return SyncCheckpointer()
 
 
 @pytest.fixture
@@ -255,3 +262,116 @@ def test_the_first_failure_is_raised_and_then_no_thread_reads_any_more(good):
     with pytest.raises(OSError, match=f"fails at {good // 16 * 16}"), source.verified() as file:
         file.read([400])
     assert source.reading == 0
+
+
+@pytest.mark.parametrize("name", [".hidden", "a\nb"])
+def test_names_that_cannot_be_are_reported_so(checkpointer, tmp_path, name):
+    with pytest.raises(CheckpointError, match="cannot be the name"):
+        checkpointer.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("act", ["load", "manifest", "verify"])
+def test_no_checkpoint_is_reported_with_its_path(checkpointer, tmp_path, act):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "step9", tmp_path / "no" / "where", tmp_path / "file"):
+        with pytest.raises(CheckpointError, match=f"there is no checkpoint .{path}") as raised:
+            getattr(checkpointer, act)(path)
+        assert isinstance(raised.value, FileNotFoundError)
+        assert (raised.value.errno, raised.value.filename) == (errno.ENOENT, str(path))
+
+
+def test_loading_into_a_state_fills_the_named_keys_alone_and_in_place(checkpointer, tmp_path):
+    saved = {"a": torch.arange(6.0).reshape(2, 3), "b": {"x": torch.ones(2), "y": 1}, "c": torch.tensor(3), "d": 4}
+    saved["empty"] = torch.empty(0, 3)
+    checkpointer.save(saved, tmp_path / "step1")
+    big = torch.zeros(3, 4)
+    target = {"a": big.T[1:3, :], "b": {"x": torch.zeros(2), "z": 0}, "c": torch.tensor(0), "e": torch.zeros(0)}
+    target["empty"] = torch.empty(0, 3)
+    held = {"a": target["a"], "x": target["b"]["x"], "c": target["c"]}
+    loaded = checkpointer.load(tmp_path / "step1", target)
+    assert torch.equal(held["a"], saved["a"])
+    assert torch.equal(big.T[1:3, :], saved["a"])
+    assert big[:, [0, 3]].sum() == 0
+    assert torch.equal(held["x"], torch.ones(2))
+    assert held["c"] == 3
+    assert set(loaded) == {"a", "b", "c", "e", "empty"}
+    assert loaded.missing == ["b/z", "e"]
+
+
+def test_loading_strictly_refuses_what_is_missing_and_touches_nothing(checkpointer, tmp_path):
+    checkpointer.save({"a": torch.ones(2)}, tmp_path / "step1")
+    target = {"a": torch.zeros(2), "b": 1}
+    with pytest.raises(CheckpointError, match="the checkpoint lacks b") as raised:
+        checkpointer.load(tmp_path / "step1", target, strict=True)
+    assert isinstance(raised.value, RuntimeError)
+    assert target["a"].sum() == 0
+    assert checkpointer.load(tmp_path / "step1", {"a": torch.zeros(2)}, strict=True).missing == []
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), torch.ones(2, 1), torch.ones(2, dtype=torch.float64), 5])
+def test_loading_into_another_shape_or_type_is_refused(checkpointer, tmp_path, value):
+    checkpointer.save({"a": {"b": value}}, tmp_path / "step1")
+    target = {"a": {"b": torch.zeros(2)}}
+    with pytest.raises(CheckpointError, match="does not fit: a/b is"):
+        checkpointer.load(tmp_path / "step1", target)
+    assert target["a"]["b"].sum() == 0
+
+
+def test_parameters_are_filled_without_gradient_history(checkpointer, tmp_path):
+    checkpointer.save({"w": torch.ones(2)}, tmp_path / "step1")
+    target = {"w": torch.nn.Parameter(torch.zeros(2))}
+    checkpointer.load(tmp_path / "step1", target)
+    assert target["w"].is_leaf
+    assert target["w"].sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("location", "device"),
+    [
+        (None, "cpu"), ("meta", "meta"), (torch.device("meta"), "meta"), ({"cpu": "meta"}, "meta"),
+        ({"cuda:0": "meta"}, "cpu"), ({}, "cpu"), (lambda storage, location: storage, "cpu"),
+        (lambda storage, location: None, "cpu"),
+        (lambda storage, location: torch.UntypedStorage(len(storage), device="meta"), "meta"),
+    ],
+)  # fmt: skip
+def test_new_tensors_go_where_a_map_location_of_torch_says(checkpointer, tmp_path, location, device):
+    checkpointer.save(small_state(), tmp_path / "step1")
+    loaded = checkpointer.load(tmp_path / "step1", default_map_location=location)
+    assert loaded["model"]["weight"].device.type == device
+    assert loaded["model"]["weight"] is loaded["model"]["tied"]
+    if device == "cpu":
+        assert same(dict(loaded), small_state())
+    else:
+        assert loaded["model"]["weight"].shape == small_state()["model"]["weight"].shape
+
+
+def test_the_function_of_a_map_location_gets_storage_and_device(checkpointer, tmp_path):
+    checkpointer.save({"a": torch.ones(2, 3), "b": torch.zeros(0)}, tmp_path / "step1")
+    calls: list[tuple[int, str]] = []
+    checkpointer.load(
+        tmp_path / "step1", default_map_location=lambda storage, location: calls.append((len(storage), location))
+    )
+    assert sorted(calls) == [(0, "cpu"), (24, "cpu")]
+
+
+def test_an_unknown_device_is_refused(checkpointer, tmp_path):
+    checkpointer.save({"a": torch.ones(2)}, tmp_path / "step1")
+    with pytest.raises(UserError, match="default_map_location is 'gpu'"):
+        checkpointer.load(tmp_path / "step1", default_map_location="gpu")
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (torch.zeros(1, 2).expand(5, 2), "a/b is expanded here"),
+        (torch.zeros(2).expand(5, 2), "a/b is expanded here"),
+        (torch.zeros(5, 2).to_sparse(), "a/b is torch.sparse_coo here"),
+        (torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged), "a/b is a nested tensor"),
+    ],
+)
+def test_a_target_that_cannot_be_filled_is_refused_before_anything_is_touched(checkpointer, tmp_path, target, why):
+    checkpointer.save({"a": {"b": torch.ones(5, 2)}, "c": torch.ones(2)}, tmp_path / "step1")
+    state = {"c": torch.zeros(2), "a": {"b": target}}
+    with pytest.raises(CheckpointError, match=f"does not fit: {why}"):
+        checkpointer.load(tmp_path / "step1", state)
+    assert state["c"].sum() == 0

@@ -13,10 +13,10 @@ import safetensors
 import safetensors.torch
 import torch
 from hostile_cases import HEADERS
-from hypothesis import given
-from hypothesis import strategies as st
 from states import same, small_state
 
+from trainer_cli.checkpoint.format import tensor_file
+from trainer_cli.checkpoint.format.header import ELEMENT_BYTES
 from trainer_cli.checkpoint.format.sharded import TensorsFormat
 from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -184,27 +184,6 @@ def test_tensors_that_the_file_cannot_hold_are_refused_before_training(value, me
         TensorsFormat().plan({"a": {"b": value}})
 
 
-trees = st.dictionaries(
-    st.text(max_size=5),
-    st.builds(
-        lambda shape, dtype, turned: (
-            torch.randint(0, 2, shape, dtype=torch.uint8).to(dtype).T if turned and len(shape) == 2
-            else torch.randint(0, 2, shape, dtype=torch.uint8).to(dtype)
-        ),
-        st.lists(st.integers(0, 4), max_size=3),
-        st.sampled_from(DTYPES),
-        st.booleans(),
-    ),
-    max_size=6,
-)  # fmt: skip
-
-
-@given(trees)
-def test_any_tensors_come_back(tmp_path_factory, tree):
-    storage = LocalStorage(tmp_path_factory.mktemp("trees"))
-    assert same(there_and_back(storage, {"x": tree}), {"x": tree})
-
-
 STATE = b'{"version":1,"state":{"a":{"$":"tensor","v":"a"}}}'
 
 
@@ -287,3 +266,7 @@ def test_an_array_of_a_type_that_numpy_lacks_is_refused(storage):
 def test_a_file_that_the_manifest_does_not_list_is_not_read(storage):
     with forged(storage, one()) as (folder, manifest), pytest.raises(DamagedCheckpoint, match="does not list"):
         TensorsFormat().read(folder, manifest_of({"rank0.json": manifest.files["rank0.json"]}))
+
+
+def test_every_type_of_element_has_the_size_that_torch_gives_it() -> None:
+    assert {code: dtype.itemsize for code, dtype in tensor_file.DTYPES.items()} == ELEMENT_BYTES
