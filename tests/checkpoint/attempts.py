@@ -1,4 +1,4 @@
-"""Attempts at a training that is not there: the real callback on a real disk, and the oracle, message the same."""
+"""Attempts of a simulated training: the real callback on a real disk and the oracle get the same events."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class InlineThread(WriterThread):
 
 
 class KilledError(BaseException):
-    """The process is dead: no operation on the disk happens any more."""
+    """The simulated process is dead: no further operation reaches the disk."""
 
 
 class PerilousDisk(FaultyDisk):
-    """Fails within the next save, at a place by name, or dies so many operations from now."""
+    """Fails within the next save, at an operation given by name, or dies after a number of operations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""What must be saved, and what must lie on the disk: the rules message a second time, as plainly as they can be.
+"""The rules of saving and removal written a second time, as plainly as possible: what must be on the disk.
 
-Nothing is shared with the code that is judged: lengths are read by hand, counts are whole numbers, each rule is a
-loop over all there is. `past` lists what may be seen on the disk, one after the other, while one thing happens: the
-last entry is how it ends, the others are where a kill may leave it.
+Nothing is shared with the code under test: durations are parsed by hand, counts are integers, and each rule is a loop
+over all checkpoints. `past` lists the states of the disk during one event in order: the last is the outcome, the others
+are where a kill may leave it.
 """
 
 from __future__ import annotations

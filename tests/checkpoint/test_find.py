@@ -138,16 +138,13 @@ def test_each_rank_finds_its_own_folder(tmp_path: Path, monkeypatch: pytest.Monk
         assert checkpoint_path(str(tmp_path / "rank{rank}"), step=1).parent.name == f"rank{rank}"
 
 
-@pytest.mark.parametrize("variable", ["rank", "local_rank", "node_rank"])
 @pytest.mark.parametrize("door", ["load", "read", "verify", "load_checkpoint", "validate_all", "ckpt=", "archive"])
-def test_the_ranks_are_filled_in_at_every_door(
-    door: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ranks_are_filled_in_at_every_door(door: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv({"rank": "RANK", "local_rank": "LOCAL_RANK", "node_rank": "GROUP_RANK"}[variable], "2")
+    monkeypatch.setenv("RANK", "2")
     model = torch.nn.Linear(2, 1)
     save_checkpoint(tmp_path / "step1-2", 1, model, torch.optim.SGD(model.parameters(), lr=0.1))
-    path = tmp_path / f"step1-{{{variable}}}"
+    path = tmp_path / "step1-{rank}"
     checkpointer = make_sync_checkpointer()
     match door:
         case "load" | "read":
@@ -162,4 +159,4 @@ def test_the_ranks_are_filled_in_at_every_door(
             assert select_one(str(path)) == tmp_path / "step1-2"
         case "archive":
             write_archive(tmp_path / "step1-2", tmp_path / "a2.tar")
-            assert checkpointer.load(tmp_path / f"a{{{variable}}}.tar")["epoch"] == 1
+            assert checkpointer.load(tmp_path / "a{rank}.tar")["epoch"] == 1
