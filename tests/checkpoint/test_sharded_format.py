@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,20 +129,9 @@ def state_order(like: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("format", ["tensors", "archive"])
-def test_what_each_rank_saves_for_itself_comes_back_to_it(tmp_path: Path, format: str) -> None:
-    save_as(tmp_path, [2], state, format=format)
-    for rank in range(2):
-        with rank_of(rank, [2]) as mesh:
-            found = load_as(tmp_path, 2, rank, mesh, format=format)
-            assert found["data"]["position"] == rank
-            assert same(found["rng"], state(rank=rank)["rng"])
-            assert "ranks" not in found
-
-
-@pytest.mark.parametrize("format", ["tensors", "archive"])
-@pytest.mark.parametrize(("saved", "reading"), [(2, 3), (1, 2)])
-def test_another_number_of_ranks_gets_what_each_had_for_itself(
-    tmp_path: Path, saved: int, reading: int, format: str
+@pytest.mark.parametrize(("saved", "reading", "ranks"), [(2, 2, None), (2, 3, [0, 1]), (1, 2, [])])
+def test_a_rank_gets_what_it_saved_for_itself_or_among_others_what_each_saved(
+    tmp_path: Path, saved: int, reading: int, ranks: list[int] | None, format: str
 ) -> None:
     if saved == 1:
         make_sync_checkpointer(format=format).save(state(), tmp_path / "step1")
@@ -150,8 +139,10 @@ def test_another_number_of_ranks_gets_what_each_had_for_itself(
         save_as(tmp_path, [saved], state, format=format)
     with rank_of(1, [reading]) as mesh:
         found = load_as(tmp_path, reading, 1, mesh, format=format)
-    assert found["data"]["position"] == 0
-    assert [one["data"]["position"] for one in found["ranks"]] == ([] if saved == 1 else [0, 1])
+    own = state(rank=1 if ranks is None else 0)
+    assert same((found["rng"], found["data"]), (own["rng"], own["data"]))
+    others = found.get("ranks")
+    assert (None if others is None else [one["data"]["position"] for one in others]) == ranks
 
 
 def read_files(monkeypatch: pytest.MonkeyPatch, read: Any) -> list[str]:
@@ -206,26 +197,16 @@ def test_a_rank_reads_either_format_whichever_it_saves(tmp_path: Path, saved: st
 def test_a_rank_reads_each_archive_that_it_needs_once_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[str] = []
-    enter = VerifiedFile.__enter__
-
-    def noted(file: VerifiedFile) -> VerifiedFile:
-        if file.path.suffix == ".gz":
-            read.append(file.path.name)
-        return enter(file)
+    def archives(read: Callable[[], Any]) -> list[str]:
+        return [file for file in read_files(monkeypatch, read) if file.endswith(".gz")]
 
     save_as(tmp_path, [3], of_rank, format="archive")
-    monkeypatch.setattr(VerifiedFile, "__enter__", noted)
+    every = ["rank0.tar.gz", "rank1.tar.gz", "rank2.tar.gz"]
     with rank_of(1, [3]) as mesh:
-        load_as(tmp_path, 3, 1, mesh, format="archive")
-    assert read == ["rank0.tar.gz", "rank1.tar.gz"]
-    read.clear()
-    make_sync_checkpointer().read(tmp_path / "step1")
-    assert read == ["rank0.tar.gz", "rank1.tar.gz", "rank2.tar.gz"]
-    read.clear()
-    manifest = manifest_of(tmp_path / "step1")
-    check_readable(LocalReadableFolder(tmp_path / "step1", Disk()), manifest)
-    assert read == ["rank0.tar.gz", "rank1.tar.gz", "rank2.tar.gz"]
+        assert archives(lambda: load_as(tmp_path, 3, 1, mesh, format="archive")) == every[:2]
+    assert archives(lambda: make_sync_checkpointer().read(tmp_path / "step1")) == every
+    folder = LocalReadableFolder(tmp_path / "step1", Disk())
+    assert archives(lambda: check_readable(folder, manifest_of(tmp_path / "step1"))) == every
 
 
 def test_a_replicated_state_is_written_once_and_its_large_tensors_by_all_ranks(tmp_path: Path) -> None:
