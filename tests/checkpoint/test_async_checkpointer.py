@@ -202,3 +202,23 @@ def test_no_more_memory_is_prepared_than_the_host_can_spare(tmp_path: Path, avai
     background.save(small_state(), tmp_path / "step1").written.result(60)
     assert background.stager.held_bytes == held
     background.close()
+
+
+MANY = """
+import resource, sys
+import torch
+from trainer_cli import make_async_checkpointer
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+state = {f"t{number}": torch.full((3,), float(number)) for number in range(500)}
+checkpointer = make_async_checkpointer()
+for step in (1, 2):
+    checkpointer.save(state, f"{sys.argv[1]}/step{step}")
+checkpointer.close()
+loaded = checkpointer.load(f"{sys.argv[1]}/step2")
+assert all(torch.equal(loaded[name], value) for name, value in state.items())
+"""
+
+
+def test_a_state_may_have_more_tensors_than_files_may_be_open(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

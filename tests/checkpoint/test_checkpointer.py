@@ -362,3 +362,19 @@ def test_a_save_is_none_or_the_pair_of_its_futures(tmp_path: Path) -> None:
     assert written.result(timeout=60) is None
     assert (tmp_path / "step2/manifest.json").is_file()
     checkpointer.close()
+
+
+@pytest.mark.parametrize("make", [make_sync_checkpointer, make_async_checkpointer])
+def test_format_and_digest_are_those_that_were_set(tmp_path: Path, make: type) -> None:
+    checkpointer = make(digest="sha256", format="torch_file")
+    checkpointer.save({"x": torch.ones(2)}, tmp_path / "step1")
+    checkpointer.close()
+    manifest = make_sync_checkpointer().manifest(tmp_path / "step1")
+    assert manifest.format == "torch_file"
+    assert {entry.algorithm for entry in manifest.files.values()} == {"sha256"}
+
+
+def test_small_tensors_take_little_space(tmp_path: Path) -> None:
+    state = {f"scalar{number}": torch.tensor(float(number)) for number in range(3000)}
+    make_sync_checkpointer().save(state, tmp_path / "step1")
+    assert sum(path.stat().st_size for path in (tmp_path / "step1").iterdir()) < 1_000_000

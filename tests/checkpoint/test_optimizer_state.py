@@ -171,3 +171,16 @@ def test_one_name_with_and_without_a_wrappers_prefix_is_refused() -> None:
     state["_orig_mod.0.bias"] = torch.ones(4)
     with pytest.raises(UserError, match=r"0\.bias: two tensors of the checkpoint come to this name"):
         restore_model(model, state)
+
+
+def test_gradients_do_not_change_the_state() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    before = capture_optimizer(model, optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    after = capture_optimizer(model, optimizer)
+    assert before["state"].keys() == after["state"].keys() == {"weight", "bias"}
+    assert torch.equal(before["state"]["weight"]["exp_avg"], after["state"]["weight"]["exp_avg"])
+    assert model.weight.grad is not None
