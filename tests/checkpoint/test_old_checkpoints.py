@@ -46,19 +46,22 @@ def leaves(tree: Any, name: str = "") -> dict[str, Any]:
     return {name: torch.as_tensor(tree) if isinstance(tree, np.ndarray) else tree}
 
 
-def differing(first: Any, second: Any, close: Callable[[torch.Tensor, torch.Tensor], bool] = torch.equal) -> list[str]:
+def is_equal(first: Any, second: Any) -> bool:
+    return torch.equal(first, second) if isinstance(first, torch.Tensor) else bool(first == second)
+
+
+def is_close(first: Any, second: Any) -> bool:
+    if not isinstance(first, torch.Tensor | float):
+        return bool(first == second)
+    one, other = (torch.as_tensor(value).double() for value in (first, second))
+    return torch.allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def differing(first: Any, second: Any, same: Callable[[Any, Any], bool] = is_equal) -> list[str]:
     """The names of what two states do not share."""
     one, other = leaves(first), leaves(second)
     assert one.keys() == other.keys()
-    same = {
-        name: close(value, other[name]) if isinstance(value, torch.Tensor) else value == other[name]
-        for name, value in one.items()
-    }
-    return [name for name, equal in same.items() if not equal]
-
-
-def is_close(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return torch.allclose(first.double(), second.double(), rtol=1e-6, atol=1e-6)
+    return [name for name, value in one.items() if not same(value, other[name])]
 
 
 def computes_as_the_writer(old: Path, straight: str, name: str) -> bool:
@@ -70,10 +73,10 @@ def assert_resumed(old: Path, name: str, straight: str) -> None:
     log = (old / name / "train.log").read_text()
     assert "resuming at step 4 from step4" in log
     assert "step4 is not" not in log
-    close = torch.equal if computes_as_the_writer(old, straight, name) else is_close
+    same = is_equal if computes_as_the_writer(old, straight, name) else is_close
     found, wanted = state(old / name / END), state(old / straight / END)
     assert len(leaves(wanted)) > 30
-    assert differing(found, wanted, close) == []
+    assert differing(found, wanted, same) == []
 
 
 @pytest.mark.parametrize("name", ALL)
