@@ -158,6 +158,7 @@ def _find_all(before: Sequence[str], current: str, cwd: Path) -> Iterator[Candid
     if verb not in VERBS:
         return
     parser = parser_of(verb, import_module(VERBS[verb].module))
+    # An action has flags and arguments of its own.
     chosen = actions_of(parser).get(before[1]) if len(before) > 1 else None
     if chosen is not None:
         parser, before = chosen, before[1:]
@@ -234,6 +235,7 @@ def _overrides(choices: Choices, before: Sequence[str], current: str, cwd: Path)
         # `+` adds what does not exist yet, and every key exists.
         return
     for name in [*keys(), *settings]:
+        # Keys such as _target_ are chosen with an option, not typed.
         if name.startswith(key) and not name.endswith("_"):
             # Complete up to the next dot: hundreds of keys at once are no help.
             dot = name.find(".", len(key))

@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from trainer_cli.config.compose import compose, to_yaml
 
+        # Unresolved, so that no secret of the environment is printed.
         text = to_yaml(compose(args.overrides, **settings))
         if args.json:
             import yaml

@@ -61,6 +61,7 @@ def gather(config_dir: Path | None = None) -> dict[str, dict[str, Any]]:
         "machine": {
             "platform": platform.platform(),
             "cpus": os.cpu_count(),
+            # A container or Slurm may allow fewer cores than the machine has.
             "cpus_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_gib": _gib(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         },

@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join([*_table(args.group, choices), *_files(args.group, choices), *_keys(args.group)]))
         return 0
     print("\n\n".join("\n".join(_table(group, choices)) for group in names))
+    # The star is explained only where it occurs.
     if any(choices.is_own(file) for group in names for file in choices.options(group).values()):
         print("\n* yours")
     return 0

@@ -134,6 +134,7 @@ def _files(package: str) -> Iterator[tuple[Path, str]]:
         for mark, value in values.items():
             text = text.replace(mark, value)
         yield Path(*segments), text
+    # Of this very version: editors check the files by what the command accepts.
     yield Path("configs/train.schema.json"), json.dumps(json_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

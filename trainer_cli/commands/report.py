@@ -85,6 +85,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         UserError: a path holds nothing to report, plotly is missing, or the output is a file of another kind.
         OSError: a file cannot be read or written.
     """
+    # First: reading the runs may take long, and would be in vain without plotly.
     plotly = _plotly()
     _refuse_other_file(output)
     records: list[RunRecord] = []
@@ -112,6 +113,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
     }
     page = _page(data, plotly)
     try:
+        # As a whole, so that a browser that reloads the page never reads half of it.
         replace(output, [page])
     except OSError as error:
         cure = "Name another file with -o."
@@ -165,6 +167,7 @@ def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> 
             name = f"{above} {', '.join(f'{short[key]}={text}' for key, text in job.swept.items())}".strip()
         names.append(name)
     cut = [name if len(name) <= _LONGEST_NAME else f"…{name[-_LONGEST_NAME:]}" for name in names]
+    # Names that are alike after the cut would be one curve for the reader.
     return cut if len(set(cut)) == len(cut) else names
 
 
@@ -174,6 +177,7 @@ def _plotly() -> str:
     for folder in spec.submodule_search_locations or () if spec is not None else ():
         file = Path(folder) / "package_data" / "plotly.min.js"
         if file.is_file():
+            # The end tag inside a text of the script would end its element.
             return file.read_text("utf-8").replace("</script", "<\\/script")
     raise UserError(
         "the report is drawn by plotly, which is not installed", cure="Type: pip install 'trainer-cli[report]'"
@@ -185,6 +189,7 @@ def _refuse_other_file(output: Path) -> None:
         raise UserError(f"there is no folder {output.parent}", where="-o")
     try:
         with open(output, "rb") as file:
+            # Only a report of ours is replaced: -o may name another file by mistake.
             if _MARK.encode() in file.read(_HEAD_BYTES):
                 return
     except FileNotFoundError:

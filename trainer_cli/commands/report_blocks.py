@@ -50,8 +50,10 @@ def curve(
         role: `train`, which may be smoothed; `validate`, drawn with points; else neither.
     """
     columns, rows = record.columns, series.rows
+    # With the extremes of each bucket: a spike must not vanish from the curve.
     reduced = reduce(columns.step[rows], series.values, buckets)
     drawn = rows[reduced.indices]
+    # Counted beside the curve, since JSON and the chart have no NaN.
     bad = np.flatnonzero(~np.isfinite(series.values))
     block = {
         "run": run,
@@ -84,6 +86,7 @@ def points(run: int, name: str, steps: Sequence[int], values: Sequence[float], g
 
 def rounded(values: Array, digits: int = _DIGITS) -> list[float | None]:
     """Numbers as JSON can hold them; None for what is not finite."""
+    # Few digits: they decide the size of the page, and a screen shows no more.
     return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -170,6 +173,7 @@ def _axis(name: str, texts: Sequence[str]) -> Block:
         distinct = list(dict.fromkeys(texts))
         return {"label": name, "values": [distinct.index(text) for text in texts], "ticks": dict(enumerate(distinct))}
     if min(numbers) > 0 and max(numbers) / min(numbers) >= _LOG_RATIO:
+        # Learning rates from 1e-5 to 1e-1 would be one point on a linear axis.
         numbers = [math.log10(number) for number in numbers]
     few = dict(zip(numbers, texts, strict=True))
     return {"label": name, "values": numbers, **({"ticks": few} if len(few) <= 8 else {})}
@@ -245,6 +249,7 @@ def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[st
     metrics = list(dict.fromkeys(name for record in records for name in record.best))
     rule = best_rule(shared_keep_best(record.keep_best for record in records), metrics)
     if rule is not None:
+        # The metric that decides comes first, by which the rows are sorted.
         metrics.sort(key=lambda name: name != rule.metric)
     order = list(range(len(records)))
     if metrics:

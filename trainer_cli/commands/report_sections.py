@@ -63,6 +63,7 @@ def sections(
         ("Attempts", _attempts(records, names)),
         ("Environment", _environment(records, names)),
     ]
+    # What is read first stands first: the environment is wanted once in a hundred times.
     return [{"title": title, "blocks": blocks} for title, content in candidates if (blocks := list(content))]
 
 
@@ -81,6 +82,7 @@ def _is_learning_rate(name: str) -> bool:
 
 
 def _buckets(records: Sequence[RunRecord]) -> int:
+    # A page of a hundred runs must still open in a browser.
     return max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(records)))
 
 

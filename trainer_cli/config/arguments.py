@@ -227,6 +227,7 @@ class _Checker:
     def groups(self, optimizer: Any, groups: Mapping[str, Any]) -> Iterator[ConfigError]:
         """Check the settings of parameter groups: torch's optimizers ignore unknown ones without a warning."""
         nodes = list(list_optimizers(optimizer).values())
+        # With several optimizers it is not known here which one a group belongs to.
         single_node = nodes[0] if len(nodes) == 1 and is_node(nodes[0]) else None
         target = self._target(single_node["_target_"], "optimizer")[0] if single_node else None
         parameters = None if target is None else call_parameters(target)

@@ -294,6 +294,7 @@ class _Validation:
     ) -> None:
         """Report a mistake, once for each key."""
         if path not in self._wrong:
+            # The first mistake of a key is the cause; others would only follow from it.
             self._wrong.add(path)
             source = source or self._provenance.source(path)
             self.mistakes.append(

@@ -68,11 +68,13 @@ def diff(old: DictConfig, new: DictConfig) -> list[Change]:
 
     A key that is absent equals its default.
     """
+    # With the defaults: a config of an older version lacks keys that were added since.
     before, after = (fill_defaults(to_plain(config)) for config in (old, new))
     return list(_changes(before, after, ()))
 
 
 def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterator[Change]:
+    # In the order of the new config, which the reader has before them.
     for key in [*new, *(key for key in old if key not in new)]:
         key_path = (*path, str(key))
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
@@ -117,6 +119,7 @@ def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
             continue
         node: Any = raw
         for name in path:
+            # A key may be a number, of which a path has only the text.
             node = node[next(key for key in node if str(key) == name)]
         value = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
         # Salted, so that short secrets cannot be looked up in a table of digests.

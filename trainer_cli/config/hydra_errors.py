@@ -47,6 +47,7 @@ def translate_error(
     error: Exception, search: SearchPath, command: CommandLine, files: Mapping[Path, Reading]
 ) -> ConfigError:
     """Translate an error of Hydra. `files` are those read so far; the last one has the mistake or is named by it."""
+    # Hydra has one class for most of them: only the words tell which it is.
     text = str(error) or str(error.__cause__ or "")
     entries = {
         name: [*read_entries(reading.node, label(path, search.cwd), name)]
@@ -74,6 +75,7 @@ def translate_error(
     if match := re.search(r"Error resolving interpolation '([^']+)'", text):
         return _no_interpolation(match[1], lists)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    # Words that are not known, as of a newer Hydra, are passed on with the file read last.
     message = " ".join(lines) or f"{type(error).__name__} in a defaults list"
     return _wrong(f"cannot compose: {message}", label([*files][-1], search.cwd) if files else None)
 
@@ -171,6 +173,7 @@ def _chosen_twice(key: str, lists: _Lists) -> ConfigError:
             return _wrong(f"{key} is chosen twice", last.source, "Name it once.")
     if len(entries) > 1:
         first, last = entries[:2]
+        # The file that lists the other decides, so its entry is the one to change.
         if _is_above(first, last, lists):
             first, last = last, first
         message = f"{key} is chosen already, in {first.source.rpartition(':')[0]}"

@@ -183,6 +183,7 @@ def _duration(units: Iterable[Unit], *, null: bool) -> Schema:
     allowed = tuple(units)
     pattern = "|".join(_UNITS[unit] for unit in allowed)
     steps = [{"type": "integer", "minimum": 1}] if Unit.STEP in allowed else []
+    # At least one digit that is not 0: no duration is empty.
     text = {"type": "string", "pattern": f"^(?=.*[1-9]) *({pattern}) *$"}
     return {"anyOf": [*steps, text, *([NULL] if null else [])]}
 

@@ -159,6 +159,7 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
             line.overrides.append(override)
             # Overrides apply before all appends, so an append that was written before its list is replaced must go.
             line.appends[:] = [append for append in line.appends if not _replaces(override, append.path)]
+    # A single name stays a text, as a config file has it.
     ckpt = patterns if not ckpt_is_single or len(patterns) > 1 else (patterns[0] if patterns else None)
     return CommandLine(line.overrides, ckpt, ckpt_given, line.appends, line.mistakes)
 

@@ -171,6 +171,7 @@ class Provenance:
         """Record a setting. A mapping is merged with the existing one; any other value replaces all below it."""
         settings = self._read()
         if not setting.is_mapping:
+            # A list first: the mapping changes while its keys are removed.
             for below in [other for other in settings if len(other) > len(path) and _below(other, path)]:
                 del settings[below]
         settings[path] = setting

@@ -163,6 +163,7 @@ def _values(override: Override, options: Callable[[str], Sequence[str] | None]) 
         values = _range(sweep, line or "")
     else:
         assert isinstance(sweep, ChoiceSweep)
+        # Without quotes: the KEY and the override write them anew where they are needed.
         values = [_plain(value) for value in sweep.list]
     if not values:
         raise override_error(f"{line} gives no value at all")

@@ -231,6 +231,7 @@ def import_from(project: Path) -> None:
     refuse_shadows(project)
     # First, as for `python script.py`; `refuse_shadows` has excluded modules that would hide a library.
     root = str(project)
+    # Once, although every composition in a process calls this.
     if sys.path[:1] != [root]:
         sys.path.insert(0, root)
 
