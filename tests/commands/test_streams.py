@@ -87,6 +87,10 @@ def test_a_stream_that_cannot_show_a_letter_ends_no_verb(
     assert "Traceback" not in text
 
 
+def test_a_report_is_replaced_by_the_next(project: Path) -> None:
+    assert [main(["report", RUN, "-o", "again.html"]) for _ in range(2)] == [0, 0]
+
+
 @pytest.mark.parametrize(
     ("encoding", "errors", "afterwards"),
     [
