@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import pickle
 import subprocess
 import sys
 import warnings
@@ -186,6 +187,32 @@ def test_the_weights_that_another_program_saved_are_read_bit_for_bit(tmp_path: P
     found = read_foreign(tmp_path / "any.name")
     assert (found.program, found.step) == (program, step)
     assert same(found.model, weights())
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda table: {**table, "fc.weight": "../secret.safetensors"}, "is no plain name"),
+        (lambda table: {**table, "fc.weight": "gone.safetensors"}, r"gone\.safetensors is missing"),
+        (lambda table: {**table, "new": table["fc.weight"]}, "lacks 'new'"),
+        (lambda table: 3, "has no weight_map"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_files_is_refused(
+    tmp_path: Path, damage: Callable[[Any], Any], said: str
+) -> None:
+    _sharded(tmp_path / "parts", save_file, "model", "safetensors")
+    index = tmp_path / "parts/model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": damage(json.loads(index.read_text())["weight_map"])}))
+    with pytest.raises(CheckpointError, match=said):
+        read_foreign(tmp_path / "parts")
+
+
+def test_a_class_in_dcp_metadata_that_torch_does_not_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step/.metadata").write_bytes(pickle.dumps(Path.touch))
+    with pytest.raises(CheckpointError, match=r"it names .*, which no metadata of torch has"):
+        read_foreign(tmp_path / "step")
 
 
 SHARDED = """
