@@ -155,6 +155,18 @@ def test_how_a_step_is_computed_is_configured_here_and_what_it_computes_is_not(
     _step(model, again)
 
 
+def test_optimizer_states_of_higher_precision_are_not_cast_down(tmp_path: Any) -> None:
+    model = nn.Linear(2, 2, bias=False).bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters())
+    exact = torch.tensor([[1.0000001, 2], [3, 4]])
+    optimizer.state[model.weight] = {"step": torch.tensor(1.0), "exp_avg": exact, "exp_avg_sq": exact.clone()}
+    state = _through_disk(tmp_path, capture_optimizer(model, optimizer))
+    again = torch.optim.AdamW(model.parameters())
+    restore_optimizer(model, again, state)
+    assert again.state[model.weight]["exp_avg"].dtype == torch.float32
+    assert torch.equal(again.state[model.weight]["exp_avg"], exact)
+
+
 def test_the_count_of_steps_stays_on_the_cpu_as_a_scalar(tmp_path: Any) -> None:
     model = _model()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
