@@ -18,29 +18,20 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.snapshot import SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.errors import NotDurableError, SaveError
-from trainer_cli.loggers.base import Logger
+from trainer_cli.trainer.hooks import Callback
 
-ERRORS = [
-    MemoryError(),
-    RuntimeError("can't allocate 8 bytes"),
-    torch.OutOfMemoryError("CUDA out of memory"),
-    OSError(errno.EIO, os.strerror(errno.EIO)),
-]
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
+UNREADABLE = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def fit(
-    folder: Path, *, disk: Disk | None = None, stop: int | None = None, logger: Logger | None = None, **settings: Any
-) -> Any:
-    callback = CheckpointerCallback(
-        folder, identity=RunIdentity(run_id="ours"), **{"save_interval": 2, "pre_train_checkpoint": False, **settings}
-    )
+def fit(folder: Path, *callbacks: Callback, disk: Disk | None = None, logger: Any = None, **settings: Any) -> Any:
+    identity, rules = RunIdentity(run_id="ours"), {"save_interval": 2, "pre_train_checkpoint": False, **settings}
+    checkpoint = CheckpointerCallback(folder, identity=identity, **rules)
     if disk is not None:
-        callback.storage.disk = disk
+        checkpoint.storage.disk = disk
+    loggers = [] if logger is None else [logger]
     made = trainer(
-        callbacks=[] if stop is None else [StopAt(stop)],
-        loggers={} if logger is None else {"list": logger},
-        settings={"max_duration": 8},
-        checkpoint=callback,
+        callbacks=callbacks, loggers=loggers, settings={"max_duration": 8, "log_interval": 2}, checkpoint=checkpoint
     )
     made.fit(loader(10, 4))
     return made
@@ -52,56 +43,90 @@ def steps(folder: Path) -> list[int]:
 
 
 class FailsIn(Disk):
-    """Writing the checkpoint of one step raises this error."""
+    """Writing the checkpoints of these steps raises the error."""
 
-    def __init__(self, step: int, error: BaseException) -> None:
-        self.step, self.error, self.staged = step, error, ""
+    def __init__(self, error: BaseException, *steps: int) -> None:
+        self.error, self.steps, self.staged = error, steps, ""
 
     def mkdir(self, path: Path) -> None:
         self.staged = path.name
         super().mkdir(path)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
-        if self.staged.startswith(f".tmp.step{self.step}."):
+        if any(self.staged.startswith(f".tmp.step{step}.") for step in self.steps):
             raise self.error
         return super().write(fd, data, offset)
 
 
-@pytest.mark.parametrize("save_async", [True, False])
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_any_error_while_a_checkpoint_is_written_is_a_failed_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, save_async: bool
-) -> None:
-    said = error.strerror if isinstance(error, OSError) else type(error).__name__
-    with pytest.raises(SaveError, match=rf"could not be saved: {said}.*\({tmp_path}/a/step4\).*Older") as caught:
-        fit(tmp_path / "a", disk=FailsIn(4, error), save_async=save_async)
-    assert caught.value.__cause__ is error
-    assert steps(tmp_path / "a") == [2]
-    made = fit(tmp_path / "b", disk=FailsIn(4, error), save_async=save_async, on_save_error="warn")
-    assert (made.progress.step, steps(tmp_path / "b")) == (8, [2, 6, 8])
-    message = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert len(message) == 1
-    assert f"{tmp_path}/b/step4" in message[0]
-    assert "The training goes on (failure 1" in message[0]
+ENDED = "the thread that writes was ended by"
+"""As where the client of a store calls sys.exit."""
 
 
 @pytest.mark.parametrize(
-    ("ending", "named"),
-    [(SystemExit(3), "SystemExit: 3"), (KeyboardInterrupt(), "KeyboardInterrupt"), (GeneratorExit(), "GeneratorExit")],
+    ("error", "save_async", "words"),
+    [
+        (MemoryError(), True, "MemoryError"),
+        (RuntimeError("can't allocate 8 bytes"), False, "RuntimeError"),
+        (OUT_OF_MEMORY, True, "OutOfMemoryError"),
+        (UNREADABLE, True, "Input/output error"),
+        (UNREADABLE, False, "Input/output error"),
+        (SystemExit(3), True, f"{ENDED} SystemExit: 3"),
+        (KeyboardInterrupt(), True, f"{ENDED} KeyboardInterrupt"),
+        (GeneratorExit(), True, f"{ENDED} GeneratorExit"),
+    ],
 )
-def test_what_ends_the_thread_that_writes_is_a_failed_save(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, ending: BaseException, named: str
+def test_any_error_while_a_checkpoint_is_written_is_a_failed_save(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: BaseException, save_async: bool, words: str
 ) -> None:
-    """As where the client of a store calls sys.exit."""
-    with pytest.raises(SaveError, match=rf"step 4 could not be saved: the thread that writes was ended by {named} "):
-        fit(tmp_path / "a", disk=FailsIn(4, ending), save_async=True)
+    with pytest.raises(SaveError, match=rf"could not be saved: {words}.*\({tmp_path}/a/step4\)") as caught:
+        fit(tmp_path / "a", disk=FailsIn(error, 4), save_async=save_async)
+    assert ENDED in words or caught.value.__cause__ is error
     assert steps(tmp_path / "a") == [2]
-    made = fit(tmp_path / "b", disk=FailsIn(4, ending), save_async=True, on_save_error="warn")
+    made = fit(tmp_path / "b", disk=FailsIn(error, 4), save_async=save_async, on_save_error="warn")
     assert (made.progress.step, steps(tmp_path / "b")) == (8, [2, 6, 8])
-    assert f"ended by {named} ({tmp_path}/b/step4)" in caplog.text
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"{tmp_path}/b/step4" in message
+    assert "The training goes on (failure 1" in message
 
 
-@pytest.mark.parametrize("error", ERRORS[1:3], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("settings", "fails", "left"),
+    [
+        ({"max_save_errors": 2}, (2, 4), [6, 8]),
+        ({"max_save_errors": 1}, (2, 6), [4, 8]),
+        ({"max_save_errors": 1}, (2, 4), None),
+        ({"max_save_errors": 0}, (2,), None),
+        # No save follows the last one.
+        ({}, (8,), None),
+    ],
+)
+def test_failures_in_a_row_up_to_a_limit_are_passed_over(
+    tmp_path: Path, settings: dict[str, Any], fails: tuple[int, ...], left: list[int] | None, caplog: Any
+) -> None:
+    disk = FailsIn(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), *fails)
+    if left is None:
+        with pytest.raises(SaveError, match="No space left"):
+            fit(tmp_path, disk=disk, on_save_error="warn", **settings)
+        return
+    fit(tmp_path, disk=disk, on_save_error="warn", **settings)
+    assert steps(tmp_path) == left
+    assert caplog.text.count("The training goes on") == len(fails)
+
+
+def test_a_save_that_was_asked_for_and_failed_is_made_at_the_next_step(tmp_path: Path) -> None:
+    class Asks(Callback):
+        def on_save_opportunity(self, trainer: Any, occasion: Any) -> None:
+            if trainer.progress.step == 2:
+                trainer.checkpoint.save_requested = True
+
+    rules = {"save_interval": None, "on_save_error": "warn", "save_async": False}
+    fit(tmp_path, Asks(), disk=FailsIn(UNREADABLE, 2), **rules)
+    assert steps(tmp_path) == [3, 8]
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("can't allocate 8 bytes"), OUT_OF_MEMORY], ids=lambda e: type(e).__name__
+)
 def test_any_error_while_the_state_is_copied_is_a_failed_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
@@ -206,7 +231,7 @@ def test_the_last_checkpoint_of_all_must_be_durable_whatever_on_save_error_says(
 
 def test_nothing_is_removed_at_a_start_before_the_names_of_all_are_durable(tmp_path: Path) -> None:
     """An attempt was killed between a rename and the fsync after it."""
-    fit(tmp_path, stop=4)
+    fit(tmp_path, StopAt(4))
 
     class NoFsync(Disk):
         def fsync_dir(self, path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,21 +22,14 @@ from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.errors import NotFiniteError, SaveError
+from trainer_cli.errors import NotFiniteError
 from trainer_cli.trainer.hooks import Callback
 
 
 def fit(folder: Path, *callbacks: Callback, length: int = 9, disk: Disk | None = None, **settings: Any) -> Any:
     """A training with all that makes a resume hard: batch norm, dropout, an average of the weights, accumulation."""
-    callback = CheckpointerCallback(
-        folder,
-        **{
-            "identity": RunIdentity(run_id="ours"),
-            "save_interval": 1,
-            "save_async": True,
-            **settings,
-        },
-    )
+    rules = {"identity": RunIdentity(run_id="ours"), "save_interval": 1, "save_async": True, **settings}
+    callback = CheckpointerCallback(folder, **rules)
     if disk is not None:
         callback.storage.disk = disk
     made = trainer(
@@ -162,38 +156,27 @@ class Blocks(Disk):
         super().fsync(fd)
 
 
-class FailsWhileSaving(Callback):
-    """The training fails while a save is in flight."""
+class Raises(Callback):
+    """Raises an error in step 4, while the save of step 3 is in flight."""
 
-    def __init__(self, disk: Blocks) -> None:
-        self.disk = disk
+    def __init__(self, error: BaseException, disk: Blocks, do: Callable[[], object]) -> None:
+        self.error, self.disk, self.do = error, disk, do
 
     def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
         if trainer.progress.step == 3:
             assert self.disk.began.wait(60)
-            self.disk.go_on.set()
-            raise ArithmeticError("out of luck")
+            self.do()
+            raise self.error
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_training_that_fails_ends_the_save_in_flight_and_keeps_its_own_error(tmp_path: Path, full: bool) -> None:
     disk = Blocks()
     disk.full = full
+    fails = Raises(ArithmeticError("out of luck"), disk, disk.go_on.set)
     with pytest.raises(ArithmeticError, match="out of luck"):
-        fit(tmp_path, FailsWhileSaving(disk), disk=disk, save_interval=3, pre_train_checkpoint=False)
+        fit(tmp_path, fails, disk=disk, save_interval=3, pre_train_checkpoint=False)
     assert [path.name for path in tmp_path.glob("step*")] == ([] if full else ["step3"])
-
-
-class Interrupted(Callback):
-    """Somebody presses Ctrl-C while a save is in flight."""
-
-    def __init__(self, disk: Blocks) -> None:
-        self.disk = disk
-
-    def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
-        if trainer.progress.step == 3:
-            assert self.disk.began.wait(60)
-            raise KeyboardInterrupt
 
 
 def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
@@ -201,8 +184,9 @@ def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
 ) -> None:
     monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._INTERRUPTED_TIMEOUT_S", 0.1)
     disk, writer = Blocks(), WriterThread("writer")
+    interrupted = Raises(KeyboardInterrupt(), disk, lambda: None)
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path, Interrupted(disk), disk=disk, thread=writer, save_interval=3, pre_train_checkpoint=False)
+        fit(tmp_path, interrupted, disk=disk, thread=writer, save_interval=3, pre_train_checkpoint=False)
     assert "the save of step 3 has not ended after" in caplog.text
     assert [path.name for path in tmp_path.glob("step*")] == []
     disk.go_on.set()
@@ -244,33 +228,21 @@ def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
     """As by a second Ctrl-C while an error of the model's is being handled."""
     monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._INTERRUPTED_TIMEOUT_S", 0.1)
     disk, writer = Blocks(), WriterThread("writer")
-    behind = CheckpointerCallback(
-        tmp_path, identity=RunIdentity(run_id="ours"), save_interval=3, pre_train_checkpoint=False, save_async=True,
-        thread=writer,
-    )  # fmt: skip
-    behind.storage.disk = disk
-    patience: list[float] = []
+    saver = CheckpointerCallback(tmp_path, save_interval=3, pre_train_checkpoint=False, save_async=True, thread=writer)
+    saver.storage.disk = disk
+    background, patience = saver.saver.background, []
+    assert background is not None
 
-    class Fails(Callback):
-        def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
-            if trainer.progress.step == 3:
-                assert disk.began.wait(60)
-                assert behind.saver.background is not None
-                behind.saver.background.drain = broken_off  # type: ignore[method-assign]
-                raise ArithmeticError("out of luck")
-
-    def broken_off(timeout_s: float | None = None) -> bool:
-        assert behind.saver.background is not None
-        patience.append(behind.saver.background.timeout_s)
+    def drain(timeout_s: float | None = None) -> bool:
+        patience.append(background.timeout_s)
         raise KeyboardInterrupt
 
-    made = trainer(Noisy, optimizer=lambda model: torch.optim.AdamW(model.parameters()), callbacks=[Fails()],
-                   settings={"max_duration": 9}, checkpoint=behind)  # fmt: skip
+    fails = Raises(ArithmeticError(), disk, lambda: setattr(background, "drain", drain))
+    made = trainer(callbacks=[fails], settings={"max_duration": 9}, checkpoint=saver)
     with pytest.raises((ArithmeticError, KeyboardInterrupt)):
         made.fit(loader(22, 4))
     assert patience == [600.0]
-    assert behind.saver.background is not None
-    assert behind.saver.background.timeout_s == 0.1
+    assert background.timeout_s == 0.1
     disk.go_on.set()
     assert writer.drain(60)
 
@@ -288,26 +260,6 @@ def test_training_goes_on_while_a_save_is_written_and_the_next_one_waits(tmp_pat
     fit(tmp_path, Frees(), notes, disk=disk, save_interval=3, pre_train_checkpoint=False)
     assert [name for name, _, _ in notes.seen] == ["step3", "step6", "step9"]
     assert notes.seen[0][1] >= 5
-
-
-class Full(Disk):
-    """No save behind the training finds room."""
-
-    def fsync(self, fd: int) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            raise OSError(28, os.strerror(28))
-        super().fsync(fd)
-
-
-def test_a_failed_save_ends_the_training_or_is_reported_and_counts_no_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(SaveError, match=r"No space left on device.*step2"):
-        fit(tmp_path / "a", disk=Full(), save_interval=2, pre_train_checkpoint=False)
-    made = fit(tmp_path / "b", disk=Full(), save_interval=4, pre_train_checkpoint=False, on_save_error="warn")
-    assert made.progress.step == 9
-    assert caplog.text.count("The training goes on (failure") == 2
-    assert [path.name for path in (tmp_path / "b").glob("step*")] == ["step9"], "the last one is made on the spot"
 
 
 def test_training_goes_on_while_the_save_before_its_first_step_is_written(tmp_path: Path) -> None:
