@@ -42,7 +42,7 @@ class CheckFinite(Callback):
     Args:
         policy: `raise` ends the training with a NotFiniteError. `skip` leaves a step out, on the device, whose loss or
             gradients are not finite: weights, optimizer and buffers stay as they were before it; it counts as a step,
-            and a batch whose loss is not finite is in no logged mean. `roll_back` goes back to the newest checkpoint
+            and logged means leave out a batch with a loss that is not finite. `roll_back` loads the newest checkpoint
             with finite weights, and continues with the data after the step at which this was noticed.
         max_times: how many steps may be skipped, or how often the training may go back, in the whole run; one more
             ends it with a NotFiniteError.
@@ -51,8 +51,8 @@ class CheckFinite(Callback):
     over them at each step.
 
     `skip` uses torch's GradScaler with a scale of 1, or the one of fp16 (whose overflows of finite losses are not
-    counted). With an optimizer that is not fused, the scaler waits for the device at each step. Of several optimizers
-    those are skipped that are stepped after a loss that is not finite, or whose own gradients are not.
+    counted). With an optimizer that is not fused, the scaler waits for the device at each step. If there are many
+    optimizers, those are skipped that are stepped after a loss that is not finite, or have gradients that are not.
     """
 
     def __init__(self, policy: str = "raise", max_times: int = 3) -> None:
@@ -81,6 +81,7 @@ class CheckFinite(Callback):
         loop.leave_out_not_finite = skips
         self._scales_only_here = skips and not trainer.precision.scaler(trainer.device)
         if self._scales_only_here and trainer.scaler is None:
+            # By a scale of 1: a fused optimizer skips a step on the device only for a scaler's flag.
             trainer.set_scaler(LossScaler(trainer.device, 1.0))
 
     def on_fit_start(
@@ -98,9 +99,10 @@ class CheckFinite(Callback):
         if self.policy is NotFinitePolicy.skip:
             self._skipped = torch.full((), float(self.times), device=trainer.device)
             buffers = list(trainer.model.buffers())
-            self._buffers = buffers, [one.clone() for one in buffers]
+            self._buffers = buffers, [buffer.clone() for buffer in buffers]
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        # Once a step: the forward of each accumulated batch changes the statistics of norms.
         if not self._in_step and self._buffers[0]:
             foreach_copy_(self._buffers[1], self._buffers[0])
         self._in_step = True
@@ -112,6 +114,7 @@ class CheckFinite(Callback):
             loss = loss.masked_fill((weight == 0).to(loss.device, non_blocking=True), 0)
         elif weight == 0:
             return
+        # 0 times NaN or infinity is NaN, and 0 times any other loss adds nothing.
         self._sum.add_(loss, alpha=0)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
@@ -120,6 +123,7 @@ class CheckFinite(Callback):
         # Gradients were looked at by the scaler; those of a loss that is not finite may be finite.
         flags, skips = trainer.scaler.overflows(optimizer), torch.isnan(self._sum).float()
         if self._scales_only_here:
+            # Under fp16 an overflow is no fault: the scale is lowered, and torch skips the step by itself.
             for flag in flags:
                 skips = torch.maximum(skips, flag.to(skips.device))
         if (work := trainer.strategy.group.start_sum(skips)) is not None:
@@ -143,6 +147,7 @@ class CheckFinite(Callback):
             self._skipped += self._skips
             self._skips.zero_()
             self._sum.zero_()
+        # Only where something is logged, evaluated or saved: reading the sum waits for the device.
         if step < trainer.loop.next_event and not trainer.requests.interrupt_requested:
             return
         if self.policy is NotFinitePolicy.skip:
@@ -151,6 +156,7 @@ class CheckFinite(Callback):
                 raise not_finite(trainer, f"{self.times} steps up to step {step} were not finite, and were skipped")
         if not is_finite(model):
             self._sum.fill_(float("nan"))
+        # A sum over all ranks, so that they raise or go back together.
         if bool(torch.isfinite(trainer.strategy.group.sum(self._sum.cpu()))):
             return
         if self.policy is not NotFinitePolicy.roll_back:
@@ -170,6 +176,7 @@ class CheckFinite(Callback):
         return {"times": self.times}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        # The checkpoint that the training goes back to was saved before this time was counted.
         if not self._going_back:
             self.times = int(state["times"])
 

@@ -16,7 +16,6 @@ from trainer_cli.checkpoint.catalog import Check, catalog_of
 from trainer_cli.checkpoint.copies import Place, newest_of_all, reachable
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
-from trainer_cli.checkpoint.save import disk_error
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
 from trainer_cli.core.field_rules import build_section, takes_fields_of
@@ -32,8 +31,7 @@ from trainer_cli.core.policy import (
     why_save,
 )
 from trainer_cli.core.url_path import as_path, is_url
-from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError, disk_cure
-from trainer_cli.loggers.base import SAVES
+from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError
 from trainer_cli.parallel.rendezvous import is_of_peer
 from trainer_cli.trainer.hooks import Callback
 
@@ -54,14 +52,14 @@ _ORDINARY = (Occasion.pre_train, Occasion.step)
 class CheckpointerCallback(Callback):
     """Saves at intervals, at fixed steps, at the end and on a stop; keeps and removes by rule.
 
-    A save after which the training goes on is copied at the step's boundary and written by a thread, one at a time. It
-    counts as made from its copy on, so that no rule saves twice. Older checkpoints are removed once it is committed;
-    its outcome is reported at the next step's end. The save at an end is synchronous.
+    During the training a save copies the state between two steps, and a thread writes the copy, one at a time. It
+    counts as made when it is copied, so that no rule saves twice. Older checkpoints are removed once it is committed;
+    its outcome is reported at the end of the next step. The save at an end is synchronous.
 
     With several ranks, rank 0 decides; the others follow, each writing its part.
 
     Args:
-        folder: where checkpoints are kept, each in a directory of its own; None: that of `config`, else `checkpoints`.
+        folder: where checkpoints are kept, each in its own directory; None: the folder in `config`, else `checkpoints`.
         config: the settings as a whole; or give fields of `CheckpointConfig` by their names, such as
             `save_interval=100`.
         identity: the run that the checkpoints belong to. By default a new run, or the one that `folder` already holds.
@@ -90,6 +88,7 @@ class CheckpointerCallback(Callback):
                 raise UserError(f"CheckpointerCallback.{key} is '{value}'", cure="In Python, write the run's name.")
         self.folder = as_path(folder)
         self.identity = identity or RunIdentity(run_id=self._found_run_id() or uuid4().hex)
+        # Also where saves are synchronous: removed checkpoints are deleted by it.
         thread = thread or WriterThread("checkpoint-writer")
         self.saver = StateSaver(self.folder, self.settings, self.identity, thread)
         self.storage, self.checkpointer, self.copier = self.saver.storage, self.saver.checkpointer, self.saver.copier
@@ -150,6 +149,7 @@ class CheckpointerCallback(Callback):
         group = trainer.strategy.group
         group.lead(lambda: self._await_save(trainer), self.saver)
         path = group.on_main(self.newest, GroupVerifier(group))
+        # The steps after the checkpoint are made anew, and saved anew.
         self._failed_step = None
         self._last_saved_step = max((entry.step for entry in self.retention.own()), default=None)
         return path
@@ -163,7 +163,9 @@ class CheckpointerCallback(Callback):
         if not self.settings.enabled:
             return
         group = trainer.strategy.group
+        # On all ranks before the first step: an error on one of them would leave the others waiting in the save.
         group.checked(self.saver.check, "in a trial of the first save")
+        # A collective, so before anything that rank 0 alone does.
         nodes = len(set(group.gather(group.node_rank)))
         if nodes > 1 and is_url(self.folder):
             raise ConfigError(
@@ -194,7 +196,8 @@ class CheckpointerCallback(Callback):
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
         if entries:
             # An attempt that was killed may have missed the fsync after its last rename: do it before any removal.
-            self._fsync_names(entries[-1].name)
+            self.retention.fsync_names(entries[-1].name)
+        # Before any save: newer checkpoints of a branch that was left would be resumed in its place.
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
         self._last_saved_step = max(
             (entry.step for entry in entries if entry.step <= trainer.progress.step), default=None
@@ -301,25 +304,11 @@ class CheckpointerCallback(Callback):
         self._await_save(trainer)
         if self.settings.enabled and self._rules is not None:
             with self._tolerating_save_errors(last=True):
-                self._finish_uploads()
+                self.retention.finish_uploads()
+                self.retention.retire(self._newest_step)
             if self.copier is not None:
                 self.copier.finish(self.retention)
                 self.retention.retire(self._newest_step)
-
-    def _finish_uploads(self) -> None:
-        """Wait until all checkpoints are in the store, and remove what may go now.
-
-        Raises:
-            NotDurableError: the store does not answer; the checkpoints are on the local disk.
-        """
-        waiting = self.storage.finish_uploads()
-        if waiting:
-            raise NotDurableError(
-                f"{', '.join(waiting)} could not be sent to {self.folder}",
-                where=str(self.folder),
-                cure="The same command again sends what is still on this machine.",
-            )
-        self.retention.retire(self._newest_step)
 
     def on_fit_exception(self, trainer: Trainer, exception: BaseException) -> None:
         """Save the present state outside the checkpoints: it is not the end of a step, so no resume may load it."""
@@ -365,12 +354,14 @@ class CheckpointerCallback(Callback):
         """
         self._poll(trainer, wait=True)
         step, path = trainer.progress.step, self.saver.path()
+        # Before the save: records that the manifest promises must be on the disk first.
         metadata = self.saver.metadata(decision, finished)
         try:
             self.saver.save(path, metadata, in_background=False)
         except SaveError as error:
             self._on_failed(step, error)
             raise
+        # Only now: a request whose save failed is made at the next step.
         self.save_requested = False
         self._on_saved(trainer, step, path)
         return path
@@ -455,7 +446,7 @@ class CheckpointerCallback(Callback):
         entry = next((candidate for candidate in self.retention.own() if candidate.step == moment.now.step), None)
         if entry is None or entry.manifest is None or self._rules is None:
             return
-        self._fsync_names(entry.name)
+        self.retention.fsync_names(entry.name)
         manifest = entry.manifest
         # Before a new attempt's first step the rules apply as at the end of the step that it resumes.
         occasion = Occasion.step if moment.occasion is Occasion.pre_train else moment.occasion
@@ -466,31 +457,10 @@ class CheckpointerCallback(Callback):
         if decision is not None and manifest.kind is Kind.ephemeral:
             manifest = replace(manifest, kind=decision.kind, reason=decision.reason)
         whole = replace(manifest, metrics=metrics, finished=finished or manifest.finished)
-        try:
-            self.storage.amend(entry.name, whole.to_bytes())
-        except OSError as error:
-            raise SaveError(
-                f"the checkpoint could not be completed: {error.strerror or error}",
-                where=str(self.folder / entry.name),
-                cure=f"It is intact as it was. {disk_cure(error)}",
-            ) from error
-        SAVES.info("completed step %d (its evaluation is made)", entry.step)
+        self.retention.complete(entry, whole)
         if self.copier is not None:
             self.copier.on_amended(entry.name)
-        if whole.kind is not entry.manifest.kind:
-            self.saver.history.saved(entry.name, entry.step, whole.kind.value, whole.reason)
         self.retention.retire(self._last_saved_step)
-
-    def _fsync_names(self, name: str) -> None:
-        """fsync the folder of checkpoints.
-
-        Raises:
-            NotDurableError: they may not; it names this checkpoint.
-        """
-        try:
-            self.storage.fsync_names()
-        except OSError as error:
-            raise disk_error(error, self.folder / name) from error
 
     def _resumes_from_folder(self, trainer: Trainer) -> bool:
         """Whether the training resumes a checkpoint of the folder, or a copy of one, with all its state."""

@@ -79,6 +79,7 @@ class Copier:
         """
         self.retention.rules, self._begun_at = source_retention.rules, step
         self._opened, self._abandoned, self._reported = False, False, False
+        # The numbers go on from the resumed checkpoint, and from copies whose originals were removed.
         before = [entry for entry in source_retention.own() if entry.step <= step]
         self._number = max((_number(entry.manifest) for entry in before), default=0)
         try:
@@ -101,24 +102,27 @@ class Copier:
 
     def copy(self, name: str) -> None:
         """Copy a checkpoint, or make an older copy of it equal; nothing if it is equal already."""
+        # Held from now on, not from when the thread comes to it: retention may run before.
         hold = ExitStack()
         try:
             hold.enter_context(self.source.reading(name))
         except OSError as error:
             self._keep(self._failed(self.folder / name, error))
             return
+        # The thread takes what waits: no checkpoint may be submitted twice, or lost between the two lines.
         with self._lock:
             replaced, self._waiting = self._waiting, (name, hold)
         if replaced is None:
             self._thread.submit(self._copy_waiting)
             return
+        # The thread has not begun with it, and takes the new one in its place.
         replaced[1].close()
         if replaced[0] != name:
             log.warning("%s is not copied: %s is due before the copy of an earlier one is done", replaced[0], name)
 
     def on_amended(self, name: str) -> None:
         """The manifest of a checkpoint was replaced: its copy, if there is one, gets it too."""
-        self._thread.submit(lambda: self._guarded(name, lambda: self._copy(name, known=True)))
+        self._thread.submit(lambda: self._guarded(name, lambda: self._copy(name, only_existing=True)))
 
     def raise_failure(self) -> None:
         """Raise the failure of a copy, or log it, as configured.
@@ -126,6 +130,7 @@ class Copier:
         Raises:
             SaveError: a checkpoint could not be copied.
         """
+        # Taken away, so that a failure is raised or logged once.
         failure, self._failure = self._failure, None
         if failure is None:
             return
@@ -145,6 +150,7 @@ class Copier:
         for entry in source_retention.own()[-1:]:
             if entry.step >= self._begun_at:
                 self.copy(entry.name)
+        # Before the uploads: a copy that is still written is not yet in their queue.
         self._thread.drain()
         self.raise_failure()
         if waiting := self.storage.finish_uploads():
@@ -187,10 +193,10 @@ class Copier:
             if not self._abandoned:
                 self._keep(self._failed(self.folder / name, error))
 
-    def _copy(self, name: str, *, known: bool = False) -> None:
-        """Make a copy equal to its checkpoint; with `known` only where there is one."""
+    def _copy(self, name: str, *, only_existing: bool = False) -> None:
+        """Make a copy equal to its checkpoint; with `only_existing` only where there is one."""
         manifest, copied = self.source.peek(name, MANIFEST_FILE), self.storage.peek(name, MANIFEST_FILE)
-        if copied == manifest or (known and None in (copied, manifest)):
+        if copied == manifest or (only_existing and None in (copied, manifest)):
             return
         if manifest is None:
             raise FileNotFoundError("it was removed")
@@ -205,6 +211,7 @@ class Copier:
             # Of a branch that the run has left.
             if not self.storage.remove(name):
                 raise OSError("an older copy is being read")
+        # Blocks are verified as they are read, so that a damaged checkpoint never has a valid copy.
         with self.source.reading(name) as folder:
             files = (
                 (file, self._blocks(folder, file, entry.size_bytes)) for file, entry in source_manifest.files.items()

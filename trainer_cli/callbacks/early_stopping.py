@@ -39,6 +39,7 @@ class EarlyExit(Callback):
     """
 
     def __init__(self, conditions: Iterable[Condition] = ()) -> None:
+        # A RemovableHandle refers to it weakly, which torch does for an OrderedDict alone.
         self._conditions: OrderedDict[int, Condition] = OrderedDict()
         for condition in conditions:
             self.register(condition)
@@ -62,6 +63,7 @@ class EarlyExit(Callback):
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not trainer.is_step_complete:
             return
+        # A copy: a function may remove its own handle.
         for condition in list(self._conditions.values()):
             if answer := condition(trainer):
                 name = getattr(condition, "__name__", type(condition).__name__)
@@ -176,6 +178,7 @@ class EarlyStopping(Callback):
     def _passed(self, now: Progress, since: dict[str, int | float]) -> Fraction:
         """How much has passed, in the unit of `patience`; part epochs where it is known how long one is."""
         unit, per_epoch = self._patience.unit, self._steps_per_epoch
+        # A fraction is exact: a patience of 0.1ep must end at a step, not at a rounding error before it.
         if unit is Unit.EPOCH and per_epoch is not None:
             return Fraction(now.step - since["step"]) / per_epoch
         count = now.state_dict()[_COUNTS[unit]]
@@ -212,6 +215,7 @@ class ThresholdStopper(Callback):
         return [self.metric, self.mode, self.threshold]
 
     def _look(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        # NaN is neither below nor above any threshold.
         value = metrics.get(self.metric, math.nan)
         if value <= self.threshold if self.mode == "min" else value >= self.threshold:
             trainer.stop(f"{self.metric} is {value:.6g}, and {self.threshold:g} was wanted", by=self)

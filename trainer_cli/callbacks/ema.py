@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.training_loop import TrainingLoop
 
+# Changes of less than 1/256 of a weight would be rounded away in the average.
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -28,8 +29,8 @@ class EMA(Callback):
     Every validation loader and every downstream evaluation sees the average; training never does. Averaged is every
     parameter that is trained (tied ones once), in 32 bits where it has 16; frozen parameters and buffers, such as
     the statistics of batch norm, are those of the model. The average is in every checkpoint, and `train validate`
-    evaluates it too. A run that begins with weights of another (`ckpt=`) averages from those on. Of several averages
-    the last in `callbacks` is evaluated; `train ckpt export --ema NAME` exports any.
+    evaluates it too. A run that begins with weights of another (`ckpt=`) averages from those on. If there are many
+    averages, the last in `callbacks` is evaluated; `train ckpt export --ema NAME` exports any.
 
     Args:
         decay: how much of the average stays at each update.
@@ -74,12 +75,14 @@ class EMA(Callback):
         if not self._average:
             if step >= self._start_step:
                 self._begin()
+        # By the run's step, not by a count of this process: a resume then updates at the same steps.
         elif step % self.every == 0:
             averages, parameters = self._pairs
             share = self._share()
             with torch.no_grad():
                 if averages:
                     foreach_lerp_(averages, parameters, share)
+                # The foreach kernels take no lists of two types.
                 for average, parameter in zip(*self._halves, strict=True):
                     average.lerp_(parameter.float(), share)
 
@@ -115,15 +118,15 @@ class EMA(Callback):
         trained = self._trained()
         saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}
         self._average = {}
-        for name in saved:
-            like = trained[name]
-            self._average[name] = torch.empty_like(like, dtype=saved[name].dtype, requires_grad=False).copy_(
-                saved[name]
-            )
+        for name, value in saved.items():
+            # Like the parameter, so that a sharded one has an average with the same shards.
+            average = torch.empty_like(trained[name], dtype=value.dtype, requires_grad=False)
+            self._average[name] = average.copy_(value)
         self._pair_up()
 
     def _begin(self) -> None:
         self._average = {
+            # A copy also where the type stays: the optimizer changes the parameter in place.
             name: parameter.detach().to(_averaged(parameter.dtype), copy=True)
             for name, parameter in self._trained().items()
         }
@@ -146,9 +149,10 @@ class EMA(Callback):
 
     @contextmanager
     def _in_place_of_the_weights(self) -> Iterator[None]:
-        """The average in the model's parameters; the weights come back bit for bit, whatever happens meanwhile."""
+        """The average in the model's parameters; the weights come back bit for bit, also after an error."""
         averages = [*self._pairs[0], *self._halves[0]]
         parameters = [*self._pairs[1], *self._halves[1]]
+        # Copies, not swapped tensors: optimizers, strategies and a compiled forward hold the parameters themselves.
         with torch.no_grad():
             weights = [parameter.detach().clone() for parameter in parameters]
         try:
@@ -176,6 +180,7 @@ class SWA(EMA):
     """
 
     def __init__(self, start: int | str, every: int | str = "1ep") -> None:
+        # The decay and the steps of EMA are not used: `_share` and `every` replace them.
         super().__init__(0.0, 1, start)
         self._interval = parse_duration("every", every)
         self._count = 1
@@ -196,6 +201,7 @@ class SWA(EMA):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        # EMA's checkpoints have no count; an average that begins counts 1.
         self._count = int(state.get("count", 1))
 
     def _share(self) -> float:
@@ -205,4 +211,4 @@ class SWA(EMA):
     def _trained(self) -> dict[str, Tensor]:
         assert self._model is not None
         buffers = unwrapped(self._model).named_buffers()
-        return super()._trained() | {clean_name(name): one for name, one in buffers if one.is_floating_point()}
+        return super()._trained() | {clean_name(name): buffer for name, buffer in buffers if buffer.is_floating_point()}

@@ -32,16 +32,17 @@ class LearningRateMonitor(Callback):
         self.keys = [keys] if isinstance(keys, str) else list(keys)
 
     def setup(self, trainer: Trainer) -> None:
-        known = {key for one in trainer.optimizers.values() for group in one.param_groups for key in group}
-        if trainer.optimizers and (unknown := [key for key in self.keys if key not in known]):
+        keys = {key for optimizer in trainer.optimizers.values() for group in optimizer.param_groups for key in group}
+        if trainer.optimizers and (unknown := [key for key in self.keys if key not in keys]):
             raise ConfigError(
                 f"no parameter group has '{unknown[0]}'",
                 location="keys",
-                hint=f"There are: {', '.join(sorted(known - {'params'}))}.",
+                hint=f"There are: {', '.join(sorted(keys - {'params'}))}.",
             )
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        found: dict[str, float] = {}
+        rates: dict[str, float] = {}
+        # Schedules have changed the groups since the step was made.
         used = trainer.step.settings_used()
         for name, optimizer in trainer.optimizers.items():
             prefix = "" if name == ONLY else f"{name}/"
@@ -50,15 +51,15 @@ class LearningRateMonitor(Callback):
                     value = group.get(key)
                     value = value[0] if isinstance(value, list | tuple) else value
                     if value is not None:
-                        found[f"train/{key}/{prefix}group{number}"] = float(value)
-        trainer.log_metrics(found)
+                        rates[f"train/{key}/{prefix}group{number}"] = float(value)
+        trainer.log_metrics(rates)
 
 
 log = logging.getLogger(__name__)
 
 
 class ParameterTable(Callback):
-    """Logs a table once a fit begins: the parameters of each module, how many of them are trained, and their bytes.
+    """Logs a table when a fit begins: the parameters of each module, the number that is trained, and their bytes.
     A parameter that several modules share is counted once.
 
     Args:
@@ -80,17 +81,19 @@ class ParameterTable(Callback):
 def parameter_table(model: nn.Module, depth: int) -> list[str]:
     """The lines of the table; the sum is the last."""
     rows: dict[str, list[int]] = {}
-    for name, one in unwrapped(model).named_parameters():
-        part = ".".join(clean_name(name).split(".")[:-1][:depth])
-        for key in ([part] if depth else []) + [""] * (part != "" or not depth):
+    # Tied parameters come once, under their first name.
+    for name, parameter in unwrapped(model).named_parameters():
+        module = ".".join(clean_name(name).split(".")[:-1][:depth])
+        for key in ([module] if depth else []) + [""] * (module != "" or not depth):
             row = rows.setdefault(key, [0, 0, 0])
-            row[0] += one.numel()
-            row[1] += one.numel() if one.requires_grad else 0
-            row[2] += one.numel() * one.element_size()
-    named = {key or "(model)": rows[key] for key in sorted(rows, key=lambda key: key == "")}
-    width = max([len("module"), *map(len, named)])
+            row[0] += parameter.numel()
+            row[1] += parameter.numel() if parameter.requires_grad else 0
+            row[2] += parameter.numel() * parameter.element_size()
+    # A stable sort: the model's own row last, the others in their order.
+    by_label = {key or "(model)": rows[key] for key in sorted(rows, key=lambda key: key == "")}
+    width = max([len("module"), *map(len, by_label)])
     lines = [f"{'module':<{width}} {'parameters':>14} {'trained':>14} {'MiB':>10}"]
-    return lines + [f"{key:<{width}} {a:>14,} {b:>14,} {c / 2**20:>10,.1f}" for key, (a, b, c) in named.items()]
+    return lines + [f"{key:<{width}} {a:>14,} {b:>14,} {c / 2**20:>10,.1f}" for key, (a, b, c) in by_label.items()]
 
 
 COLUMNS = ("tensor", "shape", "type", "min", "max", "mean", "not finite")
@@ -108,10 +111,12 @@ class BatchSummary(Callback):
         self._done = False
 
     def on_after_forward(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        # Evaluations call the model too, before the first step as well.
         if self._done or not model.training:
             return
         self._done = True
-        rows = [_row(*one) for place, value in (("batch", batch), ("outputs", outputs)) for one in named(place, value)]
+        values = {"batch": batch, "outputs": outputs}.items()
+        rows = [_row(*entry) for name, value in values for entry in named(name, value)]
         for row in rows:
             log.info("%s: %s %s from %s to %s, mean %s, %s not finite", *row)
         trainer.log_table("debug/first_batch", COLUMNS, rows)
@@ -122,11 +127,11 @@ def named(path: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from named(f"{path}.{key}", one)
+        for key, item in value.items():
+            yield from named(f"{path}.{key}", item)
     elif isinstance(value, list | tuple):
-        for index, one in enumerate(value):
-            yield from named(f"{path}.{index}", one)
+        for index, item in enumerate(value):
+            yield from named(f"{path}.{index}", item)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from named(f"{path}.{field.name}", getattr(value, field.name))
@@ -137,9 +142,10 @@ def _row(path: str, value: Tensor) -> tuple[str | float, ...]:
     kind, shape = str(value.dtype).removeprefix("torch."), str(tuple(value.shape))
     if value.numel() == 0 or value.is_complex():
         return path, shape, kind, "", "", "", ""
+    # In 64 bits, which hold every number of the other types.
     numbers = value.double().cpu()
     finite = numbers[numbers.isfinite()]
     if finite.numel() == 0:
         return path, shape, kind, "", "", "", numbers.numel()
-    low, high, mean = (round(float(one), 6) for one in (finite.min(), finite.max(), finite.mean()))
+    low, high, mean = (round(float(number), 6) for number in (finite.min(), finite.max(), finite.mean()))
     return path, shape, kind, low, high, mean, numbers.numel() - finite.numel()

@@ -26,21 +26,21 @@ def value_of(key: str | int, outputs: Any, batch: Any) -> Tensor:
     """The tensor `key` of a model's outputs, else of the batch; a number is a place in a batch that is a sequence.
 
     Raises:
-        UserError: there is none.
+        UserError: neither has one.
     """
     if isinstance(outputs, tuple) and len(outputs) == 2:
         outputs = outputs[1]
-    for place in (outputs, batch):
-        if isinstance(place, Mapping) and isinstance(place.get(key), Tensor):
-            found: Tensor = place[key]
-            return found
+    for mapping in (outputs, batch):
+        if isinstance(mapping, Mapping) and isinstance(mapping.get(key), Tensor):
+            tensor: Tensor = mapping[key]
+            return tensor
     if isinstance(key, int) and isinstance(batch, list | tuple) and -len(batch) <= key < len(batch):
         value: Tensor = batch[key]
         return value
-    known = [str(name) for place in (outputs, batch) if isinstance(place, Mapping) for name in place]
+    names = [str(name) for mapping in (outputs, batch) if isinstance(mapping, Mapping) for name in mapping]
     raise UserError(
         f"neither the model's outputs nor the batch has a tensor '{key}'",
-        cure=f"There are {', '.join(known)}." if known else "Return a mapping with it from the model's forward.",
+        cure=f"There are {', '.join(names)}." if names else "Return a mapping with it from the model's forward.",
     )
 
 
@@ -57,38 +57,40 @@ class Metrics(Callback):
     def __init__(
         self, metrics: Mapping[str, Any], predictions: str | int = "logits", targets: str | int = "labels"
     ) -> None:
-        for name, one in metrics.items():
-            if not is_metric(one):
+        for name, metric in metrics.items():
+            if not is_metric(metric):
                 raise ConfigError(
-                    f"metrics.{name} is a {type(one).__name__}, but it must have update, compute and reset",
+                    f"metrics.{name} is a {type(metric).__name__}, but it must have update, compute and reset",
                     location=f"metrics.{name}",
                 )
         self.metrics, self.predictions, self.targets = dict(metrics), predictions, targets
 
     def setup(self, trainer: Trainer) -> None:
-        for name, one in self.metrics.items():
-            check_gathers(name, one, trainer.strategy.group.data_size)
+        for name, metric in self.metrics.items():
+            check_gathers(name, metric, trainer.strategy.group.data_size)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
         self._loop = loop
-        for one in self.metrics.values():
-            gather_among(one, trainer.strategy.group)
-            one.reset()
-            if hasattr(one, "to"):
-                one.to(trainer.device)
+        for metric in self.metrics.values():
+            gather_among(metric, trainer.strategy.group)
+            # A stop may have interrupted the last evaluation.
+            metric.reset()
+            if hasattr(metric, "to"):
+                metric.to(trainer.device)
 
     def on_validate_batch_end(
         self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        # A padding batch repeats samples of this rank, to keep collectives in step.
         if not self._loop.counts:
             return
         predictions, targets = value_of(self.predictions, outputs, batch), value_of(self.targets, outputs, batch)
-        for one in self.metrics.values():
-            one.update(predictions, targets)
+        for metric in self.metrics.values():
+            metric.update(predictions, targets)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
-        for name, one in self.metrics.items():
-            trainer.log_metrics(scalars(name, one.compute()))
+        for name, metric in self.metrics.items():
+            trainer.log_metrics(scalars(name, metric.compute()))
 
 
 class ConfusionMatrix(Callback):
@@ -121,6 +123,7 @@ class ConfusionMatrix(Callback):
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
         group = trainer.strategy.group
+        # The sum needs equal shapes, and a rank may not have seen the last classes.
         self._grow(max(group.gather(len(self.counts))))
         # All of a tensor group have counted the same samples.
         self.counts = group.sum(self.counts) // group.tensor_size
@@ -135,6 +138,7 @@ class ConfusionMatrix(Callback):
     def _add(self, targets: Tensor, predicted: Tensor, classes: int) -> None:
         size = max(classes, len(self.counts), int(torch.cat([targets, predicted]).max()) + 1)
         self._grow(size)
+        # Each pair as one number: a single count, instead of a loop over the samples.
         self.counts += torch.bincount(targets * size + predicted, minlength=size * size).view(size, size)
 
     def _grow(self, size: int) -> None:

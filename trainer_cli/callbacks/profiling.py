@@ -94,15 +94,16 @@ class DurationProfiler(Callback):
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         steps, self._step = max(1, trainer.progress.step - self._step), trainer.progress.step
         sums = dict.fromkeys(_PARTS, 0.0)
+        # The events before it are complete then, too.
         if self._on_cuda and self._marks:
             self._marks[-1][1].synchronize()
-        for (_, before), (part, after) in zip(self._marks, self._marks[1:], strict=False):
-            if part:
-                sums[part] += before.elapsed_time(after) / 1000 if self._on_cuda else after - before
-        found = {f"train/time/{part}": spent / steps for part, spent in sums.items()}
+        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
+            if name:
+                sums[name] += before.elapsed_time(after) / 1000 if self._on_cuda else after - before
+        values = {f"train/time/{name}": spent / steps for name, spent in sums.items()}
         if self._evaluation_s:
-            found["train/time/evaluation"], self._evaluation_s = self._evaluation_s, 0.0
-        trainer.log_metrics(found)
+            values["train/time/evaluation"], self._evaluation_s = self._evaluation_s, 0.0
+        trainer.log_metrics(values)
         self._marks.clear()
         self._mark("")
 
@@ -110,6 +111,7 @@ class DurationProfiler(Callback):
         self._evaluation_s += seconds
 
     def _mark(self, ended: str) -> None:
+        # The clock would show when kernels were launched; an event is recorded when the device comes to it.
         if self._on_cuda:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
@@ -123,7 +125,8 @@ log = logging.getLogger(__name__)
 
 class TorchProfiler(Callback):
     """Writes `trace-step{N}.json` for each `active` steps that were recorded: open it at ui.perfetto.dev, or in
-    chrome://tracing. N is the last of them. Of several processes each but rank 0 writes `trace-step{N}-rank{R}.json`.
+    chrome://tracing. N is the last of them. With many processes, those other than rank 0 write
+    `trace-step{N}-rank{R}.json`.
 
     Args:
         wait, warmup, active: steps that are passed over, that are recorded and dropped, and that are recorded.
@@ -160,7 +163,7 @@ class TorchProfiler(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         if len(trainer.get_callbacks(TorchProfiler)) > 1:
-            # The process would end without a word.
+            # The process would end without any message.
             raise UserError(
                 "there are two TorchProfilers, and torch records for one at a time",
                 cure="Leave one out; its `repeat` and `skip_first` choose the steps.",
@@ -183,9 +186,10 @@ class TorchProfiler(Callback):
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (trainer.device.type == "cuda")
-        made = profile(activities=activities, schedule=self._schedule, on_trace_ready=write, **self._more)
+        recorder = profile(activities=activities, schedule=self._schedule, on_trace_ready=write, **self._more)
+        # Entered before the profile, so left after it: its exit still calls `write`.
         stack.callback(self._forget)
-        self._profile = stack.enter_context(made)
+        self._profile = stack.enter_context(recorder)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.is_step_complete and self._profile is not None:
@@ -195,12 +199,13 @@ class TorchProfiler(Callback):
         self._profile = None
 
 
+# Longer names before those that they contain.
 PEAK_TFLOPS = {
     "B200": 2250, "H200": 989, "H100 PCIe": 756, "H100": 989, "GH200": 989, "A100": 312, "A800": 312, "L40S": 362,
     "L40": 181, "L4": 121, "A10G": 70, "A10": 125, "A6000": 155, "RTX 6000 Ada": 364, "RTX 4090": 165, "RTX 3090": 71,
     "V100": 125, "T4": 65, "MI300X": 1307, "MI250X": 383,
 }  # fmt: skip
-"""Part of a device's name -> dense 16-bit TFLOP/s of its makers' data sheets; the first that is found counts."""
+"""Part of a device's name -> dense 16-bit TFLOP/s of its makers' data sheets; the first match counts."""
 
 
 class Throughput(Callback):
@@ -253,24 +258,26 @@ class Throughput(Callback):
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         progress, seconds = trainer.progress, max(trainer.metric_logger.rate_seconds, 1e-9)
+        # At least a nanosecond: two logs may follow one another within the clock's resolution.
         now = progress.step, progress.samples, progress.tokens
         steps, samples, tokens = (new - old for new, old in zip(now, self._last, strict=True))
         self._last = now
-        found = {"train/throughput/steps_per_s": steps / seconds}
+        values = {"train/throughput/steps_per_s": steps / seconds}
         if tokens:
-            found["train/throughput/tokens_per_s"] = tokens / seconds
+            values["train/throughput/tokens_per_s"] = tokens / seconds
         if self.flops_per_sample is not None:
             tflops = self.flops_per_sample * samples / seconds / 1e12
-            found["train/throughput/tflops_per_s"] = tflops
+            values["train/throughput/tflops_per_s"] = tflops
             if self.peak_tflops is not None:
-                found["train/throughput/mfu"] = tflops / self.peak_tflops / trainer.strategy.world_size
-        trainer.log_metrics(found)
+                values["train/throughput/mfu"] = tflops / self.peak_tflops / trainer.strategy.world_size
+        trainer.log_metrics(values)
 
     def _count_from(self, trainer: Trainer) -> None:
         progress = trainer.progress
         self._last = progress.step, progress.samples, progress.tokens
 
     def _stop(self) -> None:
+        # Also after an error in the step: a mode that stays active would count every later operation.
         counter, self._counter = self._counter, None
         if counter is not None:
             counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -290,10 +297,12 @@ class MemoryMonitor(Callback):
     """
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        # In bytes on macOS, in KiB elsewhere.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        found = {"train/memory/host_peak": peak * (1 if sys.platform == "darwin" else 1024) / _GIB}
+        values = {"train/memory/host_peak": peak * (1 if sys.platform == "darwin" else 1024) / _GIB}
         if trainer.device.type == "cuda":
-            found["train/memory/device_peak"] = torch.cuda.max_memory_allocated(trainer.device) / _GIB
-            found["train/memory/device_reserved"] = torch.cuda.max_memory_reserved(trainer.device) / _GIB
+            values["train/memory/device_peak"] = torch.cuda.max_memory_allocated(trainer.device) / _GIB
+            values["train/memory/device_reserved"] = torch.cuda.max_memory_reserved(trainer.device) / _GIB
+            # So that the next log has the peak since this one.
             torch.cuda.reset_peak_memory_stats(trainer.device)
-        trainer.log_metrics(found)
+        trainer.log_metrics(values)

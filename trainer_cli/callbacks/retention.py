@@ -1,4 +1,4 @@
-"""Remove the checkpoints on the disk that the retention policy does not keep."""
+"""The checkpoints of one run in a folder: remove what the policy does not keep, and complete a manifest."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, is_intact
 from trainer_cli.checkpoint.history import CheckpointHistory
+from trainer_cli.checkpoint.save import disk_error
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.core.checkpoint_config import Newer, Removal
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.policy import RetentionRules, Saved, why_keep, why_remove
-from trainer_cli.errors import UserError
+from trainer_cli.errors import NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.loggers.base import SAVES
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Retention:
         except OSError as error:
             log.warning("could not see which checkpoints may go: %s; it will be tried again", error)
             return
+        # Oldest first, as `why_remove` lists them: a kill midway leaves the newest.
         for name, reason in removable.items():
             try:
                 removed = self.storage.remove(name)
@@ -61,6 +64,50 @@ class Retention:
                 self._reported.discard(name)
                 SAVES.info("removed %s (%s)", self._shown(name), reason)
                 self._history.removed(name, reason)
+
+    def fsync_names(self, name: str) -> None:
+        """fsync the folder, so that the names of all checkpoints in it are durable.
+
+        Raises:
+            NotDurableError: they may not be; it names this checkpoint.
+        """
+        try:
+            self.storage.fsync_names()
+        except OSError as error:
+            raise disk_error(error, self.folder / name) from error
+
+    def complete(self, entry: Entry, manifest: Manifest) -> None:
+        """Replace the manifest of a checkpoint by one that says more.
+
+        Raises:
+            SaveError: it is as it was.
+        """
+        assert entry.manifest is not None
+        try:
+            self.storage.amend(entry.name, manifest.to_bytes())
+        except OSError as error:
+            raise SaveError(
+                f"the checkpoint could not be completed: {error.strerror or error}",
+                where=str(self.folder / entry.name),
+                cure=f"It is intact as it was. {disk_cure(error)}",
+            ) from error
+        SAVES.info("completed step %d (its evaluation is made)", entry.step)
+        if manifest.kind is not entry.manifest.kind:
+            self._history.saved(entry.name, entry.step, manifest.kind.value, manifest.reason)
+
+    def finish_uploads(self) -> None:
+        """Wait until all checkpoints are in the store.
+
+        Raises:
+            NotDurableError: the store does not answer; the checkpoints are on the local disk.
+        """
+        waiting = self.storage.finish_uploads()
+        if waiting:
+            raise NotDurableError(
+                f"{', '.join(waiting)} could not be sent to {self.folder}",
+                where=str(self.folder),
+                cure="The same command again sends what is still on this machine.",
+            )
 
     def leave_branch(self, step: int, newer: Newer) -> None:
         """The training resumes an older step: refuse if there are newer checkpoints, or remove or quarantine them, so
@@ -86,6 +133,7 @@ class Retention:
                 cure="Unpin them, or copy them to another place.",
             )
         reason = f"the training went back to step {step}"
+        # Newest first: after a kill midway those that remain are still one branch.
         for entry in reversed(later):
             if self.rules.remove is Removal.never:
                 # Nothing is deleted then; under its hidden name no resume chooses it.

@@ -39,7 +39,7 @@ class ByteCodec:
         return list(text.encode())
 
     def decode(self, tokens: list[int]) -> str:
-        return bytes(one % 256 for one in tokens).decode(errors="replace")
+        return bytes(token % 256 for token in tokens).decode(errors="replace")
 
 
 class TextSamples(ValidationCallback):
@@ -76,6 +76,7 @@ class TextSamples(ValidationCallback):
 
     def evaluate(self, trainer: Trainer) -> None:
         codec, model = self.tokenizer or codec_of(self.val_loaders.values()), unwrapped(trainer.model)
+        # A generator of its own: the draws of the training must not depend on samples.
         generator = torch.Generator().manual_seed(self.seed + trainer.progress.step)
         for index, prompt in enumerate(self.prompts):
             tokens = list(codec.encode(prompt))
@@ -101,12 +102,12 @@ def next_scores(model: nn.Module, tokens: Tensor) -> Tensor:
         scores: Tensor = logits(tokens)
         return scores
     outputs = model(input_ids=tokens)
-    if not isinstance(found := getattr(outputs, "logits", None), Tensor):
+    if not isinstance(output_scores := getattr(outputs, "logits", None), Tensor):
         raise UserError(
             f"{type(model).__name__} gives no scores of next tokens",
             cure="Give it a method logits(tokens), or use a model of transformers.",
         )
-    return found
+    return output_scores
 
 
 def context_of(model: nn.Module) -> int:
@@ -120,8 +121,8 @@ def codec_of(loaders: Iterable[Any]) -> Codec:
     for loader in loaders:
         dataset: Any = getattr(getattr(loader, "source", None), "dataset", None)
         if hasattr(dataset, "encode") and hasattr(dataset, "decode"):
-            found: Codec = dataset
-            return found
+            codec: Codec = dataset
+            return codec
     return ByteCodec()
 
 
@@ -158,16 +159,17 @@ class EvalHarness(ValidationCallback):
     def evaluate(self, trainer: Trainer) -> dict[str, float]:
         harness, tasks = import_extra("lm_eval", "eval-harness"), import_extra("lm_eval.tasks", "eval-harness")
         codec = self.tokenizer or codec_of(self.val_loaders.values())
-        found = harness.simple_evaluate(
+        results = harness.simple_evaluate(
             model=harness_model(unwrapped(trainer.model), codec, trainer.device),
             tasks=self.tasks,
             limit=self.limit,
             task_manager=tasks.TaskManager(include_path=self.include_path),
+            # Errors of the means are not logged.
             bootstrap_iters=0,
         )
         return {
             f"{task}/{key.partition(',')[0]}": float(value)
-            for task, metrics in found["results"].items()
+            for task, metrics in results["results"].items()
             for key, value in metrics.items()
             if isinstance(value, int | float) and not key.partition(",")[0].endswith("_stderr") and "," in key
         }
@@ -179,23 +181,24 @@ def harness_model(model: nn.Module, codec: Codec, device: torch.device) -> Any:
 
     class HarnessModel(base):  # type: ignore[misc]
         def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-            return [self._continuation(*one.args) for one in requests]
+            return [self._continuation(*request.args) for request in requests]
 
         def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
-            return [self._continuation("\n", one.args[0])[0] for one in requests]
+            return [self._continuation("\n", request.args[0])[0] for request in requests]
 
         def generate_until(self, requests: Sequence[Any]) -> list[str]:
-            return [self._generated(*one.args) for one in requests]
+            return [self._generated(*request.args) for request in requests]
 
         def _continuation(self, context: str, continuation: str) -> tuple[float, bool]:
             before, after = codec.encode(context or "\n"), codec.encode(continuation)
             total, likeliest, most = 0.0, True, context_of(model)
             tokens = [*before, *after]
-            for place in range(len(before), len(tokens), most // 2 or 1):
-                stop = min(place + (most // 2 or 1), len(tokens))
+            # Half a context at a time, so that each token is scored with at least half a context before it.
+            for first in range(len(before), len(tokens), most // 2 or 1):
+                stop = min(first + (most // 2 or 1), len(tokens))
                 start = max(0, stop - 1 - most)
-                scores = _log_probabilities(tokens[start : stop - 1])[place - 1 - start :]
-                targets = torch.tensor(tokens[place:stop])
+                scores = _log_probabilities(tokens[start : stop - 1])[first - 1 - start :]
+                targets = torch.tensor(tokens[first:stop])
                 total += float(scores.gather(1, targets[:, None]).sum())
                 likeliest = likeliest and bool((scores.argmax(1) == targets).all())
             return total, likeliest
@@ -206,9 +209,10 @@ def harness_model(model: nn.Module, codec: Codec, device: torch.device) -> Any:
             begin = len(tokens)
             for _ in range(int(settings.get("max_gen_toks", _NEW_TOKENS))):
                 tokens.append(int(_log_probabilities(tokens[-context_of(model) :])[-1].argmax()))
+                # All of them anew: a character may have many tokens.
                 text = codec.decode(tokens[begin:])
-                if found := [one for one in ends if one and one in text]:
-                    return text[: min(text.index(one) for one in found)]
+                if matches := [end for end in ends if end and end in text]:
+                    return text[: min(text.index(end) for end in matches)]
             return text
 
     def _log_probabilities(tokens: list[int]) -> Tensor:

@@ -81,6 +81,7 @@ class SaveCheckpointState(Callback):
             self._copy(trainer, self._newest, manifest)
 
     def _copy(self, trainer: Trainer, path: Path, manifest: Manifest) -> None:
+        # The committed files have the parts of all ranks; rank 0 reads them.
         if trainer.strategy.group.rank != 0:
             return
         target = (self.folder if trainer.run_dir is None else trainer.run_dir / self.folder) / path.name
@@ -110,6 +111,7 @@ class SaveCheckpointState(Callback):
             if alone:
                 state = {**state, "model": weights_of(state, str(path), average)}
                 del state["callbacks"]
+            # Alone: the other ranks do not take part.
             make_sync_checkpointer(group=ALONE).save(state, target, metadata=metadata, overwrite=False)
         except SaveError as error:
             log.error("%s; the training continues", error)

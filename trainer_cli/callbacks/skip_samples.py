@@ -37,12 +37,14 @@ class SkipSamples(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        # Only what was not yet passed over: a resume has counted the rest.
         more, self._skipped = self.samples - self._skipped, max(self.samples, self._skipped)
         if more <= 0:
             return
         per_batch = getattr(train_loader, "samples_per_batch", None)
         if per_batch is None or loop.epoch_batches is None:
             raise UserError("SkipSamples needs a train loader that counts samples", cure="Use a map-style dataset.")
+        # An epoch may be cut by `limit_train_batches`.
         an_epoch = min(train_loader.length, loop.epoch_batches * per_batch)
         epochs, samples = divmod(trainer.progress.epoch_samples + more, an_epoch)
         batch = len(train_loader) - train_loader.batches_after(samples)
@@ -77,10 +79,10 @@ class SelectiveGrad(Sparsity):
         exclude: Sequence[str] = (),
         init: str = "random",
     ) -> None:
-        for one in share.values() if isinstance(share, Mapping) else (share,):
-            if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one <= 1:
-                raise ConfigError(f"share is {one!r}, but it is above 0 and at most 1", location="share")
-        zeros = {glob: 1 - one for glob, one in share.items()} if isinstance(share, Mapping) else 1 - share
+        for value in share.values() if isinstance(share, Mapping) else (share,):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+                raise ConfigError(f"share is {value!r}, but it is above 0 and at most 1", location="share")
+        zeros = {glob: 1 - value for glob, value in share.items()} if isinstance(share, Mapping) else 1 - share
         super().__init__(zeros, parameters, exclude, init)
 
     def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
@@ -97,7 +99,7 @@ Flags = Mapping[str, bool | int | float | str | None]
 
 
 class ScopedFlags(Callback):
-    """Sets attributes of torch's modules, and restores them afterwards, whatever happens meanwhile.
+    """Sets attributes of torch's modules, and restores them afterwards, also after an error.
 
     Args:
         fit, train, validate: path of an attribute -> its value while the whole fit, the training between two
@@ -131,6 +133,7 @@ def flags_set(flags: Flags) -> Iterator[None]:
     with ExitStack() as stack:
         for path, value in flags.items():
             owner, name = _owner(path)
+            # Before it is set: a value that torch refuses leaves those before it restored.
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         yield
@@ -142,11 +145,12 @@ def _check(where: str, path: str, value: object) -> None:
         raise ConfigError(f"'{path}' is no attribute of torch", location=where)
     owner, name = _owner(path)
     if owner is None or not hasattr(owner, name):
-        known = [] if owner is None else [one for one in dir(owner) if not one.startswith("_")]
-        raise ConfigError(f"there is no '{path}'", location=where, hint=did_you_mean(name, known).strip() or None)
+        names = [] if owner is None else [attribute for attribute in dir(owner) if not attribute.startswith("_")]
+        raise ConfigError(f"there is no '{path}'", location=where, hint=did_you_mean(name, names).strip() or None)
     present = getattr(owner, name)
     if callable(present):
         raise ConfigError(f"'{path}' is a function or a class, and no flag", location=where)
+    # By type, not by isinstance: true is an int, too.
     if present is not None and value is not None and type(value) is not type(present):
         raise ConfigError(f"'{path}' is {present!r}, so it cannot be {value!r}", location=where)
 
@@ -155,6 +159,6 @@ def _owner(path: str) -> tuple[Any, str]:
     """The object that has the last part of a path, or None, and that part."""
     *parents, name = path.split(".")
     owner: Any = import_module(parents[0]) if parents else None
-    for part in parents[1:]:
-        owner = getattr(owner, part, None)
+    for parent in parents[1:]:
+        owner = getattr(owner, parent, None)
     return owner, name

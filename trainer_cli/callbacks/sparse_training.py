@@ -44,7 +44,7 @@ class Schedule:
     """When masks change: every so often from `start` to `stop`; durations in steps or epochs.
 
     Args:
-        at_stop: whether they change at `stop` too, where that is none of these steps.
+        at_stop: whether they change at `stop` too, even if that step is not due.
     """
 
     def __init__(self, start: int | str, stop: int | str | None, every: int | str, *, at_stop: bool = False) -> None:
@@ -62,20 +62,20 @@ class Schedule:
         Raises:
             ConfigError: one of them is no number of steps, or nothing lies between start and stop.
         """
-        found: dict[str, int] = {"start": 0}
+        steps_by_key: dict[str, int] = {"start": 0}
         if self._given["stop"] is None and loop.total_steps is not None:
-            found["stop"] = int(loop.total_steps * share)
+            steps_by_key["stop"] = int(loop.total_steps * share)
         for key, duration in self._given.items():
-            steps = found.get(key) if duration is None else loop.steps_of(duration)
+            steps = steps_by_key.get(key) if duration is None else loop.steps_of(duration)
             if steps is None:
                 raise ConfigError(
                     f"sparsity.{key} is needed as a number of steps or epochs", location=f"sparsity.{key}"
                 )
-            found[key] = steps
-        self.start, self.stop, self.every = found["start"], found["stop"], found["every"]
+            steps_by_key[key] = steps
+        self.start, self.stop, self.every = steps_by_key["start"], steps_by_key["stop"], steps_by_key["every"]
         if self.stop <= self.start:
-            what = f"sparsity stops to change at step {self.stop}, but begins at step {self.start}"
-            raise ConfigError(what, location="sparsity.stop")
+            message = f"sparsity stops to change at step {self.stop}, but begins at step {self.start}"
+            raise ConfigError(message, location="sparsity.stop")
 
     def last_due(self, step: int) -> int:
         """The last step up to this one at which masks change; 0 before the first."""
@@ -121,6 +121,7 @@ class ChangingSparsity(Sparsity):
 
     def change(self, step: int, names: Sequence[str]) -> bool:
         due, key = self._schedule.last_due(step), tuple(names)
+        # The common case of a step: one comparison, and no look at the parameters.
         if self._settled.get(key) == due:
             return False
         has_changed = False
@@ -146,6 +147,7 @@ class ChangingSparsity(Sparsity):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        # Earlier checkpoints lack it: their masks changed at due steps alone.
         self._changed = dict(state.get("changed", {}))
 
 
@@ -199,10 +201,6 @@ class GMP(ChangingSparsity):
         )
 
 
-if TYPE_CHECKING:
-    pass
-
-
 class SET(ChangingSparsity):
     """Sparse evolutionary training (Mocanu et al., 2018, arXiv:1707.04780): the smallest weights are dropped, and as
     many others grow at random places, drawn from the run's seed and the step.
@@ -230,6 +228,7 @@ class SET(ChangingSparsity):
         stop: int | str | None = None,
         every: int | str = 100,
     ) -> None:
+        # A mapping has a share for each parameter already.
         erk = distribution if not isinstance(sparsity, Mapping) else "uniform"
         super().__init__(sparsity, parameters, exclude, init, erk, per_layer)
         check_share("drop_fraction", drop_fraction)
@@ -240,13 +239,15 @@ class SET(ChangingSparsity):
 
     def change_mask(self, name: str, due: int) -> bool:
         weight, active, decay = self._weights[name], self._active[name], self.decay(due)
+        # From the run's seed and the due step, not from the global generator: a resume draws the same.
         growth = self.growth(weight, sample_seed(self._seed, due, list(self._weights).index(name)))
         if growth is None or not bool(growth.isfinite().all()):
             # Without a gradient, or where it overflowed so that the step is skipped.
             return False
         drop = int(active * self.drop_fraction * decay)
-        wanted = drop if self.grow_fraction is None else int(active * self.grow_fraction * decay)
-        grow = min(wanted, weight.numel() - (active - drop))
+        count = drop if self.grow_fraction is None else int(active * self.grow_fraction * decay)
+        # No more can grow than are masked.
+        grow = min(count, weight.numel() - (active - drop))
         mask = self._masks[name]
         put(mask, replaced(whole(mask), whole(weight.detach()), growth, drop, grow, active))
         self._active[name] = active - drop + grow

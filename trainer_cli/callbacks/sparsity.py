@@ -37,10 +37,11 @@ def erdos_renyi_kernel(shapes: Shapes, sparsity: float) -> dict[str, float]:
     product, and at most 1.
     """
     raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
-    wanted = (1 - sparsity) * sum(map(math.prod, shapes.values()))
+    total = (1 - sparsity) * sum(map(math.prod, shapes.values()))
     dense: set[str] = set()
+    # A density above 1 is cut to 1, and the rest shares what that parameter cannot take.
     while True:
-        kept = wanted - sum(math.prod(shapes[name]) for name in dense)
+        kept = total - sum(math.prod(shapes[name]) for name in dense)
         scaled = sum(raw[name] * math.prod(shapes[name]) for name in shapes if name not in dense)
         scale = kept / scaled if scaled else 0.0
         full = {name for name in shapes if name not in dense and raw[name] * scale > 1}
@@ -56,8 +57,8 @@ def cubic(step: int, start: int, stop: int, initial: float, final: float) -> flo
     """
     if step >= stop:
         return final
-    left = 1 - max(0, step - start) / (stop - start)
-    return final + (initial - final) * left**3
+    remaining = 1 - max(0, step - start) / (stop - start)
+    return final + (initial - final) * remaining**3
 
 
 def cosine(step: int, stop: int) -> float:
@@ -86,6 +87,7 @@ def largest(scores: Tensor, count: int) -> Tensor:
 
 def random_scores(like: Tensor, seed: int) -> Tensor:
     """Random numbers from 0 to 1 for each weight, that depend on the seed and the type of device alone."""
+    # On the device: a mask of a large matrix is neither drawn on the host nor copied.
     generator = torch.Generator(like.device).manual_seed(seed % 2**63)
     return torch.rand(like.shape, generator=generator, device=like.device)
 
@@ -94,8 +96,9 @@ def replaced(mask: Tensor, weight: Tensor, growth: Tensor, drop: int, grow: int,
     """A mask without the `drop` smallest of the `active` weights, and with `grow` others that have the largest growth
     scores (of at least 0). Weights just dropped may grow again, as in RigL.
     """
-    held = largest(torch.where(mask > 0, weight.abs().float(), -1.0), active - drop)
-    return (held + largest(torch.where(held > 0, -1.0, growth.float()), grow)).to(mask.dtype)
+    # Scores are at least 0, so -1 is never among the largest of those that count.
+    remaining = largest(torch.where(mask > 0, weight.abs().float(), -1.0), active - drop)
+    return (remaining + largest(torch.where(remaining > 0, -1.0, growth.float()), grow)).to(mask.dtype)
 
 
 class Init(StrEnum):
@@ -150,8 +153,8 @@ class Sparsity(Callback):
         if init not in set(Init):
             raise ConfigError(f"init is {init!r}, but it is {', '.join(Init)}", location="init")
         if distribution not in set(Distribution):
-            what = f"distribution is {distribution!r}, but it is {', '.join(Distribution)}"
-            raise ConfigError(what, location="distribution")
+            message = f"distribution is {distribution!r}, but it is {', '.join(Distribution)}"
+            raise ConfigError(message, location="distribution")
         if distribution == Distribution.erk and isinstance(sparsity, Mapping):
             raise ConfigError("distribution is erk, which needs one number as sparsity", location="distribution")
         self.parameters = [parameters] if isinstance(parameters, str) else list(parameters)
@@ -169,36 +172,42 @@ class Sparsity(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         self._seed = trainer.seed or 0
-        named = {clean_name(name): one for name, one in unwrapped(trainer.model).named_parameters()}
+        named = {clean_name(name): parameter for name, parameter in unwrapped(trainer.model).named_parameters()}
         self._weights = {
-            name: one
-            for name, one in named.items()
-            if one.requires_grad and one.ndim >= self.least_dimensions
+            name: parameter
+            for name, parameter in named.items()
+            if parameter.requires_grad and parameter.ndim >= self.least_dimensions
             and any(matches(name, glob) for glob in self.parameters)
             and not any(matches(name, glob) for glob in self.exclude)
         }  # fmt: skip
         if not self._weights:
-            fit = [name for name, one in named.items() if one.requires_grad and one.ndim >= self.least_dimensions]
+            fit = [
+                name
+                for name, parameter in named.items()
+                if parameter.requires_grad and parameter.ndim >= self.least_dimensions
+            ]
             raise ConfigError(
                 "no parameter has a mask", location="sparsity.parameters", hint=f"They could be: {fit[:20]}."
             )
         if self.distribution is Distribution.erk:
-            shapes = {name: tuple(one.shape) for name, one in self._weights.items()}
+            shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
             self._targets = erdos_renyi_kernel(shapes, self.sparsity["*"])
         else:
             self._targets = {name: self._share_of(name) for name in self._weights}
-        self._masks = {name: torch.ones_like(one, requires_grad=False) for name, one in self._weights.items()}
+        self._masks = {name: torch.ones_like(weight, requires_grad=False) for name, weight in self._weights.items()}
         for optimizer in trainer.optimizers.values():
-            own = {id(one) for group in optimizer.param_groups for one in group["params"]}
-            self._of[id(optimizer)] = [name for name, one in self._weights.items() if id(one) in own]
+            parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            self._of[id(optimizer)] = [name for name, weight in self._weights.items() if id(weight) in parameters]
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
+        # Masks of a checkpoint are loaded before; new ones would take their place.
         if not self._begun:
             self._begun = True
             self.begin()
         self._count()
+        # New masks do not hold for the weights yet.
         for optimizer in trainer.optimizers.values():
             self._apply(optimizer)
 
@@ -224,19 +233,21 @@ class Sparsity(Callback):
             self._apply(optimizer)
         names = [name for name in self._of[id(optimizer)] if self._weights[name].grad is not None]
         grads = [local(grad) for name in names if (grad := self._weights[name].grad) is not None]
+        # Before clipping, which is of the norm of what is trained.
         foreach_mul_(grads, self._local_masks(names))
 
     def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        # Weight decay and momentum move weights without a gradient, too.
         names = self._of[id(optimizer)]
         with torch.no_grad():
             foreach_mul_([local(self._weights[name]) for name in names], self._local_masks(names))
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         sizes = {name: mask.numel() for name, mask in self._masks.items()}
-        found = {"train/sparsity": 1 - sum(self._active.values()) / sum(sizes.values())}
+        values = {"train/sparsity": 1 - sum(self._active.values()) / sum(sizes.values())}
         if self.per_layer:
-            found |= {f"train/sparsity/{name}": 1 - self._active[name] / size for name, size in sizes.items()}
-        trainer.log_metrics(found)
+            values |= {f"train/sparsity/{name}": 1 - self._active[name] / size for name, size in sizes.items()}
+        trainer.log_metrics(values)
 
     def state_dict(self) -> dict[str, Any]:
         """The masks by parameter name, as booleans."""
@@ -264,12 +275,12 @@ class Sparsity(Callback):
         return [local(self._masks[name]) for name in names]
 
     def _share_of(self, name: str) -> float:
-        found = next((share for glob, share in self.sparsity.items() if matches(name, glob)), None)
-        if found is None:
+        share_of_name = next((share for glob, share in self.sparsity.items() if matches(name, glob)), None)
+        if share_of_name is None:
             raise ConfigError(
                 f"no glob of sparsity matches {name}", location="sparsity.sparsity", hint="Add '*', or exclude it."
             )
-        return float(found)
+        return float(share_of_name)
 
     def _apply(self, optimizer: Optimizer) -> None:
         """Mask the weights of an optimizer, and its state of them."""
@@ -277,6 +288,7 @@ class Sparsity(Callback):
             for name in self._of[id(optimizer)]:
                 weight, mask = self._weights[name], self._masks[name]
                 local(weight).mul_(local(mask))
+                # States of the weight's shape, such as moments; a step count has another.
                 for kept_state in optimizer.state.get(weight, {}).values():
                     if isinstance(kept_state, Tensor) and kept_state.shape == mask.shape:
                         local(kept_state).mul_(local(mask))

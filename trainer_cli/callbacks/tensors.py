@@ -36,32 +36,34 @@ STATISTICS = ("mean", "std", "min", "max", "norm")
 
 
 class TensorStatistics:
-    """Collects the statistics of tensors by name; the last of several of one name counts."""
+    """Collects the statistics of tensors by name; a later tensor with the same name replaces an earlier one."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Tensor] = {}
+        self._latest: dict[str, Tensor] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Compute the statistics of a tensor of numbers. Nothing is read from the device."""
         values = tensor.detach()
         if values.numel() == 0 or values.is_complex():
             return
+        # A sum of many 16-bit numbers would lose digits, or overflow.
         values = values.float()
         spread = values.std(correction=0)
         low, high = values.aminmax()
-        self._found[name] = torch.stack([values.mean(), spread, low, high, torch.linalg.vector_norm(values)])
+        self._latest[name] = torch.stack([values.mean(), spread, low, high, torch.linalg.vector_norm(values)])
 
-    def read(self, prefix: str, wanted: Iterable[str] = STATISTICS) -> dict[str, float]:
+    def read(self, prefix: str, statistics: Iterable[str] = STATISTICS) -> dict[str, float]:
         """`PREFIX/NAME/STATISTIC` -> value, with one wait for the device. Forgets everything."""
-        if not self._found:
+        if not self._latest:
             return {}
-        rows = torch.stack(list(self._found.values())).tolist()
+        # Stacked, so that the device is waited for once.
+        rows = torch.stack(list(self._latest.values())).tolist()
         metrics = {
             f"{prefix}/{name}/{statistic}": row[STATISTICS.index(statistic)]
-            for name, row in zip(self._found, rows, strict=True)
-            for statistic in wanted
+            for name, row in zip(self._latest, rows, strict=True)
+            for statistic in statistics
         }
-        self._found.clear()
+        self._latest.clear()
         return metrics
 
 
@@ -77,12 +79,13 @@ class TensorListener(Callback):
     def __init__(self, names: Sequence[str] = ("*",), statistics: Sequence[str] = ("norm",)) -> None:
         self.names = [names] if isinstance(names, str) else list(names)
         self.statistics = check_statistics(statistics)
-        self._found = TensorStatistics()
+        self._latest = TensorStatistics()
         self._active = ExitStack()
 
     def on_enter_train(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, loop: TrainingLoop, loop_idx: int
     ) -> None:
+        # Also after an error in a step, whose end is not called.
         stack.callback(self._active.close)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
@@ -93,11 +96,11 @@ class TensorListener(Callback):
         self._active.close()
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        trainer.log_metrics(self._found.read("train/tensors", self.statistics))
+        trainer.log_metrics(self._latest.read("train/tensors", self.statistics))
 
     def _look(self, name: str, tensor: Tensor) -> None:
         if any(matches(name, pattern) for pattern in self.names):
-            self._found.add(name, tensor)
+            self._latest.add(name, tensor)
 
 
 class ActivationStatistics(Callback):
@@ -112,15 +115,16 @@ class ActivationStatistics(Callback):
     def __init__(self, modules: Sequence[str] = ("*",), statistics: Sequence[str] = ("mean", "std")) -> None:
         self.modules = [modules] if isinstance(modules, str) else list(modules)
         self.statistics = check_statistics(statistics)
-        self._found = TensorStatistics()
+        self._latest = TensorStatistics()
         self._handles: list[RemovableHandle] = []
 
     def setup(self, trainer: Trainer) -> None:
         watched(trainer.model, self.modules)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        # A hook costs time in each forward, so it is there only in steps that are logged.
         if trainer.progress.step + 1 >= trainer.loop.next_log_step:
-            self._handles = hooked(watched(model, self.modules), self._found.add)
+            self._handles = hooked(watched(model, self.modules), self._latest.add)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         for handle in self._handles:
@@ -128,15 +132,16 @@ class ActivationStatistics(Callback):
         self._handles.clear()
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
+        # A hook that stays would be called in every later forward.
         self.on_train_step_end(trainer, trainer.model, None, None)
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        trainer.log_metrics(self._found.read("train/activations", self.statistics))
+        trainer.log_metrics(self._latest.read("train/activations", self.statistics))
 
 
-def check_statistics(wanted: Sequence[str]) -> list[str]:
+def check_statistics(statistics: Sequence[str]) -> list[str]:
     """The statistics; ConfigError for an unknown one."""
-    names = [wanted] if isinstance(wanted, str) else list(wanted)
+    names = [statistics] if isinstance(statistics, str) else list(statistics)
     if unknown := [name for name in names if name not in STATISTICS]:
         raise ConfigError(
             f"'{unknown[0]}' is no statistic", location="statistics", hint=f"There are: {', '.join(STATISTICS)}."
@@ -147,12 +152,12 @@ def check_statistics(wanted: Sequence[str]) -> list[str]:
 def watched(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     """The modules whose names match. ConfigError if none does."""
     named = {clean_name(name): module for name, module in unwrapped(model).named_modules() if name}
-    found = {name: module for name, module in named.items() if any(matches(name, pattern) for pattern in patterns)}
-    if not found:
+    chosen = {name: module for name, module in named.items() if any(matches(name, pattern) for pattern in patterns)}
+    if not chosen:
         raise ConfigError(
             f"no module matches {list(patterns)}", location="modules", hint=f"There are: {', '.join(list(named)[:20])}."
         )
-    return found
+    return chosen
 
 
 def hooked(modules: Mapping[str, nn.Module], call: Callable[[str, Any], None]) -> list[RemovableHandle]:
@@ -168,7 +173,7 @@ def hooked(modules: Mapping[str, nn.Module], call: Callable[[str, Any], None]) -
 class DumpActivations(Callback):
     """Writes `step{N}.npz` after each `every`-th step: for each module, under its name, the first tensor that it
     returned in the last batch of the step. 16-bit floats are written with 32 bits. Each such step copies the tensors
-    to the host. Of several processes rank 0 writes its own.
+    to the host. With many processes rank 0 writes its tensors.
 
     Args:
         modules: globs of module names.
@@ -181,7 +186,7 @@ class DumpActivations(Callback):
             raise ConfigError(f"every is {every!r}, but it is a whole number of steps, at least 1", location="every")
         self.modules, self.every = [modules] if isinstance(modules, str) else list(modules), every
         self.folder = Path(folder)
-        self._found: dict[str, Tensor] = {}
+        self._latest: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
     def setup(self, trainer: Trainer) -> None:
@@ -189,15 +194,15 @@ class DumpActivations(Callback):
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
         if (trainer.progress.step + 1) % self.every == 0 and trainer.strategy.group.is_main:
-            self._handles = hooked(watched(model, self.modules), self._found.__setitem__)
+            self._handles = hooked(watched(model, self.modules), self._latest.__setitem__)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._unhook()
-        if self._found and trainer.progress.step % self.every == 0:
+        if self._latest and trainer.progress.step % self.every == 0:
             folder = self.folder if trainer.run_dir is None else trainer.run_dir / self.folder
             folder.mkdir(parents=True, exist_ok=True)
-            np.savez(folder / f"step{trainer.progress.step}.npz", **{n: _array(t) for n, t in self._found.items()})
-            self._found.clear()
+            np.savez(folder / f"step{trainer.progress.step}.npz", **{n: _array(t) for n, t in self._latest.items()})
+            self._latest.clear()
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
         self._unhook()
@@ -209,6 +214,7 @@ class DumpActivations(Callback):
 
 
 def _array(tensor: Tensor) -> Any:
+    # numpy has no bfloat16.
     values = tensor.detach().cpu()
     return (values.float() if values.is_floating_point() and values.element_size() == 2 else values).numpy()
 
@@ -223,31 +229,34 @@ class Norms(Callback):
 
     def __init__(self, gradients: bool = True, weights: bool = False, per_layer: bool = False) -> None:
         self.gradients, self.weights, self.per_layer = gradients, weights, per_layer
-        self._found: dict[str, tuple[list[nn.Parameter], list[Tensor]]] = {}
+        self._latest: dict[str, tuple[list[nn.Parameter], list[Tensor]]] = {}
         """For each optimizer: its parameters with gradients, and the norms of these."""
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         if trainer.progress.step + 1 < trainer.loop.next_log_step or not self.gradients:
             return
-        own = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-        self._found[str(id(optimizer))] = own, foreach_norm([one.grad for one in own])
+        groups = optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"] if parameter.grad is not None]
+        # Now, before they are clipped; read only when all are logged, with one wait for the device.
+        self._latest[str(id(optimizer))] = parameters, foreach_norm([parameter.grad for parameter in parameters])
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         names = parameter_names(trainer.model)
-        wanted: list[tuple[str, str, Tensor]] = []
-        for parameters, norms in self._found.values():
-            wanted += [("gradients", names.get(one, ""), norm) for one, norm in zip(parameters, norms, strict=True)]
-        self._found.clear()
+        logged: list[tuple[str, str, Tensor]] = []
+        for parameters, norms in self._latest.values():
+            pairs = zip(parameters, norms, strict=True)
+            logged += [("gradients", names.get(parameter, ""), norm) for parameter, norm in pairs]
+        self._latest.clear()
         if self.weights:
-            trained = [one for one in names if one.requires_grad]
-            norms = foreach_norm([one.detach() for one in trained])
-            wanted += [("weights", names[one], norm) for one, norm in zip(trained, norms, strict=True)]
-        if not wanted:
+            trained = [parameter for parameter in names if parameter.requires_grad]
+            norms = foreach_norm([parameter.detach() for parameter in trained])
+            logged += [("weights", names[parameter], norm) for parameter, norm in zip(trained, norms, strict=True)]
+        if not logged:
             return
         # One wait for the device.
-        values = torch.stack([whole(norm).float() for _, _, norm in wanted]).tolist()
+        values = torch.stack([whole(norm).float() for _, _, norm in logged]).tolist()
         squares: dict[str, float] = {}
-        for (kind, name, _), value in zip(wanted, values, strict=True):
+        for (kind, name, _), value in zip(logged, values, strict=True):
             layer = name.rpartition(".")[0]
             for key in (f"train/norm/{kind}", *([f"train/norm/{kind}/{layer}"] if self.per_layer and layer else [])):
                 squares[key] = squares.get(key, 0.0) + value * value

@@ -42,6 +42,7 @@ class ValidationCallback(Callback):
         raise NotImplementedError
 
     def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        # Loaders with an interval of their own may not be evaluated this time.
         self.val_loaders = {**self.val_loaders, **val_loaders}
 
     def run_validation(self, trainer: Trainer, is_last: bool) -> None:
@@ -52,6 +53,7 @@ class ValidationCallback(Callback):
         if again or not (is_last or trainer.sanity_checking or self._count % self.every == 0):
             return
         self._made_at = trainer.progress.step
+        # Module by module: a frozen norm stays in evaluation mode.
         modes = [(module, module.training) for module in trainer.model.modules()]
         try:
             with torch.no_grad(), trainer.name_scope(self.scope), trainer.strategy.evaluation(trainer.model):
