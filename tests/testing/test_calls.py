@@ -30,7 +30,7 @@ def calls(code: str, folder: Path) -> list[tuple[Asks, str, str]]:
     (folder / "users.py").write_text(code)
     with recorded(folder / "calls", folder):
         runpy.run_path(str(folder / "users.py"))
-    return [(call.asks, call.what, call.where) for call in read(folder / "calls")]
+    return [(call.asks, call.function, call.where) for call in read(folder / "calls")]
 
 
 @pytest.mark.parametrize(("code", "asks", "what"), CASES, ids=[what for _, _, what in CASES])

@@ -39,19 +39,19 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_differs_has_another_digest(name: str) -> None:
     digests = Digests()
-    one, other = (digests.one(value) for value in PAIRS[name])
+    one, other = (digests.digest(value) for value in PAIRS[name])
     assert one is not None
     assert one != other
-    assert one == digests.one(PAIRS[name][0])
+    assert one == digests.digest(PAIRS[name][0])
 
 
 def test_a_set_has_one_digest_whatever_its_order() -> None:
-    assert Digests().one({"b", "a", "c"}) == Digests().one({"c", "b", "a"})
+    assert Digests().digest({"b", "a", "c"}) == Digests().digest({"c", "b", "a"})
 
 
 @pytest.mark.parametrize("value", [len, nn.Linear, object(), [print]], ids=["function", "class", "object", "in a list"])
 def test_what_has_no_value_has_no_digest(value: Any) -> None:
-    assert Digests().one(value) is None
+    assert Digests().digest(value) is None
 
 
 def test_the_leaves_of_a_tree_have_names() -> None:
@@ -114,7 +114,7 @@ def test_what_contains_itself_is_read_once() -> None:
     keyed: dict[str, Any] = {}
     keyed["values"] = (keyed, 2)
     for value in (parent, loop, keyed):
-        assert "contains itself" in str(Digests().one(value))
+        assert "contains itself" in str(Digests().digest(value))
         assert any("contains itself" in digest for _, digest in Digests().tree(value, "x"))
     parent["child"]["more"] = 1
     assert len(dict(Digests().tree(parent, "x"))) == 3

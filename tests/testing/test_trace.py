@@ -63,7 +63,7 @@ def test_a_difference_comes_with_the_hidden_one_of_its_step() -> None:
     both = Trace([h if h.kind is Kind.hidden else o for h, o in zip(hidden.records, other.records, strict=True)])
     difference = first_difference(differences(STRAIGHT, both, resumed=True))
     assert difference is not None
-    assert [(value.name, value.straight, value.found) for value in difference.hidden] == [("model.calls", "2", "0")]
+    assert [(value.name, value.straight, value.other) for value in difference.hidden] == [("model.calls", "2", "0")]
 
 
 def test_a_moment_that_is_missing_is_a_difference() -> None:

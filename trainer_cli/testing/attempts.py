@@ -89,20 +89,23 @@ def serve() -> None:
     import trainer_cli.testing.recorder  # noqa: F401
 
     for line in sys.stdin:
-        asked = json.loads(line)
-        for module in asked["imports"]:
+        request = json.loads(line)
+        # In this process, so that every later fork has them.
+        for module in request["imports"]:
             import_module(module)
         child = os.fork()
         if child == 0:
             code = int(ExitCode.FAILED)
             try:
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                file = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                # Appended, as by two processes at once: data workers write to it too.
+                file = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
                 os.dup2(file, 1)
                 os.dup2(file, 2)
-                os.chdir(asked["cwd"])
-                code = main(asked["plan"])
+                os.chdir(request["cwd"])
+                code = main(request["plan"])
             finally:
+                # Not sys.exit: exit handlers of this process are not for its forks.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
@@ -136,6 +139,7 @@ class Forked:
 
     def __init__(self, cwd: Path) -> None:
         self._cwd = cwd
+        # Two have two hash seeds.
         self._servers = [_interpreter("serve()", cwd, pipes=True) for _ in range(2)]
         self._free: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
         for server in self._servers:
@@ -147,10 +151,11 @@ class Forked:
         try:
             assert server.stdin is not None
             assert server.stdout is not None
-            asked = {"plan": str(plan), "output": str(output), "cwd": str(cwd or self._cwd), "imports": list(imports)}
+            request = {"plan": str(plan), "output": str(output), "cwd": str(cwd or self._cwd), "imports": list(imports)}
+            # It exists even where the process is killed before it starts.
             output.touch()
             with suppress(BrokenPipeError):
-                server.stdin.write(json.dumps(asked).encode() + b"\n")
+                server.stdin.write(json.dumps(request).encode() + b"\n")
                 server.stdin.flush()
             answer = server.stdout.readline()
             # Without an answer the server was killed.
@@ -176,6 +181,7 @@ class Fresh:
         self._closed = False
 
     def __call__(self, plan: Path, output: Path) -> int:
+        # Under the lock, so that `close` misses no process that is being started.
         with output.open("wb") as file, self._lock:
             if self._closed:
                 return -int(signal.SIGKILL)
@@ -194,7 +200,7 @@ class Fresh:
 
 def _interpreter(call: str, cwd: Path, *, pipes: bool = False, output: int | None = None) -> subprocess.Popen[bytes]:
     """An interpreter in its own process group: Ctrl-C does not reach it, and the group can be killed."""
-    # Last on the path, so that it shadows nothing.
+    # Last on the path, so that it shadows no module of the user's.
     program = "from trainer_cli.testing.attempts import main, serve"
     script = f"import sys; sys.path.append({str(_ROOT)!r}); {program}; {call}"
     return subprocess.Popen(
@@ -203,6 +209,7 @@ def _interpreter(call: str, cwd: Path, *, pipes: bool = False, output: int | Non
         stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
         stdout=subprocess.PIPE if pipes else output,
         stderr=None if pipes else subprocess.STDOUT,
+        # Of its own: Ctrl-C does not reach it, and `_kill` ends its data workers with it.
         process_group=0,
     )
 
@@ -222,17 +229,17 @@ def scratch() -> Generator[Path, None, None]:
     """A new folder among those for temporary files, held for as long as this process lives."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
-        held = os.open(folder / f"{_LOCK}.part", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = os.open(folder / f"{_LOCK}.part", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             # Where a filesystem has no locks, no process removes what others left: only what has a lock counts as ours.
             with suppress(OSError):
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Under its name it is never seen unlocked while this process lives.
                 os.rename(folder / f"{_LOCK}.part", folder / _LOCK)
             _clear_what_is_left(folder.parent)
             yield folder
         finally:
-            os.close(held)
+            os.close(lock)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -241,10 +248,12 @@ def _clear_what_is_left(parent: Path) -> None:
     """Remove folders of checks of this user that were killed."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
+            # In a folder that all users share, another could have planted a link.
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
             descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
+                # Raises while the check that made it lives.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
             finally:
@@ -278,8 +287,9 @@ class Attempt:
     @property
     def message(self) -> str:
         """The error message of a failed process, or the last line of its traceback."""
-        _, found, message = self.output.rpartition(ERROR)
-        if found:
+        _, prefix, message = self.output.rpartition(ERROR)
+        if prefix:
+            # The path of the frozen config says nothing to the user.
             return re.sub(r",? ?\(?[^\s(]*/config\.yaml:\d+\)?", "", message).strip()
         lines = [line for line in self.output.splitlines() if line.strip()]
         return lines[-1].strip() if lines else f"it ended with exit code {self.code}"
@@ -319,10 +329,10 @@ class Chain:
 
 def planned(stops: Sequence[Stop]) -> list[Stop | None]:
     """The stop of each attempt that a run needs."""
-    found: list[Stop | None] = []
+    by_attempt: list[Stop | None] = []
     for stop in stops:
-        found += [stop, Stop(When.at_once)] if stop.twice else [stop]
-    return [*found, None]
+        by_attempt += [stop, Stop(When.at_once)] if stop.twice else [stop]
+    return [*by_attempt, None]
 
 
 class Runner:
@@ -395,6 +405,7 @@ def freeze(
         "limit_train_batches": batches,
         "max_duration": _long_enough(config.loop.max_duration),
         "hard_stop": steps,
+        # No stop by the clock: it would come at another step in each run.
         "max_time": None,
         "eval_interval": max(1, steps // 4),
         "eval_steps": min(2, config.loop.eval_steps or 2),
@@ -402,6 +413,7 @@ def freeze(
     }
     checkpoint |= {
         "enabled": True,
+        # Saves only where the plan stops: a save more would hide what a stop loses.
         "save_interval": None,
         "ephemeral_save_interval": None,
         "ephemeral_cooldown": None,
@@ -418,14 +430,16 @@ def freeze(
         **(tree["callbacks"] or {}),
     }
     if isinstance(saver := callbacks.get(_SAVER), Mapping):
-        own = {one.name for one in fields(CheckpointConfig)}
-        callbacks[_SAVER] = {key: value for key, value in saver.items() if key not in own}
+        # Settings of the saver would win over those of the section, which the check sets.
+        settings = {field.name for field in fields(CheckpointConfig)}
+        callbacks[_SAVER] = {key: value for key, value in saver.items() if key not in settings}
     tree |= {
         "run_dir": str(folder / "run"),
         "resume": "auto",
         "loop": loop,
         "checkpoint": checkpoint,
         "callbacks": callbacks,
+        # What a log shows is no state, and its files take time.
         "loggers": {},
         "logging": {"level": "warning", "console": "off"},
     }

@@ -99,12 +99,12 @@ def owner(name: str) -> str:
 
 def saving(value: Value, facts: Mapping[str, Any]) -> str:
     """How hidden state can be saved."""
-    whose = owner(value.name)
+    part_name = owner(value.name)
     if value.name.endswith((".requires_grad", ".training")):
         return "Set it from trainer.progress.step in on_train_start, so that a resume sets it too."
-    if whose == "model" and is_generator(value):
+    if part_name == "model" and is_generator(value):
         return _SAVE["generator of model"]
-    return _SAVE[_data(facts) if whose == "data" else whose]
+    return _SAVE[_data(facts) if part_name == "data" else part_name]
 
 
 def _data(facts: Mapping[str, Any]) -> str:
@@ -118,7 +118,7 @@ def _data(facts: Mapping[str, Any]) -> str:
 
 def is_generator(value: Value) -> bool:
     """True for a random generator."""
-    return any(text.startswith("generator ") for text in (value.straight, value.found))
+    return any(text.startswith("generator ") for text in (value.straight, value.other))
 
 
 def is_state(value: Value) -> bool:
@@ -135,10 +135,11 @@ def shown(values: Sequence[Value]) -> str:
 
 def described(value: Value) -> str:
     """What it is, and both its values where they are short."""
-    what = "a random generator" if is_generator(value) else _CALLED[owner(value.name)]
-    if is_generator(value) or " " in value.straight + value.found:
-        return f"{value.name} ({what})"
-    return f"{value.name} ({what}): {value.straight} in the straight run, {value.found} here"
+    noun = "a random generator" if is_generator(value) else _CALLED[owner(value.name)]
+    # A digest tells a reader nothing.
+    if is_generator(value) or " " in value.straight + value.other:
+        return f"{value.name} ({noun})"
+    return f"{value.name} ({noun}): {value.straight} in the straight run, {value.other} here"
 
 
 def best_hidden(difference: Difference) -> Value | None:
@@ -146,6 +147,7 @@ def best_hidden(difference: Difference) -> Value | None:
     order = _ORDER[difference.kind]
     if difference.kind is Kind.evaluation and difference.values[0].name.startswith("batch"):
         order = _ORDER[Kind.batch]
+    # A generator first: whatever draws from it differs as well.
     ranked = sorted(difference.hidden, key=lambda value: (order.index(owner(value.name)), not is_generator(value)))
     return ranked[0] if ranked else None
 
@@ -156,6 +158,7 @@ def _in_every_run(evidence: Evidence) -> Cause:
     state = shown(difference.values)
     chance = _of(evidence.calls, Asks.chance)
     clock = _of(evidence.calls, Asks.clock)
+    # From the surest evidence to the least: a call in the user's file names its line.
     if chance:
         return Cause(
             f"{hidden.name} (a random generator)" if hidden is not None and is_generator(hidden) else state,
@@ -192,16 +195,17 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     difference = evidence.difference
     first = difference.values[0].name
     state = shown(difference.values)
+    # Saved state that comes back different needs no evidence of what is hidden.
     if difference.restored and difference.kind is Kind.state:
         return _not_restored(first, state)
     hidden = best_hidden(difference)
     of_data = difference.kind is Kind.batch or first.startswith("batch")
     worker = _of(evidence.calls, Asks.worker)
     if of_data and evidence.exact_without_workers and evidence.workers:
-        others = f", {_listed(worker)}" if worker else ""
+        calls_of_workers = f", {_listed(worker)}" if worker else ""
         return Cause(
             state,
-            f"samples depend on the worker that makes them: with data.num_workers=0 all is exact{others}",
+            f"samples depend on the worker that makes them: with data.num_workers=0 all is exact{calls_of_workers}",
             _SAVE[_data(evidence.facts)],
         )
     if of_data and evidence.facts.get("persistent"):
@@ -211,6 +215,7 @@ def _after_a_resume(evidence: Evidence) -> Cause:
             "epoch, and a resume begins with new ones",
             "Give it persistent_workers=False; or let data hold the dataset instead of the loader.",
         )
+    # Hidden state before calls: a call may be harmless, but this differs already.
     if hidden is not None:
         lost = "no checkpoint holds it"
         if owner(hidden.name) == "data" and _data(evidence.facts) == "stateful stream":
@@ -284,4 +289,4 @@ def _of(calls: Sequence[Call], asks: Asks) -> list[Call]:
 
 
 def _listed(calls: Sequence[Call]) -> str:
-    return ", ".join(f"{call.what} at {call.where}" for call in calls[:3])
+    return ", ".join(f"{call.function} at {call.where}" for call in calls[:3])

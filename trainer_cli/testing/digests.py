@@ -47,7 +47,7 @@ class Call:
     """A call in a user's file."""
 
     asks: Asks
-    what: str
+    function: str
     where: str
     """file:line"""
 
@@ -70,7 +70,7 @@ _BUILTIN: Mapping[str, tuple[Asks, str]] = {
 def recorded(file: Path, root: Path) -> Generator[None, None, None]:
     """Record such calls in a file while entered, each line of code once; in forked worker processes too.
 
-    It uses the interpreter's profiling hook, which sees a function whatever name it was imported by.
+    It uses the interpreter's profiling hook, which sees a function under any name that it was imported by.
     """
     import numpy as np
     import torch.utils.data
@@ -85,27 +85,30 @@ def recorded(file: Path, root: Path) -> Generator[None, None, None]:
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     done: set[tuple[str, int, str]] = set()
 
-    def note(asks: Asks, what: str, frame: FrameType | None) -> None:
+    def note(asks: Asks, function: str, frame: FrameType | None) -> None:
+        # A library may use the clock as it likes: only calls from the user's files are of interest.
         if frame is None or not is_users_file(frame.f_code.co_filename):
             return
-        place = (frame.f_code.co_filename, frame.f_lineno, what)
-        if place in done:
+        file_name, line = frame.f_code.co_filename, frame.f_lineno
+        if (file_name, line, function) in done:
             return
-        done.add(place)
-        path = Path(place[0])
+        done.add((file_name, line, function))
+        path = Path(file_name)
         shown = path.relative_to(root) if path.is_relative_to(root) else path
-        os.write(descriptor, json.dumps(asdict(Call(asks, what, f"{shown}:{place[1]}"))).encode() + b"\n")
+        # One write, so that lines of forked workers do not mix.
+        os.write(descriptor, json.dumps(asdict(Call(asks, function, f"{shown}:{line}"))).encode() + b"\n")
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         if event == "c_call":
             module = getattr(argument, "__module__", None)
-            found = _BUILTIN.get(f"{module}.{getattr(argument, '__qualname__', '')}")
-            if found is not None:
-                note(*found, frame)
+            builtin = _BUILTIN.get(f"{module}.{getattr(argument, '__qualname__', '')}")
+            if builtin is not None:
+                note(*builtin, frame)
         elif event == "call" and (seen := python.get(frame.f_code)) is not None:
-            asks, what, seed = seen
+            asks, function, seed = seen
+            # With a seed it gives the same numbers in every process.
             if seed is None or frame.f_locals.get(seed) is None:
-                note(asks, what, frame.f_back)
+                note(asks, function, frame.f_back)
 
     default_rng = np.random.default_rng
 
@@ -114,6 +117,7 @@ def recorded(file: Path, root: Path) -> Generator[None, None, None]:
             note(Asks.chance, "numpy.random.default_rng()", sys._getframe(1))
         return default_rng(seed)
 
+    # Written in C and without arguments in the frame, so the hook cannot see whether it is seeded.
     np.random.default_rng = watched
     sys.setprofile(profile)
     try:
@@ -129,7 +133,7 @@ def read(file: Path) -> list[Call]:
     if not file.exists():
         return []
     lines = (json.loads(line) for line in file.read_text("utf-8").splitlines())
-    return list(dict.fromkeys(Call(Asks(line["asks"]), line["what"], line["where"]) for line in lines))
+    return list(dict.fromkeys(Call(Asks(line["asks"]), line["function"], line["where"]) for line in lines))
 
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Enum, torch.dtype, torch.device, np.generic)
@@ -167,7 +171,7 @@ class Digests:
         elif isinstance(value, list | tuple) and len(value) <= _MANY:
             items = [(f"{name}[{number}]", item) for number, item in enumerate(value)]
         else:
-            yield name, self.one(value) or type(value).__name__
+            yield name, self.digest(value) or type(value).__name__
             return
         if id(value) in self._open:
             yield name, _CYCLE
@@ -183,7 +187,7 @@ class Digests:
         """One digest of a whole tree."""
         return _hash("".join(f"{name}={digest};" for name, digest in self.tree(value, "")).encode())
 
-    def one(self, value: Any) -> str | None:
+    def digest(self, value: Any) -> str | None:
         """The digest of one value; None for what has no value to compare, such as a function."""
         if isinstance(value, Tensor):
             return _tensor(value)
@@ -195,11 +199,12 @@ class Digests:
         if (state := _generator_state(value)) is not None:
             return f"generator {_hash(state)}"
         if isinstance(value, set | frozenset):
+            # The order of a set differs from one process to the next, without any difference in value.
             return self._many(value, sorted(value, key=repr))
         if isinstance(value, list | tuple | deque):
             return self._many(value, value)
         if isinstance(value, Mapping):
-            return self._many(value, [part for item in value.items() for part in item])
+            return self._many(value, [element for item in value.items() for element in item])
         return None
 
     def hidden(self, value: Any, name: str, seen: set[int], depth: int = _DEPTH) -> Iterator[tuple[str, str]]:
@@ -215,7 +220,7 @@ class Digests:
         """Attributes of its modules that are neither parameters nor buffers, and which parameters are trained."""
         seen: set[int] = set()
         for path, module in model.named_modules():
-            name = ".".join(part for part in ("model", path) if part)
+            name = f"model.{path}" if path else "model"
             for key, value in _attributes(module):
                 if key == "training" or key not in _MODULE:
                     yield from self.hidden(value, f"{name}.{key}", seen)
@@ -239,7 +244,7 @@ class Digests:
             for key, item in _attributes(value):
                 inner = name if top == _OURS or key == "dataset" else f"{name}.{key}"
                 if top != _OURS and _generator_state(item) is not None:
-                    yield inner, str(self.one(item))
+                    yield inner, str(self.digest(item))
                 else:
                     yield from self.of_data(item, inner, seen, depth - 1)
         elif is_users(type(value).__module__):
@@ -247,9 +252,11 @@ class Digests:
 
     def of_modules(self) -> Iterator[tuple[str, str]]:
         """Numbers, texts and generators that the user's modules keep as globals."""
+        # Sorted: the order of imports may differ after a resume.
         for module_name, module in sorted(sys.modules.items()):
             if module is None or not is_users(module_name):
                 continue
+            # A copy: another thread of the user's may add a global meanwhile.
             for key, value in list(vars(module).items()):
                 name = f"{module_name}.{key}"
                 if key.startswith("__"):
@@ -270,18 +277,18 @@ class Digests:
         if not isinstance(value, Mapping | list | tuple) or len(value) > _MANY:
             return False
         items = value.values() if isinstance(value, Mapping) else value
-        return any(self.one(item) is None for item in items)
+        return any(self.digest(item) is None for item in items)
 
     def _kept(self, value: Any) -> str | None:
-        """As `one`, but large tensors that did not change, and large arrays, are not read again."""
+        """The digest of a value; a large tensor without a new version, or a large array, is not read again."""
         mark = _mark(value)
         if mark is None:
-            return self.one(value)
-        known = self._known.get(id(value))
+            return self.digest(value)
+        cached = self._known.get(id(value))
         # Another object may have the identity, and the memory, of one that is gone.
-        if known is None or known.reference() is not value or known.mark != mark:
-            known = self._known[id(value)] = _Known(weakref.ref(value), mark, str(self.one(value)))
-        return known.digest
+        if cached is None or cached.reference() is not value or cached.mark != mark:
+            cached = self._known[id(value)] = _Known(weakref.ref(value), mark, str(self.digest(value)))
+        return cached.digest
 
     def _many(self, container: Collection[Any], values: Iterable[Any]) -> str | None:
         length = len(container)
@@ -291,12 +298,13 @@ class Digests:
             return _CYCLE
         self._open.add(id(container))
         try:
-            parts = [self.one(value) for value in values]
+            digests = [self.digest(value) for value in values]
         finally:
             self._open.discard(id(container))
-        if parts and all(part is None for part in parts):
+        # Functions and other objects alone, which have no value to compare.
+        if digests and all(digest is None for digest in digests):
             return None
-        text = f"[{', '.join(part or '-' for part in parts)}]"
+        text = f"[{', '.join(digest or '-' for digest in digests)}]"
         return text if len(text) <= 80 else f"{length} items {_hash(text.encode())}"
 
 
@@ -346,6 +354,7 @@ def _mark(value: Any) -> tuple[Any, ...] | None:
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     """Attributes of an object, and those of its classes that the user wrote."""
     attributes = dict(_slots(value))
+    # From the base to the class itself, whose attributes hide those of the base.
     for owner in reversed(type(value).__mro__):
         if is_users(owner.__module__):
             attributes |= _class_attributes(owner)
@@ -390,6 +399,7 @@ def _hash(data: bytes) -> str:
 
 
 def _tensor(value: Tensor) -> str:
+    # The shard of this rank: to gather all of them would need every rank to take part.
     value = local_of(value).detach()
     if value.layout is not torch.strided or value.is_quantized:
         value = value.to_dense() if value.layout is not torch.strided else value.int_repr()
@@ -408,11 +418,14 @@ def _generator_state(value: Any) -> bytes | None:
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if isinstance(value, random.SystemRandom):
+        # It has no state: its getstate raises.
         return b""
     if isinstance(value, random.Random):
         return repr(value.getstate()).encode()
     if isinstance(value, np.random.Generator):
         return repr(value.bit_generator.state).encode()
     if isinstance(value, np.random.RandomState):
-        return repr([part.tobytes() if isinstance(part, np.ndarray) else part for part in value.get_state()]).encode()
+        state = value.get_state()
+        # The repr of a long array leaves its middle out.
+        return repr([item.tobytes() if isinstance(item, np.ndarray) else item for item in state]).encode()
     return None

@@ -74,6 +74,7 @@ class FaultyDisk(Disk):
 
     def _do(self, name: str, on: StrPath | int, act: Callable[[], T], half: Callable[[], T] | None = None) -> T:
         self.operations.append(f"{name} {'file' if isinstance(on, int) else os.path.basename(on)}")
+        # Counted before it is done: a fault is named by the number of its operation.
         count = len(self.operations)
         if self.at is None or count < self.at or (count > self.at and not self.persistent):
             return act()
@@ -83,8 +84,10 @@ class FaultyDisk(Disk):
             time.sleep(self.delay_s)
             return act()
         if self.fault is Fault.tear:
+            # The process ends here, so an error has nobody to reach.
             with suppress(OSError):
                 (half or act)()
+        # Not an exception: cleanup code must not run, as it does not in a power cut.
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("unreachable")
 

@@ -33,13 +33,13 @@ _CLOCK = ("progress.seconds", "progress.last_seconds")
 
 
 @contextmanager
-def own_work(what: str) -> Generator[None, None, None]:
+def own_work(subject: str) -> Generator[None, None, None]:
     """Name an error of the recorder as its own, and not as one of the training that it looks at."""
     try:
         yield
     except Exception as error:
         raise TrainError(
-            f"{OWN_FAILURE} while it recorded {what}: {type(error).__name__}: {error}",
+            f"{OWN_FAILURE} while it recorded {subject}: {type(error).__name__}: {error}",
             cure="The training is not at fault: please report this.",
         ) from error
 
@@ -67,13 +67,13 @@ class Recorder(Callback):
         self._loaders = {"train": train_loader, **val_loaders}
         self._first_evaluated = next(iter(val_loaders), None)
         self._first_step = trainer.progress.step
-        own = getattr(train_loader, "loader", None)
+        users_loader = getattr(train_loader, "loader", None)
         self._trace.facts(
             device=str(trainer.device),
             threads=torch.get_num_threads(),
             steps_per_epoch=loop.steps_per_epoch,
-            loader=None if own is None else type(own).__name__,
-            persistent=bool(getattr(own, "persistent_workers", False)),
+            loader=None if users_loader is None else type(users_loader).__name__,
+            persistent=bool(getattr(users_loader, "persistent_workers", False)),
             stream=type(train_loader.source.dataset).__name__ if isinstance(train_loader, StreamLoader) else None,
             stateful=isinstance(train_loader, StreamLoader) and train_loader.source.stateful,
         )
@@ -81,6 +81,7 @@ class Recorder(Callback):
             self._send(trainer, signal.SIGTERM)
 
     def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
+        # A step of several batches has one state before it.
         if trainer.progress.step != self._step:
             self._step, self._batch = trainer.progress.step, 0
             self._write_state(trainer)
@@ -95,16 +96,18 @@ class Recorder(Callback):
         stop = self._plan.stop
         if stop is not None and stop.when is When.accumulating and trainer.progress.step >= stop.after:
             accumulates = trainer.loop.settings.grad_accum_steps > 1
+            # Where batches are accumulated, a kill before the first says nothing of gradients that are lost.
             if self._batch > 1 or not accumulates or trainer.progress.step >= stop.by:
                 self._send(trainer, signal.SIGKILL)
 
     def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
         gradients = {f"gradient of {name}": value.grad for name, value in model.named_parameters()}
-        values = {name: str(self._digests.one(value)) for name, value in gradients.items()}
+        values = {name: str(self._digests.digest(value)) for name, value in gradients.items()}
         self._trace.record(Kind.gradients, self._step, self._batch, values)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         progress = trainer.progress
+        # Within an accumulation: no step has ended.
         if progress.step == self._step:
             return
         inside = progress.batch > 0
@@ -120,8 +123,9 @@ class Recorder(Callback):
         if trainer.sanity_checking:
             # Only resumed processes make a sanity check, so there is nothing to compare.
             return
-        self._evaluated = next((name for name, own in self._loaders.items() if own is val_loader), "val")
+        self._evaluated = next((name for name, loader in self._loaders.items() if loader is val_loader), "val")
         self._seen = 0
+        # Before the first of several loaders: the state is the same before all of them.
         if self._evaluated == self._first_evaluated:
             self._write_state(trainer, moment=1)
 
@@ -151,6 +155,7 @@ class Recorder(Callback):
         self._trace.record(Kind.saved, step, 0, values)
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
+        # A stopped process ends elsewhere than the straight run, which has no such moment.
         if trainer.stop_request is None:
             self._write_state(trainer)
 
@@ -170,24 +175,25 @@ class Recorder(Callback):
         state = capture(trainer, None)
         # A pending evaluation is recorded when it is made.
         state.get("loop", {}).pop("owed_record", None)
-        for part, value in state.pop("rng").items():
-            yield f"random.{part}", self._digests.whole(value)
+        for generator, value in state.pop("rng").items():
+            yield f"random.{generator}", self._digests.whole(value)
         for section, value in state.items():
             yield from (leaf for leaf in self._digests.tree(value, section) if leaf[0] not in _CLOCK)
         for name, buffer in trainer.model.named_buffers():
             if name not in state["model"]:
-                yield f"model.{name}{NOT_PERSISTENT}", str(self._digests.one(buffer))
+                yield f"model.{name}{NOT_PERSISTENT}", str(self._digests.digest(buffer))
 
     def _hidden(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
         """State that no checkpoint holds."""
         digests = self._digests
         yield from digests.of_model(trainer.model)
         for name, optimizer in trainer.optimizers.items():
-            place = "optimizer" if len(trainer.optimizers) == 1 else f"optimizer.{name}"
-            yield from digests.of_object(optimizer, place, self._torchs_own())
+            prefix = "optimizer" if len(trainer.optimizers) == 1 else f"optimizer.{name}"
+            yield from digests.of_object(optimizer, prefix, self._torchs_own())
         for name, callback in trainer.callbacks.items():
             if type(callback).__module__.partition(".")[0] != _OURS and not isinstance(callback, CheckpointerCallback):
                 yield from digests.of_object(callback, f"callbacks.{name}")
+        # Shared: a dataset of two loaders is recorded once.
         seen: set[int] = set()
         for name, loader in self._loaders.items():
             yield from digests.of_data(loader, f"data.{name}", seen)
@@ -214,6 +220,7 @@ class Recorder(Callback):
 
     def _send(self, trainer: Trainer, number: signal.Signals) -> None:
         progress = trainer.progress
+        # Before the signal, after which nothing is sure to run.
         self._trace.stopped(step=progress.step, epoch=progress.epoch, batch=progress.batch, micro=self._batch)
         if number is signal.SIGKILL and isinstance(trainer.checkpoint, CheckpointerCallback):
             # The checkpoint that is resumed must not depend on the speed of the disk.

@@ -142,7 +142,7 @@ class Comparison:
 
     def found(self, chain: Chain) -> list[Found]:
         """The first difference of each process of a run, with the stop after which it arose."""
-        found: list[Found] = []
+        result: list[Found] = []
         before: Attempt | None = None
         earlier: Stop | None = None
         for stop, attempt in _after_each(chain):
@@ -150,21 +150,23 @@ class Comparison:
             if difference is not None:
                 arose = None
                 if before is not None and difference.restored and difference.kind is Kind.state:
+                    # Loading is not to blame where the checkpoint was saved with the difference.
                     arose = before_the_stop(self.straight, before.trace, difference, self._ignored())
-                found.append(Found(difference, chain, stop) if arose is None else Found(arose, chain, earlier))
+                result.append(Found(difference, chain, stop) if arose is None else Found(arose, chain, earlier))
             before, earlier = attempt, stop
-        return found
+        return result
 
     def can_continue(self, chain: Chain) -> bool:
         """False once a process has differed, but by what may be a time: all that follows would differ as well."""
-        return all(all(map(_may_be_a_time, one.difference.values)) for one in self.found(chain))
+        return all(all(map(_may_be_a_time, shown.difference.values)) for shown in self.found(chain))
 
     def lasting(self, chain: Chain) -> list[Value]:
         """Hidden things that still differ at the end of a resumed process: what no checkpoint brought back."""
         lost: dict[str, Value] = {}
         for stop, attempt in _after_each(chain):
             hidden: tuple[Value, ...] = ()
-            last = max((one.step for one in attempt.trace.records if one.kind is Kind.hidden), default=None)
+            hidden_steps = [record.step for record in attempt.trace.records if record.kind is Kind.hidden]
+            last = max(hidden_steps, default=None)
             for difference in differences(self.straight, attempt.trace, resumed=True, ignored=self._ignored()):
                 if difference.kind is Kind.hidden and difference.step == last:
                     hidden = difference.values
@@ -180,11 +182,12 @@ class Comparison:
         title, around = title_of(stop), chain.around(stop)
         if not around:
             return Row(title, "-", "-", "not tried", None)
-        place = around[0].trace.stopped
-        at = f"step {place['step']}, epoch {place['epoch']}, batch {place['batch']}" if place else "-"
+        position = around[0].trace.stopped
+        at = "step {step}, epoch {epoch}, batch {batch}".format(**position) if position else "-"
         failed = next((attempt for attempt in around if attempt.failed), None)
         if failed is not None:
             return Row(title, at, "-", "fails", False)
+        # The runner gave the run up after an earlier difference.
         if around[0].came and len(around) < 2 + stop.twice:
             return Row(title, at, "-", "not tried", None)
         if not around[0].came:
@@ -233,16 +236,16 @@ def _failed(attempt: Attempt, stop: Stop | None) -> Finding:
 
 def _after_each(chain: Chain) -> list[tuple[Stop | None, Attempt]]:
     """Each process that trained, with the last stop before it."""
-    found: list[tuple[Stop | None, Attempt]] = []
+    pairs: list[tuple[Stop | None, Attempt]] = []
     stop: Stop | None = None
     for attempt in chain.attempts:
         if attempt.trace.records:
-            found.append((stop, attempt))
+            pairs.append((stop, attempt))
         if attempt.stop is not None and attempt.stop.when is not When.at_once:
             stop = attempt.stop
-    return found
+    return pairs
 
 
 def _may_be_a_time(value: Value) -> bool:
     """A single number in a callback's state, such as the seconds that something took."""
-    return value.name.startswith("callbacks.") and "[" not in value.straight + value.found
+    return value.name.startswith("callbacks.") and "[" not in value.straight + value.other

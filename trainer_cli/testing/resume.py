@@ -83,6 +83,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
             f"the training ends after {straight.last_step} steps, but a check needs {LEAST_STEPS}",
             where="loop.max_duration",
         )
+    # Two runs at once on one GPU would compete for its memory.
     jobs = 2 if straight.facts["device"] == "cpu" and (os.cpu_count() or 1) > 1 else 1
     comparison = Comparison(straight)
     resumed = comparison.can_continue
@@ -92,29 +93,31 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
             pool.submit(runner.chain, f"run{number}", stops, resumed=resumed)
             for number, stops in enumerate(chains(steps))
         ]
-        made = [work.result() for work in works]
+        finished = [work.result() for work in works]
     finally:
         # Ctrl-C does not wait here: the processes are killed first.
         pool.shutdown(wait=False, cancel_futures=True)
-    if own := next((attempt for chain in made for attempt in chain.attempts if attempt.is_own_failure), None):
-        raise own.error()
-    finding, remarks = failure(made), []
-    if any(map(comparison.found, made)) or any(map(comparison.lasting, made)):
+    attempts = [attempt for chain in finished for attempt in chain.attempts]
+    if broken := next((attempt for attempt in attempts if attempt.is_own_failure), None):
+        raise broken.error()
+    finding, remarks = failure(finished), []
+    if any(map(comparison.found, finished)) or any(map(comparison.lasting, finished)):
+        # A second straight run tells noise from loss: what differs between the two was not lost by a stop.
         repeat = runner.chain("repeat", notes=True)
         again = repeat.attempts[0].trace
         comparison = Comparison.with_noise(straight, again)
         difference = comparison.first(again, resumed=False, with_noise=True)
-        found = [one for chain in made for one in comparison.found(chain)]
+        candidates = [found_difference for chain in finished for found_difference in comparison.found(chain)]
         if difference is not None:
             finding = _explained(composed, runner, Found(difference, repeat, None), repeat, repeats=True)
-        elif found:
-            first = min(found, key=lambda one: one.difference.at_step)
+        elif candidates:
+            first = min(candidates, key=lambda candidate: candidate.difference.at_step)
             finding = _explained(composed, runner, first, repeat, repeats=_before_any_save(first))
         else:
             remarks = [
                 f"{described(value)}; it changes in training, and no checkpoint holds it. In these {steps} steps no "
                 f"number depended on it. {saving(value, straight.facts)}"
-                for chain in made[:1]
+                for chain in finished[:1]
                 for value in comparison.lasting(chain)
             ]
     return Report(
@@ -122,33 +125,34 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
         steps=straight.last_step,
         steps_per_epoch=straight.facts["steps_per_epoch"],
         device=straight.facts["device"],
-        rows=[row for chain in made for row in comparison.rows(chain)],
+        rows=[row for chain in finished for row in comparison.rows(chain)],
         finding=finding,
         remarks=remarks,
     )
 
 
-def _explained(composed: Composed, runner: Runner, found: Found, repeat: Chain, *, repeats: bool) -> Finding:
+def _explained(composed: Composed, runner: Runner, shown_by: Found, repeat: Chain, *, repeats: bool) -> Finding:
     """The cause of a difference; where more must be known for it, the processes that tell it are run."""
-    difference = found.difference
+    difference = shown_by.difference
     data = composed.config.data
     workers = int(data.get("num_workers") or 0)
     evidence = Evidence(
         difference=difference,
         repeats=repeats,
-        resumed=found.stop is not None,
+        resumed=shown_by.stop is not None,
         calls=repeat.calls,
         workers=workers,
         facts=repeat.attempts[0].trace.facts,
     )
+    # A call in the user's file explains it; only without one is it worth two more runs.
     if repeats and not any(call.asks in (Asks.chance, Asks.clock) for call in repeat.calls):
         evidence = replace(evidence, exact_if_deterministic=_is_exact(runner, "deterministic", (), deterministic=True))
     if not repeats and workers and difference.values[0].name.startswith("batch"):
-        exact = _is_exact(runner, "workers", found.chain.stops, data__num_workers=0)
+        exact = _is_exact(runner, "workers", shown_by.chain.stops, data__num_workers=0)
         evidence = replace(evidence, exact_without_workers=exact)
-    after = f"after a run was {title_of(found.stop)}" if found.stop is not None else "without any stop"
+    after = f"after a run was {title_of(shown_by.stop)}" if shown_by.stop is not None else "without any stop"
     values = difference.values[0]
-    shows = f"{values.name} {values.straight} in the straight run, {values.found} here"
+    shows = f"{values.name} {values.straight} in the straight run, {values.other} here"
     if len(difference.values) > 1 or len(shows) > 100:
         shows = shown(difference.values)
     return Finding(after, difference.at_step, difference.moment, shows, explain(evidence))
@@ -163,10 +167,10 @@ def _is_exact(runner: Runner, name: str, stops: Sequence[Stop], **changes: Any) 
     return not Comparison(straight.attempts[0].trace).found(other)
 
 
-def _before_any_save(found: Found) -> bool:
+def _before_any_save(shown_by: Found) -> bool:
     """It differed before anything was stopped or saved, although another straight run did not."""
-    if found.stop is not None:
+    if shown_by.stop is not None:
         return False
-    saves = any(stop.when is When.accumulating for stop in found.chain.stops)
-    difference = found.difference
+    saves = any(stop.when is When.accumulating for stop in shown_by.chain.stops)
+    difference = shown_by.difference
     return not saves or difference.at_step < SAVED_STEP + (difference.kind is not Kind.state)

@@ -49,7 +49,7 @@ class Stop:
 
 def chains(steps: int) -> tuple[tuple[Stop, ...], ...]:
     """Independent runs with several stops each, which together cover every place."""
-    asked = (
+    signalled = (
         Stop(When.mid_epoch, after=3, by=steps // 3),
         Stop(When.second_epoch, after=2, by=2 * steps // 3, twice=True),
     )
@@ -58,7 +58,7 @@ def chains(steps: int) -> tuple[tuple[Stop, ...], ...]:
         Stop(When.epoch_end, after=1, by=steps // 2),
         Stop(When.evaluated, after=2, by=steps - 1),
     )
-    return asked, killed
+    return signalled, killed
 
 
 SAVED_STEP = 1
@@ -84,10 +84,12 @@ class Plan:
     @classmethod
     def read(cls, path: str | Path) -> Plan:
         """Take it from a file."""
-        found = json.loads(Path(path).read_text("utf-8"))
-        paths = {key: None if found[key] is None else Path(found[key]) for key in ("config_dir", "calls")}
-        stop = None if found["stop"] is None else Stop(**{**found["stop"], "when": When(found["stop"]["when"])})
-        return cls(Path(found["config"]), Path(found["trace"]), stop=stop, **paths)
+        content = json.loads(Path(path).read_text("utf-8"))
+        paths = {key: None if content[key] is None else Path(content[key]) for key in ("config_dir", "calls")}
+        stop = content["stop"]
+        if stop is not None:
+            stop = Stop(**{**stop, "when": When(stop["when"])})
+        return cls(Path(content["config"]), Path(content["trace"]), stop=stop, **paths)
 
 
 class Kind(StrEnum):
@@ -150,7 +152,7 @@ class Value:
 
     name: str
     straight: str
-    found: str
+    other: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,7 @@ class Writer:
     """Writes a trace, each line whole before anything else happens: the process may be killed at any time."""
 
     def __init__(self, path: Path) -> None:
+        # Unbuffered: a kill loses at most the line that is being written.
         self._file = path.open("ab", buffering=0)
 
     def facts(self, **facts: Any) -> None:
@@ -198,9 +201,9 @@ class Writer:
         """One moment."""
         self._write({"kind": kind, "step": step, "batch": batch, "values": values})
 
-    def stopped(self, **place: int) -> None:
+    def stopped(self, **position: int) -> None:
         """Where this process is about to be stopped."""
-        self._write({"stopped": place})
+        self._write({"stopped": position})
 
     def close(self) -> None:
         """Nothing more is written."""
@@ -218,15 +221,17 @@ def read(path: Path) -> Trace:
     saved: dict[int, dict[str, str]] = {}
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
-            found = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
+            # Cut short by a kill.
             continue
-        facts.update(found.get("facts", {}))
-        stopped.update(found.get("stopped", {}))
-        if found.get("kind") == Kind.saved:
-            saved[found["step"]] = {**saved.get(found["step"], {}), **found["values"]}
-        elif "kind" in found:
-            records.append(Record(Kind(found["kind"]), found["step"], found["batch"], found["values"]))
+        facts.update(entry.get("facts", {}))
+        stopped.update(entry.get("stopped", {}))
+        if entry.get("kind") == Kind.saved:
+            # Several savers at one step each add what they hold.
+            saved[entry["step"]] = {**saved.get(entry["step"], {}), **entry["values"]}
+        elif "kind" in entry:
+            records.append(Record(Kind(entry["kind"]), entry["step"], entry["batch"], entry["values"]))
     return Trace(records, facts, stopped, saved)
 
 
@@ -239,32 +244,39 @@ def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collec
     if not other.records:
         return
     first = other.records[0].key
+    # A resumed process begins in the middle of the straight run.
     begin = keys.index(first) if first in keys else len(keys)
     hidden: tuple[Value, ...] = ()
     restored = resumed
-    for wanted, found in zip([*straight.records[begin:], None], other.records, strict=False):
-        if wanted is None or wanted.key != found.key:
-            there = "nothing more" if wanted is None else f"{wanted.kind} at step {wanted.step}"
-            event = Value("what happens", there, f"{found.kind} at step {found.step}")
-            yield Difference(found.kind, found.step, found.batch, restored, (event,))
+    for expected, record in zip([*straight.records[begin:], None], other.records, strict=False):
+        if expected is None or expected.key != record.key:
+            # The traces are out of step from here on, so a comparison of what follows would mean nothing.
+            event = "nothing more" if expected is None else f"{expected.kind} at step {expected.step}"
+            moment = Value("what happens", event, f"{record.kind} at step {record.step}")
+            yield Difference(record.kind, record.step, record.batch, restored, (moment,))
             return
-        values = tuple(_values(wanted.values, found.values, ignored))
-        if found.kind is Kind.hidden:
+        values = tuple(_values(expected.values, record.values, ignored))
+        if record.kind is Kind.hidden:
             hidden = values
         if values:
-            yield Difference(found.kind, found.step, found.batch, restored, values, hidden)
-        if found.kind not in (Kind.state, Kind.hidden):
+            yield Difference(record.kind, record.step, record.batch, restored, values, hidden)
+        # The first batch ends what was restored: from there on it was computed.
+        if record.kind not in (Kind.state, Kind.hidden):
             restored = False
 
 
-def first_difference(found: Iterator[Difference]) -> Difference | None:
-    """The first difference that is one: hidden things alone are none. What the hidden shows next is added."""
-    for difference in found:
+def first_difference(candidates: Iterator[Difference]) -> Difference | None:
+    """The first difference of recorded state or results, with the hidden state that differed at that moment.
+
+    A difference of hidden state alone does not count: it may never be used.
+    """
+    for difference in candidates:
         if difference.kind is Kind.hidden:
             continue
         if difference.hidden:
             return difference
-        following = next(found, None)
+        # Hidden state is recorded right after the state of the same moment.
+        following = next(candidates, None)
         if following is not None and following.kind is Kind.hidden and following.step == difference.step:
             return replace(difference, hidden=following.values)
         return difference
@@ -280,21 +292,22 @@ def before_the_stop(
         difference: at the first moment of the resumed process.
         stopped: trace of the process that saved the checkpoint.
     """
-    there, here = straight.values_at(difference.step), stopped.saved.get(difference.step)
-    if here is None or not there:
+    expected, saved = straight.values_at(difference.step), stopped.saved.get(difference.step)
+    if saved is None or not expected:
         return None
     names = {value.name for value in difference.values}
-    found = [value for value in _values(there, here, ignored) if value.name in there and value.name in here]
-    values = tuple(value for value in found if value.name in names)
+    # Values that only one of them has were recorded at another moment, and prove nothing.
+    candidates = [value for value in _values(expected, saved, ignored) if value.name in {*expected} & {*saved}]
+    values = tuple(value for value in candidates if value.name in names)
     if not values:
         return None
     state = {name for record in straight.records if record.kind is Kind.state for name in record.values}
-    hidden = tuple(value for value in found if value.name not in state)
+    hidden = tuple(value for value in candidates if value.name not in state)
     return replace(difference, restored=False, values=values, hidden=hidden)
 
 
 def _values(straight: Mapping[str, str], other: Mapping[str, str], ignored: Collection[str]) -> Iterator[Value]:
     for name in {**straight, **other}:
-        there, here = straight.get(name, "absent"), other.get(name, "absent")
-        if there != here and name not in ignored:
-            yield Value(name, there, here)
+        values = straight.get(name, "absent"), other.get(name, "absent")
+        if values[0] != values[1] and name not in ignored:
+            yield Value(name, *values)
