@@ -8,12 +8,11 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from command import Result, train
 from compare import assert_same_run, assert_same_state, checkpoints
-from forks import Done, Forks
 
 from trainer_cli.checkpoint.catalog import catalog_of, why_damaged
 
@@ -43,11 +42,7 @@ _LOOKS = 3
 class Campaign:
     """Trainings with a fault each, several at a time."""
 
-    def __init__(self, pool: list[Forks], folder: Path) -> None:
-        self._idle: SimpleQueue[Forks] = SimpleQueue()
-        for forks in pool:
-            self._idle.put(forks)
-        self._workers = len(pool)
+    def __init__(self, folder: Path) -> None:
         # As deep as the folders of the trainings with faults: each parent of a new directory is looked at.
         folder = folder / "reference"
         folder.mkdir()
@@ -62,18 +57,14 @@ class Campaign:
         self.second_save = range(staging - _LOOKS, second)
         self.removal = range(second, len(self.operations) + 1)
 
-    def fit(self, cwd: Path, disk: dict[str, Any], how: str = SYNCHRONOUS) -> Done:
+    def fit(self, cwd: Path, disk: dict[str, Any], how: str = SYNCHRONOUS) -> Result:
         """One start of the training, on a disk with that fault, or without one.
 
         Operations of a synchronous training have the same numbers in each run: deletions, which the writer thread
         makes even then, are waited for.
         """
         disk = {"block_bytes": _BLOCK_BYTES, "one_thread_at_a_time": how == SYNCHRONOUS, **disk}
-        forks = self._idle.get()
-        try:
-            return forks.fit(cwd, *TRAINING, how, disk=disk)
-        finally:
-            self._idle.put(forks)
+        return train("fit", *TRAINING, how, cwd=cwd, disk=disk)
 
     def each(self, numbers: Iterable[int], folder: Path, check: Callable[[int, Path], None]) -> None:
         """Run a check for each operation, in a folder of its own."""
@@ -83,13 +74,13 @@ class Campaign:
             own.mkdir()
             check(number, own)
 
-        with ThreadPoolExecutor(self._workers) as executor:
+        with ThreadPoolExecutor(2) as executor:
             list(executor.map(one, numbers))
 
 
 @pytest.fixture(scope="module")
-def campaign(pool: list[Forks], tmp_path_factory: pytest.TempPathFactory) -> Campaign:
-    return Campaign(pool, tmp_path_factory.mktemp("campaign"))
+def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
+    return Campaign(tmp_path_factory.mktemp("campaign"))
 
 
 def _number(lines: list[str], beginning: str) -> int:
@@ -98,12 +89,12 @@ def _number(lines: list[str], beginning: str) -> int:
     return 1 + sum(not line.startswith("committed") for line in lines[:index])
 
 
-def committed(done: Done) -> list[int]:
+def committed(done: Result) -> list[int]:
     """The steps that were said to be saved."""
     return [int(step) for step in re.findall(r"^committed step (\d+)", done.err, re.MULTILINE)]
 
 
-def resumed(done: Done) -> int:
+def resumed(done: Result) -> int:
     """The step that a start went on from, or found to be the last."""
     found = re.search(r"^(?:resuming|\S+ is finished) at step (\d+)", done.err + done.out, re.MULTILINE)
     return int(found[1]) if found else 0

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command import SMALL, environment
-from forks import Done, Forks
+from command import SMALL, Result, train
 from printed import message
+
+from trainer_cli.commands.main import main
 
 
 @pytest.fixture(scope="module")
-def base(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a run called `base` was trained to step 20."""
     folder = tmp_path_factory.mktemp("base")
-    assert forks.fit(folder, *SMALL, "name=base").code == 0
+    assert train("fit", *SMALL, "name=base", cwd=folder).code == 0
     return folder
 
 
@@ -39,41 +39,31 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 REFUSED = {
-    "model": ["model.hidden=[64]"],
-    "another model": ["model=cnn"],
-    "data": ["data.batch_size=8"],
-    "optimizer": ["optimizer.lr=0.5"],
+    "a value of the model": ["model.hidden=[64]"],
     "another optimizer": ["optimizer=sgd"],
-    "schedule": ["scheduler=null"],
-    "seed": ["seed=1"],
-    "kernels": ["deterministic=true"],
-    "precision": ["precision.dtype=bf16"],
-    "clipping": ["precision.clip_norm=1.0"],
-    "accumulation": ["loop.grad_accum_steps=2"],
-    "batches": ["loop.limit_train_batches=5"],
-    "callbacks": ["+callbacks.ema._target_=trainer_cli.EMA"],
-    "parameter groups": ["+param_groups.bias.lr=0.1"],
+    "a callback more": ["+callbacks.ema._target_=trainer_cli.EMA"],
     "a refused one among free ones": ["loop.max_duration=30", "seed=1", "checkpoint.max_checkpoints=1"],
     "one that was not allowed": ["seed=1", "model.dropout=0.5", "resume_allow=[seed]"],
 }
+"""Which keys are refused is the table of tests/config/test_resumable.py."""
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refused_change_leaves_the_run_byte_for_byte_as_it_was(base: Path, forks: Forks, case: str) -> None:
+def test_a_refused_change_leaves_the_run_byte_for_byte_as_it_was(base: Path, case: str) -> None:
     before = tree(base)
-    done = forks.fit(base, *SMALL, "name=base", *REFUSED[case])
+    done = train("fit", *SMALL, "name=base", *REFUSED[case], cwd=base)
     assert done.code == 2, done.err
     assert "error: the config differs from the one that runs/base was trained with" in done.err
     assert "  refused  " in done.err
     assert tree(base) == before
 
 
-def test_another_value_of_an_environment_variable_is_a_change_too(forks: Forks, tmp_path: Path) -> None:
+def test_another_value_of_an_environment_variable_is_a_change_too(tmp_path: Path) -> None:
     own = ("name=base", "model.dropout='${oc.decode:${oc.env:DROPOUT}}'")
-    assert forks.fit(tmp_path, *SMALL, *own, DROPOUT="0.25").code == 0
+    assert train("fit", *SMALL, *own, cwd=tmp_path, DROPOUT="0.25").code == 0
     assert "0.25" not in (tmp_path / "runs/base/config.yaml").read_text()
     before = tree(tmp_path)
-    refused = forks.fit(tmp_path, *SMALL, *own, "loop.max_duration=30", DROPOUT="0.5")
+    refused = train("fit", *SMALL, *own, "loop.max_duration=30", cwd=tmp_path, DROPOUT="0.5")
     assert refused.code == 2
     assert "refused" in refused.err
     assert "model.dropout" in refused.err
@@ -81,9 +71,9 @@ def test_another_value_of_an_environment_variable_is_a_change_too(forks: Forks, 
     assert tree(tmp_path) == before
     allowed = "resume_allow=[model.dropout]"
     for end, dropout, more in ((24, "0.25", ()), (27, "0.5", (allowed,)), (30, "0.5", ())):
-        done = forks.fit(tmp_path, *SMALL, *own, f"loop.max_duration={end}", *more, DROPOUT=dropout)
+        done = train("fit", *SMALL, *own, f"loop.max_duration={end}", *more, cwd=tmp_path, DROPOUT=dropout)
         assert done.code == 0, done.err
-    assert forks.fit(tmp_path, *SMALL, *own, "loop.max_duration=30", DROPOUT="0.25").code == 2
+    assert train("fit", *SMALL, *own, "loop.max_duration=30", cwd=tmp_path, DROPOUT="0.25").code == 2
 
 
 FREE = [
@@ -93,8 +83,8 @@ FREE = [
 ]  # fmt: skip
 
 
-def test_what_may_change_goes_on_at_once(place: Path, forks: Forks) -> None:
-    done = forks.fit(place, *SMALL, "name=base", *FREE)
+def test_what_may_change_goes_on_at_once(place: Path) -> None:
+    done = train("fit", *SMALL, "name=base", *FREE, cwd=place)
     assert done.code == 0, done.err
     assert "resuming at step 20" in done.err
     assert "finished at step 30" in done.out
@@ -105,95 +95,89 @@ def rates(run: Path) -> dict[int, float]:
     return {record["step"]: record["train/lr"] for record in records if "train/lr" in record}
 
 
-def test_a_rate_that_is_allowed_is_the_one_that_a_new_run_would_have(place: Path, forks: Forks) -> None:
+def test_a_rate_that_is_allowed_is_the_one_that_a_new_run_would_have(place: Path) -> None:
     longer = [*SMALL, "loop.max_duration=30", "optimizer.lr=0.5"]
     before = rates(place / "runs/base")
-    done = forks.fit(place, *longer, "name=base", "resume_allow=[optimizer.lr]")
+    done = train("fit", *longer, "name=base", "resume_allow=[optimizer.lr]", cwd=place)
     assert done.code == 0, done.err
-    assert forks.fit(place, *longer, "name=new").code == 0
+    assert train("fit", *longer, "name=new", cwd=place).code == 0
     after, new = rates(place / "runs/base"), rates(place / "runs/new")
     assert {step: rate for step, rate in after.items() if step <= 20} == before
     assert {step: rate for step, rate in after.items() if step > 20} == {25: new[25], 30: new[30]}
     assert new[30] > 0
 
 
-def test_a_change_that_is_allowed_but_cannot_go_on_leaves_the_config_as_it_was(place: Path, forks: Forks) -> None:
+def test_a_change_that_is_allowed_but_cannot_go_on_leaves_the_config_as_it_was(place: Path) -> None:
     files = [place / "runs/base" / name for name in ("config.yaml", "overrides.yaml")]
     before = [file.read_text("utf-8") for file in files]
     larger = ["loop.max_duration=30", "model.hidden=[64]", "resume_allow=['model.*']"]
-    done = forks.fit(place, *SMALL, "name=base", *larger)
+    done = train("fit", *SMALL, "name=base", *larger, cwd=place)
     assert done.code == 2, done.err
     assert "does not fit this training" in done.err
     assert [file.read_text("utf-8") for file in files] == before
 
 
-def test_a_run_that_never_came_to_a_checkpoint_may_be_mended_freely(forks: Forks, tmp_path: Path) -> None:
+def test_a_run_that_never_came_to_a_checkpoint_may_be_mended_freely(tmp_path: Path) -> None:
     stopping = ("callbacks=early_stopping", "callbacks.early_stopping.metric=")
-    wrong = forks.fit(tmp_path, *SMALL, *stopping[:1], stopping[1] + "val/los", "run_dir=run")
+    wrong = train("fit", *SMALL, *stopping[:1], stopping[1] + "val/los", "run_dir=run", cwd=tmp_path)
     assert wrong.code == 2
     assert "Did you mean 'val/loss'?" in wrong.err
     assert (tmp_path / "run/config.yaml").exists()
-    mended = forks.fit(tmp_path, *SMALL, *stopping[:1], stopping[1] + "val/loss", "run_dir=run")
+    mended = train("fit", *SMALL, *stopping[:1], stopping[1] + "val/loss", "run_dir=run", cwd=tmp_path)
     assert mended.code == 0, mended.err
     assert "config changed: callbacks.early_stopping.metric: val/los -> val/loss" in mended.err
 
 
-def test_another_name_and_the_weights_of_this_run_are_a_way_out(place: Path, forks: Forks) -> None:
-    refused: Done = forks.fit(place, *SMALL, "name=base", "optimizer.lr=0.5")
+def test_another_name_and_the_weights_of_this_run_are_a_way_out(place: Path) -> None:
+    refused: Result = train("fit", *SMALL, "name=base", "optimizer.lr=0.5", cwd=place)
     assert "name=OTHER" in refused.err
     assert "ckpt=runs/base@latest" in refused.err
     before = tree(place / "runs/base")
-    done = forks.fit(place, *SMALL, "name=other", "optimizer.lr=0.5", "ckpt=runs/base@latest")
+    done = train("fit", *SMALL, "name=other", "optimizer.lr=0.5", "ckpt=runs/base@latest", cwd=place)
     assert done.code == 0, done.err
     assert json.loads((place / "runs/other/summary.json").read_text())["step"] == 20
     assert tree(place / "runs/base") == before
 
 
-COMPARE = """
-import sys
-from trainer_cli.commands.main import main
-code = main(["config", *sys.argv[1:]])
-assert "torch" not in sys.modules
-sys.exit(code)
-"""
+Compared = Callable[..., tuple[int, str, str]]
 
 
-def compared(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", COMPARE, *arguments]
-    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=100)
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Compared:
+    """Exit code and output of `train config --diff` in a folder."""
+
+    def compare(cwd: Path, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(cwd)
+        return main(["config", "--diff", *arguments]), *capsys.readouterr()
+
+    return compare
 
 
 @pytest.mark.parametrize(
     "other", ["runs/base", "runs/base@latest", "runs/base/checkpoints/step10", "runs/base/config.yaml"]
 )
-def test_a_config_is_compared_with_that_of_a_run_or_checkpoint(base: Path, other: str) -> None:
-    before = tree(base)
-    done = compared(base, "--diff", other, *SMALL, "name=base", "optimizer.lr=0.5")
-    assert done.returncode == 0, done.stderr
-    old, _, *changes = done.stdout.splitlines()
-    assert old.startswith("# from: runs/base/")
+@pytest.mark.parametrize("sweep", ["", "sweep/"], ids=["a run", "a job of a sweep"])
+def test_a_config_is_compared_with_that_of_a_run_or_checkpoint(
+    base: Path, tmp_path: Path, compared: Compared, other: str, sweep: str
+) -> None:
+    shutil.copytree(base / "runs/base", tmp_path / f"runs/{sweep}base")
+    before = tree(tmp_path)
+    changes = (*SMALL, "name=base", "optimizer.lr=0.5")
+    code, out, err = compared(tmp_path, other.replace("runs/", f"runs/{sweep}"), *changes)
+    assert code == 0, err
+    old, _, *lines = out.splitlines()
+    assert old.startswith(f"# from: runs/{sweep}base/")
     assert old.endswith("config.yaml")
-    assert changes == ["optimizer.lr: 0.003 -> 0.5  # command line: optimizer.lr=0.5"]
-    assert tree(base) == before
+    assert lines == ["optimizer.lr: 0.003 -> 0.5  # command line: optimizer.lr=0.5"]
+    assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("below", ["", "@latest", "/checkpoints/step10"])
-def test_a_config_is_compared_with_that_of_a_run_in_a_sweep(place: Path, below: str) -> None:
-    (place / "runs/sweep").mkdir()
-    (place / "runs/base").rename(place / "runs/sweep/seed=0")
-    done = compared(place, "--diff", f"runs/sweep/seed=0{below}", *SMALL, "name=base", "seed=1")
-    assert done.returncode == 0, done.stderr
-    old, _, *changes = done.stdout.splitlines()
-    assert old.startswith("# from: runs/sweep/seed=0/")
-    assert changes == ["seed: 0 -> 1  # command line: seed=1"]
-
-
-def test_a_checkpoint_that_is_not_there_or_whose_config_is_damaged_is_reported(place: Path) -> None:
-    gone = compared(place, "--diff", "runs/base@step11")
-    assert (gone.returncode, gone.stdout) == (3, "")
-    assert "there is none (--diff). runs/base/checkpoints holds step0, step10, step20." in message(gone.stderr)
+def test_a_checkpoint_that_is_not_there_or_whose_config_is_damaged_is_reported(place: Path, compared: Compared) -> None:
+    code, out, err = compared(place, "runs/base@step11")
+    assert (code, out) == (3, "")
+    assert "there is none (--diff). runs/base/checkpoints holds step0, step10, step20." in message(err)
     with (place / "runs/base/checkpoints/step20/config.yaml").open("a") as file:
         file.write("seed: 9\n")
-    damaged = compared(place, "--diff", "runs/base/checkpoints/step20")
-    assert (damaged.returncode, damaged.stdout) == (3, "")
-    assert "config.yaml" in damaged.stderr
+    code, out, err = compared(place, "runs/base/checkpoints/step20")
+    assert (code, out) == (3, "")
+    assert "config.yaml" in err

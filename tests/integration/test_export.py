@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from command import SMALL, records, trained
-from forks import Done, Forks
+from command import SMALL, records, train, trained
 from printed import message
 
 pytestmark = pytest.mark.slow
-quickly: Callable[..., Done]
 EMA = "callbacks={ema: {_target_: trainer_cli.EMA, decay: 0.9}}"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _forked(forks: Forks) -> None:
-    global quickly
-    quickly = forks.run
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +37,13 @@ def saved(checkpoint: Path) -> dict[str, torch.Tensor]:
 def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
     tensors = saved(place / "runs/base/checkpoints/step20")
     for more, kept, said in (((), "callbacks/ema/average", True), (("--ema", "none", "--overwrite"), "model", False)):
-        done = quickly(place, "ckpt", "export", "runs/base@latest", "--format", "torch", *more)
+        done = train("ckpt", "export", "runs/base@latest", "--format", "torch", *more, cwd=place)
         assert (done.code, done.out.startswith("exported: runs/base/export/step20.pt (4 tensors, ")) == (0, True)
         assert ("weights: the average of callback 'ema', which evaluations saw" in done.out) is said
         plain = torch.load(place / "runs/base/export/step20.pt", weights_only=True)
         assert all(torch.equal(plain[name], tensors[f"{kept}/{name}"]) for name in plain)
     shards = ("--format", "huggingface", "--shard-size", "20kb")
-    done = quickly(place, "ckpt", "export", "runs/base@step10", *shards, "--ema", "-o", "hf")
+    done = train("ckpt", "export", "runs/base@step10", *shards, "--ema", "-o", "hf", cwd=place)
     assert "no config.json is written" in done.err
     index = json.loads((place / "hf/model.safetensors.index.json").read_text())
     averaged = {}
@@ -60,9 +51,9 @@ def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
         averaged |= safetensors.torch.load_file(place / "hf" / file)
     tensors = saved(place / "runs/base/checkpoints/step10")
     assert all(torch.equal(averaged[name], tensors[f"callbacks/ema/average/{name}"]) for name in averaged)
-    assert quickly(place, "ckpt", "export", "hf", "--format", "torch", "-o", "hf.pt").code == 0
+    assert train("ckpt", "export", "hf", "--format", "torch", "-o", "hf.pt", cwd=place).code == 0
     assert torch.load(place / "hf.pt", weights_only=True).keys() == averaged.keys()
-    again = quickly(place, "fit", *SMALL, "name=tuned", "ckpt=hf", "loop.max_duration=1")
+    again = train("fit", *SMALL, "name=tuned", "ckpt=hf", "loop.max_duration=1", cwd=place)
     assert "weights from hf (4 tensors)" in again.err
 
 
@@ -87,30 +78,32 @@ def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
     ],
 )
 def test_a_mistake_is_one_message(base: Path, arguments: list[str], code: int, said: str) -> None:
-    done = quickly(base, "ckpt", *arguments)
+    done = train("ckpt", *arguments, cwd=base)
     assert done.code == code, done
     assert said in message(done.err)
     assert "Traceback" not in done.err
 
 
 def test_an_average_is_a_checkpoint_that_is_evaluated_and_forked(place: Path) -> None:
-    done = quickly(place, "ckpt", "average", "runs/base@step10", "runs/base@step20", "-o", "runs/mean", "--ema", "none")
+    done = train(
+        "ckpt", "average", "runs/base@step10", "runs/base@step20", "-o", "runs/mean", "--ema", "none", cwd=place
+    )
     assert done.code == 0, done
     mean, *both = (
         saved(place / f"runs/{name}") for name in ("mean", "base/checkpoints/step10", "base/checkpoints/step20")
     )
     for name, value in mean.items():
         assert torch.equal(value, ((both[0][name].double() + both[1][name].double()) / 2).float())
-    done = quickly(place, "validate", "ckpt=runs/mean", "validate.folder=out")
+    done = train("validate", "ckpt=runs/mean", "validate.folder=out", cwd=place)
     assert (done.code, records(place / "out/validation.jsonl")[0]["step"]) == (0, 20)
-    assert "weights from runs/mean step 20" in quickly(place, "fit", *SMALL, "name=f", "ckpt=runs/mean").err
-    shown = quickly(place, "ckpt", "show", "runs/mean").out
+    assert "weights from runs/mean step 20" in train("fit", *SMALL, "name=f", "ckpt=runs/mean", cwd=place).err
+    shown = train("ckpt", "show", "runs/mean", cwd=place).out
     assert "average of step10, step20" in shown
 
 
 def test_weights_of_an_average_belong_to_the_checkpoints_as_they_are_named(place: Path) -> None:
     newest_first = ("runs/base@step20", "runs/base@step10", "--weights", "3,1")
-    assert quickly(place, "ckpt", "average", *newest_first, "-o", "runs/mean", "--ema", "none").code == 0
+    assert train("ckpt", "average", *newest_first, "-o", "runs/mean", "--ema", "none", cwd=place).code == 0
     mean, old, new = (
         saved(place / f"runs/{name}") for name in ("mean", "base/checkpoints/step10", "base/checkpoints/step20")
     )
@@ -121,19 +114,19 @@ def test_weights_of_an_average_belong_to_the_checkpoints_as_they_are_named(place
 @pytest.mark.parametrize("lost", ["manifest.json", "rank0.safetensors"])
 def test_an_average_is_of_all_that_were_named_or_of_none(place: Path, lost: str) -> None:
     (place / "runs/base/checkpoints/step0" / lost).unlink()
-    done = quickly(place, "ckpt", "average", "runs/base/checkpoints/step*", "-o", "runs/mean")
+    done = train("ckpt", "average", "runs/base/checkpoints/step*", "-o", "runs/mean", cwd=place)
     assert (done.code, "it is not valid: " in done.err, "step0" in done.err) == (3, True, True)
     assert not (place / "runs/mean").exists()
 
 
 def test_stripped_weights_are_evaluated_and_cannot_be_resumed(place: Path) -> None:
-    assert quickly(place, "ckpt", "strip", "runs/base@latest", "-o", "runs/slim").code == 0
+    assert train("ckpt", "strip", "runs/base@latest", "-o", "runs/slim", cwd=place).code == 0
     assert sorted(path.name for path in (place / "runs/slim").iterdir()) == [
         "config.yaml", "manifest.json", "rank0.json", "rank0.safetensors"
     ]  # fmt: skip
     assert all(name.startswith("model/") for name in saved(place / "runs/slim"))
-    assert quickly(place, "validate", "ckpt=runs/slim", "validate.folder=out").code == 0
-    done = quickly(place, "fit", *SMALL, "name=f", "ckpt=runs/slim", "load.states=[all]")
+    assert train("validate", "ckpt=runs/slim", "validate.folder=out", cwd=place).code == 0
+    done = train("fit", *SMALL, "name=f", "ckpt=runs/slim", "load.states=[all]", cwd=place)
     assert done.code == 2
     assert re.search(r"^  optimizer +missing in the checkpoint$", done.err, re.MULTILINE)
 
@@ -142,15 +135,15 @@ def test_an_archive_of_a_checkpoint_is_evaluated_and_forked(
     place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache = str(tmp_path / "cache")
-    done = quickly(place, "ckpt", "export", "runs/base@step10", "--format", "archive", "-o", "step10.tar.gz")
+    done = train("ckpt", "export", "runs/base@step10", "--format", "archive", "-o", "step10.tar.gz", cwd=place)
     assert (done.code, done.out.startswith("exported: step10.tar.gz (")) == (0, True)
-    done = quickly(place, "validate", "ckpt=step10.tar.gz", "validate.folder=out", XDG_CACHE_HOME=cache)
+    done = train("validate", "ckpt=step10.tar.gz", "validate.folder=out", cwd=place, XDG_CACHE_HOME=cache)
     assert done.code == 0, done
     (row,) = records(place / "out/validation.jsonl")
     assert row["step"] == 10
     own = [one for one in records(place / "runs/base/metrics.jsonl") if one["step"] == 10 and "val/loss" in one][-1]
     assert row["val/loss"] == own["val/loss"]
-    done = quickly(place, "fit", *SMALL, "name=f", "ckpt=step10.tar.gz", XDG_CACHE_HOME=cache)
+    done = train("fit", *SMALL, "name=f", "ckpt=step10.tar.gz", cwd=place, XDG_CACHE_HOME=cache)
     assert "step10 step 10 (4 tensors)" in done.err
-    done = quickly(place, "ckpt", "export", "runs/base", "--format", "archive", "--ema")
+    done = train("ckpt", "export", "runs/base", "--format", "archive", "--ema", cwd=place)
     assert (done.code, "an archive is the whole checkpoint" in done.err) == (2, True)

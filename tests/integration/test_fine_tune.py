@@ -7,18 +7,14 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from command import SMALL, environment, records, trained
+from command import SMALL, Result, environment, records, train, trained
 from compare import final_state
-from forks import Done, Forks
 from printed import message
-
-quickly: Callable[..., Done]
 
 NET = '''
 """A classifier of small images with 10 classes, saved by several programs; its head is to be replaced."""
@@ -95,12 +91,6 @@ torch.save(Net(), "whole.pt")
 '''
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _forked(forks: Forks) -> None:
-    global quickly
-    quickly = forks.run
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a model, and that model's weights as several programs save them."""
@@ -118,10 +108,10 @@ def place(saved: Path, tmp_path: Path) -> Path:
     return tmp_path / "place"
 
 
-def fit(place: Path, *overrides: str, code: int = 0, name: str = "tuned", imports: tuple[str, ...] = ()) -> Done:
+def fit(place: Path, *overrides: str, code: int = 0, name: str = "tuned", imports: tuple[str, ...] = ()) -> Result:
     """One step with no learning rate from loaded weights."""
     short = (*SMALL, f"name={name}", "loop.max_duration=1", "optimizer.lr=0", "scheduler=null")
-    done = quickly(place, "fit", *short, *overrides, imports=imports)
+    done = train("fit", *short, *overrides, cwd=place, imports=imports)
     assert done.code == code, done
     return done
 
@@ -199,12 +189,17 @@ def test_a_file_that_runs_code_needs_a_flag_on_the_command_line(place: Path) -> 
 
 @pytest.mark.slow
 def test_a_foreign_checkpoint_is_validated_under_an_experiment(place: Path) -> None:
-    done = quickly(place, "validate", "ckpt=torch.pt")
+    done = train("validate", "ckpt=torch.pt", cwd=place)
     assert (done.code, "carries no config.yaml. Name its experiment: experiment=NAME" in message(done.err)) == (3, True)
-    done = quickly(
-        place, "validate", "ckpt=[torch.pt,lightning.ckpt]", "experiment=digits_mlp", *MODEL,
-        "load.key_mapping={net.*: *}", "validate.folder=out",
-    )  # fmt: skip
+    done = train(
+        "validate",
+        "ckpt=[torch.pt,lightning.ckpt]",
+        "experiment=digits_mlp",
+        *MODEL,
+        "load.key_mapping={net.*: *}",
+        "validate.folder=out",
+        cwd=place,
+    )
     rows = records(place / "out/validation.jsonl")
     assert sorted((row["checkpoint"], row["step"]) for row in rows) == [("lightning.ckpt", 3), ("torch.pt", 0)]
     assert rows[0]["val/loss"] == rows[1]["val/loss"], done
@@ -226,7 +221,7 @@ def test_a_run_its_checkpoints_and_a_glob_mean_the_newest(base: Path, tmp_path: 
     shutil.copytree(base, tmp_path / "place")
     done = fit(tmp_path / "place", f"ckpt={ckpt}")
     assert "weights from runs/base/checkpoints/step20 step 20 (4 tensors)" in done.err
-    done = quickly(tmp_path / "place", "validate", f"ckpt={ckpt}", "data.batch_size=32")
+    done = train("validate", f"ckpt={ckpt}", "data.batch_size=32", cwd=tmp_path / "place")
     steps = [row["step"] for row in records(tmp_path / "place/runs/base/validation/validation.jsonl")]
     assert steps == ([0, 10, 20] if "*" in ckpt else [20])
 
@@ -252,7 +247,7 @@ def test_the_rules_of_a_fork_are_none_for_its_own_checkpoints(base: Path, tmp_pa
     place = tmp_path / "place"
     shutil.copytree(base, place)
     fit(place, "ckpt=runs/base", "load.ignore_keys=[layers.4.*]", name="fork")
-    quickly(place, "validate", "ckpt=[runs/fork]")
+    train("validate", "ckpt=[runs/fork]", cwd=place)
     (row,) = records(place / "runs/fork/validation/validation.jsonl")
     last = [one for one in records(place / "runs/fork/metrics.jsonl") if "val/loss" in one][-1]
     assert row["val/loss"] == pytest.approx(last["val/loss"], rel=1e-6)
@@ -260,5 +255,5 @@ def test_the_rules_of_a_fork_are_none_for_its_own_checkpoints(base: Path, tmp_pa
 
 @pytest.mark.slow
 def test_several_with_a_comma_are_several(base: Path) -> None:
-    quickly(base, "validate", "ckpt=runs/base@step10,runs/base@step20", "validate.folder=out")
+    train("validate", "ckpt=runs/base@step10,runs/base@step20", "validate.folder=out", cwd=base)
     assert [row["step"] for row in records(base / "out/validation.jsonl")] == [10, 20]

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import SMALL, records
-from forks import Forks
+from command import SMALL, records, train
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 
@@ -22,9 +21,9 @@ def state(run: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def straight(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight")
-    assert forks.fit(folder, *SMALL, "name=straight").code == 0
+    assert train("fit", *SMALL, "name=straight", cwd=folder).code == 0
     return folder / "runs/straight"
 
 
@@ -38,24 +37,24 @@ def straight(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_resume_is_bit_identical(
-    forks: Forks, tmp_path: Path, straight: Path, format: str, more: tuple[str, ...], file: str
+    tmp_path: Path, straight: Path, format: str, more: tuple[str, ...], file: str
 ) -> None:
     own = (*SMALL, "name=own", f"checkpoint.format={format}", *more)
-    assert forks.fit(tmp_path, *own, "loop.hard_stop=10").code == 0
+    assert train("fit", *own, "loop.hard_stop=10", cwd=tmp_path).code == 0
     assert (tmp_path / "runs/own/checkpoints/step10" / file).is_file()
-    result = forks.fit(tmp_path, *own)
+    result = train("fit", *own, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "resuming at step 10 from step10" in result.err
     assert state(tmp_path / "runs/own") == state(straight)
-    assert forks.run(tmp_path, "ckpt", "verify", "runs/own").code == 0
-    assert "step20" in forks.run(tmp_path, "ckpt", "ls", "runs/own").out
-    assert forks.run(tmp_path, "validate", "ckpt=runs/own/checkpoints/step*").code == 0
+    assert train("ckpt", "verify", "runs/own", cwd=tmp_path).code == 0
+    assert "step20" in train("ckpt", "ls", "runs/own", cwd=tmp_path).out
+    assert train("validate", "ckpt=runs/own/checkpoints/step*", cwd=tmp_path).code == 0
     assert len(records(tmp_path / "runs/own/validation/validation.jsonl")) == 3
-    assert forks.run(tmp_path, "ckpt", "export", "runs/own", "--format", "torch").code == 0
+    assert train("ckpt", "export", "runs/own", "--format", "torch", cwd=tmp_path).code == 0
 
 
-def test_a_compression_without_an_archive_is_refused(forks: Forks, tmp_path: Path) -> None:
-    result = forks.fit(tmp_path, *SMALL, "checkpoint.compression=gz")
+def test_a_compression_without_an_archive_is_refused(tmp_path: Path) -> None:
+    result = train("fit", *SMALL, "checkpoint.compression=gz", cwd=tmp_path)
     assert result.code == 2
     assert "checkpoint.compression is gz, but checkpoint.format is tensors" in result.err
     assert "Set checkpoint.format=archive, or leave compression out." in result.err

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import make_project, names, records
-from forks import Forks
+from command import make_project, names, records, train
 
 from trainer_cli.errors import DISK_CURES
 
@@ -41,9 +40,9 @@ NUMBERS = {"/proc/self/mem": errno.EIO, "/dev/full": errno.ENOSPC}
 DEVICES = {"/proc/self/mem": "Input/output error", "/dev/full": "No space left on device"}
 
 
-def broken(forks: Forks, project: Path, file: str, device: str) -> tuple[int, list[str]]:
+def broken(project: Path, file: str, device: str) -> tuple[int, list[str]]:
     """The exit code of a fit whose file breaks after step 6, and the errors on stderr, each with its help."""
-    done = forks.fit(project, *FIT, FILE=file, DEVICE=device)
+    done = train("fit", *FIT, cwd=project, FILE=file, DEVICE=device)
     assert "Traceback" not in done.err
     assert "--- Logging error ---" not in done.err
     return done.code, re.findall(r"^error: .*\n(?:  --> .*\n)?(?:help: .*\n)?", done.err, re.MULTILINE)
@@ -53,12 +52,10 @@ def broken(forks: Forks, project: Path, file: str, device: str) -> tuple[int, li
     ("file", "device"),
     [("metrics.jsonl", "/proc/self/mem"), ("metrics.jsonl", "/dev/full"), ("events.out", "/dev/full")],
 )
-def test_metrics_that_cannot_be_written_end_the_training_in_one_message(
-    forks: Forks, tmp_path: Path, file: str, device: str
-) -> None:
+def test_metrics_that_cannot_be_written_end_the_training_in_one_message(tmp_path: Path, file: str, device: str) -> None:
     why = DEVICES[device]
     project = make_project(tmp_path, **{"mine/breaks.py": BREAKS})
-    code, (error,) = broken(forks, project, file, device)
+    code, (error,) = broken(project, file, device)
     run = project / "runs/mine"
     (path,) = run.rglob(f"{file}*")
     assert (code, error) == (
@@ -69,27 +66,27 @@ def test_metrics_that_cannot_be_written_end_the_training_in_one_message(
     assert (summary["status"], summary["step"]) == ("failed", 8)
     assert why in summary["reason"]
     assert names(run / "checkpoints") == ["step0"]
-    assert forks.fit(project, *FIT).code == 0, "the same command goes on where the disk is well"
+    assert train("fit", *FIT, cwd=project).code == 0, "the same command goes on where the disk is well"
     assert [record["step"] for record in records(run / "metrics.jsonl")] == list(range(4, 41, 4))
 
 
 @pytest.mark.parametrize(("device", "why"), DEVICES.items(), ids=["EIO", "ENOSPC"])
 def test_a_log_that_cannot_be_written_is_reported_once_and_the_training_goes_on(
-    forks: Forks, tmp_path: Path, device: str, why: str
+    tmp_path: Path, device: str, why: str
 ) -> None:
     project = make_project(tmp_path, **{"mine/breaks.py": BREAKS})
-    code, messages = broken(forks, project, "train.log", device)
+    code, messages = broken(project, "train.log", device)
     assert (code, messages) == (
         0, [f"error: runs/mine/train.log could not be written: {why}. The run continues without it.\n"],
     )  # fmt: skip
     assert names(project / "runs/mine/checkpoints") == ["step0", "step16", "step32", "step40"]
 
 
-def test_a_log_that_cannot_be_opened_is_reported_once_and_the_training_goes_on(forks: Forks, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_opened_is_reported_once_and_the_training_goes_on(tmp_path: Path) -> None:
     project = make_project(tmp_path)
-    assert forks.fit(project, "experiment=mine", "loop.max_duration=8st").code == 0
+    assert train("fit", "experiment=mine", "loop.max_duration=8st", cwd=project).code == 0
     (project / "runs/mine/train.log").unlink()
     (project / "runs/mine/train.log").mkdir()
-    done = forks.fit(project, "experiment=mine")
+    done = train("fit", "experiment=mine", cwd=project)
     assert done.code == 0, done.err
     assert done.err.count("train.log could not be written: Is a directory. The run continues without it.") == 1

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import yaml
 from command import ROOT, environment, names, records, train
-from forks import Forks
 
 from trainer_cli.commands import new
 from trainer_cli.commands.main import main
@@ -79,18 +78,20 @@ def test_no_mark_of_a_template_is_left(project: Path) -> None:
     assert not [name for name, text in texts.items() if "@P" in text or "@T" in text]
 
 
-def test_it_trains_and_finds_itself_done(project: Path, forks: Forks) -> None:
-    done = forks.fit(project, "+experiment=shapes")
+def test_it_trains_finds_itself_done_and_is_validated(project: Path) -> None:
+    done = train("fit", "+experiment=shapes", cwd=project)
     assert done.code == 0, done.err
     run = project / "runs/shapes"
     assert len(names(run / "checkpoints")) > 1
     scores = [one["val/accuracy"] for one in records(run / "metrics.jsonl") if "val/accuracy" in one]
     assert scores[-1] > 0.9
-    assert "is finished at step" in forks.fit(project, "+experiment=shapes").out
+    assert "is finished at step" in train("fit", "+experiment=shapes", cwd=project).out
+    result = train("validate", "ckpt=runs/shapes/checkpoints/step*", cwd=project)
+    assert (result.code, "val" in result.out) == (0, True), result.err
 
 
-def test_its_other_model_is_chosen_by_name(project: Path, forks: Forks) -> None:
-    done = forks.fit(project, "+experiment=shapes", "model=large", "name=large", "loop.max_duration=3st")
+def test_its_other_model_is_chosen_by_name(project: Path) -> None:
+    done = train("fit", "+experiment=shapes", "model=large", "name=large", "loop.max_duration=3st", cwd=project)
     assert done.code == 0, done.err
 
 
@@ -164,16 +165,6 @@ def test_the_commands_of_its_readme_can_be_run(
     assert "* experiment=shapes" in capsys.readouterr().out
 
 
-def test_its_checkpoints_are_validated_by_themselves(project: Path, forks: Forks) -> None:
-    forks.fit(project, "+experiment=shapes")
-    result = train("validate", "ckpt=runs/shapes/checkpoints/step*", cwd=project)
-    assert result.code == 0, result.err
-    assert "val" in result.out
-
-
-# -- names -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "package"),
     [
@@ -231,10 +222,10 @@ def test_a_name_of_which_nothing_can_be_used_says_what_to_do(
     assert (empty_folder / "模型" / "moxing" / "model.py").is_file()
 
 
-def test_a_directory_with_an_odd_name_trains(tmp_path: Path, forks: Forks) -> None:
+def test_a_directory_with_an_odd_name_trains(tmp_path: Path) -> None:
     folder = tmp_path / "2 fast = {a,b} [x]"
     make_project(folder, package_name(folder.name, chosen=False))
-    done = forks.fit(folder, "+experiment=project_2_fast_a_b_x", "loop.max_duration=3st")
+    done = train("fit", "+experiment=project_2_fast_a_b_x", "loop.max_duration=3st", cwd=folder)
     assert done.code == 0, done.err
 
 

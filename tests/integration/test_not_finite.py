@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from command import names
-from forks import Forks
+from command import names, train
 from printed import message
 
 FIT = (
@@ -21,9 +20,9 @@ def manifests(run: Path) -> dict[str, dict[str, object]]:
     return {name: json.loads((folder / name / "manifest.json").read_text()) for name in names(folder)}
 
 
-def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(forks: Forks, tmp_path: Path) -> None:
-    assert forks.fit(tmp_path, *FIT, "loop.hard_stop=12", "loop.log_interval=4").code == 0
-    done = forks.fit(tmp_path, *FIT, "loop.log_interval=4", "optimizer.lr=1e38", ALLOW)
+def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(tmp_path: Path) -> None:
+    assert train("fit", *FIT, "loop.hard_stop=12", "loop.log_interval=4", cwd=tmp_path).code == 0
+    done = train("fit", *FIT, "loop.log_interval=4", "optimizer.lr=1e38", ALLOW, cwd=tmp_path)
     assert done.code == 1, done.err
     assert "Traceback" not in done.err
     warning = next(line for line in done.err.splitlines() if line.startswith("warning: the loss is not finite at step"))
@@ -38,27 +37,27 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(forks: Forks, t
     assert [name for name, one in found.items() if one["finite"]] == ["step10", "step12"], "none was pushed out"
     assert not any(one["finished"] for name, one in found.items() if not one["finite"])
 
-    again = forks.fit(tmp_path, *FIT, "loop.log_interval=4", "optimizer.lr=0.001", ALLOW)
+    again = train("fit", *FIT, "loop.log_interval=4", "optimizer.lr=0.001", ALLOW, cwd=tmp_path)
     assert again.code == 0, again.err
     assert "resuming at step 12" in again.err
     assert "finished at step 60" in again.out
 
 
-def test_weights_that_are_not_finite_at_the_end_finish_no_run(forks: Forks, tmp_path: Path) -> None:
-    done = forks.fit(tmp_path, *FIT, "loop.log_interval=null", "optimizer.lr=1e38")
+def test_weights_that_are_not_finite_at_the_end_finish_no_run(tmp_path: Path) -> None:
+    done = train("fit", *FIT, "loop.log_interval=null", "optimizer.lr=1e38", cwd=tmp_path)
     assert done.code == 1, done.err
     assert message(done.err).startswith("the weights are not finite at the end of the training, step 60. ")
     assert "are not finite: no resume takes step" in done.err
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
     assert "step60" not in names(tmp_path / "run/checkpoints")
     late = ("resume=run/checkpoints/step55", "loop.hard_stop=55", "checkpoint.newer=trash")
-    at_its_end = forks.fit(tmp_path, *FIT, "loop.log_interval=null", "optimizer.lr=1e38", *late)
+    at_its_end = train("fit", *FIT, "loop.log_interval=null", "optimizer.lr=1e38", *late, cwd=tmp_path)
     assert at_its_end.code == 1, at_its_end.err
     assert not manifests(tmp_path / "run")["step55"]["finished"]
 
 
-def test_every_removal_is_reported(forks: Forks, tmp_path: Path) -> None:
-    done = forks.fit(tmp_path, *FIT, "loop.max_duration=20", "loop.log_interval=5")
+def test_every_removal_is_reported(tmp_path: Path) -> None:
+    done = train("fit", *FIT, "loop.max_duration=20", "loop.log_interval=5", cwd=tmp_path)
     removed = [line.split()[1] for line in done.err.splitlines() if line.startswith("removed step")]
     committed = [f"step{line.split()[2]}" for line in done.err.splitlines() if line.startswith("committed step")]
     assert sorted(set(committed) - set(removed)) == sorted(names(tmp_path / "run/checkpoints"))

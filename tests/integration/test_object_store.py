@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from command import SMALL, records, running, train, trained
+from command import SMALL, Result, records, running, train, trained
 from compare import final_state
-from forks import Done, Forks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
 
@@ -55,34 +54,33 @@ def test_a_run_whose_disk_is_lost_goes_on_from_the_store_bit_for_bit(url: str, t
     assert ends[0] == ends[1]
 
 
-def test_checkpoints_in_the_store_are_kept_evaluated_and_looked_after(forks: Forks, url: str, tmp_path: Path) -> None:
-    def train(*arguments: str) -> Done:
-        # The fork knows the environment of its server alone.
-        done = forks.run(tmp_path, *arguments, imports=["s3fs"], **os.environ)
+def test_checkpoints_in_the_store_are_kept_evaluated_and_looked_after(url: str, tmp_path: Path) -> None:
+    def done_well(*arguments: str) -> Result:
+        done = train(*arguments, cwd=tmp_path)
         assert done.code == 0, done.err
         return done
 
     stored = (*SMALL, "name=stored", f"checkpoint.folder={url}", "checkpoint.max_checkpoints=2")
-    result = train("fit", *stored)
+    result = done_well("fit", *stored)
     assert f"sent {url}/step20" in result.err
     assert [path.name for path in (tmp_path / "runs/stored/checkpoints").iterdir()] == ["step20"]
-    again = train("fit", *stored)
+    again = done_well("fit", *stored)
     assert "is finished at step 20" in again.out + again.err
-    result = train("validate", f"ckpt={url}/step*")
+    result = done_well("validate", f"ckpt={url}/step*")
     (folder,) = (tmp_path / "runs").glob("validation-*")
     assert [row["step"] for row in records(folder / "validation.jsonl")] == [10, 20]
     last = [one for one in records(tmp_path / "runs/stored/metrics.jsonl") if "val/loss" in one][-1]
     assert records(folder / "validation.jsonl")[-1]["val/loss"] == last["val/loss"]
-    listed = train("ckpt", "ls", url)
+    listed = done_well("ckpt", "ls", url)
     assert ("step10" in listed.out, "step20" in listed.out, "step0 " in listed.out) == (True, True, False)
-    train("ckpt", "verify", f"{url}/step*")
-    train("ckpt", "pin", f"{url}/step10")
-    train("fit", *stored, "loop.max_duration=40")
-    names = train("ckpt", "ls", url).out
+    done_well("ckpt", "verify", f"{url}/step*")
+    done_well("ckpt", "pin", f"{url}/step10")
+    done_well("fit", *stored, "loop.max_duration=40")
+    names = done_well("ckpt", "ls", url).out
     assert [f"step{n} " in names for n in (10, 20, 30, 40)] == [True, False, True, True]
-    fork = train("fit", *SMALL, "name=fork", f"ckpt={url}")
+    fork = done_well("fit", *SMALL, "name=fork", f"ckpt={url}")
     assert f"weights from {url}/step40 step 40" in fork.err
-    planned = train("plan", *stored, "loop.max_duration=50")
+    planned = done_well("plan", *stored, "loop.max_duration=50")
     assert f"{url}/step40 (step 40)" in planned.out
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from forks import Done, Forks
+from command import Result, train
 
 MODULE = """
 import os
@@ -55,14 +55,14 @@ OTHER_DATA = "the data is not what {} was trained with: "
 
 
 @pytest.fixture(scope="module")
-def trained(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = tmp_path_factory.mktemp("trained") / "project"
     (project / "configs/experiment").mkdir(parents=True)
     (project / "configs/experiment/mine.yaml").write_text(EXPERIMENT)
     (project / "shapes.py").write_text(MODULE)
     (project / "part.py").write_text("FACTOR = 1\n")
     for name, more in (("mine", ()), ("noisy", ("+data.noisy=true", "name=noisy"))):
-        done = forks.fit(project, MINE, *more)
+        done = train("fit", MINE, *more, cwd=project)
         assert done.code == 0, (name, done.err)
     return project
 
@@ -85,8 +85,8 @@ def _manifest(project: Path, step: int = 4) -> dict[str, dict[str, object]]:
     return found
 
 
-def _validate(forks: Forks, cwd: Path, run: Path, *overrides: str, **env: str) -> Done:
-    return forks.run(cwd, "validate", f"ckpt={run / 'checkpoints/step4'}", *overrides, **env)
+def _validate(cwd: Path, run: Path, *overrides: str, **env: str) -> Result:
+    return train("validate", f"ckpt={run / 'checkpoints/step4'}", *overrides, cwd=cwd, **env)
 
 
 def test_a_manifest_has_digests_of_samples_and_of_the_imported_files_of_the_project(project: Path) -> None:
@@ -95,61 +95,61 @@ def test_a_manifest_has_digests_of_samples_and_of_the_imported_files_of_the_proj
     assert {name: len(digests) for name, digests in manifest["samples"].items()} == {"train": 8, "val": 8}  # type: ignore[arg-type]
 
 
-def test_the_same_data_and_source_are_reported_by_no_word(forks: Forks, project: Path) -> None:
+def test_the_same_data_and_source_are_reported_by_no_word(project: Path) -> None:
     assert (project / "part.py").write_bytes(b"FACTOR = 1\r\n")
-    for done in (forks.fit(project, *LONGER), _validate(forks, project, project / "runs/mine")):
+    for done in (train("fit", *LONGER, cwd=project), _validate(project, project / "runs/mine")):
         assert done.code == 0, done.err
         assert "differ" not in done.err
         assert "not what" not in done.err
     assert _manifest(project, 6)["samples"] == _manifest(project)["samples"]
 
 
-def test_a_resume_with_other_samples_is_refused_before_anything_is_written(forks: Forks, project: Path) -> None:
+def test_a_resume_with_other_samples_is_refused_before_anything_is_written(project: Path) -> None:
     before = {path: path.read_bytes() for path in (project / "runs/mine").rglob("*") if path.is_file()}
-    refused = forks.fit(project, *LONGER, SHIFT="1")
+    refused = train("fit", *LONGER, cwd=project, SHIFT="1")
     assert refused.code == 2
     assert OTHER_DATA.format("step4") + "sample 0 of train, sample 0 of val differ" in refused.err
     assert "'resume_allow=[data]'" in refused.err
     after = {path: path.read_bytes() for path in (project / "runs/mine").rglob("*") if path.is_file()}
     assert {path.name for path in before if before[path] != after.get(path)} <= {"train.log", ".lock"}
-    allowed = forks.fit(project, *LONGER, "resume_allow=[data]", SHIFT="1")
+    allowed = train("fit", *LONGER, "resume_allow=[data]", cwd=project, SHIFT="1")
     assert allowed.code == 0, allowed.err
     assert "warning: " + OTHER_DATA.format("step4") in allowed.err
     # From here on these are the run's.
-    assert forks.fit(project, MINE, "loop.max_duration=8", SHIFT="1").code == 0
+    assert train("fit", MINE, "loop.max_duration=8", cwd=project, SHIFT="1").code == 0
 
 
-def test_a_changed_config_explains_other_samples(forks: Forks, project: Path) -> None:
+def test_a_changed_config_explains_other_samples(project: Path) -> None:
     other = "+data.noisy=false"
-    done = forks.fit(project, *LONGER, other, "resume_allow=[data.noisy]", SHIFT="1")
+    done = train("fit", *LONGER, other, "resume_allow=[data.noisy]", cwd=project, SHIFT="1")
     assert done.code == 0, done.err
     assert "not what" not in done.err
     # A batch size changes no sample.
     more = "data.batch_size=4", "resume_allow=[data.batch_size]"
-    assert forks.fit(project, MINE, "loop.max_duration=8", other, *more, SHIFT="2").code == 2
+    assert train("fit", MINE, "loop.max_duration=8", other, *more, cwd=project, SHIFT="2").code == 2
 
 
-def test_a_dataset_that_draws_numbers_of_its_own_is_never_refused(forks: Forks, project: Path) -> None:
+def test_a_dataset_that_draws_numbers_of_its_own_is_never_refused(project: Path) -> None:
     # It may by chance have given the same samples twice, and then has digests.
-    done = forks.fit(project, *LONGER, "+data.noisy=true", "name=noisy")
+    done = train("fit", *LONGER, "+data.noisy=true", "name=noisy", cwd=project)
     assert done.code == 0, done.err
 
 
-def test_other_library_versions_make_other_samples_a_warning(forks: Forks, project: Path) -> None:
+def test_other_library_versions_make_other_samples_a_warning(project: Path) -> None:
     manifest = project / "runs/mine/checkpoints/step4/manifest.json"
     from trainer_cli.core.manifest import Manifest
 
     known = Manifest.parse(manifest.read_bytes())
     object.__setattr__(known, "versions", {**known.versions, "torch": "2.0.0"})
     manifest.write_bytes(known.to_bytes())
-    done = forks.fit(project, *LONGER, SHIFT="1")
+    done = train("fit", *LONGER, cwd=project, SHIFT="1")
     assert done.code == 0, done.err
     assert "warning: " + OTHER_DATA.format("step4") in done.err
 
 
-def test_a_resume_with_other_source_names_the_files_in_one_line(forks: Forks, project: Path) -> None:
+def test_a_resume_with_other_source_names_the_files_in_one_line(project: Path) -> None:
     (project / "part.py").write_text("FACTOR = 2\n")
-    done = forks.fit(project, *LONGER)
+    done = train("fit", *LONGER, cwd=project)
     assert done.code == 0, done.err
     lines = [line for line in done.err.splitlines() if "the source is not what" in line]
     assert [line.partition("warning: ")[2] for line in lines] == [
@@ -157,39 +157,37 @@ def test_a_resume_with_other_source_names_the_files_in_one_line(forks: Forks, pr
     ]
 
 
-def test_new_runs_from_weights_report_other_source_and_samples(forks: Forks, project: Path) -> None:
+def test_new_runs_from_weights_report_other_source_and_samples(project: Path) -> None:
     (project / "part.py").write_text("FACTOR = 2\n")
     fork = "ckpt=runs/mine@latest"
-    done = forks.fit(project, MINE, "name=fork", fork, SHIFT="1")
+    done = train("fit", MINE, "name=fork", fork, cwd=project, SHIFT="1")
     assert done.code == 0, done.err
     assert "runs/mine/checkpoints/step4 was trained with: part.py (changed)" in done.err
     assert "runs/mine/checkpoints/step4 was trained with: sample 0 of train, sample 0 of val differ" in done.err
-    other_data = forks.fit(project, MINE, "name=other", fork, "+data.size=64", SHIFT="1")
+    other_data = train("fit", MINE, "name=other", fork, "+data.size=64", cwd=project, SHIFT="1")
     assert other_data.code == 0, other_data.err
     assert "sample" not in other_data.err.partition("will train")[0]
 
 
-def test_validate_refuses_other_samples_unless_they_are_allowed_or_asked_for(forks: Forks, project: Path) -> None:
+def test_validate_refuses_other_samples_unless_they_are_allowed_or_asked_for(project: Path) -> None:
     run = project / "runs/mine"
-    refused = _validate(forks, project, run, SHIFT="1")
+    refused = _validate(project, run, SHIFT="1")
     assert refused.code == 2
     assert f"{OTHER_DATA.format(run / 'checkpoints/step4')}sample 0 of val differs" in refused.err
-    assert _validate(forks, project, run, "resume_allow=[data]", SHIFT="1").code == 0
-    assert _validate(forks, project, run, "seed=1", SHIFT="1").code == 0
+    assert _validate(project, run, "resume_allow=[data]", SHIFT="1").code == 0
+    assert _validate(project, run, "seed=1", SHIFT="1").code == 0
 
 
-def test_validate_in_the_run_s_project_reports_other_source_once(forks: Forks, project: Path) -> None:
+def test_validate_in_the_run_s_project_reports_other_source_once(project: Path) -> None:
     (project / "shapes.py").write_text(MODULE.replace("self.layer(batch[0])", "-self.layer(batch[0])"))
-    done = forks.run(project, "validate", "ckpt=runs/mine/checkpoints/step*")
+    done = train("validate", "ckpt=runs/mine/checkpoints/step*", cwd=project)
     assert done.code == 0, done.err
     assert done.err.count("the source is not what") == 1
     assert "shapes.py (changed)" in done.err
 
 
 @pytest.mark.parametrize("edited", ["shapes.py", "part.py", None])
-def test_validate_from_another_project_refuses_another_model(
-    forks: Forks, project: Path, tmp_path: Path, edited: str | None
-) -> None:
+def test_validate_from_another_project_refuses_another_model(project: Path, tmp_path: Path, edited: str | None) -> None:
     other, run = tmp_path / "other", project / "runs/mine"
     other.mkdir()
     shutil.copy(project / "shapes.py", other)
@@ -197,7 +195,7 @@ def test_validate_from_another_project_refuses_another_model(
     if edited is not None:
         with (other / edited).open("a") as file:
             file.write("# another\n")
-    done = _validate(forks, other, run)
+    done = _validate(other, run)
     if edited != "shapes.py":
         assert done.code == 0, done.err
         assert ("part.py (changed)" in done.err) is (edited is not None)
@@ -206,10 +204,10 @@ def test_validate_from_another_project_refuses_another_model(
     assert f"shapes.Net of {other} is not the class that {run / 'checkpoints/step4'} was trained with" in done.err
     assert f"Run the command in {project}, which has the source of the run." in done.err
     assert not (run / "validation").exists()
-    assert _validate(forks, other, run, "resume_allow=[source]").code == 0
+    assert _validate(other, run, "resume_allow=[source]").code == 0
 
 
-def test_a_checkpoint_without_these_digests_is_read(forks: Forks, project: Path) -> None:
+def test_a_checkpoint_without_these_digests_is_read(project: Path) -> None:
     from trainer_cli.core.manifest import Manifest
 
     for file in (project / "runs/mine/checkpoints").glob("step*/manifest.json"):
@@ -217,5 +215,5 @@ def test_a_checkpoint_without_these_digests_is_read(forks: Forks, project: Path)
         object.__setattr__(known, "samples", {})
         object.__setattr__(known, "source", {})
         file.write_bytes(known.to_bytes())
-    assert _validate(forks, project, project / "runs/mine", SHIFT="1").code == 0
-    assert forks.fit(project, *LONGER, SHIFT="1").code == 0
+    assert _validate(project, project / "runs/mine", SHIFT="1").code == 0
+    assert train("fit", *LONGER, cwd=project, SHIFT="1").code == 0

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import make_project
-from forks import Forks
+from command import make_project, train
 
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.simulation import Timeline
@@ -151,24 +150,24 @@ def tree(folder: Path) -> dict[str, str]:
     }
 
 
-def planned(forks: Forks, place: Path, *overrides: str) -> dict[str, Any]:
+def planned(place: Path, *overrides: str) -> dict[str, Any]:
     """The plan, which must leave everything as it is."""
     before = tree(place)
-    done = forks.run(place, "plan", *overrides, "--json")
+    done = train("plan", *overrides, "--json", cwd=place)
     assert done.code == 0, done.err
     assert tree(place) == before
     message: dict[str, Any] = json.loads(done.out)
     return message
 
 
-def did(forks: Forks, place: Path, *overrides: str, code: int = 0, **env: str) -> dict[str, Any]:
+def did(place: Path, *overrides: str, code: int = 0, **env: str) -> dict[str, Any]:
     """What one attempt did, by the words of the plan."""
     run, notes = place / "runs" / "mine", place / "saves.jsonl"
     notes.unlink(missing_ok=True)
     log, metrics = run / "train.log", run / "metrics.jsonl"
     evaluated, there = set(_evaluations(metrics)), _sizes(run)
     told_before = len(log.read_text()) if log.exists() else 0
-    done = forks.fit(place, *overrides, **env)
+    done = train("fit", *overrides, cwd=place, **env)
     assert done.code == code, done.err
     noted = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
     summary = json.loads((run / "summary.json").read_text())
@@ -217,100 +216,100 @@ def compare(message: dict[str, Any], done: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CONFIGS if case != "nothing saved"])
-def test_a_run_does_what_its_plan_tells(forks: Forks, place: Path, case: str) -> None:
+def test_a_run_does_what_its_plan_tells(place: Path, case: str) -> None:
     overrides = (*BASE, *CONFIGS[case])
-    message = planned(forks, place, *overrides)
+    message = planned(place, *overrides)
     assert message["does"] == "start"
-    compare(message, did(forks, place, *overrides))
+    compare(message, did(place, *overrides))
 
 
-def test_a_run_that_saves_nothing_is_reported_as_that(forks: Forks, place: Path) -> None:
+def test_a_run_that_saves_nothing_is_reported_as_that(place: Path) -> None:
     overrides = (*BASE, *CONFIGS["nothing saved"])
-    message, done = planned(forks, place, *overrides), did(forks, place, *overrides)
+    message, done = planned(place, *overrides), did(place, *overrides)
     assert message["saves"] == done["saves"] == message["kept"] == done["on_disk"] == []
     assert message["evaluations"] == done["evaluations"]
 
 
-def test_a_plan_goes_on_from_where_the_run_would_and_under_changed_rules(forks: Forks, place: Path) -> None:
-    did(forks, place, *BASE, "loop.hard_stop=18", "checkpoint.save_interval=4")
+def test_a_plan_goes_on_from_where_the_run_would_and_under_changed_rules(place: Path) -> None:
+    did(place, *BASE, "loop.hard_stop=18", "checkpoint.save_interval=4")
     later = (
         *BASE,
         "checkpoint.save_interval=8",
         "checkpoint.max_checkpoints=2",
         "checkpoint.ephemeral_save_interval=3",
     )
-    message = planned(forks, place, *later)
+    message = planned(place, *later)
     assert (message["does"], message["from"]["step"]) == ("go on", 18)
     assert message["from"]["checkpoint"] == "runs/mine/checkpoints/step18"
     assert len(message["from"]["on_disk"]) == 6
     assert any(change.startswith("checkpoint.max_checkpoints") for change in message["from"]["changes"])
     assert {one["step"] for one in message["removals"]} >= {18}, "some go before the first step"
-    compare(message, did(forks, place, *later))
+    compare(message, did(place, *later))
 
 
-def test_an_evaluation_that_a_stop_put_off_is_reported(forks: Forks, place: Path) -> None:
+def test_an_evaluation_that_a_stop_put_off_is_reported(place: Path) -> None:
     rules = (*BASE, "checkpoint.save_interval=null", "checkpoint.ephemeral_save_interval=10", "loop.eval_interval=12")
-    did(forks, place, *rules, code=75, STOP_AFTER="12")
-    message = planned(forks, place, *rules)
+    did(place, *rules, code=75, STOP_AFTER="12")
+    message = planned(place, *rules)
     assert message["evaluations"][0] == message["from"]["step"] == 12
-    compare(message, did(forks, place, *rules))
+    compare(message, did(place, *rules))
 
 
-def test_a_finished_run_has_nothing_to_do(forks: Forks, place: Path) -> None:
-    did(forks, place, *BASE)
-    message = planned(forks, place, *BASE)
+def test_a_finished_run_has_nothing_to_do(place: Path) -> None:
+    did(place, *BASE)
+    message = planned(place, *BASE)
     assert (message["does"], message["saves"], message["end"]) == ("nothing", [], None)
-    assert "a fit would do nothing" in forks.run(place, "plan", *BASE).out
+    assert "a fit would do nothing" in train("plan", *BASE, cwd=place).out
 
 
-def test_epochs_of_a_stream_can_be_reported_where_their_length_is(forks: Forks, place: Path) -> None:
+def test_epochs_of_a_stream_can_be_reported_where_their_length_is(place: Path) -> None:
     rules = (*BASE, "data._target_=mine.stream.Data", "loop.max_duration=3ep", "checkpoint.save_interval=1ep")
-    message = planned(forks, place, *rules)
+    message = planned(place, *rules)
     assert message["end"] is None
     assert [one["step"] for one in message["saves"]] == [0]
     assert message["unknown"][0].startswith("loop.max_duration (3 epochs): ")
-    assert "its end is not known" in forks.run(place, "plan", *rules).out
+    assert "its end is not known" in train("plan", *rules, cwd=place).out
     known = (*rules, "loop.steps_per_epoch=10", "checkpoint.ephemeral_save_interval=0.3ep")
-    compare(planned(forks, place, *known), did(forks, place, *known))
+    compare(planned(place, *known), did(place, *known))
 
 
-def test_a_plan_counts_the_steps_of_several_processes(forks: Forks, place: Path) -> None:
+def test_a_plan_counts_the_steps_of_several_processes(place: Path) -> None:
     several = ("parallel=ddp", "parallel.processes_per_node=2", "data.batch_size=16")
     named = """checkpoint.name='step{step}-of{world_size}'"""
-    two, one = planned(forks, place, *BASE, *several, named), planned(forks, place, *BASE, "data.batch_size=32")
+    two, one = planned(place, *BASE, *several, named), planned(place, *BASE, "data.batch_size=32")
     steps = [save["step"] for save in one["saves"]]
     assert len(steps) > 1
     assert [save["name"] for save in two["saves"]] == [f"step{step}-of2" for step in steps]
 
 
 @pytest.mark.parametrize("refused", ["seed=3", "optimizer=null", "resume=never", "optimizer.lr=-1"])
-def test_what_fit_refuses_plan_refuses_alike(forks: Forks, place: Path, refused: str) -> None:
-    did(forks, place, *BASE)
+def test_what_fit_refuses_plan_refuses_alike(place: Path, refused: str) -> None:
+    did(place, *BASE)
     before = tree(place)
-    plan, fit = forks.run(place, "plan", *BASE, refused), forks.fit(place, *BASE, refused)
+    plan, fit = train("plan", *BASE, refused, cwd=place), train("fit", *BASE, refused, cwd=place)
     assert plan.code == 2
     assert (plan.code, plan.err) == (fit.code, fit.err)
     assert tree(place) == before
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_stays_where_it_is(forks: Forks, place: Path) -> None:
-    did(forks, place, *BASE, "loop.hard_stop=20", "checkpoint.save_interval=10")
+def test_a_damaged_newest_checkpoint_is_passed_over_and_stays_where_it_is(place: Path) -> None:
+    did(place, *BASE, "loop.hard_stop=20", "checkpoint.save_interval=10")
     file = place / "runs/mine/checkpoints/step20/rank0.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     later = (*BASE, "checkpoint.save_interval=10")
-    message = planned(forks, place, *later)
+    message = planned(place, *later)
     assert message["from"]["step"] == 10
-    compare(message, did(forks, place, *later))
+    compare(message, did(place, *later))
 
 
-def test_what_a_metric_decides_is_noted_and_bounded(forks: Forks, place: Path) -> None:
+def test_what_a_metric_decides_is_noted_and_bounded(place: Path) -> None:
     rules = (
         *BASE, "checkpoint.keep_best.metric=val/loss", "checkpoint.keep_best.count=2", "loop.eval_interval=3",
         "checkpoint.max_checkpoints=1",
     )  # fmt: skip
-    message, done = planned(forks, place, *rules), did(forks, place, *rules)
+    message, done = planned(place, *rules), did(place, *rules)
     sure, real = {one["step"] for one in message["saves"]}, {one["step"] for one in done["saves"]}
     assert sure <= real <= sure | set(message["may_save"])
     assert real - sure, "the case is worth something"
@@ -320,19 +319,19 @@ def test_what_a_metric_decides_is_noted_and_bounded(forks: Forks, place: Path) -
     assert any("keep_best" in line for line in message["unknown"])
 
 
-def test_rules_in_time_are_estimates_and_left_out_where_nothing_is_given(forks: Forks, place: Path) -> None:
+def test_rules_in_time_are_estimates_and_left_out_where_nothing_is_given(place: Path) -> None:
     rules = (*BASE, "checkpoint.save_interval=1s", "loop.max_time=30s")
-    without = planned(forks, place, *rules)
+    without = planned(place, *rules)
     assert [one["step"] for one in without["saves"]] == [0, 40]
     assert [line.split()[0] for line in without["unknown"][:2]] == ["checkpoint.save_interval", "loop.max_time"]
-    given = planned(forks, place, *rules, "--step-time", "1.25")
+    given = planned(place, *rules, "--step-time", "1.25")
     assert [one["step"] for one in given["saves"]] == list(range(25))
     assert given["stop"] == {"reason": "max_time of 30s used up", "finished": False}
     assert len(given["estimates"]) == 2
 
 
-def test_rules_in_tokens_are_estimates(forks: Forks, place: Path) -> None:
-    plan = planned(forks, place, *BASE, "checkpoint.save_interval=640tok", "--step-tokens", "64")
+def test_rules_in_tokens_are_estimates(place: Path) -> None:
+    plan = planned(place, *BASE, "checkpoint.save_interval=640tok", "--step-tokens", "64")
     (estimate,) = plan["estimates"]
     assert estimate == (
         "checkpoint.save_interval (640 tokens): estimated from --step-tokens, 64 tokens a step; "
@@ -340,8 +339,8 @@ def test_rules_in_tokens_are_estimates(forks: Forks, place: Path) -> None:
     )
 
 
-def test_people_get_a_chart_and_a_table(forks: Forks, place: Path) -> None:
-    done = forks.run(place, "plan", *BASE, "checkpoint.ephemeral_save_interval=5", "checkpoint.fixed_steps=[7]")
+def test_people_get_a_chart_and_a_table(place: Path) -> None:
+    done = train("plan", *BASE, "checkpoint.ephemeral_save_interval=5", "checkpoint.fixed_steps=[7]", cwd=place)
     assert (done.code, done.err) == (0, "")
     marks = {
         line.split()[0]: line.split()[1]
@@ -356,8 +355,8 @@ def test_people_get_a_chart_and_a_table(forks: Forks, place: Path) -> None:
     assert re.search(r"  step40 +permanent  end of training +stays: final", done.out)
 
 
-def test_a_fit_reports_its_timetable_before_the_first_step(forks: Forks, place: Path) -> None:
-    did(forks, place, *BASE)
+def test_a_fit_reports_its_timetable_before_the_first_step(place: Path) -> None:
+    did(place, *BASE)
     log = (place / "runs/mine/train.log").read_text()
     assert "will train steps 0 to 40 (40 steps, 20 an epoch); 3 evaluations (16, 32, 40)" in log
     assert log.index("4 checkpoints (0, 16, 32, 40); 4 on the disk at the end") < log.index("committed step 0")
@@ -381,9 +380,9 @@ def test_the_length_of_a_training_is_no_report_of_its_end(
     assert next(iter(schedule_lines(line, 0, steps_per_epoch))) == f"will train steps 0 to 45 ({length}); no evaluation"
 
 
-def test_a_sweep_is_planned_with_a_row_for_each_job(forks: Forks, place: Path) -> None:
+def test_a_sweep_is_planned_with_a_row_for_each_job(place: Path) -> None:
     sweep = ("plan", "-m", *BASE, "name=swept", "loop.max_duration=40,60", "seed=1")
-    done = forks.run(place, *sweep)
+    done = train(*sweep, cwd=place)
     assert (done.code, done.err) == (0, "")
     header, *rows, empty, total = done.out.splitlines()
     assert re.split("  +", header) == ["job", "steps", "evaluations", "checkpoints", "on the disk at most"]
@@ -394,8 +393,8 @@ def test_a_sweep_is_planned_with_a_row_for_each_job(forks: Forks, place: Path) -
     }
     assert empty == ""
     assert re.fullmatch(r"2 jobs, 100 steps, [\d.]+ kB on the disk at most", total)
-    both = json.loads(forks.run(place, *sweep, "--json").out)
+    both = json.loads(train(*sweep, "--json", cwd=place).out)
     assert [one["end"]["step"] for one in both.values()] == [40, 60]
     assert not (place / "runs/swept").exists()
-    several = forks.run(place, "plan", *BASE, "loop.max_duration=40,60")
+    several = train("plan", *BASE, "loop.max_duration=40,60", cwd=place)
     assert (several.code, "-m to run each" in several.err) == (2, True)

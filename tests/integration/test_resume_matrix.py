@@ -12,8 +12,8 @@ from itertools import combinations, product
 from pathlib import Path
 
 import pytest
+from command import train
 from compare import assert_same_run
-from forks import Forks
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "stop": (
@@ -71,14 +71,14 @@ CELLS = list(product(*CHOICES.values())) if os.environ.get("TRAIN_MATRIX") == "f
 
 
 @pytest.fixture(scope="module")
-def straight(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The run that was never stopped, without workers: their number must not show."""
     made: dict[tuple[str, ...], Path] = {}
 
     def get(*training: str) -> Path:
         if training not in made:
             folder = tmp_path_factory.mktemp("straight")
-            done = forks.fit(folder, *training, "data.num_workers=0", "run_dir=run")
+            done = train("fit", *training, "data.num_workers=0", "run_dir=run", cwd=folder)
             assert done.code == 0, done.err
             made[training] = folder / "run"
         return made[training]
@@ -88,7 +88,7 @@ def straight(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.mark.parametrize("cell", CELLS, ids="_".join)
 def test_stop_and_resume_equals_going_straight_through(
-    cell: Cell, forks: Forks, straight: Callable[..., Path], tmp_path: Path
+    cell: Cell, straight: Callable[..., Path], tmp_path: Path
 ) -> None:
     stop, workers, accumulate, dtype, optimizer, ema = cell
     training = (
@@ -100,9 +100,11 @@ def test_stop_and_resume_equals_going_straight_through(
         *(EMA if ema == "on" else ()),
     )
     for interrupt in STOPS[stop][accumulate]:
-        stopped = forks.fit(tmp_path, *training, f"data.num_workers={workers}", "run_dir=run", INTERRUPT=interrupt)
+        stopped = train(
+            "fit", *training, f"data.num_workers={workers}", "run_dir=run", cwd=tmp_path, INTERRUPT=interrupt
+        )
         assert stopped.code == (-9 if interrupt.startswith("SIGKILL") else 75), stopped.err
-    resumed = forks.fit(tmp_path, *training, f"data.num_workers={workers}", "run_dir=run")
+    resumed = train("fit", *training, f"data.num_workers={workers}", "run_dir=run", cwd=tmp_path)
     assert resumed.code == 0, resumed.err
     assert_same_run(tmp_path / "run", straight(*training))
 

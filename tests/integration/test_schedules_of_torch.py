@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from command import train
 from compare import assert_same_state, metrics
-from forks import Forks
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,11 @@ from forks import Forks
     ],
     ids=["one_cycle", "reduce_on_plateau"],
 )
-def test_a_schedule_of_torch_that_ships_goes_on_bit_for_bit(
-    tmp_path: Path, forks: Forks, schedule: tuple[str, ...]
-) -> None:
+def test_a_schedule_of_torch_that_ships_goes_on_bit_for_bit(tmp_path: Path, schedule: tuple[str, ...]) -> None:
     often = ("loop.max_duration=12", "loop.eval_interval=2", "loop.eval_steps=1", "loop.log_interval=1")
     own = ("model=mlp", "data=digits", "optimizer=adamw", *schedule, *often, "checkpoint.save_async=false")
     for folder, *more in (("straight",), ("parts", "loop.hard_stop=6"), ("parts",)):
-        done = forks.fit(tmp_path, *own, *more, f"run_dir={folder}")
+        done = train("fit", *own, *more, f"run_dir={folder}", cwd=tmp_path)
         assert done.code == 0, done.err
     assert "from step6" in done.err
     straight, parts = (

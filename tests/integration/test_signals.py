@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 from command import ROOT, Result, environment, hold, make_project, names, records, running, train, weights
-from forks import Forks
 
 FIT = ("fit", "experiment=mine")
 
 
 @pytest.fixture(scope="module")
-def straight(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of a run that nobody stopped."""
     root = make_project(tmp_path_factory.mktemp("straight"))
-    assert forks.fit(root, *FIT[1:]).code == 0
+    assert train("fit", *FIT[1:], cwd=root).code == 0
     return root / "runs/mine"
 
 
@@ -38,9 +37,9 @@ def summary(project: Path) -> dict[str, Any]:
     return found
 
 
-def assert_ends_as(forks: Forks, straight: Path, project: Path) -> None:
+def assert_ends_as(straight: Path, project: Path) -> None:
     """A resume ends with the same bits and the same metrics as the run that nobody stopped."""
-    done = forks.fit(project, *FIT[1:])
+    done = train("fit", *FIT[1:], cwd=project)
     assert done.code == 0, done.err
     run = project / "runs/mine"
     assert weights(run / "checkpoints/step40") == weights(straight / "checkpoints/step40")
@@ -58,7 +57,7 @@ def step_of(project: Path) -> int:
 
 @pytest.mark.parametrize(("number", "reason"), [(SIGTERM, "SIGTERM"), (SIGUSR1, "SIGUSR1"), (SIGINT, "Ctrl-C")])
 def test_a_signal_while_training_finishes_the_step_and_saves(
-    forks: Forks, straight: Path, project: Path, number: signal.Signals, reason: str
+    straight: Path, project: Path, number: signal.Signals, reason: str
 ) -> None:
     held = hold(project, "train")
     with running(*FIT, cwd=project) as run:
@@ -72,12 +71,10 @@ def test_a_signal_while_training_finishes_the_step_and_saves(
     assert "the same command again resumes from here" in result.out
     assert "Traceback" not in result.err
     assert step_of(project) == 7  # the 51st sample belongs to the seventh batch of eight
-    assert_ends_as(forks, straight, project)
+    assert_ends_as(straight, project)
 
 
-def test_a_signal_during_an_evaluation_gives_it_up_and_the_resume_makes_it(
-    forks: Forks, straight: Path, project: Path
-) -> None:
+def test_a_signal_during_an_evaluation_gives_it_up_and_the_resume_makes_it(straight: Path, project: Path) -> None:
     held = hold(project, "val")
     with running(*FIT, cwd=project) as run:
         run.reach("val")
@@ -87,10 +84,10 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_resume_makes_it(
         assert run.end().code == 75
     assert step_of(project) == 16
     assert "val/loss" not in (project / "runs/mine/metrics.jsonl").read_text()
-    assert_ends_as(forks, straight, project)
+    assert_ends_as(straight, project)
 
 
-def test_a_signal_during_the_start_stops_before_the_first_step(forks: Forks, straight: Path, project: Path) -> None:
+def test_a_signal_during_the_start_stops_before_the_first_step(straight: Path, project: Path) -> None:
     held = hold(project, "start")
     with running(*FIT, cwd=project) as run:
         run.reach("start")
@@ -99,10 +96,10 @@ def test_a_signal_during_the_start_stops_before_the_first_step(forks: Forks, str
         held.unlink()
         assert run.end().code == 75
     assert step_of(project) == 0
-    assert_ends_as(forks, straight, project)
+    assert_ends_as(straight, project)
 
 
-def test_a_signal_during_the_start_of_a_resume_loses_nothing(forks: Forks, straight: Path, project: Path) -> None:
+def test_a_signal_during_the_start_of_a_resume_loses_nothing(straight: Path, project: Path) -> None:
     assert train(*FIT, "loop.max_duration=32st", cwd=project).code == 0
     held = hold(project, "start")
     with running(*FIT, cwd=project) as run:
@@ -112,7 +109,7 @@ def test_a_signal_during_the_start_of_a_resume_loses_nothing(forks: Forks, strai
         held.unlink()
         assert run.end().code == 75
     assert step_of(project) == 32
-    assert_ends_as(forks, straight, project)
+    assert_ends_as(straight, project)
 
 
 BEGUN = """
@@ -141,14 +138,14 @@ def signalled_after(delay_s: float, number: signal.Signals, project: Path) -> Re
 
 
 def test_a_signal_soon_after_the_start_of_the_process_exits_with_75_and_loses_nothing(
-    forks: Forks, straight: Path, project: Path
+    straight: Path, project: Path
 ) -> None:
     assert train(*FIT, "loop.max_duration=16st", cwd=project).code == 0
     for delay_s in (0.05, 0.1, 0.2, 0.4, 0.8):
         result = signalled_after(delay_s, SIGTERM, project)
         assert result.code == 75, (delay_s, result)
         assert "Traceback" not in result.err
-    assert_ends_as(forks, straight, project)
+    assert_ends_as(straight, project)
 
 
 @pytest.mark.parametrize(("number", "said"), [(SIGTERM, "SIGTERM"), (SIGUSR1, "SIGUSR1"), (SIGINT, "Ctrl-C")])
@@ -195,9 +192,7 @@ def test_a_second_ctrl_c_ends_it_at_once(project: Path, place: str) -> None:
         assert names(project / "runs/mine/checkpoints") == ["step0"]
 
 
-def test_signals_to_the_whole_group_leave_the_workers_to_finish_the_step(
-    forks: Forks, straight: Path, project: Path
-) -> None:
+def test_signals_to_the_whole_group_leave_the_workers_to_finish_the_step(straight: Path, project: Path) -> None:
     text = (project / "mine/parts.py").read_text()
     (project / "mine/parts.py").write_text(text.replace("fetched > 50", "fetched > 40"))
     held = hold(project, "train")
@@ -211,7 +206,7 @@ def test_signals_to_the_whole_group_leave_the_workers_to_finish_the_step(
     assert "worker" not in result.err
     step = step_of(project)
     assert 0 < step < 40
-    assert_ends_as(forks, straight, project)
+    assert_ends_as(straight, project)
 
 
 def test_time_that_is_used_up_stops_it_like_a_signal(project: Path) -> None:

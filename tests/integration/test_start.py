@@ -58,5 +58,6 @@ def test_a_default_run_imports_neither_the_compiler_nor_rich(tmp_path: Path) -> 
 
 def test_the_first_step_does_not_wait_for_tensorboard(tmp_path: Path) -> None:
     project = make_project(tmp_path, **{"mine/loaded.py": _LOADED_AFTER_A_STEP})
-    assert train("fit", "experiment=mine", "+callbacks.loaded={_target_: mine.loaded.Loaded}", cwd=project).code == 0
+    loaded = "+callbacks.loaded={_target_: mine.loaded.Loaded}"
+    assert train("fit", "experiment=mine", loaded, cwd=project, cold=True).code == 0
     assert not {*_UNUSED_AT_FIRST} & {*(project / "loaded").read_text().splitlines()}

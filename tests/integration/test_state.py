@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from command import names, records
+from command import names, records, train
 from compare import assert_same_run, metrics
-from forks import Forks
 
 from trainer_cli.commands.main import main
 
@@ -35,31 +34,31 @@ ALL = (
 
 
 @pytest.fixture(scope="module")
-def straight(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("straight")
-    done = forks.fit(folder, *ALL, "run_dir=run")
+    done = train("fit", *ALL, "run_dir=run", cwd=folder)
     assert done.code == 0, done.err
     return folder / "run"
 
 
-def test_it_ends_early_and_a_second_start_has_nothing_to_do(forks: Forks, straight: Path) -> None:
+def test_it_ends_early_and_a_second_start_has_nothing_to_do(straight: Path) -> None:
     summary = json.loads((straight / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["step"] < 135
     assert "val/loss has not been below" in summary["reason"]
     before = names(straight / "checkpoints")
-    again = forks.fit(straight.parent, *ALL, "run_dir=run")
+    again = train("fit", *ALL, "run_dir=run", cwd=straight.parent)
     assert (again.code, "nothing to do" in again.out) == (0, True), again.err
     assert names(straight / "checkpoints") == before
 
 
 @pytest.mark.parametrize("interrupt", ["SIGTERM train 24 0", "SIGKILL train 33 0", "SIGTERM validate 20 3"])
 def test_a_resume_ends_early_at_the_same_step_with_the_same_bits(
-    forks: Forks, straight: Path, tmp_path: Path, interrupt: str
+    straight: Path, tmp_path: Path, interrupt: str
 ) -> None:
-    first = forks.fit(tmp_path, *ALL, "run_dir=run", INTERRUPT=interrupt)
+    first = train("fit", *ALL, "run_dir=run", cwd=tmp_path, INTERRUPT=interrupt)
     assert first.code == (75 if "SIGTERM" in interrupt else -9), first.err
-    done = forks.fit(tmp_path, *ALL, "run_dir=run")
+    done = train("fit", *ALL, "run_dir=run", cwd=tmp_path)
     assert done.code == 0, done.err
     assert_same_run(tmp_path / "run", straight)
 
@@ -68,7 +67,6 @@ def test_validate_gives_the_numbers_of_the_training(
     straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
     assert main(["validate", f"ckpt={straight}/checkpoints/step*", "validate.folder=out", "trust=[interrupts]"]) == 0
     rows = records(tmp_path / "out" / "validation.jsonl")
     measured = {record["step"]: record["val/loss"] for record in metrics(straight) if "val/loss" in record}

@@ -9,9 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
 from command import CODE, PROJECT, Running, hold, make_project, names, running, train
-from forks import Forks
 
 BREAKS = """
 class Line(torch.nn.Module):
@@ -20,10 +18,10 @@ class Line(torch.nn.Module):
             raise RuntimeError("the line is broken")
 """
 SWEEP = (
-    "fit", "-m", "experiment=mine", "model.width=4,5,6", "seed=range(1,3)", "loggers=jsonl",
+    "fit", "-m", "experiment=mine", "model.width=4,5", "seed=range(1,3)", "loggers=jsonl",
     "loop.max_duration=20", "checkpoint.ephemeral_save_interval=3",
 )  # fmt: skip
-KEYS = [f"model.width={width},seed={seed}" for width in (4, 5, 6) for seed in (1, 2)]
+KEYS = [f"model.width={width},seed={seed}" for width in (4, 5) for seed in (1, 2)]
 
 
 def summary(project: Path, key: str) -> dict[str, Any]:
@@ -45,8 +43,7 @@ def until_a_job_was_reported(sweep: Running) -> None:
     assert any(line.startswith("SIGTERM: stopping after this step") for line in sweep.process.stderr)
 
 
-@pytest.mark.timeout(400)
-def test_six_jobs_of_which_one_fails_and_one_is_killed_are_finished_by_the_same_command_again(tmp_path: Path) -> None:
+def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_command_again(tmp_path: Path) -> None:
     broken = CODE.replace("class Line(torch.nn.Module):\n    def __init__(self, width=8, dropout=0.2):\n", BREAKS[1:])
     assert broken != CODE
     project = make_project(tmp_path, **{"mine/parts.py": broken})
@@ -58,37 +55,35 @@ def test_six_jobs_of_which_one_fails_and_one_is_killed_are_finished_by_the_same_
         sweep.wait_for(lambda: (run / "checkpoints/step6/manifest.json").exists(), "saving step 6")
         # What becomes of the YAML now is no matter to jobs that have not begun.
         (project / "configs/model/line.yaml").write_text("][")
-        (project / "broken-5").rename(project / "broken-6")
         os.kill(summary(project, killed)["attempts"][0]["pid"], signal.SIGKILL)
         held.unlink()
         first = sweep.end()
     assert first.code == 1, first.err
-    assert list(message(project, "status").values()) == ["killed", *["finished"] * 3, "failed", "failed"]
+    assert list(message(project, "status").values()) == ["killed", "finished", "failed", "failed"]
     assert (message(project, "reason")[killed], message(project, "step")[killed]) == ("signal 9", "6")
     assert f"[{KEYS[1]}] committed step 20" in first.err
-    assert f"[{KEYS[4]}] RuntimeError: the line is broken" in first.err
+    assert f"[{KEYS[2]}] RuntimeError: the line is broken" in first.err
     (project / "configs/model/line.yaml").write_text(PROJECT["configs/model/line.yaml"])
-    (project / "broken-6").unlink()
+    (project / "broken-5").unlink()
 
     again = train(*SWEEP, cwd=project)
     assert again.code == 0, again.err
     assert "resuming at step 6 from step6" in again.err
     assert list(message(project, "status")) == KEYS
     assert set(message(project, "status").values()) == {"finished"}
-    assert [len(summary(project, key)["attempts"]) for key in KEYS] == [2, 1, 1, 1, 1, 1]
+    assert [len(summary(project, key)["attempts"]) for key in KEYS] == [2, 1, 1, 1]
     for key in KEYS:
         ends = summary(project, key)
         assert ends["step"] == 20
         assert float(message(project, "best val/loss")[key]) == ends["best_metrics"]["val/loss"]["value"]
         assert float(message(project, "last val/far")[key]) == ends["last_metrics"]["val/far"]
         assert names(project / message(project, "run_dir")[key] / "checkpoints")[-1] == "step20"
-    table = [line.split() for line in again.out[again.out.rindex("model.width") :].splitlines()[1:7]]
+    table = [line.split() for line in again.out[again.out.rindex("model.width") :].splitlines()[1:5]]
     assert [[cell for cell in line if cell != "*"][:4] for line in table] == [
-        [width, seed, "finished", "20"] for width in "456" for seed in "12"
+        [width, seed, "finished", "20"] for width in "45" for seed in "12"
     ]
 
 
-@pytest.mark.timeout(400)
 def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) -> None:
     project = make_project(tmp_path)
     two = ("fit", "-m", "experiment=mine", "seed=1,2", "loggers=jsonl", "loop.max_duration=20")
@@ -120,10 +115,10 @@ def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) ->
     assert list(message(project, "attempts").values()) == ["3", "1"]
 
 
-def test_the_traceback_of_a_training_that_failed_is_in_its_log(tmp_path: Path, forks: Forks) -> None:
+def test_the_traceback_of_a_training_that_failed_is_in_its_log(tmp_path: Path) -> None:
     broken = CODE.replace("        x, y = batch\n", "        raise RuntimeError('no line through these')\n")
     project = make_project(tmp_path, **{"mine/parts.py": broken})
-    assert forks.fit(project, "experiment=mine").code == 1
+    assert train("fit", "experiment=mine", cwd=project).code == 1
     log = (project / "runs/mine/train.log").read_text()
     assert "Traceback (most recent call last):" in log
     assert "RuntimeError: no line through these" in log

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import make_project
-from forks import Forks
+from command import make_project, train
 from printed import message
 
 HIDDEN = """
@@ -86,9 +85,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_a_live_mistake_is_reported_before_anything_is_written(
-    overrides: list[str], said: str, project: Path, tmp_path: Path, forks: Forks
+    overrides: list[str], said: str, project: Path, tmp_path: Path
 ) -> None:
-    done = forks.fit(project, "experiment=mine", f"run_dir={tmp_path}/run", *overrides)
+    done = train("fit", "experiment=mine", f"run_dir={tmp_path}/run", *overrides, cwd=project)
     assert done.code == 2, done.err
     assert said in message(done.err)
     assert "command line)" in message(done.err)
@@ -97,16 +96,14 @@ def test_a_live_mistake_is_reported_before_anything_is_written(
 
 
 @pytest.mark.parametrize("target", ["os.system", "torch.hub.load", "pathlib.Path.touch", "mine.parts.torch.save"])
-def test_a_run_directory_that_names_something_else_runs_nothing(
-    target: str, project: Path, tmp_path: Path, forks: Forks
-) -> None:
+def test_a_run_directory_that_names_something_else_runs_nothing(target: str, project: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert forks.fit(project, "experiment=mine", f"run_dir={run}", "loop.max_duration=4st").code == 0
+    assert train("fit", "experiment=mine", f"run_dir={run}", "loop.max_duration=4st", cwd=project).code == 0
     config = run / "config.yaml"
     config.write_text(
         config.read_text().replace("_target_: mine.parts.Line", f"_target_: {target}\n  _args_: [{tmp_path}/canary]")
     )
-    done = forks.fit(project, f"resume={run}", "loop.max_duration=8st")
+    done = train("fit", f"resume={run}", "loop.max_duration=8st", cwd=project)
     assert done.code == 2, done.err
     assert f"_target_ {target}" in done.err
     assert not (tmp_path / "canary").exists()

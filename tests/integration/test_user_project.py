@@ -17,26 +17,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_list_shows_what_is_ours_beside_what_ships(project: Path) -> None:
-    shown = train("list", cwd=project).out
-    assert "* experiment=mine        Our own line through our own points\n" in shown
-    assert "  experiment=digits " in shown
-    assert "* model=line" in train("list", "model", cwd=project).out
-
-
-def test_the_config_is_ours_over_what_ships(project: Path) -> None:
-    config = train("config", "experiment=mine", "optimizer.lr=0.5", cwd=project)
-    assert config.code == 0
-    assert "_target_: mine.parts.Line" in config.out
-    assert "_target_: torch.optim.Adam\n" in config.out
-    assert "name: mine\n" in config.out
-    lines = train("config", "experiment=mine", "optimizer.lr=0.5", "--provenance", cwd=project).out.splitlines()
-    message = {line.partition("#")[0].strip(): line.partition("#")[2].strip() for line in lines}
-    assert message["width: 8"] == "configs/model/line.yaml:3"
-    assert message["max_duration: 40st"] == "configs/experiment/mine.yaml:8"
-    assert message["lr: 0.5"] == "command line: optimizer.lr=0.5"
-
-
 def test_a_run_that_is_killed_goes_on_and_ends_with_the_same_bits(project: Path) -> None:
     fit = ("fit", "experiment=mine", "name=killed")
     held = hold(project, "train")

@@ -7,29 +7,19 @@ import hashlib
 import json
 import shutil
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command import ROOT, SMALL, flip_a_byte, hold, make_project, names, records, running, train, trained
-from forks import Done, Forks
 from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.core.manifest import FileEntry, Manifest
 
-quickly: Callable[..., Done]
 OWN_RECORDS = ("config.yaml", "metrics.jsonl", "train.log", "summary.json", "environment.json", ".lock", "tensorboard")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _forked(forks: Forks) -> None:
-    """Most commands of this file are forks: what they import is no matter here."""
-    global quickly
-    quickly = forks.run
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +42,7 @@ def validated(*arguments: str, cwd: Path, code: int = 0) -> tuple[list[dict[str,
     folder = next((a.split("=", 1)[1] for a in arguments if a.startswith("validate.folder=")), "runs/base/validation")
     file = cwd / folder / "validation.jsonl"
     before = len(records(file)) if file.exists() else 0
-    result = quickly(cwd, "validate", *arguments)
+    result = train("validate", *arguments, cwd=cwd)
     assert result.code == code, result
     assert "Traceback" not in result.err
     return (records(file)[before:] if file.exists() else []), result.out, result.err
@@ -116,14 +106,14 @@ PATTERNS = {
 
 
 def test_norms_leave_random_states_out(place: Path) -> None:
-    shown, norms = (quickly(place, "ckpt", "show", "runs/base@latest", *flags).out for flags in ((), ("--norms",)))
+    shown, norms = (train("ckpt", "show", "runs/base@latest", *flags, cwd=place).out for flags in ((), ("--norms",)))
     assert "\nrng " in shown
     assert "\nrng " not in norms
     assert "\nmodel" in norms
 
 
 def test_json_has_the_rows_of_the_table(place: Path) -> None:
-    done = quickly(place, "validate", "ckpt=runs/base/checkpoints/step*", "--json")
+    done = train("validate", "ckpt=runs/base/checkpoints/step*", "--json", cwd=place)
     found = json.loads(done.out)
     written = records(place / found["folder"] / "validation.jsonl")
     assert [(row["step"], row["loader"], row["metrics"]["loss"]) for row in found["rows"]] == [
@@ -190,7 +180,7 @@ def test_overrides_lie_on_top_of_the_recovered_config(base: Path, tmp_path: Path
     assert run("data.batch_size=100")["val/loss"] == pytest.approx(whole["val/loss"], rel=1e-5)
     assert fifth["val/loss"] != whole["val/loss"]
     assert run("data=digits")["val/loss"] == fifth["val/loss"]  # its own default, not the run's three tenths
-    result = quickly(base, "validate", "ckpt=runs/base@latest", "model=cnn", f"validate.folder={tmp_path}")
+    result = train("validate", "ckpt=runs/base@latest", "model=cnn", f"validate.folder={tmp_path}", cwd=base)
     assert result.code == 2
     assert "error: runs/base/checkpoints/step20 does not fit" in result.err
 
@@ -250,24 +240,17 @@ def forge(checkpoint: Path, name: str, content: bytes) -> None:
     (checkpoint / "manifest.json").write_bytes(replace(manifest, files=files).to_bytes())
 
 
-HOSTILE = {
-    "a command": ("os.system", "_target_ os.system"),
-    "an alias of one": ("trainer_cli.runs.build.partial", "comes from a config on disk"),
-    "a package that is not there": ("elsewhere.Model", "add trust=[elsewhere]"),
-    "a function of torch": ("torch.nn.init.ones_", "comes from a config on disk"),
-}
-
-
-@pytest.mark.parametrize("case", HOSTILE)
-def test_a_recovered_config_may_not_name_just_anything(place: Path, case: str) -> None:
-    target, message = HOSTILE[case]
+@pytest.mark.parametrize(
+    ("target", "said"), [("os.system", "_target_ os.system"), ("elsewhere.Model", "add trust=[elsewhere]")]
+)
+def test_a_recovered_config_may_not_name_just_anything(place: Path, target: str, said: str) -> None:
     checkpoint = place / "runs/base/checkpoints/step20"
     text = (checkpoint / "config.yaml").read_text()
     forge(checkpoint, "config.yaml", text.replace("trainer_cli.MLP", target).encode())
     result = train("validate", "ckpt=runs/base@latest", "validate.folder=out", cwd=place)
     assert result.code == 2, result
     assert target in result.err
-    assert message in result.err
+    assert said in result.err
     assert "Traceback" not in result.err
     assert not (place / "out").exists()
 
