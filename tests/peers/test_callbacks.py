@@ -109,19 +109,6 @@ def test_early_stopping_looks_at_each_evaluation(interval: str, batches: int, st
 
 
 @pytest.mark.parametrize(
-    ("make", "arguments", "match"),
-    [
-        (EarlyStopping, {"mode": "unknown"}, "min or max"),
-        (EarlyStopping, {"patience": 0}, "patience"),
-        (EarlyStopping, {"patience": "0s"}, "more than zero"),
-    ],
-)
-def test_wrong_settings_of_early_stopping_are_refused(make: Any, arguments: Mapping[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        make(**arguments)
-
-
-@pytest.mark.parametrize(
     ("stopper", "scores", "reason"),
     [
         (stopper_of(2), [10] * 3, "has not been below 10"),
@@ -253,14 +240,6 @@ def test_two_callbacks_of_one_class_have_states_of_their_own(folder: Path) -> No
 
 
 OF_STEPS = "train/lr/group0", "train/lr/group1"
-
-
-@pytest.mark.parametrize(
-    ("make", "arguments", "match"), [(SWA, {"start": -1}, "start"), (SWA, {"start": 1.5}, "start")]
-)
-def test_a_wrong_start_of_an_average_is_refused(make: Any, arguments: Mapping[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match):
-        make(**arguments)
 
 
 def sgd_one_cycle(kind: str) -> dict[str, Any]:

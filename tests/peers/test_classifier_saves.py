@@ -24,18 +24,6 @@ from small_runs import StopAt
 import trainer_cli as tc
 
 
-@pytest.mark.parametrize("url", ["gcs://foo/bar", "sftp://foo/bar", "wandb://foo/bar"])
-def test_unknown_stores_are_refused_for_saves(url: str) -> None:
-    with pytest.raises(tc.UserError, match="://"):
-        tc.CheckpointerCallback(url)
-
-
-@pytest.mark.parametrize("compression", ["unknown_compressor", "lz4"])
-def test_unknown_compressions_are_refused(compression: str) -> None:
-    with pytest.raises(tc.ConfigError, match=f"compression is '{compression}'.*one of none, gz"):
-        saver(format="archive", compression=compression)
-
-
 def test_a_second_saver_is_refused(folder: Path) -> None:
     with pytest.raises(tc.UserError, match="One saves"):
         make_trainer(callbacks=[saver("second")], checkpoint=saver("first"))
@@ -56,14 +44,12 @@ class FailsAt(tc.Callback):
             state["extra"] = object()
 
 
-def test_a_store_holds_no_link() -> None:
+def test_a_failed_save_leaves_the_link() -> None:
     trainer = make_trainer(4, callbacks=[FailsAt(4)], checkpoint=saver(save_interval=2, latest_link=True))
     with pytest.raises(tc.TrainError, match="extra"):
         trainer.fit(train_loader())
     assert names() == ["step2"]
     assert Path("checkpoints/latest").resolve().name == "step2"
-    with pytest.raises(tc.ConfigError, match="can hold no link"):
-        tc.CheckpointerCallback("memory://saved", latest_link=True)
 
 
 def test_a_link_to_the_newest_checkpoint_is_there_and_can_be_loaded() -> None:
@@ -81,9 +67,6 @@ def test_folder_and_name_may_be_strings(folder: Path, kind: type[str] | type[Pat
     made = make_trainer("2ep", checkpoint=saver(kind("a/folder"), name="ep{epoch}-ba{batch}", save_interval="1ep"))
     made.fit(train_loader())
     assert names("a/folder") == ["ep1-ba0", "ep2-ba0"]
-    if kind is Path:
-        with pytest.raises(tc.ConfigError, match=r"name is .*must be a text"):
-            saver(name=Path("ep{epoch}-ba{batch}"))
 
 
 def test_by_default_each_epoch_is_saved_and_none_is_replaced() -> None:
@@ -96,11 +79,6 @@ def test_by_default_each_epoch_is_saved_and_none_is_replaced() -> None:
     assert names() == ["step0", "step10", "step15", "step5"]
     with pytest.raises(tc.UserError, match="would not be replaced"):
         fit("3ep", None)
-
-
-def test_keeping_no_checkpoint_is_refused() -> None:
-    with pytest.raises(tc.ConfigError, match="max_checkpoints is 0"):
-        saver(max_checkpoints=0)
 
 
 class Without(tc.Callback):

@@ -14,7 +14,6 @@ from trainer_cli import (
     Callback,
     CheckpointerCallback,
     CheckpointError,
-    ConfigError,
     Trainer,
     load_checkpoint,
     save_checkpoint,
@@ -27,14 +26,6 @@ def test_a_name_has_the_run_the_world_size_and_the_counts(folder: Path) -> None:
     checkpoint = CheckpointerCallback(folder / "kept", name=name, save_interval=None)
     make_trainer(7, checkpoint=checkpoint, name="awesome").fit(batches(10, 2))
     assert (folder / "kept/awesome-step7-e1-b2-s14-t56-w1/manifest.json").is_file()
-
-
-@pytest.mark.parametrize(
-    "variable", ["batch_in_epoch", "extra", "local_rank", "local_world_size", "node_rank", "rank", "total_wct"]
-)
-def test_an_unknown_variable_in_a_name_is_refused(folder: Path, variable: str) -> None:
-    with pytest.raises(ConfigError, match=rf"there is no \{{{variable}\}}; there are \{{step\}}, \{{epoch\}}"):
-        CheckpointerCallback(folder, name=f"step{{step}}-{{{variable}}}")
 
 
 def export(checkpoint: Path, output: Path) -> int:

@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import ConstantLR, LambdaLR, LinearLR, SequentialL
 
 from trainer_cli import (
     Callback,
-    ConfigError,
     Precision,
     Scheduled,
     Trainer,
@@ -259,19 +258,6 @@ def test_gradients_are_clipped(settings: Mapping[str, float], accumulate: int) -
             assert float(gradient.abs().max()) == pytest.approx(settings["clip_value"], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"clip_norm": (1, 2)}, "clip_norm"),
-        ({"clip_norm": -1.0}, "clip_norm"),
-        ({"clip_norm": 1.0, "clip_value": 1.0}, "both set"),
-    ],
-)
-def test_wrong_clipping_is_refused(settings: Mapping[str, Any], match: str) -> None:
-    with pytest.raises((ConfigError, TypeError), match=match):
-        Precision(**settings)
-
-
 class Alternating(TrainStep):
     """Two optimizers: the first steps each batch, the second each second one."""
 
@@ -425,14 +411,6 @@ def optimizer() -> Optimizer:
 def test_factors_after_a_warmup(make: Callable[..., Any], arguments: dict[str, Any], factors: dict[int, float]) -> None:
     schedule = make(optimizer(), **arguments)
     assert {step: schedule.factor(step) for step in factors} == pytest.approx(factors)
-
-
-@pytest.mark.parametrize(
-    ("warmup", "decay", "total_steps"), [(-1, 10, 100), (10, 0, 100), (100, 600, 500), (500, 501, 1000)]
-)
-def test_wrong_lengths_of_a_schedule_are_refused(warmup: int, decay: int, total_steps: int) -> None:
-    with pytest.raises(UserError, match="warmup"):
-        WarmupStableDecay(optimizer(), total_steps, warmup=warmup, decay=decay)
 
 
 class Rates(Callback):
