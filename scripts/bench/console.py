@@ -43,7 +43,7 @@ def _bar(settings: Settings) -> Table:
             row.samples[f"{column}, over base"] = [
                 own - other for own, other in zip(samples[row.name][column], base, strict=True)
             ]
-    rows[list(samples).index("bar")].samples["a drawing"] = _drawings()
+    rows[list(samples).index("bar")].samples["a drawing"] = _drawings(settings.pick(smoke=5, quick=200, whole=200))
     columns = [Column("step", "µs", 1, resolution=5.0), Column("step, over base", "µs", 1, resolution=5.0, ratio=False)]
     columns += [Column(one.name.replace("step", "processor", 1), "µs", 1, 5.0, one.ratio) for one in columns]
     columns.append(Column("a drawing", "µs", 0, 100.0, ratio=False))
@@ -54,8 +54,8 @@ def _bar(settings: Settings) -> Table:
     return Table("bar", "A step with the bar", "no console", columns, rows, {"steps": steps}, skipped, [note])
 
 
-def _drawings() -> list[float]:
-    """Microseconds of the processor that a drawing takes, in five samples of many."""
+def _drawings(count: int) -> list[float]:
+    """Microseconds of the processor that a drawing takes, in five samples of `count`."""
     import io
 
     from trainer_cli.loggers.base import Now, RunFacts
@@ -64,9 +64,9 @@ def _drawings() -> list[float]:
     bar, found = ProgressBar(io.StringIO(), RunFacts(total_steps=1_000_000)), []
     for sample in range(5):
         began = time.process_time()
-        for step in range(200 * sample, 200 * sample + 200):
+        for step in range(count * sample, count * sample + count):
             bar.text(Now(10 * step, 320 * step), step / 4, 79)
-        found.append((time.process_time() - began) / 200 * 1e6)
+        found.append((time.process_time() - began) / count * 1e6)
     return found
 
 

@@ -33,7 +33,7 @@ PATIENT = {"config_kwargs": {"read_timeout": 600}}
 def measure(settings: Settings) -> list[Table]:
     """One table, in this process; each contender writes a file or folder that it removes again."""
     warnings.filterwarnings("ignore", module="torch")
-    tree = gpt_state(small=settings.small)
+    tree = gpt_state(settings)
     size = size_bytes(tree)
     say(f"a state of {size / 1e9:.2f} GB")
     folder = Path(settings.scratch)

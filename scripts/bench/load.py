@@ -58,7 +58,7 @@ def loaders(tree: Tree, folder: Path) -> dict[str, tuple[Path, Load]]:
 def measure(settings: Settings) -> list[Table]:
     """One table, in this process; each contender takes its turn with an empty page cache and with a full one."""
     warnings.filterwarnings("ignore", module="torch")
-    tree = gpt_state(small=settings.small)
+    tree = gpt_state(settings)
     size = size_bytes(tree)
     say(f"a state of {size / 1e9:.2f} GB")
     measures: dict[str, Measure] = {}

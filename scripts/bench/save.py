@@ -81,7 +81,7 @@ def durations(tree: Tree, folder: Path, names: list[str] | None = None) -> dict[
 
 def measure(settings: Settings) -> list[Table]:
     """One table, in this process: the state is made once."""
-    tree = gpt_state(small=settings.small)
+    tree = gpt_state(settings)
     size = size_bytes(tree)
     say(f"a state of {size / 1e9:.2f} GB")
     measures = durations(tree, settings.scratch)

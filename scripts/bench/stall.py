@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cache, partial
 from statistics import median
+from typing import Any
 
 from savers import BESIDE, NONE, RAW, SAVERS, TORCH
-from settings import Settings
+from settings import Settings, Size
 from table import Column, Row, Table, spread
 from timing import HERE, Measure, Samples, Skipped, asked, interleaved
 from training import EVERY, WARM
@@ -46,7 +48,7 @@ def measure(settings: Settings) -> list[Table]:
 
 def _single(settings: Settings, sizes: Sizes) -> Table:
     names = [NONE, TORCH, "train, sync", "train, async"] if settings.small else list(SAVERS)
-    measures = {name: _process(settings, sizes, name, often=False) for name in names}
+    measures = _measures(settings, sizes, names, often=False)
     samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=0, needed=[NONE, TORCH, "train, sync"])
     absent = samples.pop(NONE)
     own = spread(absent["lost"])
@@ -75,7 +77,7 @@ def _long_enough(settings: Settings, sizes: Sizes) -> Sizes:
     for batch in range(1, _MOST):
         own = replace(sizes, batch=batch)
         try:
-            found = _process(settings, replace(own, saves=3, steps=2), RAW, often=False)()
+            found = _measures(settings, replace(own, saves=3, steps=2), [RAW], often=False)[RAW]()
         except Skipped:
             return sizes
         if median(found["durable"]) <= _SHARE * median(found["step"]):
@@ -84,7 +86,7 @@ def _long_enough(settings: Settings, sizes: Sizes) -> Sizes:
 
 
 def _often(settings: Settings, sizes: Sizes) -> Table:
-    measures = {name: _process(settings, sizes, name, often=True) for name in OFTEN}
+    measures = _measures(settings, sizes, OFTEN, often=True)
     samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=0, needed=(TORCH, "train, sync"))
     rows = []
     for name, found in samples.items():
@@ -110,11 +112,23 @@ def _in_order(found: Samples) -> list[tuple[str, list[float]]]:
     return [(often, found[often]) for often in (_NONE, _BETWEEN, _EVERY, "every step")]
 
 
-def _process(settings: Settings, sizes: Sizes, name: str, *, often: bool) -> Measure:
-    def run() -> Samples:
-        with tempfile.TemporaryDirectory(dir=settings.scratch) as folder:
-            plan = json.dumps({**asdict(sizes), "often": often, "folder": folder})
-            answer: Samples = asked((sys.executable, str(HERE / "training.py"), name, plan))
-            return answer
+def _measures(settings: Settings, sizes: Sizes, names: Sequence[str], *, often: bool) -> dict[str, Measure]:
+    """A process for each name; in the smallest form one for all, as each imports torch."""
+    if settings.size is Size.smoke:
+        together = cache(partial(_measured, settings, sizes, names, often=often))
+        return {name: lambda name=name: _samples(together(), name) for name in names}
+    return {name: lambda name=name: _samples(_measured(settings, sizes, [name], often=often), name) for name in names}
 
-    return partial(run)
+
+def _measured(settings: Settings, sizes: Sizes, names: Sequence[str], *, often: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(dir=settings.scratch) as folder:
+        plan = json.dumps({**asdict(sizes), "often": often, "folder": folder})
+        answers: dict[str, Any] = asked((sys.executable, str(HERE / "training.py"), plan, *names))
+        return answers
+
+
+def _samples(answers: dict[str, Any], name: str) -> Samples:
+    samples: Samples = answers[name]
+    if "skipped" in samples:
+        raise Skipped(samples["skipped"])
+    return samples

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from settings import Settings
+
 Tree = dict[str, dict[str, Tensor]]
 VOCABULARY, CONTEXT = 32_768, 64
 
@@ -23,9 +25,9 @@ def gpt_shapes(layers: int = 12, width: int = 768, vocabulary: int = VOCABULARY)
     return {**shapes, "norm": (width,)}
 
 
-def gpt_state(*, small: bool) -> Tree:
-    """Weights with AdamW's two moments: 1.32 GB, or 60 MB."""
-    shapes = gpt_shapes(4, 256, 8_192) if small else gpt_shapes()
+def gpt_state(settings: Settings) -> Tree:
+    """Weights with AdamW's two moments: 1.32 GB, 60 MB or 200 kB."""
+    shapes = gpt_shapes(*settings.pick(smoke=(1, 32, 64), quick=(4, 256, 8_192), whole=(12, 768, VOCABULARY)))
     parts = ("model", "exp_avg", "exp_avg_sq")
     return {part: {name: filled(shape) for name, shape in shapes.items()} for part in parts}
 

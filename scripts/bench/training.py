@@ -1,6 +1,7 @@
-"""A training of a GPT that is saved while it goes on: `python scripts/bench/training.py SAVER JSON`, a process each.
+"""A training of a GPT that is saved while it goes on: `python scripts/bench/training.py JSON SAVER...`.
 
-Prints JSON on its last line: samples by column, or why there are none.
+Prints JSON on its last line: for each saver samples by column, or why there are none. What is measured has a process
+for each saver, so that none finds memory of another.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -214,17 +215,24 @@ def _answers() -> Iterator[Callable[[Any], None]]:
         sys.stdout = stdout
 
 
-def main(saver: str, plan: Plan) -> None:
+def main(plan: Plan, savers: Sequence[str]) -> None:
     logging.disable(logging.WARNING)
+    answers: dict[str, Any] = {}
     with _answers() as answer:
-        try:
-            answer((frequent_saves if plan.often else single_saves)(plan, saver))
-        except Skipped as reason:
-            answer({"skipped": str(reason)})
+        for number, saver in enumerate(savers):
+            folder = Path(plan.folder, str(number))
+            folder.mkdir()
+            try:
+                answers[saver] = (frequent_saves if plan.often else single_saves)(
+                    replace(plan, folder=str(folder)), saver
+                )
+            except Skipped as reason:
+                answers[saver] = {"skipped": str(reason)}
+        answer(answers)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Plan(**json.loads(sys.argv[2])))
+    main(Plan(**json.loads(sys.argv[1])), sys.argv[2:])
     sys.stdout.flush()
     sys.stderr.flush()
     # Savers of others leave threads and processes that are not joined.

@@ -1,13 +1,19 @@
-"""Starts a script on several ranks at once, as torchrun would."""
+"""Starts a script on several ranks at once, as torchrun would, and trains on them."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 HERE = Path(__file__).parent
 
@@ -35,3 +41,40 @@ def on_ranks(world_size: int, command: Sequence[str | Path], *, timeout_s: float
         for rank in ranks:
             rank.kill()
             rank.communicate()
+
+
+class Fits(NamedTuple):
+    """Trainings that were made in one folder, on one start of the ranks."""
+
+    folder: Path
+    outputs: list[str]
+    """What each rank printed."""
+    ends: list[dict[str, str]]
+    """By rank: run directory -> exit code or error. What follows in the same directory is `NAME again`."""
+
+    def printed(self, mark: str) -> list[list[str]]:
+        """By rank: what follows a mark at the beginning of lines."""
+        return [re.findall(rf"^{mark} (.*)$", output, re.MULTILINE) for output in self.outputs]
+
+
+def fit_on_ranks(world_size: int, jobs: list[list[str]], *, timeout_s: float) -> Fits:
+    """Train each list of overrides in turn, in the current folder, by `fits.py`."""
+    names: list[str] = []
+    for job in jobs:
+        name = next((part[8:] for part in job if part.startswith("run_dir=")), job[-1])
+        names.append(f"{name} again" if name in names else name)
+    done = on_ranks(world_size, [HERE / "fits.py", json.dumps(jobs)], timeout_s=timeout_s)
+    assert [code for code, _ in done] == [0] * world_size, done
+    outputs = [output for _, output in done]
+    ends = [json.loads(output.rpartition("ENDS")[2]) for output in outputs]
+    return Fits(Path.cwd(), outputs, [dict(zip(names, of_rank, strict=True)) for of_rank in ends])
+
+
+@contextmanager
+def new_folder(tmp_path_factory: pytest.TempPathFactory, name: str) -> Iterator[Path]:
+    """A new current folder, from which programs import the classes of `fits.py`."""
+    folder = tmp_path_factory.mktemp(name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE))
+        patch.chdir(folder)
+        yield folder

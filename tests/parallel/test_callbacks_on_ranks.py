@@ -7,7 +7,6 @@ same on all ranks.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from ranks import HERE, on_ranks
+from ranks import HERE, Fits, fit_on_ranks, new_folder
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.model_state import weights_of
 from trainer_cli.commands.main import main
@@ -117,13 +116,10 @@ REFUSED = (
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
     """All runs of this file: some in this process, the others on one start of two ranks."""
-    folder, before = tmp_path_factory.mktemp("callbacks"), Path.cwd()
-    (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 8)
-    os.environ["PYTHONPATH"], path = str(HERE), os.environ.get("PYTHONPATH")
-    os.chdir(folder)
-    try:
+    with new_folder(tmp_path_factory, "callbacks") as folder:
+        (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 8)
         alone = [
             [*FINITE, *finite("skip"), "run_dir=one/skip"],
             [*FINITE, *finite("roll_back"), "run_dir=one/roll_back"],
@@ -132,24 +128,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             [*GPT, "run_dir=one/gpt"],
         ]
         assert [main(["fit", "data.batch_size=16", *job]) for job in alone] == [0] * len(alone)
-        jobs = ranks_jobs()
-        done = on_ranks(2, [HERE / "fits.py", json.dumps(jobs)], timeout_s=240)
-        assert [code for code, _ in done] == [0, 0], done
-        (folder / "output.json").write_text(json.dumps([output for _, output in done]))
-        yield folder
-    finally:
-        os.chdir(before)
-        os.environ.pop("PYTHONPATH") if path is None else os.environ.update(PYTHONPATH=path)
+        yield fit_on_ranks(2, ranks_jobs(), timeout_s=240)
 
 
-@pytest.fixture(scope="module")
-def ends(runs: Path) -> list[dict[str, str]]:
-    """By rank: the run -> how it ended."""
-    names = [next(part[8:] for part in job if part.startswith("run_dir=")) for job in ranks_jobs()]
-    names = [f"{name} again" if name in names[:index] else name for index, name in enumerate(names)]
-    outputs = json.loads((runs / "output.json").read_text())
-    found = [json.loads(re.findall(r"^ENDS (.*)$", output, re.MULTILINE)[0]) for output in outputs]
-    return [dict(zip(names, one, strict=True)) for one in found]
+@pytest.fixture
+def runs(fits: Fits) -> Path:
+    return fits.folder
 
 
 def state(run: Path) -> dict[str, Any]:
@@ -163,19 +147,19 @@ def leaves(value: Any) -> Iterator[torch.Tensor]:
         yield from leaves(one)
 
 
-def test_each_run_ends_the_same_on_both_ranks(ends: list[dict[str, str]]) -> None:
-    expected = dict.fromkeys(ends[0], "0")
-    refused = [own.pop("ddp/metric") for own in ends]
-    assert refused[0] == REFUSED
-    assert refused[1].startswith("PeerError: rank 0 failed")
+def test_each_run_ends_the_same_on_both_ranks(fits: Fits) -> None:
+    expected = dict.fromkeys(fits.ends[0], "0")
+    del expected["ddp/metric"]
+    assert fits.ends[0]["ddp/metric"] == REFUSED
+    assert fits.ends[1]["ddp/metric"].startswith("PeerError: rank 0 failed")
     for how in HOW:
         expected[f"{how}/stopped"] = "75"
         expected[f"{how}/raise"] = "the loss or the weights are not finite at step 6."
     expected["ddp/skip_bounded"] = "1 steps up to step 6 were not finite, and were skipped."
     expected["ddp/back_bounded"] = "the training went back 0 times, and is not finite at step 6."
-    for own in ends:
-        for name, end in own.items():
-            assert expected[name] in end, (name, end)
+    for of_rank in fits.ends:
+        for name, end in expected.items():
+            assert end in of_rank[name], (name, of_rank[name])
 
 
 @pytest.mark.parametrize(("how", "name"), [*product(HOW, ["skip_loss", "roll_back"]), ("fsdp", "skip")])
@@ -192,10 +176,9 @@ def test_a_nan_on_one_rank_has_the_effect_that_it_has_in_one_process(runs: Path,
         assert metrics(runs / how / name)[-1]["train/skipped_steps"] == 1
 
 
-def test_weights_are_the_same_on_both_ranks(runs: Path) -> None:
-    outputs = json.loads((runs / "output.json").read_text())
-    sums = [re.findall(r"^SUMS (.*)$", output, re.MULTILINE) for output in outputs]
-    assert len(sums[0]) == 2 * (2 + 2 + len(METHODS) + 1) + 3
+def test_weights_are_the_same_on_both_ranks(fits: Fits) -> None:
+    sums = fits.printed("SUMS")
+    assert len(sums[0]) == sum(SUMS in job for job in ranks_jobs()) == 21
     assert sums[0] == sums[1]
 
 
@@ -262,12 +245,10 @@ def test_what_callbacks_log_is_of_all_ranks(runs: Path, how: str) -> None:
         assert record["train/throughput/mfu"] == pytest.approx(share)
 
 
-def test_the_confusion_matrix_counts_the_samples_of_all_ranks(runs: Path) -> None:
-    outputs = json.loads((runs / "output.json").read_text())
-    counts = [re.findall(r"^COUNTS (.*)$", output, re.MULTILINE) for output in outputs]
+def test_the_confusion_matrix_counts_the_samples_of_all_ranks(fits: Fits) -> None:
+    counts = fits.printed("COUNTS")
     assert counts[0] == counts[1]
-    assert len(counts[0]) == 2
-    assert {sum(json.loads(one)) for one in counts[0]} == {4 * 16}
+    assert [sum(json.loads(of_evaluation)) for of_evaluation in counts[0]] == [4 * 16] * 2
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -281,8 +262,7 @@ def test_files_are_written_by_one_rank_each(runs: Path, how: str) -> None:
         assert torch.equal(copied[name], value)
 
 
-def test_text_samples_of_whole_and_of_sharded_weights_are_the_same(runs: Path) -> None:
-    output = json.loads((runs / "output.json").read_text())[0]
-    samples = re.findall(r"sample 0 at step (\d): (.*)", output)
+def test_text_samples_of_whole_and_of_sharded_weights_are_the_same(fits: Fits) -> None:
+    samples = re.findall(r"sample 0 at step (\d): (.*)", fits.outputs[0])
     assert [step for step, _ in samples] == ["1", "2"] * 2
     assert samples[:2] == samples[2:]

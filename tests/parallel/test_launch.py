@@ -1,4 +1,6 @@
-"""`parallel.processes_per_node`: the command starts the ranks, and ends as they do."""
+"""Ranks started by the command itself, which ends as they do, and by scripts/slurm.sbatch, with srun and scontrol in
+place of Slurm's.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,31 @@ from ranks import HERE
 
 pytestmark = pytest.mark.slow
 
-JOB = [
+ASKING = [
     "experiment=digits_mlp", "parallel=ddp", "parallel.processes_per_node=2", "loop.max_duration=400", "loggers=none",
     "loop.log_interval=10", "loop.eval_interval=null", "checkpoint.save_interval=null", "logging.rank_files=true",
     "run_dir=run", "+callbacks.ask._target_=fits.Stopping", "+callbacks.ask.rank=1", "+callbacks.ask.step=7",
 ]  # fmt: skip
+SBATCH = Path(__file__).parents[2] / "scripts" / "slurm.sbatch"
+SRUN = """#!/bin/bash
+# As srun: two tasks that know their place. Returns the largest exit code.
+shift
+export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost SLURM_NODEID=0 OMP_NUM_THREADS=1
+SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & other=$!
+SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?
+wait "$other"; second=$?
+exit $((code > second ? code : second))
+"""
+JOB = (
+    "experiment=digits_mlp", "parallel=ddp", "loop.max_duration=20", "loop.eval_interval=null", "loggers=none",
+    "checkpoint.save_interval=null", "run_dir=run",
+)  # fmt: skip
+TRAIN = f'#!/bin/sh\nexec {sys.executable} -P -m trainer_cli "$@"\n'
 
 
 def fit(folder: Path, ask: str) -> tuple[int, str]:
     """The exit code and stderr of a fit whose rank 1 does something at step 7."""
-    command = [sys.executable, "-m", "trainer_cli", "fit", *JOB, f"+callbacks.ask.ask={ask}"]
+    command = [sys.executable, "-m", "trainer_cli", "fit", *ASKING, f"+callbacks.ask.ask={ask}"]
     # The shell hands its process id on, and becomes the command.
     shell = ["bash", "-c", 'LAUNCHER=$$ exec "$@"', "bash", *command]
     env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
@@ -50,3 +67,35 @@ def test_the_rank_that_fails_says_why_and_no_other(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["reason"] == "PeerError: rank 1 failed: ZeroDivisionError: the callback's own"
+
+
+def submitted(folder: Path, *, train: str = "train") -> subprocess.CompletedProcess[str]:
+    """Run the batch script as Slurm would, with its job's variables."""
+    commands = folder / "bin"
+    commands.mkdir(exist_ok=True)
+    scripts = {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> scontrol.log\n', "train": TRAIN}
+    scripts |= {f"ends-with-{code}": f"#!/bin/sh\nexit {code}\n" for code in (2, 75)}
+    for name, text in scripts.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    env = {
+        **os.environ,
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "PYTHONPATH": str(SBATCH.parents[1]),
+        "TRAIN": train,
+        "SLURM_JOB_ID": str(os.getpid()),
+    }
+    return subprocess.run(["bash", str(SBATCH), *JOB], cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+
+
+def test_a_job_that_was_stopped_is_queued_again_and_no_other(tmp_path: Path) -> None:
+    log = tmp_path / "scontrol.log"
+    assert submitted(tmp_path, train="ends-with-2").returncode == 2
+    assert not log.exists()
+    assert submitted(tmp_path, train="ends-with-75").returncode == 75
+    assert log.read_text() == f"requeue {os.getpid()}\n"
+    done = submitted(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert log.read_text().count("requeue") == 1
+    manifest = json.loads((tmp_path / "run/checkpoints/step20/manifest.json").read_text())
+    assert manifest["world_size"] == 2, "the tasks of srun are ranks of one training"

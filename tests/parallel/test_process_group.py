@@ -1,46 +1,57 @@
-"""What two gloo ranks exchange, and how they start and lose one another."""
+"""What two gloo ranks exchange, how they start and lose one another, and what they save of an FSDP2 model."""
 
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ranks import HERE, on_ranks
+from trainer_cli.checkpoint.catalog import Catalog
+from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import rendezvous
 from trainer_cli.parallel.process_group import ALONE, from_environment
 from trainer_cli.parallel.rendezvous import LostRankError, noted_activity, noting
 
+pytestmark = pytest.mark.slow
+
 ZERO = "ZeroDivisionError: division by zero"
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one start of two ranks left behind, of which rank 1 is killed at the end."""
     folder = tmp_path_factory.mktemp("ranks")
-    ends = on_ranks(2, [HERE / "group_claims.py", folder])
-    assert [code for code, _ in ends] == [0, 0], ends
+    ends = on_ranks(2, [HERE / "rank_claims.py", folder])
+    assert [code for code, _ in ends] == [0, -signal.SIGKILL], ends
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.slow
 def test_a_rank_that_does_not_come_within_the_limit_is_named(answers: list[dict[str, Any]]) -> None:
     assert answers[0]["timed out"]
     assert answers[0]["lost"] == "rank 1 (HOST) has ended or hangs; the others waited at step 17"
 
 
-@pytest.mark.slow
 def test_others_hear_what_the_first_rank_that_failed_has_said(answers: list[dict[str, Any]]) -> None:
     assert answers[0]["first"] == [True, False]
-    assert answers[0]["failure_of_rank_0"] == "rank 0 failed: ZeroDivisionError: its own"
+    assert answers[0]["failure of rank 0"] == "rank 0 failed: ZeroDivisionError: its own"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "rank_0", "rank_1"),
     [
@@ -80,7 +91,6 @@ def test_one_process_needs_no_torch_distributed() -> None:
     assert from_environment({"WORLD_SIZE": "1", "RANK": "0"}) is ALONE
 
 
-@pytest.mark.slow
 def test_a_rank_that_does_not_start_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -104,3 +114,97 @@ def test_a_port_in_use_is_reported_with_the_variable_that_sets_it() -> None:
         port = str(other.getsockname()[1])
         with pytest.raises(UserError, match=f"rank 0 cannot listen at 127.0.0.1:{port}.*MASTER_PORT"):
             from_environment({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": "0"})
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"), [("faults", []), ("bits", True), ("async is sync", True), ("goes on", True)]
+)
+def test_a_sharded_training_comes_back_bit_for_bit(answers: list[dict[str, Any]], asked: str, answer: Any) -> None:
+    assert [one[asked] for one in answers] == [answer, answer]
+
+
+def test_one_process_reads_what_the_ranks_gathered(folder: Path) -> None:
+    gathered = torch.load(folder / "gathered.pt", weights_only=True)
+    loaded = make_sync_checkpointer().read(folder / "async")
+    compared = 0
+    for name, value in gathered["model"].items():
+        assert torch.equal(loaded["model"][name], value), name
+        compared += 1
+    for name, kept in gathered["optimizer"]["state"].items():
+        for key, value in kept.items():
+            assert torch.equal(loaded["optimizer"]["state"][name][key], value), (name, key)
+            compared += 1
+    assert compared > 20
+    assert loaded["model"]["head.weight"] is loaded["model"]["embed.weight"]
+
+
+def test_divided_layers_come_back_in_any_layout(folder: Path, answers: list[dict[str, Any]]) -> None:
+    assert [one["layouts"] for one in answers] == [[], []]
+    compared = 0
+    for number in range(3):
+        loaded = make_sync_checkpointer().read(folder / "layouts" / str(number))
+        for wanted in (torch.load(folder / f"layout{one}.pt", weights_only=True) for one in {0, number}):
+            for name, value in wanted["model"].items():
+                assert torch.equal(loaded["model"][name], value), (number, name)
+                for key, kept in wanted["optimizer"]["state"].get(name, {}).items():
+                    assert torch.equal(loaded["optimizer"]["state"][name][key], kept), (number, name, key)
+                    compared += 1
+    assert compared == 5 * 3 * 20
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_without_a_group_given_the_ranks_of_torchs_own_save_together(
+    folder: Path, answers: list[dict[str, Any]], kind: str
+) -> None:
+    names = ["number", "own", "rank", "same"]
+    for rank in range(2):
+        own = [float(rank)] * 2
+        assert answers[rank]["default group"][kind] == [rank, own, [5.0] * 3, 1, names, rank, own]
+    state = make_sync_checkpointer().load(folder / "default" / kind)
+    assert [of_rank["rank"] for of_rank in state["ranks"]] == [0, 1]
+    manifest = make_sync_checkpointer().verify(folder / "default" / kind)
+    assert [name for of_file in manifest.shards.values() for name in of_file] == ["same"]
+
+
+def test_a_rank_can_save_alone_beside_torchs_group(answers: list[dict[str, Any]]) -> None:
+    assert [one["default group"]["alone"] for one in answers] == [0, 1]
+
+
+def test_other_values_beside_shared_tensors_are_refused(answers: list[dict[str, Any]]) -> None:
+    for one in answers:
+        assert "the ranks have different values under 'all', which also holds tensors" in one["default group"]["mixed"]
+
+
+def test_what_a_tensor_group_does_not_divide_is_written_once(folder: Path) -> None:
+    manifest = make_sync_checkpointer().verify(folder / "layouts" / "0")
+    assert (manifest.world_size, manifest.tensor_size) == (2, 2)
+    parts = [
+        str(of_file["model/tokens.weight"]) for of_file in manifest.shards.values() if "model/tokens.weight" in of_file
+    ]
+    assert parts == ["[0:300, 0:64] of [300, 64]"]
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_failed_write_on_rank_1_is_reported_on_both_and_leaves_no_manifest(
+    folder: Path, answers: list[dict[str, Any]], kind: str
+) -> None:
+    said = [one["failed on a full disk"][kind] for one in answers]
+    assert all(one.startswith("SaveError: ") and "No space left on device" in one for one in said)
+    assert said[0].startswith("SaveError: rank 1: ")
+    assert list((folder / f"failed-{kind}").iterdir()) == []
+
+
+def test_a_rank_needs_memory_for_its_shard_and_a_constant(answers: list[dict[str, Any]]) -> None:
+    from rank_claims import LARGE, MEGABYTE
+
+    for one in answers:
+        print({key: f"{value / MEGABYTE:.0f} MB" for key, value in one["memory"].items()}, "of a shard of 32 MB")
+        assert one["memory"]["save"] < LARGE // 2 + 24 * MEGABYTE
+        assert one["memory"]["load"] < LARGE // 2 + 24 * MEGABYTE
+
+
+def test_a_rank_that_is_killed_before_the_commit_leaves_the_older_checkpoints(folder: Path) -> None:
+    storage = LocalStorage(folder, run_id="run", attempt=1)
+    assert [entry.name for entry in Catalog(storage).entries() if entry.valid] == ["async", "step3", "large"]
+    storage.sweep()
+    assert not list(folder.glob(".*"))

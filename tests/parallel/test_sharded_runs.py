@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import shutil
 import sys
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ranks import HERE, on_ranks
+from ranks import HERE, Fits, fit_on_ranks, new_folder
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.group_verify import share_of
 from trainer_cli.commands.main import main
@@ -50,12 +49,9 @@ DAMAGED = "damaged/checkpoints/step8/rank1.safetensors"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
     """One start of two ranks, and of what they saved one process goes on."""
-    folder, before = tmp_path_factory.mktemp("sharded"), Path.cwd()
-    os.chdir(folder)
-    with pytest.MonkeyPatch.context() as patch, s3_server() as endpoint:
-        patch.setenv("PYTHONPATH", str(HERE))
+    with new_folder(tmp_path_factory, "sharded"), s3_server() as endpoint:
         in_store = [*BASE, "run_dir=stored", f"checkpoint.folder=s3://{new_bucket(endpoint)}/stored"]
         jobs: list[list[str]] = [
             [*BASE, "run_dir=whole"],
@@ -80,20 +76,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             [*HYBRID, *ARCHIVES, "run_dir=archives", "loop.hard_stop=4"],
             [*HYBRID, *ARCHIVES, "run_dir=archives"],
         ]
-        ends = on_ranks(2, [HERE / "fits.py", json.dumps(jobs)], timeout_s=115.0)
-        (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
-        assert [code for code, _ in ends] == [0, 0], ends
-        yield folder
-    os.chdir(before)
+        yield fit_on_ranks(2, jobs, timeout_s=115.0)
 
 
-@pytest.fixture(scope="module")
-def outputs(runs: Path) -> list[str]:
-    return json.loads((runs / "output.json").read_text())
-
-
-def ends(output: str) -> list[str]:
-    return json.loads(output.rpartition("ENDS")[2])
+@pytest.fixture
+def runs(fits: Fits) -> Path:
+    return fits.folder
 
 
 def steps(run: Path) -> list[int]:
@@ -140,24 +128,40 @@ def test_one_process_goes_on_with_the_same_samples(runs: Path) -> None:
     assert compared == 8
 
 
-def test_a_full_disk_of_one_rank_costs_that_save_alone(runs: Path, outputs: list[str]) -> None:
-    assert ends(outputs[0])[1] == ends(outputs[1])[1] == "0"
-    assert steps(runs / "full") == [0, 4, 12]
-    assert "rank 1: the checkpoint could not be saved: No space left on device" in outputs[0]
-    assert metrics(runs / "full") == metrics(runs / "whole")
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("full", "rank 1: the checkpoint could not be saved: No space left on device"),
+        ("unsaved_goes_on", "rank 1: ZeroDivisionError: the callback's own"),
+    ],
+)
+def test_a_save_that_fails_on_one_rank_costs_that_save_alone(fits: Fits, name: str, error: str) -> None:
+    assert fits.ends[0][name] == fits.ends[1][name] == "0"
+    assert steps(fits.folder / name) == [0, 4, 12]
+    assert error in fits.outputs[0]
+    assert metrics(fits.folder / name) == metrics(fits.folder / "whole")
 
 
-def test_a_full_disk_of_one_rank_ends_both_if_it_must(runs: Path, outputs: list[str]) -> None:
-    assert ends(outputs[0])[2].startswith("SaveError: rank 1: the checkpoint could not be saved: No space left")
-    assert ends(outputs[1])[2] == "PeerError: rank 0 failed"
-    assert steps(runs / "fails") == [0, 4]
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("fails", "SaveError: rank 1: the checkpoint could not be saved: No space left"),
+        ("unsaved", "SaveError: rank 1: ZeroDivisionError: the callback's own."),
+    ],
+)
+def test_a_save_that_fails_on_one_rank_ends_both_if_it_must(fits: Fits, name: str, error: str) -> None:
+    assert fits.ends[0][name].startswith(error)
+    assert fits.ends[1][name] == "PeerError: rank 0 failed"
+    assert steps(fits.folder / name) == [0, 4]
+    assert json.loads((fits.folder / name / "summary.json").read_text())["reason"].startswith("SaveError: rank 1: ")
 
 
-def test_a_damaged_part_makes_both_ranks_resume_the_older_checkpoint(runs: Path, outputs: list[str]) -> None:
+def test_a_damaged_part_makes_both_ranks_resume_the_older_checkpoint(fits: Fits) -> None:
+    runs, output = fits.folder, fits.outputs[0]
     whole = make_sync_checkpointer().manifest(runs / "undamaged/checkpoints/step8")
     assert Path(DAMAGED).name in share_of(whole, 1, 2), "rank 1 finds the damage"
-    assert re.search(r"checkpoint step8 is not used, and is quarantined: .*the digest differs", outputs[0])
-    assert "resuming at step 4" in outputs[0]
+    assert re.search(r"checkpoint step8 is not used, and is quarantined: .*the digest differs", output)
+    assert "resuming at step 4" in output
     assert metrics(runs / "damaged") == metrics(runs / "undamaged")
     one, other = (
         make_sync_checkpointer().read(runs / name / "checkpoints/step12") for name in ("damaged", "undamaged")
@@ -218,36 +222,22 @@ def test_mixed_precision_may_not_change_on_a_resume(runs: Path, capfd: pytest.Ca
     assert "refused                          parallel.mixed_precision  true -> false" in capfd.readouterr().err
 
 
-def test_a_callback_that_fails_in_a_save_on_one_rank_ends_both_at_once(runs: Path, outputs: list[str]) -> None:
-    assert ends(outputs[0])[14] == "SaveError: rank 1: ZeroDivisionError: the callback's own."
-    assert ends(outputs[1])[14] == "PeerError: rank 0 failed"
-    assert steps(runs / "unsaved") == [0, 4]
-    assert json.loads((runs / "unsaved/summary.json").read_text())["reason"].startswith("SaveError: rank 1: ")
-
-
-def test_a_callback_that_fails_in_a_save_on_one_rank_costs_that_save_alone(runs: Path, outputs: list[str]) -> None:
-    assert ends(outputs[0])[15] == ends(outputs[1])[15] == "0"
-    assert steps(runs / "unsaved_goes_on") == [0, 4, 12]
-    assert metrics(runs / "unsaved_goes_on") == metrics(runs / "whole")
-
-
-def test_a_format_of_one_process_is_refused_with_the_cure(runs: Path, outputs: list[str]) -> None:
-    assert ends(outputs[0])[16] == (
+def test_a_format_of_one_process_is_refused_with_the_cure(fits: Fits) -> None:
+    assert fits.ends[0]["file"] == (
         "UserError: checkpoint.format=torch_file saves the state of one process, and this training has 2. "
         "Use checkpoint.format=tensors or archive; train ckpt export writes the others."
     )
-    assert ends(outputs[1])[16].startswith("PeerError: rank 0 failed: UserError: checkpoint.format")
-    assert not (runs / "file").exists()
+    assert fits.ends[1]["file"].startswith("PeerError: rank 0 failed: UserError: checkpoint.format")
+    assert not (fits.folder / "file").exists()
 
 
-def test_ranks_of_one_machine_save_to_an_object_store_and_resume_from_it(runs: Path, outputs: list[str]) -> None:
-    assert ends(outputs[0])[17:19] == ends(outputs[1])[17:19] == ["0", "0"]
-    assert metrics(runs / "stored") == metrics(runs / "whole")
-    assert "resuming at step 8" in outputs[0]
+def test_ranks_of_one_machine_save_to_an_object_store_and_resume_from_it(fits: Fits) -> None:
+    assert fits.ends[0]["stored again"] == fits.ends[1]["stored again"] == "0"
+    assert metrics(fits.folder / "stored") == metrics(fits.folder / "whole")
+    assert "resuming at step 8" in fits.outputs[0]
 
 
-def test_a_resume_from_an_archive_a_rank_is_bit_identical(runs: Path, outputs: list[str]) -> None:
-    assert ends(outputs[0])[19:] == ends(outputs[1])[19:] == ["0", "0"]
+def test_a_resume_from_an_archive_a_rank_is_bit_identical(runs: Path) -> None:
     archives = sorted((runs / "archives/checkpoints/step8").glob("rank*"))
     assert [path.name for path in archives] == ["rank0.tar.gz", "rank1.tar.gz"]
     unpacked = runs / "archives_unpacked"

@@ -10,18 +10,20 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ranks import HERE, on_ranks
+from ranks import HERE, Fits, fit_on_ranks, new_folder
 
 sys.path.insert(0, str(HERE.parent / "integration"))
 from compare import final_state, metrics
 
 from trainer_cli.checkpoint.history import lives
+from trainer_cli.commands.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +40,7 @@ GPT = [
     "+model.fused_qkv=false", "loop.max_duration=50", "loop.eval_interval=50", *SHORT,
 ]  # fmt: skip
 WEIGHTED = [
-    "experiment=digits_mlp", "model._target_=fits.Uneven", "~model.inputs", "~model.hidden", "~model.classes",
-    "~model.dropout", "optimizer=sgd", "scheduler=null",
+    "experiment=digits_mlp", "model=null", "model={_target_: fits.Uneven}", "optimizer=sgd", "scheduler=null",
     "optimizer.lr=0.1", "loop.max_duration=5000tok", "loop.eval_interval=20", *SHORT,
 ]  # fmt: skip
 ONE = {
@@ -66,13 +67,9 @@ DIVIDED = {
     "gpt": [*GPT, *TENSOR, f"data.batch_size={4 // DATA}", "data.global_batch_size=8"],
 }
 NOISY = [
-    "experiment=digits",
-    "parallel=ddp",
-    "model.channels=[8,32,1024]",
-    "data.batch_size=16",
-    "loop.max_duration=40",
+    "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024]", "data.batch_size=16", "loop.max_duration=40",
     *SHORT,
-]
+]  # fmt: skip
 """Its gradients are in two buckets."""
 OWN_PARTS = [
     "model=null", "model={_target_: fits.Square}", "data=null", "optimizer=sgd", "optimizer.lr=0.1",
@@ -109,76 +106,58 @@ def ask(rank: int, step: int, what: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All runs of this file: ONE in one process, TWO and what follows on one start of two ranks."""
-    folder = tmp_path_factory.mktemp("runs")
-    (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 40)
-    before = Path.cwd()
-    os.environ["PYTHONPATH"], path = str(HERE), os.environ.get("PYTHONPATH")
-    os.chdir(folder)
-    try:
-        alone = [[*job, f"run_dir=one/{name}"] for name, job in ONE.items()]
-        done = subprocess.run(
-            [sys.executable, HERE / "fits.py", json.dumps(alone)], capture_output=True, text=True, check=True
-        )
-        assert f"ENDS {json.dumps(['0'] * len(alone))}" in done.stdout, done.stdout + done.stderr
-        jobs = [[*job, f"run_dir=two/{name}", "parallel=ddp"] for name, job in TWO.items()]
-        jobs += [[*job, f"run_dir=sharded/{name}"] for name, job in SHARDED.items()]
-        jobs += [[*job, f"run_dir=divided/{name}"] for name, job in DIVIDED.items()]
-        noisy = [*DIVIDED["gpt"], "model.dropout=0.1", "loop.max_duration=20"]
-        jobs += [
-            [*noisy, *ask(1, 99, "stop"), "run_dir=divided/whole"],
-            [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
-            [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
-            [*WEIGHTED, *TENSOR, "run_dir=divided/weighted"],
-            [*PARTS["stream"], *TENSOR, "run_dir=divided/stream"],
-            [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
-            [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
-            [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
-            [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
-            [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
-            *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
-            *[
-                [*job, f"run_dir=cuts/{kind}", *cut]
-                for kind, job in PARTS.items()
-                for cut in (["loop.hard_stop=7"], [])
-            ],
-            [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
-            [*PARTS["sampler"], "+model.spare=true", "run_dir=spare/refused"],
-            [*PARTS["sampler"], "+model.spare=true", "parallel.find_unused_parameters=true", "run_dir=spare/found"],
-            ["apart", *NOISY, "run_dir=unseen"],
-        ]
-        ends = on_ranks(RANKS, [HERE / "fits.py", json.dumps(jobs)], timeout_s=60.0 * RANKS)
-        blind = ", ".join(f"rank {rank} ({socket.gethostname()})" for rank in range(1, RANKS))
-        unseen = (
-            f"UserError: {blind} cannot see {folder / 'unseen'}, the run directory of rank 0 ({socket.gethostname()}) "
-            "(run_dir, command line). Choose a run_dir= on a file system that all machines share."
-        )
-        trained = ["0"] * (2 * len(TWO) + len(DIVIDED))
-        expected = [
-            *trained,
-            "0",
-            "75",
-            "0",
-            NO_PLAN,
-            OWN_SAMPLES,
-            "0",
-            "75",
-            *["0"] * (3 + 3 * len(PARTS)),
-            OWN_STEP,
-            NO_GRADIENT,
-            "0",
-            unseen,
-        ]
-        for code, output in ends:
-            found = json.loads(output.rpartition("ENDS")[2])
-            found = [NO_PLAN if NO_PLAN in end or end == "PeerError: rank 0 failed" else end for end in found]
-            assert (code, found) == (0, expected), output
-        (folder / "output.json").write_text(json.dumps([output for _, output in ends]))
-    finally:
-        os.chdir(before)
-        os.environ.pop("PYTHONPATH") if path is None else os.environ.update(PYTHONPATH=path)
-    return folder
+def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
+    """All runs of this file: ONE in this process, TWO and what follows on one start of two ranks."""
+    noisy = [*DIVIDED["gpt"], "model.dropout=0.1", "loop.max_duration=20"]
+    spare = [*PARTS["sampler"], "+model.spare=true"]
+    jobs = [[*job, f"run_dir=two/{name}", "parallel=ddp"] for name, job in TWO.items()]
+    jobs += [[*job, f"run_dir=sharded/{name}"] for name, job in SHARDED.items()]
+    jobs += [[*job, f"run_dir=divided/{name}"] for name, job in DIVIDED.items()]
+    jobs += [
+        [*noisy, *ask(1, 99, "stop"), "run_dir=divided/whole"],
+        [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
+        [*noisy, *ask(1, 12, "stop"), "run_dir=divided/cut"],
+        [*WEIGHTED, *TENSOR, "run_dir=divided/weighted"],
+        [*PARTS["stream"], *TENSOR, "run_dir=divided/stream"],
+        [*NOISY, *ask(1, 99, "stop"), "run_dir=whole"],
+        [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
+        [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
+        [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
+        [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
+        *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
+        *[[*job, f"run_dir=cuts/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
+        [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
+        [*spare, "run_dir=spare/refused"],
+        [*spare, "parallel.find_unused_parameters=true", "run_dir=spare/found"],
+        ["apart", *NOISY, "run_dir=unseen"],
+    ]
+    with new_folder(tmp_path_factory, "runs") as folder:
+        (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 40)
+        alone = [main(["fit", *job, f"run_dir=one/{name}"]) for name, job in ONE.items()]
+        assert alone == [0] * len(ONE)
+        yield fit_on_ranks(RANKS, jobs, timeout_s=60.0 * RANKS)
+
+
+@pytest.fixture
+def runs(fits: Fits) -> Path:
+    return fits.folder
+
+
+def test_each_run_ends_the_same_on_all_ranks(fits: Fits) -> None:
+    host = socket.gethostname()
+    blind = ", ".join(f"rank {rank} ({host})" for rank in range(1, RANKS))
+    unseen = (
+        f"UserError: {blind} cannot see {fits.folder / 'unseen'}, the run directory of rank 0 ({host}) "
+        "(run_dir, command line). Choose a run_dir= on a file system that all machines share."
+    )
+    others = {
+        "divided/cut": "75", "cut": "75", "divided/stream": OWN_SAMPLES, "own_step": OWN_STEP, "unseen": unseen,
+        "spare/refused": NO_GRADIENT,
+    }  # fmt: skip
+    assert NO_PLAN in fits.ends[0].pop("divided/weighted")
+    assert [ends.pop("divided/weighted") for ends in fits.ends[1:]] == ["PeerError: rank 0 failed"] * (RANKS - 1)
+    for ends in fits.ends:
+        assert ends == {**dict.fromkeys(ends, "0"), **others}
 
 
 @pytest.mark.parametrize(("how", "name"), [*product(("two", "sharded"), TWO), *(("divided", name) for name in DIVIDED)])
@@ -309,21 +288,17 @@ def test_an_evaluation_asked_for_by_one_rank_is_made_by_both(runs: Path) -> None
     assert [record["step"] for record in metrics(runs / "asked") if "val/loss" in record] in ([13, 20], [14, 20])
 
 
-def test_only_rank_0_prints_and_metrics_logged_by_another_rank_alone_are_not_waited_for(runs: Path) -> None:
-    first, *others = json.loads((runs / "output.json").read_text())
+def test_only_rank_0_prints_and_metrics_logged_by_another_rank_alone_are_not_waited_for(fits: Fits) -> None:
+    first, *others = fits.outputs
     assert "committed step 40" in first
     assert all(output.strip().startswith("ENDS") for output in others)
-    assert [record["step"] for record in metrics(runs / "logged") if "train/loss" in record] == [10, 20]
-    assert not any("seen" in record for record in metrics(runs / "logged"))
+    records = metrics(fits.folder / "logged")
+    assert [record["step"] for record in records if "train/loss" in record] == [10, 20]
+    assert not any("seen" in record for record in records)
 
 
 @pytest.mark.parametrize(("name", "step"), [("whole", 40), ("divided/whole", 20)])
-def test_one_process_evaluates_the_checkpoint_as_the_ranks_did(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, name: str, step: int
-) -> None:
-    from trainer_cli.commands.main import main
-
-    monkeypatch.chdir(runs)
+def test_one_process_evaluates_the_checkpoint_as_the_ranks_did(runs: Path, name: str, step: int) -> None:
     checked = f"validate.folder=checked/{name}"
     assert main(["validate", f"ckpt={name}/checkpoints/step{step}", checked, "trust=[fits]"]) == 0
     row = json.loads((runs / "checked" / name / "validation.jsonl").read_text().splitlines()[0])

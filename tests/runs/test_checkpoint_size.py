@@ -21,7 +21,6 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.runs.build import Builder, Data
 from trainer_cli.runs.checkpoint_size import CheckpointSize, checkpoint_size
 
-HERE = __name__
 DATA = {"_target_": "trainer_cli.Digits", "batch_size": 50}
 MLP = {"_target_": "trainer_cli.MLP", "hidden": [64]}
 
@@ -52,25 +51,22 @@ class Looking(Tied):
 
 
 def _optimizer(name: str, **settings: Any) -> dict[str, Any]:
-    return {"_target_": f"torch.optim.{name}", **settings}
+    return {"optimizer": {"_target_": f"torch.optim.{name}", "lr": 0.01, **settings}}
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "sgd": {"optimizer": _optimizer("SGD", lr=0.1)},
-    "momentum": {"optimizer": _optimizer("SGD", lr=0.1, momentum=0.9)},
-    "adam": {"optimizer": _optimizer("AdamW", lr=0.01, amsgrad=True)},
-    "fused": {"optimizer": _optimizer("Adam", lr=0.01, fused=True)},
-    "factored": {"optimizer": _optimizer("Adafactor", lr=0.01), "param_groups": {"*bias*": {"weight_decay": 0.1}}},
-    "tied and frozen": {"model": {"_target_": "users_own.Tied"}, "optimizer": _optimizer("Adam", lr=0.01)},
-    "not without values": {"model": {"_target_": "users_own.Looking"}, "optimizer": _optimizer("Adam", lr=0.01)},
-    "an archive": {"optimizer": _optimizer("Adam", lr=0.01), "format": "archive"},
+    "sgd": _optimizer("SGD"),
+    "momentum": _optimizer("SGD", momentum=0.9),
+    "amsgrad": _optimizer("AdamW", amsgrad=True),
+    "fused": _optimizer("Adam", fused=True),
+    "factored": {**_optimizer("Adafactor"), "param_groups": {"*bias*": {"weight_decay": 0.1}}},
+    "tied and frozen": {**_optimizer("Adam"), "model": {"_target_": "users_own.Tied"}},
+    "not without values": {**_optimizer("Adam"), "model": {"_target_": "users_own.Looking"}},
+    "an archive": {**_optimizer("Adam"), "format": "archive"},
     "a schedule and an average": {
-        "optimizer": _optimizer("Adam", lr=0.01),
+        **_optimizer("Adam"),
         "scheduler": {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "max_lr": 0.1},
-        "callbacks": {
-            "ema": {"_target_": "trainer_cli.EMA"},
-            "early": {"_target_": "trainer_cli.EarlyStopping"},
-        },
+        "callbacks": {"ema": {"_target_": "trainer_cli.EMA"}, "early": {"_target_": "trainer_cli.EarlyStopping"}},
     },
 }
 
@@ -84,7 +80,7 @@ def builder(folder: Path, *, format: str = "tensors", **sections: Any) -> Builde
 
 @pytest.fixture(autouse=True)
 def findable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "users_own", sys.modules[HERE])
+    monkeypatch.setitem(sys.modules, "users_own", sys.modules[__name__])
 
 
 def size_of(made: Builder, data: Data) -> CheckpointSize:
@@ -97,19 +93,20 @@ def size_of(made: Builder, data: Data) -> CheckpointSize:
 def test_it_weighs_what_is_then_saved(tmp_path: Path, case: str) -> None:
     made = builder(tmp_path, **CASES[case])
     data = made.data()
-    weight = size_of(made, data)
+    size = size_of(made, data)
     trainer = made.trainer(data, identity=RunIdentity(extra_files={"config.yaml": b"12345"}), run_dir=tmp_path)
     trainer.fit(data.train, data.val)
-    real = [_size(tmp_path / f"step{step}") for step in (0, 3)]
-    assert weight.doubt is None
-    assert weight.trained is not None
-    assert [weight.before_training, weight.trained] == pytest.approx(real, rel=0.005)
-    assert weight.at(0) == weight.before_training
-    assert weight.at(3) == weight.trained
+    saved = []
+    for step in (0, 3):
+        files = json.loads((tmp_path / f"step{step}/manifest.json").read_text())["files"]
+        saved.append(sum(file["size_bytes"] for file in files.values()))
+    assert size.doubt is None
+    assert [size.before_training, size.trained] == pytest.approx(saved, rel=0.005)
+    assert [size.at(0), size.at(3)] == [size.before_training, size.trained]
 
 
 def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
-    made = builder(tmp_path, optimizer=_optimizer("LBFGS"))
+    made = builder(tmp_path, **_optimizer("LBFGS"))
     weight = size_of(made, made.data())
     assert weight.trained == pytest.approx(weight.before_training, rel=0.01)
     assert weight.doubt is not None
@@ -118,11 +115,6 @@ def test_what_cannot_be_reported_is_said(tmp_path: Path) -> None:
 
 
 def test_a_model_that_cannot_be_made_is_reported_as_by_fit(tmp_path: Path) -> None:
-    made = builder(tmp_path, model={**MLP, "hidden": [4]}, optimizer=_optimizer("SGD", lr=-1.0))
+    made = builder(tmp_path, model={**MLP, "hidden": [4]}, **_optimizer("SGD", lr=-1.0))
     with pytest.raises(ConfigError, match=r"refused its arguments: Invalid learning rate: -1"):
         size_of(made, made.data())
-
-
-def _size(checkpoint: Path) -> int:
-    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
-    return sum(file["size_bytes"] for file in files.values())

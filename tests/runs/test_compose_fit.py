@@ -11,7 +11,6 @@ from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs.compose_fit import compose_fit
 
-PACKAGED = "# @package _global_\n"
 TRAINS_OURS = "# @package _global_\ndefaults:\n  - override /model: line\n  - override /data: points\n"
 
 
@@ -32,48 +31,34 @@ def project(root: Path, **files: str) -> Path:
     return root
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     "words", [["fit"], ["fit", "optimizer.lr=0.1"], ["fit", "-m", "seed=1,2"], ["plan"], ["check", "resume"]]
 )
 def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
-    here: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+    empty_folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    project(here)
-    before = sorted(here.rglob("*"))
+    project(empty_folder)
+    before = sorted(empty_folder.rglob("*"))
     assert main(words) == 2
     assert message(capsys.readouterr().err) == (
         "no experiment is chosen, and without one the model and data are the shipped ones, not this "
         "project's (configs/experiment). Choose one: experiment=mine, experiment=other; or a model or data: "
         "model=NAME, data=NAME."
     )
-    assert sorted(here.rglob("*")) == before, "nothing is written"
+    assert sorted(empty_folder.rglob("*")) == before, "nothing is written"
 
 
+DEFAULTS = "defaults:\n  - train_schema\n  - model: {}\n  - data: {}\n  - optimizer: adam\n  - _self_\n"
+SHIPPED = DEFAULTS.format("mlp", "digits")
 CHOSEN: dict[str, tuple[list[str], dict[str, str]]] = {
     "an experiment": (["experiment=mine"], {}),
     "a shipped experiment": (["+experiment=digits"], {}),
     "a model": (["model=line"], {}),
     "data": (["data._target_=ours.Thing"], {}),
-    "a model and data": (["model=line", "data=points"], {}),
     "the shipped model and data by name": (["model=mlp", "data=digits"], {}),
     "a target and data": (["model._target_=ours.Thing", "data=points"], {}),
-    "by the project's config": (
-        [],
-        {"config": "defaults:\n  - train_schema\n  - model: line\n  - data: points\n  - optimizer: adam\n  - _self_\n"},
-    ),
-    "an experiment by the project's config": (
-        [],
-        {
-            "config": "defaults:\n  - train_schema\n  - model: mlp\n  - data: digits\n  - optimizer: adam\n  - _self_\n"
-            "  - experiment: mine\n"
-        },
-    ),
+    "by the project's config": ([], {"config": DEFAULTS.format("line", "points")}),
+    "an experiment by the project's config": ([], {"config": f"{SHIPPED}  - experiment: mine\n"}),
     "files that take the place of the shipped ones": (
         [],
         {"model/mlp": "_target_: ours.Thing\n", "data/digits": "_target_: ours.Thing\n"},
@@ -82,36 +67,39 @@ CHOSEN: dict[str, tuple[list[str], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize(("words", "files"), CHOSEN.values(), ids=CHOSEN)
-def test_what_is_named_is_trained(here: Path, words: list[str], files: dict[str, str]) -> None:
-    project(here, **files)
+def test_what_is_named_is_trained(empty_folder: Path, words: list[str], files: dict[str, str]) -> None:
+    project(empty_folder, **files)
     assert compose_fit(words).config.model
 
 
-def test_the_name_of_an_experiments_file_means_the_same_run(here: Path) -> None:
-    project(here, **{"experiment/mine": f"{PACKAGED}model: {{_target_: ours.Thing}}\ndata: {{_target_: ours.Thing}}\n"})
+def test_the_name_of_an_experiments_file_means_the_same_run(empty_folder: Path) -> None:
+    project(
+        empty_folder,
+        **{"experiment/mine": "# @package _global_\nmodel: {_target_: ours.Thing}\ndata: {_target_: ours.Thing}\n"},
+    )
     config = compose_fit(["+experiment=mine.yaml"]).config
     assert config == compose_fit(["+experiment=mine"]).config
     assert config.name == "mine"
 
 
-def test_the_folder_of_configs_may_be_named(here: Path) -> None:
-    project(here / "elsewhere")
+def test_the_folder_of_configs_may_be_named(empty_folder: Path) -> None:
+    project(empty_folder / "elsewhere")
     assert compose_fit([]).config.model, "no configs here"
     with pytest.raises(UserError, match="no experiment is chosen"):
         compose_fit([], config_dir=Path("elsewhere/configs"))
 
 
-def test_of_many_experiments_some_are_listed(here: Path) -> None:
-    project(here, **{f"experiment/e{number:02}": TRAINS_OURS for number in range(20)})
+def test_of_many_experiments_some_are_listed(empty_folder: Path) -> None:
+    project(empty_folder, **{f"experiment/e{number:02}": TRAINS_OURS for number in range(20)})
     with pytest.raises(UserError, match=r"experiment=e00, .*experiment=e07, … \(see train list experiment\)"):
         compose_fit([])
 
 
 @pytest.mark.parametrize("where", ["an empty folder", "configs without experiments"])
-def test_without_experiments_of_ones_own_the_shipped_default_is_trained(here: Path, where: str) -> None:
+def test_without_experiments_of_ones_own_the_shipped_default_is_trained(empty_folder: Path, where: str) -> None:
     if where != "an empty folder":
-        project(here)
-        for file in (here / "configs/experiment").iterdir():
+        project(empty_folder)
+        for file in (empty_folder / "configs/experiment").iterdir():
             file.unlink()
     composed = compose_fit([])
     assert (composed.config.model["_target_"], composed.config.name) == ("trainer_cli.MLP", "default")

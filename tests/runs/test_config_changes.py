@@ -20,17 +20,21 @@ def old() -> Composed:
 
 
 def message(old: Composed, *changes: str) -> str:
-    """What the gate says of these changes; nothing where it lets them pass."""
+    """What is reported of these changes; nothing where they may pass."""
     new = compose([*BASE, *changes], cwd=ROOT)
-    return said(diff(old.raw, new.raw), new)
+    return refusal(diff(old.raw, new.raw), new)
 
 
-def said(changes: list[Change], new: Composed) -> str:
+def refusal(changes: list[Change], new: Composed) -> str:
     try:
         refuse_changes(changes, new, Path("runs/x"))
     except ConfigError as error:
         return str(error)
     return ""
+
+
+def way_out(text: str) -> str:
+    return text.partition("add '")[2].partition("'")[0]
 
 
 def test_the_table_reports_each_change_where_it_comes_from_and_whether_it_may_be(old: Composed) -> None:
@@ -63,17 +67,16 @@ def test_what_may_change_passes_in_silence(old: Composed) -> None:
     assert message(old, "loop.max_duration=30", "data.num_workers=2", "loggers=none", "device=cpu", "name=y") == ""
 
 
-@pytest.mark.parametrize("change", ["optimizer.lr=0.5", "~model.dropout", "optimizer=sgd", "seed=4", "scheduler=null"])
+@pytest.mark.parametrize("change", ["optimizer.lr=0.5", "~model.dropout", "optimizer=sgd", "scheduler=null"])
 def test_the_way_out_that_is_named_is_one(old: Composed, change: str) -> None:
-    way_out = message(old, change).partition("add '")[2].partition("'")[0]
-    assert message(old, change, way_out) == ""
+    assert message(old, change, way_out(message(old, change))) == ""
 
 
 def test_a_key_that_needs_quotes_is_named_in_quotes(old: Composed) -> None:
     changes = [Change(("param_groups", "*{norm,bias}*", "lr"), 0.1, 0.2), Change(("seed",), 0, 1)]
-    way_out = said(changes, old).partition("add '")[2].partition("'")[0]
-    assert way_out == 'resume_allow=["param_groups.*{norm,bias}*.lr",seed]'
-    assert said(changes, compose([*BASE, way_out], cwd=ROOT)) == ""
+    override = way_out(refusal(changes, old))
+    assert override == 'resume_allow=["param_groups.*{norm,bias}*.lr",seed]'
+    assert refusal(changes, compose([*BASE, override], cwd=ROOT)) == ""
 
 
 def test_evaluations_may_change_unless_a_schedule_follows_them() -> None:

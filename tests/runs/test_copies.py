@@ -137,14 +137,11 @@ def test_the_plan_says_what_is_copied(here: Path, more: tuple[str, ...], line: s
     assert (as_dict(planned)["copies"] is None) is (line is None)
 
 
-def test_jobs_of_a_sweep_with_one_folder_of_copies_are_refused(here: Path) -> None:
+def test_jobs_of_a_sweep_with_one_folder_of_copies_are_refused_and_so_is_any_other_variable(here: Path) -> None:
     arguments = ["+experiment=digits_mlp", "seed=1,2"]
     with pytest.raises(ConfigError, match=r"seed=1 and seed=2 both save in one") as caught:
         plan_sweep([*arguments, "checkpoint.copy_to.folder=one"])
     assert "checkpoint.copy_to.folder" in str(caught.value.location) + str(caught.value)
     assert len(plan_sweep([*arguments, "checkpoint.copy_to.folder=of-${seed}"])) == 2
-
-
-def test_no_other_variable_is_filled_in() -> None:
     with pytest.raises(ConfigError, match=r"copy_to\.folder is .*may have \{run_name\} alone"):
         compose([*RUN[:1], "checkpoint.copy_to.folder='all/{step}'"])

@@ -1,4 +1,6 @@
-"""Where a run saves: a folder of its own, whose name is no literal `{run_name}`, `~` or `s3:`."""
+"""Names and folders of runs: one rule for names, no run in another, and checkpoints in a folder of the run's own, whose
+name is no literal `{run_name}`, `~` or `s3:`.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,7 @@ from trainer_cli.core.url_path import as_path, local_path
 from trainer_cli.errors import ConfigError, RunDirectoryError, UserError
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
+from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import checkpoints_of, select_all, select_one
 from trainer_cli.runs.start import refuse_other_runs, start_new
@@ -32,6 +35,7 @@ from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer
 
 DIGITS = "+experiment=digits_mlp"
+REFUSED = ("", " ", ".", "..", ".hidden", "a/.b", "a/..", "/a", "a/", "a//b", "-a", " a", "a /b", "a\n", "a\x1b[1m")
 
 
 @pytest.fixture
@@ -47,6 +51,70 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def save(path: Path | str, run_id: str = "other") -> None:
     metadata = CheckpointMetadata(run_id=run_id, step=4)
     make_sync_checkpointer().save({"w": torch.zeros(2)}, path, metadata=metadata)
+
+
+def start(name: str) -> None:
+    """Begin a run of this name."""
+    composed = compose([DIGITS, f'name="{name}"'])
+    run = RunDir(composed.config.run_dir)
+    start_new(run, composed)
+    run.create("{}", [], {}).release()
+
+
+def swept(name: str) -> None:
+    plan([DIGITS, f'name="{name}"', "seed=1,2"], config_dir=None, config_name="config")
+
+
+def in_python(name: str) -> None:
+    Trainer(model=torch.nn.Linear(1, 1), optimizer=None, name=name)
+
+
+@pytest.mark.parametrize(
+    ("begin", "name"), [*((in_python, name) for name in REFUSED), (start, "a/.b"), (start, ""), (swept, "-a")]
+)
+def test_a_name_that_is_no_folder_of_its_own_is_refused(begin: Callable[[str], None], name: str, here: Path) -> None:
+    with pytest.raises((ConfigError, UserError), match="name is") as refused:
+        begin(name)
+    assert refused.value.cure
+    assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a", "group/sub/a", "a b", "größe", "a.b", "a[1]", "lr=0.1,wd=0"])
+def test_any_other_name_is_a_run_that_is_found(name: str, here: Path) -> None:
+    start(name)
+    assert [run.path for run in RunFinder(Path("runs")).find()] == [Path("runs", name)]
+
+
+INSIDE = "is inside the run runs/mine,"
+
+
+@pytest.mark.parametrize(
+    ("begin", "first", "second", "message"),
+    [
+        (start, "mine", "mine/child", INSIDE),
+        (start, "mine", "mine/checkpoints/child", INSIDE),
+        (start, "group/a", "group", "runs/group holds other runs, such as runs/group/a"),
+        (swept, "mine", "mine/child", INSIDE),
+    ],
+)
+def test_a_run_inside_another_or_around_one_is_refused(
+    begin: Callable[[str], None], first: str, second: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(first)
+    with pytest.raises(UserError, match=message) as refused:
+        begin(second)
+    assert "Choose " in str(refused.value)
+    assert main(["plan", DIGITS, f"name={second}"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_run_and_the_jobs_of_a_sweep_of_its_name_stand_beside_each_other(here: Path) -> None:
+    start("mine")
+    swept("mine")
+    composed = compose([DIGITS, "name=mine", "run_dir='runs/mine/sweep/seed=1'"])
+    start_new(RunDir(composed.config.run_dir), composed)
+    start("group/a")
+    swept("group")
 
 
 @pytest.mark.parametrize(

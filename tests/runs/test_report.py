@@ -1,125 +1,255 @@
-"""Which of a metric's values is its best, and what summary.json says of it."""
+"""The HTML report: what it says of one run, of several, of a sweep and of a validation, whatever the files hold."""
 
 from __future__ import annotations
 
 import json
+import math
+import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
+from printed import message as printed_message
+from reported import BEGAN, HOSTILE, make_run, make_sweep, validate, write_metrics
 
-from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
-from trainer_cli.loggers.base import Record, RunFacts
-from trainer_cli.loggers.text_files import JsonlLogger
-from trainer_cli.runs.curves import summarize_metrics
-from trainer_cli.runs.fit import print_outcome
-from trainer_cli.runs.metrics import MODES
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.commands.main import main
+from trainer_cli.commands.report import report
+from trainer_cli.runs.run_dir import RunStatus
 
-NO_RULE = KeepBestConfig()
+Captured = pytest.CaptureFixture[str]
 
 
-def metrics_of(folder: Path, *records: Mapping[str, float]) -> Path:
-    """A metrics.jsonl with a record at step 1, 2 and so on."""
-    logger = JsonlLogger()
-    logger.start(RunFacts(run_dir=folder))
-    for step, metrics in enumerate(records, 1):
-        logger.log(Record(step=step, epoch=0.0, time=0.0, metrics=metrics))
-    logger.close()
-    return folder / "metrics.jsonl"
+def data_of(output: Path, *paths: Path) -> dict[str, Any]:
+    """The data in a report of these paths."""
+    report(paths, output, now=BEGAN + 5000)
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', output.read_text(), re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
-@pytest.mark.parametrize("name", ["loss", "nll", "wer", "bpb", "perplexity", "error_rate", "rmse", "PPL"])
-def test_the_best_of_what_is_worse_when_larger_is_the_smallest(tmp_path: Path, name: str) -> None:
-    file = metrics_of(tmp_path, {f"val/{name}": 2.0}, {f"val/{name}": 1.0}, {f"val/{name}": 3.0})
-    assert summarize_metrics(file, NO_RULE)[0] == {f"val/{name}": {"value": 1.0, "step": 2, "mode": "min"}}
+def blocks(found: Mapping[str, Any], title: str, kind: str) -> list[dict[str, Any]]:
+    return [
+        block
+        for section in found["sections"] if section["title"] == title
+        for block in section["blocks"] if block["kind"] == kind
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["accuracy", "f1", "auroc", "bleu"])
-def test_the_best_of_what_is_better_when_larger_is_the_largest(tmp_path: Path, name: str) -> None:
-    file = metrics_of(tmp_path, {f"val/{name}": 2.0}, {f"val/{name}": 3.0}, {f"val/{name}": 1.0})
-    assert summarize_metrics(file, NO_RULE)[0] == {f"val/{name}": {"value": 3.0, "step": 2, "mode": "max"}}
+def rows(table: Mapping[str, Any]) -> list[dict[str, str]]:
+    names = [column["name"] for column in table["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in table["rows"]]
 
 
-@pytest.mark.parametrize("name", ["score", "neg_loss", "gain_per_token"])
-def test_a_metric_of_unknown_direction_has_no_best_but_a_last_value(tmp_path: Path, name: str) -> None:
-    file = metrics_of(tmp_path, {f"val/{name}": 2.0}, {f"val/{name}": 1.0})
-    assert summarize_metrics(file, NO_RULE)[0] == {}
-    assert summarize_metrics(file, NO_RULE)[1] == {f"val/{name}": 1.0}
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of a run with some values that are not finite, and the results of `train validate`."""
+    folder = tmp_path_factory.mktemp("one")
+    run = make_run(folder / "mine", steps=100, **{"train/odd": lambda step: math.nan if step in (7, 8) else step})
+    found = {f"{run.path}/checkpoints/step{step}": (step, 1 / step) for step in (40, 60, 80, 100)}
+    validate(run.validation_folder, {**found, f"{run.path}/checkpoints/step60": (60, 9.0)})
+    validate(run.validation_folder, {f"{run.path}/checkpoints/step60": (60, 0.001)})
+    return data_of(folder / "r.html", run.path)
 
 
-@pytest.mark.parametrize(("mode", "step"), [(Mode.min, 2), (Mode.max, 1)])
-def test_keep_best_reports_the_direction_of_a_metric_that_the_table_lacks(
-    tmp_path: Path, mode: Mode, step: int
+def test_the_sections_are_those_that_have_content(one: dict[str, Any]) -> None:
+    assert [section["title"] for section in one["sections"]] == [
+        "Summary", "Metrics", "Checkpoints", "Validation of checkpoints", "Learning rates and norms",
+        "Throughput and pauses", "Config", "Attempts", "Environment",
+    ]  # fmt: skip
+    assert (one["title"], one["runs"]) == ("mine", ["mine"])
+
+
+def test_metrics_of_one_name_share_a_chart_over_steps_epochs_and_time(one: dict[str, Any]) -> None:
+    loss, odd, accuracy = blocks(one, "Metrics", "chart")
+    assert [chart["title"] for chart in (loss, odd, accuracy)] == ["loss", "odd", "accuracy"]
+    train, val = loss["curves"]
+    assert (train["name"], train["step"][:2], train["y"][:2]) == ("train/loss", [1, 2], [1.1, 0.6])
+    assert (val["name"], val["step"][:2], val["epoch"][:2], val["time"][:2]) == ("val/loss", [10, 20], [1, 2], [10, 20])
+    assert val["time"][-1] == 1100
+    assert loss["restarts"] == [{"run": 0, "step": 50, "epoch": 5.0, "time": 1050, "text": "attempt 2"}]
+    assert odd["curves"][0]["y"][5:9] == [6, None, None, 9]
+    assert odd["curves"][0]["bad"] == [2, 7]
+    assert [chart["title"] for chart in blocks(one, "Learning rates and norms", "chart")] == ["lr", "grad_norm"]
+
+
+def test_each_checkpoint_tells_why_it_was_saved_and_what_became_of_it(one: dict[str, Any]) -> None:
+    (drawn,) = blocks(one, "Checkpoints", "timeline")
+    assert drawn["lanes"] == ["permanent, kept", "ephemeral, removed"]
+    assert {mark["step"]: mark["kept"] for mark in drawn["marks"]} == {n: n % 20 == 0 for n in range(10, 101, 10)}
+    found = {row["checkpoint"]: row for row in rows(*blocks(one, "Checkpoints", "table"))}
+    assert found["step10"]["saved because"] == "every 10 steps"
+    assert found["step10"]["then"] == "removed: ephemeral, and step20 is newer"
+    assert found["step20"]["then"] == "on the disk"
+    assert found["step100"]["then"] == "kept: final"
+    assert found["step20"]["val/loss"] == "0.2"
+
+
+def test_the_newest_result_of_each_checkpoint_counts_beside_what_the_training_measured(one: dict[str, Any]) -> None:
+    loss, accuracy = blocks(one, "Validation of checkpoints", "chart")
+    validated, trained = loss["curves"]
+    assert (validated["name"], validated["step"]) == ("val/loss", [40, 60, 80, 100])
+    assert validated["y"] == [0.025, 0.001, 0.0125, 0.01]
+    assert (trained["name"], trained["step"]) == ("val/loss in training", list(range(10, 101, 10)))
+    assert [curve["name"] for curve in accuracy["curves"]] == ["val/accuracy in training"]
+    (table,) = blocks(one, "Validation of checkpoints", "table")
+    assert [table["rows"][at][1] for at in table["marked"]] == ["60"]
+
+
+def test_attempts_config_and_environment_are_tables(one: dict[str, Any]) -> None:
+    first, second = rows(*blocks(one, "Attempts", "table"))
+    assert (first["status"], first["reason"], first["to step"]) == ("stopped", "SIGTERM", "50")
+    assert (second["from step"], second["changed"]) == ("50", "device")
+    config = {row["key"]: (row["value"], row["set by"]) for row in rows(*blocks(one, "Config", "table"))}
+    assert config == {
+        "name": ("mine", "default"), "optimizer.lr": ("0.1", "command line"),
+        "model.hidden": ("[8]", "configs/model/mlp.yaml:3"), "model.note": ("null", "default"),
+    }  # fmt: skip
+    environment = {row[0]: row[1] for row in blocks(one, "Environment", "table")[0]["rows"]}
+    assert (environment["host"], environment["versions.torch"]) == ("here", "2.10")
+
+
+def test_a_pause_is_told_with_what_happened_meanwhile(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "slow")
+    lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    for line in lines:
+        line["time"] += 30 * (line["step"] > 20) + 60 * (line["step"] > 33)
+    write_metrics(run, lines)
+    table = blocks(data_of(tmp_path / "r.html", run.path), "Throughput and pauses", "table")
+    assert [[row["steps"], row["seconds"], row["meanwhile"]] for row in rows(*table)] == [
+        ["33 to 34", "61.0", "nothing that is recorded"],
+        ["20 to 21", "31.0", "evaluation"],
+    ]
+
+
+def test_a_sweep_has_its_best_run_first_and_parallel_coordinates(tmp_path: Path) -> None:
+    found = data_of(tmp_path / "r.html", make_sweep(tmp_path / "runs/x/sweep", (1.0, 0.01, 0.1)))
+    assert sorted(found["runs"]) == ["lr=0.01", "lr=0.1", "lr=1.0"]
+    runs, never = blocks(found, "Summary", "table")
+    assert [row["run"] for row in rows(runs)] == ["lr=0.01", "lr=0.1", "lr=1.0"]
+    assert [row["best val/loss"] for row in rows(runs)] == ["0.11", "0.2", "1.1"]
+    assert (runs["marked"], [found["runs"][at] for at in runs["runs"]]) == ([0], ["lr=0.01", "lr=0.1", "lr=1.0"])
+    assert never["rows"] == [["9.0", "not begun"]]
+    moved = shutil.copytree(tmp_path / "runs", tmp_path / "moved") / "x/sweep"
+    assert sorted(data_of(tmp_path / "r.html", moved)["runs"]) == ["lr=0.01", "lr=0.1", "lr=1.0"]
+    alone = data_of(tmp_path / "r.html", moved / "optimizer.lr=0.1")
+    assert blocks(alone, "Summary", "table") == [], "nothing of the other jobs"
+    (parallel,) = blocks(found, "Summary", "parallel")
+    assert [axis["label"] for axis in parallel["axes"]] == ["lr", "best val/loss", "best val/accuracy"]
+    assert sorted(parallel["axes"][0]["values"]) == [-2, -1, 0], "logarithmic"
+    assert sorted(parallel["axes"][0]["ticks"].values()) == ["0.01", "0.1", "1.0"]
+    assert parallel["smaller"] is True
+
+
+def test_of_several_runs_it_shows_what_differs(tmp_path: Path) -> None:
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        make_run(tmp_path / "runs" / name, lr=lr)
+    validate(tmp_path / "runs/validation-1", {f"{tmp_path}/runs/b/checkpoints/step20": (20, 0.5)})
+    found = data_of(tmp_path / "r.html", tmp_path / "runs/a", tmp_path / "runs", tmp_path / "runs/b")
+    assert found["runs"] == ["a", "b"], "each once"
+    validated = blocks(found, "Validation of checkpoints", "chart")[0]["curves"][0]
+    assert (validated["run"], validated["name"], validated["y"]) == (1, "val/loss", [0.5])
+    differs, *whole = blocks(found, "Config", "table")
+    assert rows(differs) == [{"key": "optimizer.lr", "a": "0.1", "b": "0.2"}]
+    assert len(whole) == 2
+    same, different = blocks(found, "Environment", "table")
+    assert ["host", "here"] in same["rows"]
+    assert different["rows"] == [["run_id", "a", "b"]]
+    loss = blocks(found, "Metrics", "chart")[0]
+    assert [(curve["run"], curve["name"]) for curve in loss["curves"]] == [
+        (0, "train/loss"), (1, "train/loss"), (0, "val/loss"), (1, "val/loss"),
+    ]  # fmt: skip
+
+
+def test_a_folder_of_results_alone_is_reported(tmp_path: Path) -> None:
+    results = {f"runs/{name}/checkpoints/step{step}": (step, 1 / step) for name in "ab" for step in (10, 20)}
+    validate(tmp_path / "validation-1", results)
+    found = data_of(tmp_path / "r.html", tmp_path / "validation-1")
+    assert [section["title"] for section in found["sections"]] == ["Validation of checkpoints"]
+    (chart,) = blocks(found, "Validation of checkpoints", "chart")
+    assert [(curve["run"], curve["name"]) for curve in chart["curves"]] == [(0, "val/loss"), (1, "val/loss")]
+    assert found["runs"] == ["a", "b"]
+    runs, table = blocks(found, "Validation of checkpoints", "table")
+    assert (runs["rows"], runs["runs"], runs["choose"]) == ([["a", "2"], ["b", "2"]], [0, 1], True)
+    assert [table["rows"][at][0] for at in table["marked"]] == ["runs/a/checkpoints/step20"], "of all runs"
+
+
+@pytest.mark.parametrize(
+    ("missing", "content"),
+    [
+        *((name, b'{\xff\x00\n{"step": 1, "ti') for name in ("metrics.jsonl", "summary.json", "checkpoints.jsonl")),
+        ("provenance.json", b"{"),
+        ("overrides.yaml", None),
+    ],
+)
+def test_files_that_are_missing_or_torn_leave_the_rest(tmp_path: Path, missing: str, content: bytes | None) -> None:
+    run = make_run(tmp_path / "x", steps=20, status=None)
+    (run.path / missing).unlink()
+    if content is not None:
+        (run.path / missing).write_bytes(content)
+    report = data_of(tmp_path / "r.html", run.path)
+    (facts,) = blocks(report, "Summary", "facts")
+    assert dict(facts["items"])["status"].startswith("killed")
+    assert blocks(report, "Checkpoints", "timeline"), "from the disk, or the record"
+    assert blocks(report, "Config", "table")
+
+
+def test_a_run_that_has_only_begun_is_reported(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", steps=20, status=None)
+    for file in (run.metrics_file, run.summary_file, run.history_file, *run.checkpoints_folder.rglob("*.json")):
+        file.unlink()
+    report = data_of(tmp_path / "r.html", run.path)
+    assert [section["title"] for section in report["sections"]] == ["Summary", "Config", "Environment"]
+
+
+def test_of_checkpoints_in_an_object_store_the_record_is_told_and_the_store_not_asked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", steps=40)
+    shutil.rmtree(run.checkpoints_folder)
+    run.config_file.write_text("name: x\ncheckpoint: {folder: 's3://bucket-that-is-not-there/x'}\n")
+    (drawn,) = blocks(data_of(tmp_path / "r.html", run.path), "Checkpoints", "timeline")
+    assert {mark["step"]: mark["kept"] for mark in drawn["marks"]} == {10: False, 20: True, 30: False, 40: True}
+    run.config_file.write_text("name: x\n")
+    (table,) = blocks(data_of(tmp_path / "r.html", run.path), "Checkpoints", "table")
+    assert [row["then"] for row in rows(table)][1] == "gone; it is not recorded why"
+
+
+def test_names_of_a_hostile_run_stay_texts_and_the_page_asks_no_network_for_anything(tmp_path: Path) -> None:
+    more = {f"train/{HOSTILE}": float, f"{HOSTILE}/loss": float}
+    run = make_run(tmp_path / "x", steps=20, status=RunStatus.failed, **more)
+    run.config_file.write_text(json.dumps({"name": HOSTILE, HOSTILE: {"<b>": HOSTILE}}))
+    report = data_of(tmp_path / "r.html", run.path)
+    assert f"{HOSTILE}.<b>" in [row["key"] for row in rows(*blocks(report, "Config", "table"))]
+    (facts,) = blocks(report, "Summary", "facts")
+    assert dict(facts["items"])["status"] == "failed: max_duration reached"
+    page = (tmp_path / "r.html").read_text()
+    assert HOSTILE not in page
+    assert "<img" not in page.rpartition('id="data">')[2]
+    assert page.count("</script>") == 3
+    assert "default-src 'none'" in page
+    before, _, after = page.partition("plotly.js v")
+    ours = re.sub('id="data">.*?</script>', "", before + after.partition("</script>")[2], flags=re.DOTALL)
+    assert not re.findall(r"(?:src|href)\s*=|@import|url\(|https?://", ours)
+
+
+def test_the_command_writes_a_report_and_replaces_only_a_report(
+    empty_folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = metrics_of(tmp_path, {"val/score": 2.0, "val/other": 1.0}, {"val/score": 1.0, "val/other": 2.0})
-    best = summarize_metrics(file, KeepBestConfig(metric="val/score", mode=mode))[0]
-    assert list(best) == ["val/score"]
-    assert (best["val/score"]["step"], best["val/score"]["mode"]) == (step, mode)
-
-
-def test_names_in_the_table_are_as_they_are_looked_up() -> None:
-    assert all(name == name.lower() and "/" not in name for name in MODES)
-
-
-def test_a_value_that_is_not_finite_is_never_best_and_is_reported_as_last(tmp_path: Path) -> None:
-    nan, infinity = float("nan"), float("inf")
-    file = metrics_of(tmp_path, {"val/accuracy": nan}, {"val/accuracy": 0.5}, {"val/accuracy": infinity})
-    assert summarize_metrics(file, NO_RULE)[0]["val/accuracy"]["step"] == 2
-    assert summarize_metrics(file, NO_RULE)[1] == {"val/accuracy": infinity}
-
-
-def test_a_torn_line_hides_no_other(tmp_path: Path) -> None:
-    file = metrics_of(tmp_path, {"val/loss": 2.0})
-    file.write_text(f'{{"val/loss": 1.0}}\n[1]\n{file.read_text()}{{"step": 2, "val/lo', "utf-8")
-    assert summarize_metrics(file, NO_RULE)[1] == {"val/loss": 2.0}
-
-
-def test_the_summary_of_a_run_with_nan_is_read_by_a_strict_parser(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
-    with run.create("name: run\n", [], {"run_id": "a"}):
-        run.begin_attempt(name="run", start_step=0, now=0.0, environment={})
-        file = metrics_of(run.path, {"val/loss": float("nan")})
-        outcome = Outcome(
-            status=RunStatus.finished,
-            reason="enough",
-            step=1,
-            wall_time_s=1.0,
-            best_metrics=summarize_metrics(file, NO_RULE)[0],
-            last_metrics=summarize_metrics(file, NO_RULE)[1],
-            throughput={"samples_per_s": float("inf")},
+    make_run(empty_folder / "runs/x", steps=20)
+    for _ in range(2):
+        assert main(["report", "runs/x"]) == 0
+        assert re.fullmatch(
+            r"report\.html: 1 run, 9 charts, [45]\.\d+ MB; open it in a browser\n", capsys.readouterr().out
         )
-        run.end_attempt(outcome, now=1.0)
-    summary = strictly_parsed(run.summary_file.read_text("utf-8"))
-    assert (summary["best_metrics"], summary["last_metrics"]) == ({}, {"val/loss": "nan"})
-
-
-def strictly_parsed(text: str) -> Any:
-    """JSON without the constants that Python's parser takes and the standard lacks."""
-
-    def refuse(constant: str) -> NoReturn:
-        raise AssertionError(f"{constant} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
-def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = [{"name": f"step{step}", "why": "permanent"} for step in range(900, 0, -100)]
-    kept[0]["why"], kept[5]["why"], kept[7]["why"] = "final", "val/loss 0.1 is the best", "pinned"
-    outcome = Outcome(status=RunStatus.finished, reason="enough", step=900, wall_time_s=1.0, checkpoints=kept)
-    print_outcome(RunDir(tmp_path), outcome, {})
-    line = next(line for line in capsys.readouterr().out.splitlines() if "checkpoints  " in line)
-    message = "step900 (final), step400 (val/loss 0.1 is the best), step200 (pinned), step800 (permanent) and 5 more"
-    assert line.split(maxsplit=1)[1] == message
-
-
-def test_tensorboard_is_named_where_it_has_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0)
-    print_outcome(RunDir(tmp_path), outcome, {})
-    assert "next:" not in capsys.readouterr().out
-    (tmp_path / "tensorboard").mkdir()
-    print_outcome(RunDir(tmp_path), outcome, {})
-    assert capsys.readouterr().out.endswith(f"next:\n  tensorboard --logdir {tmp_path.parent}\n")
+    for arguments, message in {
+        ("runs/x", "-o", "runs/x/config.yaml"): "runs/x/config.yaml exists, and is no report",
+        ("runs/x", "-o", "runs"): "runs is a folder",
+        ("runs/x", "-o", "no/r.html"): "there is no folder no",
+        ("runs/y",): "runs/y holds no run. Did you mean 'runs/x'?",
+        ("runs/x/checkpoints",): "runs/x/checkpoints holds no run",
+    }.items():
+        assert main(["report", *arguments]) == 2
+        assert message in printed_message(capsys.readouterr().err)
+    monkeypatch.setattr("trainer_cli.commands.report.find_spec", lambda name: None)
+    assert main(["report", "runs/x"]) == 2
+    assert "pip install 'trainer-cli[report]'" in capsys.readouterr().err

@@ -16,18 +16,16 @@ from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.runs.results import Results, Row
 
 
-def test_a_row_is_on_disk_as_soon_as_it_is_there(tmp_path: Path) -> None:
+def test_a_row_is_on_disk_as_soon_as_it_is_there_and_nothing_where_nothing_is_evaluated(tmp_path: Path) -> None:
     results = Results(tmp_path / "out")
-    results.add([Row("runs/x/checkpoints/step5", 5, "val", {"loss": 0.5})])
+    results.finish()
+    assert not (tmp_path / "out").exists()
+    results.add([Row("runs/x/checkpoints/step5", 5, "val", {"loss": 0.5, "nll": float("nan")})])
     (line,) = (tmp_path / "out" / "validation.jsonl").read_text().splitlines()
-    assert {"checkpoint": "runs/x/checkpoints/step5", "step": 5, "val/loss": 0.5}.items() <= json.loads(line).items()
-    assert (tmp_path / "out" / "validation.csv").read_text().splitlines()[1:] == ["runs/x/checkpoints/step5,5,val,0.5"]
-
-
-def test_a_loss_that_is_no_number_is_written_as_a_text(tmp_path: Path) -> None:
-    results = Results(tmp_path)
-    results.add([Row("step5", 5, "val", {"loss": float("nan")})])
-    assert '"val/loss": "nan"' in (tmp_path / "validation.jsonl").read_text()
+    values = {"checkpoint": "runs/x/checkpoints/step5", "step": 5, "val/loss": 0.5, "val/nll": "nan"}
+    assert values.items() <= json.loads(line).items()
+    csv = (tmp_path / "out" / "validation.csv").read_text().splitlines()
+    assert csv[1:] == ["runs/x/checkpoints/step5,5,val,0.5,nan"]
 
 
 F1 = {"metric": "b/f1", "mode": "max"}
@@ -84,12 +82,6 @@ def test_tensorboard_shows_every_validation_and_the_training(tmp_path: Path) -> 
         "validation/tensorboard/1": [(5, 3.0), (10, 3.0)],
         "validation/tensorboard/2": [(5, 2.0), (10, 2.0)],
     }
-
-
-def test_nothing_evaluated_leaves_nothing(tmp_path: Path) -> None:
-    results = Results(tmp_path / "out")
-    results.finish()
-    assert not (tmp_path / "out").exists()
 
 
 def _under_a_file(tmp_path: Path) -> Path:

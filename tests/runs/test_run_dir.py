@@ -19,7 +19,6 @@ from dying_disk import Died, die_at
 
 from trainer_cli.core import files
 from trainer_cli.errors import RunDirectoryError, UserError
-from trainer_cli.runs import run_dir
 from trainer_cli.runs.environment import environment, git_facts, versions
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 
@@ -42,32 +41,21 @@ def tree(path: Path) -> dict[str, tuple[bytes, int]]:
     return {entry.name: (entry.read_bytes(), entry.stat().st_mtime_ns) for entry in path.rglob("*") if entry.is_file()}
 
 
-def test_making_the_object_touches_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overrides", [["+experiment=digits", 'name="a b"', "ckpt=[a,b]", "note=ß: #1"], []])
+def test_a_new_run_has_its_config_overrides_and_an_identity_of_its_own(overrides: list[str], tmp_path: Path) -> None:
     run = RunDir(tmp_path / "runs" / "x")
     assert not run.exists_as_run()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("overrides", [["+experiment=digits", 'name="a b"', "ckpt=[a,b]", "note=ß: #1"], []])
-def test_a_new_run_has_its_config_overrides_and_identity(overrides: list[str], tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "runs" / "x")
     run.create(CONFIG, overrides, {"host": "here"}).release()
     assert run.exists_as_run()
     assert run.read_config() == CONFIG
     assert yaml.safe_load(run.overrides_file.read_text()) == overrides
     assert run.read_environment() == {"run_id": run.run_id, "host": "here"}
     assert run.attempts == []
-
-
-def test_every_run_has_another_id(tmp_path: Path) -> None:
-    assert created(tmp_path / "a").run_id != created(tmp_path / "b").run_id
-
-
-def test_the_config_of_a_resume_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    run = created(tmp_path / "x")
     before = run.run_id
     run.write_config("name: y\n", ["name=y"])
     assert (run.read_config(), run.run_id) == ("name: y\n", before)
+    assert created(tmp_path / "other").run_id != before
 
 
 def test_a_value_keeps_its_place_when_its_own_config_is_composed_again(tmp_path: Path) -> None:
@@ -81,14 +69,6 @@ def test_a_value_keeps_its_place_when_its_own_config_is_composed_again(tmp_path:
     assert run.read_provenance() == own
 
 
-def test_a_second_run_in_the_same_directory_is_refused(tmp_path: Path) -> None:
-    run = created(tmp_path / "x")
-    before = tree(run.path)
-    with pytest.raises(RunDirectoryError, match="already holds a run"):
-        run.create(CONFIG, [], {})
-    assert tree(run.path) == before
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints/step1/a"])
 def test_a_directory_that_is_something_else_is_refused_and_left_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -98,9 +78,13 @@ def test_a_directory_that_is_something_else_is_refused_and_left_alone(name: str,
     assert [entry.name for entry in tmp_path.iterdir()] == [name.partition("/")[0]]
 
 
-def test_files_that_are_no_part_of_a_run_do_not_hinder_it(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_files_that_are_no_part_of_a_run_do_not_hinder_the_first(tmp_path: Path) -> None:
     (tmp_path / "slurm-17.out").write_text("hello")
-    assert created(tmp_path).exists_as_run()
+    run = created(tmp_path)
+    before = tree(run.path)
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        run.create(CONFIG, [], {})
+    assert tree(run.path) == before
 
 
 @pytest.mark.parametrize("nth", range(1, 17))
@@ -124,33 +108,30 @@ def test_a_place_that_cannot_be_made_is_one_message(tmp_path: Path) -> None:
         RunDir(tmp_path / "file" / "x").create(CONFIG, [], {})
 
 
-def test_a_held_directory_is_refused_with_its_holder(tmp_path: Path) -> None:
+def test_a_new_run_is_locked_from_the_start_and_refused_with_its_holder(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "x")
-    with (
-        run.create(CONFIG, [], {}),
-        pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()} on ") as caught,
-    ):
-        run.lock()
+    lock = run.create(CONFIG, [], {})
+    with pytest.raises(RunDirectoryError, match=f"in use by process {os.getpid()} on ") as caught:
+        RunDir(tmp_path / "x").lock()
     assert caught.value.exit_code == 4
+    lock.release()
+    lock.release()
     run.lock().release()
 
 
-def test_locking_changes_nothing_in_the_directory(tmp_path: Path) -> None:
+def test_a_lock_and_a_look_at_it_change_nothing_in_the_directory(tmp_path: Path) -> None:
     run = created(tmp_path / "x")
+    run.lock_file.unlink()
+    before = tree(run.path)
+    assert not run.is_locked()
+    assert tree(run.path) == before
+    run.lock_file.touch()
     before = tree(run.path)
     with run.lock():
         run.read_config()
+        assert run.is_locked()
+    assert not run.is_locked()
     assert tree(run.path) == before
-
-
-def test_the_lock_of_a_new_run_is_held_from_the_start(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "x")
-    lock = run.create(CONFIG, [], {})
-    with pytest.raises(RunDirectoryError):
-        RunDir(tmp_path / "x").lock()
-    lock.release()
-    lock.release()
-    RunDir(tmp_path / "x").lock().release()
 
 
 def test_the_lock_of_a_killed_process_is_free_while_its_worker_still_runs(tmp_path: Path) -> None:
@@ -176,27 +157,15 @@ def test_the_lock_of_a_killed_process_is_free_while_its_worker_still_runs(tmp_pa
         holder.stdout.close()
 
 
-def test_the_first_attempt_is_running_from_its_beginning(tmp_path: Path) -> None:
-    run = created(tmp_path / "x")
-    number = run.begin_attempt(name="x", start_step=0, now=1e9, environment={"host": "here"})
-    summary = run.read_summary()
-    assert number == 1
-    assert (summary["status"], summary["run_id"], summary["name"]) == ("running", run.run_id, "x")
-    assert summary["attempts"][0]["started"] == "2001-09-09T01:46:40+00:00"
-
-
-def test_an_attempt_keeps_only_what_differs_from_the_first(tmp_path: Path) -> None:
+def test_an_attempt_is_running_from_its_beginning_and_killed_without_a_recorded_end(tmp_path: Path) -> None:
     run = created(tmp_path / "x")
     now = {"host": "elsewhere", "python": "3.11", "time": "later"}
-    run.begin_attempt(name="x", start_step=0, now=1e9, environment=now)
-    assert run.attempts[0]["changed_environment"] == {"host": "elsewhere"}
-
-
-def test_an_attempt_without_a_recorded_end_is_marked_killed(tmp_path: Path) -> None:
-    run = created(tmp_path / "x")
-    run.begin_attempt(name="x", start_step=0, now=1e9, environment={})
-    number = run.begin_attempt(name="x", start_step=5, now=2e9, environment={})
-    assert number == 2
+    assert run.begin_attempt(name="x", start_step=0, now=1e9, environment=now) == 1
+    summary = run.read_summary()
+    assert (summary["status"], summary["run_id"], summary["name"]) == ("running", run.run_id, "x")
+    assert summary["attempts"][0]["started"] == "2001-09-09T01:46:40+00:00"
+    assert summary["attempts"][0]["changed_environment"] == {"host": "elsewhere"}, "what differs from the first"
+    assert run.begin_attempt(name="x", start_step=5, now=2e9, environment={}) == 2
     assert [attempt["status"] for attempt in run.attempts] == ["killed", "running"]
 
 
@@ -207,12 +176,13 @@ def test_the_summary_reports_how_it_ended_and_adds_up_the_attempts(tmp_path: Pat
     run.begin_attempt(name="x", start_step=5, now=2e9, environment={})
     kept = [{"name": "step10", "why": "the newest"}]
     best = {"val/loss": {"value": float("nan"), "step": 10}}
-    run.end_attempt(ended(10, checkpoints=kept, best_metrics=best, throughput={"samples_per_s": 9.5}), now=2e9)
+    run.end_attempt(ended(10, checkpoints=kept, best_metrics=best, throughput={"samples_per_s": float("inf")}), now=2e9)
     summary = json.loads(run.summary_file.read_text(), parse_constant=lambda name: pytest.fail(name))
     assert (summary["status"], summary["reason"], summary["step"]) == ("finished", "done", 10)
     assert summary["wall_time_s"] == 3.5
     assert summary["checkpoints"] == kept
     assert summary["best_metrics"] == {"val/loss": {"value": "nan", "step": 10}}
+    assert summary["throughput"] == {"samples_per_s": "inf"}
     assert [(attempt["status"], attempt["step"]) for attempt in summary["attempts"]] == [
         ("stopped", 5),
         ("finished", 10),
@@ -230,15 +200,11 @@ def test_a_damaged_summary_does_not_hinder_a_run(content: bytes, tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"run_id": 7}', b"\xff"])
-def test_a_run_without_readable_identity_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_run_without_readable_identity_or_config_is_refused(content: bytes, tmp_path: Path) -> None:
     run = created(tmp_path / "x")
     run.environment_file.write_bytes(content)
     with pytest.raises(RunDirectoryError, match=r"environment\.json"):
         _ = run.run_id
-
-
-def test_an_unreadable_config_is_one_message(tmp_path: Path) -> None:
-    run = created(tmp_path / "x")
     run.config_file.write_bytes(b"\xff\xfe")
     with pytest.raises(RunDirectoryError, match=r"config\.yaml cannot be read"):
         run.read_config()
@@ -268,13 +234,12 @@ def test_the_environment_names_versions_and_place_but_no_variables(
     assert facts["versions"]["hydra-core"]
     assert facts["git"] is None
     assert "a-secret-of-mine" not in json.dumps(facts)
-
-
-def test_versions_say_null_for_what_is_not_installed() -> None:
     assert versions(["no-such-package-anywhere"]) == {"no-such-package-anywhere": None}
 
 
-def test_git_facts_tell_the_commit_and_whether_tracked_files_differ(tmp_path: Path) -> None:
+def test_git_facts_tell_the_commit_and_whether_tracked_files_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def git(*arguments: str) -> str:
         done = subprocess.run(
             ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", *arguments],
@@ -292,11 +257,8 @@ def test_git_facts_tell_the_commit_and_whether_tracked_files_differ(tmp_path: Pa
     facts = git_facts(tmp_path)
     assert facts is not None
     assert facts["dirty"]
-
-
-def test_without_git_there_are_no_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_facts(tmp_path) is None
+    assert git_facts(tmp_path) is None, "there is no git"
 
 
 def test_reading_a_run_imports_no_torch() -> None:
@@ -305,14 +267,7 @@ def test_reading_a_run_imports_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_statuses_are_written_as_plain_words(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    run_dir.write_json(path, {"status": RunStatus.killed, "values": (1.0, float("inf"))})
-    assert json.loads(path.read_bytes()) == {"status": "killed", "values": [1.0, "inf"]}
-
-
 def test_a_reader_that_asks_whether_a_run_is_locked_does_not_keep_a_start_out(tmp_path: Path) -> None:
-    """`is_locked` shares the lock for an instant; here for as long as a thread takes to let go."""
     run = created(tmp_path / "x")
     reader = os.open(run.lock_file, os.O_RDONLY)
     fcntl.flock(reader, fcntl.LOCK_SH)

@@ -1,29 +1,40 @@
-"""Which checkpoint `ckpt=` names where the newest ones are bad: an older one, with a warning."""
+"""Which checkpoints `ckpt=` names, that they are held until they are read, and those that a watch names."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from trainer_cli import make_sync_checkpointer
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.find import expanded
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.overrides import read_overrides
+from trainer_cli.errors import CheckpointError
+from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one
+from trainer_cli.runs.validate import Holds, select_held
+from trainer_cli.runs.watch import watched
+
+
+def save(path: Path, step: int, *, finite: bool = True) -> None:
+    metadata = CheckpointMetadata(step=step, finite=finite)
+    make_sync_checkpointer().save({"model": {"weight": torch.full((3,), float(step))}}, path, metadata=metadata)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run with checkpoints of steps 10 to 30, and a folder of step 40 that was never committed."""
     for step in (10, 20, 30):
-        metadata = CheckpointMetadata(step=step, finite=True)
-        path = tmp_path / "run/checkpoints" / f"step{step}"
-        make_sync_checkpointer().save({"model": {"weight": torch.ones(3)}}, path, metadata=metadata)
+        save(tmp_path / f"run/checkpoints/step{step}", step)
     (tmp_path / "run/config.yaml").write_text("{}\n")
     (tmp_path / "run/checkpoints/step40").mkdir()
     return tmp_path / "run"
@@ -35,37 +46,25 @@ def truncate(checkpoint: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-NAMES: dict[str, Callable[[Path], str]] = {
-    "the run": str,
-    "its latest": lambda run: f"{run}@latest",
-    "a glob": lambda run: f"{run}/checkpoints/step*",
-}
-
-
-@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+@pytest.mark.parametrize("name", ["{run}", "{run}@latest", "{run}/checkpoints/step*"])
 def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
-    name: Callable[[Path], str], run: Path, caplog: pytest.LogCaptureFixture
+    name: str, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert select_one(name(run)).name == "step30"
+    name = name.format(run=run)
+    if "*" not in name:
+        truncate(run / "checkpoints/step10")  # No matter of the latest.
+    assert select_one(name).name == "step30"
     assert not caplog.records
     truncate(run / "checkpoints/step30")
-    assert select_one(name(run)).name == "step20"
+    assert select_one(name).name == "step20"
     [warning] = caplog.messages
     assert "step30 is passed over, and step20 is used: rank0.safetensors" in warning
-
-
-def test_an_older_damaged_checkpoint_is_no_matter_of_the_latest(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    truncate(run / "checkpoints/step10")
-    assert select_one(f"{run}@latest").name == "step30"
-    assert not caplog.records
 
 
 def test_a_newer_checkpoint_that_is_not_finite_is_passed_over_with_a_warning(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = run / "checkpoints/step50"
-    metadata = CheckpointMetadata(step=50, finite=False)
-    make_sync_checkpointer().save({"model": {"weight": torch.ones(3)}}, path, metadata=metadata)
+    save(run / "checkpoints/step50", 50, finite=False)
     caplog.clear()
     assert select_one(f"{run}@latest").name == "step30"
     assert caplog.messages == ["step50 is passed over, and step30 is used: its weights are not finite"]
@@ -104,3 +103,126 @@ def test_an_argument_that_is_printed_works_as_typed_in_a_shell(name: str) -> Non
     for pattern in (name, f"{name}/checkpoints/step*", f"{name}@latest"):
         [typed] = shlex.split(ckpt_argument(pattern))
         assert Path(str(read_overrides([typed]).ckpt)) == Path(pattern)
+
+
+@contextmanager
+def saving_and_removing(folder: Path) -> Iterator[None]:
+    """Another thread saves one step after another, and removes all older ones."""
+    ends, storage = threading.Event(), LocalStorage(folder)
+
+    def run() -> None:
+        for step in range(1, 100_000):
+            if ends.is_set():
+                return
+            save(folder / f"step{step}", step)
+            for name in storage.names():
+                if name != f"step{step}":
+                    storage.remove(name)
+
+    save(folder / "step0", 0)
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def test_what_was_listed_is_there_until_it_is_read(tmp_path: Path) -> None:
+    seen = set()
+    with saving_and_removing(tmp_path):
+        while len(seen) < 5:
+            with Holds() as holds:
+                selection, removed = select_held([f"{tmp_path}/step*"], holds)
+                assert selection.paths
+                assert not selection.damaged
+                assert not set(removed) & set(selection.paths)
+                for path in selection.paths:
+                    weight = make_sync_checkpointer().load(path)["model"]["weight"]
+                    assert int(weight[0]) == int(path.name.removeprefix("step"))
+                    holds.release(path)
+                    seen.add(path)
+
+
+def test_a_released_checkpoint_can_be_removed_and_a_removed_one_cannot_be_held(tmp_path: Path) -> None:
+    save(tmp_path / "step1", 1)
+    storage = LocalStorage(tmp_path)
+    with Holds() as holds:
+        assert holds.take(tmp_path / "step1")
+        assert not storage.remove("step1")
+    assert storage.remove("step1")
+    with Holds() as holds:
+        assert not holds.take(tmp_path / "step1")
+        with pytest.raises(CheckpointError, match="matches nothing"):
+            select_held([f"{tmp_path}/step*"], holds)
+
+
+class Waited(Exception):
+    """A watch waits, and would do so for good."""
+
+
+def given_up(seconds: float) -> None:
+    raise Waited
+
+
+class Watched:
+    """A run directory whose state is written by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder / "runs/x")
+        self.pattern = f"{self.run.checkpoints_folder}/step*"
+
+    def begin(self) -> None:
+        self.run.checkpoints_folder.mkdir(parents=True)
+        self.run.config_file.write_text("name: x\n")
+
+    def save(self, *steps: int) -> None:
+        for step in steps:
+            SyncCheckpointer().save({"w": step}, self.run.checkpoints_folder / f"step{step}")
+
+    def write_status(self, status: str) -> None:
+        self.run.summary_file.write_text(json.dumps({"status": status}))
+
+    def seen(self, wait: Callable[[float], object]) -> list[list[str]]:
+        return [[path.name for path in selection.paths] for selection in watched([self.pattern], wait)]
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Watched:
+    run = Watched(tmp_path)
+    run.begin()
+    return run
+
+
+@pytest.mark.parametrize("status", [RunStatus.finished, RunStatus.failed, RunStatus.interrupted])
+def test_a_watch_ends_when_the_run_has_ended(begun: Watched, status: RunStatus) -> None:
+    begun.write_status(status)
+    with pytest.raises(CheckpointError, match="matches nothing"):
+        begun.seen(given_up)
+    begun.save(9, 10)
+    assert begun.seen(given_up) == [["step9", "step10"]]
+
+
+@pytest.mark.parametrize("status", [RunStatus.running, RunStatus.killed])
+def test_a_watch_waits_for_a_run_that_may_go_on_unless_it_is_stopped(begun: Watched, status: RunStatus) -> None:
+    begun.save(9)
+    begun.write_status(status)
+    with pytest.raises(Waited):
+        begun.seen(given_up)
+    assert list(watched([begun.pattern], given_up, lambda: True)) == []
+
+
+def test_each_checkpoint_is_named_once_and_a_partial_one_when_it_is_complete(tmp_path: Path) -> None:
+    """The run does not exist at first, and the last checkpoint is there only when it has ended."""
+    run = Watched(tmp_path)
+    partial = run.run.checkpoints_folder / "step2"
+    moments: list[Callable[[], object]] = [
+        run.begin,
+        lambda: (run.save(1), partial.mkdir()),
+        lambda: None,
+        lambda: (partial.rmdir(), run.save(2)),
+        lambda: (run.save(3), run.write_status("finished")),
+    ]
+    assert run.seen(lambda seconds: moments.pop(0)()) == [["step1"], ["step2"], ["step3"]]
+    assert moments == []

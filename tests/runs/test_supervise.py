@@ -1,4 +1,4 @@
-"""`restarts.max`: which failures are followed by a restart, after which pause, and what ends it."""
+"""What is around a training: restarts, signals as requests, and files in the run directory that ask for something."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,9 @@ from trainer_cli.core.schema import RestartsConfig, TrainConfig
 from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.runs import supervise as module
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.signals import STOPPING, StopSignals
 from trainer_cli.runs.supervise import Child, supervise
+from trainer_cli.runs.trigger_files import TriggerFiles
 
 
 @pytest.mark.parametrize(
@@ -30,73 +31,131 @@ from trainer_cli.runs.supervise import Child, supervise
     ],
 )
 def test_what_a_restart_cannot_mend_ends_it(code: int, reason: str, why: str) -> None:
-    found = decide_restart(Ended(code, reason, progressed=True), failures=0, most=9, backoff_s=1)
-    assert found.pause_s is None
-    assert found.why.startswith(why)
+    decision = decide_restart(Ended(code, reason, progressed=True), failures=0, most=9, backoff_s=1)
+    assert decision.pause_s is None
+    assert decision.why.startswith(why)
 
 
 def test_failures_without_progress_are_counted_and_the_pause_doubles() -> None:
     failures, pauses = 0, []
     for progressed in (False, False, True, False, False, False):
-        found = decide_restart(Ended(-9, "", progressed), failures=failures, most=3, backoff_s=5)
-        failures = found.failures
-        pauses.append(found.pause_s)
+        decision = decide_restart(Ended(-9, "", progressed), failures=failures, most=3, backoff_s=5)
+        failures = decision.failures
+        pauses.append(decision.pause_s)
     assert pauses == [5, 10, 5, 10, 20, None]
-    assert found.why == "4 failures in a row without progress"
-    long = decide_restart(Ended(1, "", progressed=False), failures=20, most=99, backoff_s=60)
-    assert long.pause_s == 600
-
-
-class Attempts:
-    """Plays the child: each attempt has an exit code, the step of its newest checkpoint, and a reason."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *attempts: tuple[int, int, str]) -> None:
-        self.left, self.step, self.pauses, self.commands = list(attempts), -1, [], []  # type: ignore[var-annotated]
-        self.reason = ""
-        monkeypatch.setattr(Child, "run", lambda child, command: self._run(child, command))
-        monkeypatch.setattr(Child, "pause", lambda child, seconds: self.pauses.append(seconds))
-        monkeypatch.setattr(module, "_newest_step", lambda folder: self.step)
-        monkeypatch.setattr(RunDir, "attempts", property(lambda run: [{"reason": self.reason}]))
-
-    def _run(self, child: Child, command: list[str]) -> int:
-        self.commands.append(command)
-        code, self.step, self.reason = self.left.pop(0)
-        child.received += [signal.SIGTERM] * (code == 75)
-        return code
-
-
-def _config(path: Path, **restarts: Any) -> TrainConfig:
-    return TrainConfig(run_dir=str(path / "run"), restarts=RestartsConfig(**restarts))
-
-
-def test_a_run_that_fails_and_progresses_is_restarted_until_it_is_done(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    played = Attempts(monkeypatch, (-9, 0, ""), (1, 4, "OSError: x"), (1, 8, "OSError: x"), (0, 12, "done"))
-    assert supervise(_config(tmp_path, max=1, backoff="2s"), ["fit", "+experiment=x"]) == 0
-    assert played.pauses == [2, 2, 2]
-    assert played.commands[0][-4:] == ["-m", "trainer_cli", "fit", "+experiment=x"]
+    assert decision.why == "4 failures in a row without progress"
+    assert decide_restart(Ended(1, "", progressed=False), failures=20, most=99, backoff_s=60).pause_s == 600
 
 
 @pytest.mark.parametrize(
-    ("attempts", "code"),
+    ("attempts", "code", "pauses"),
     [
-        ([(1, 0, "OSError"), (1, 0, "OSError")], 1),
-        ([(-11, 0, ""), (-11, 0, "")], 1),
-        ([(2, -1, "")], 2),
-        ([(1, 3, "AssertionError: loss")], 1),
-        ([(75, 3, "SIGTERM")], 75),
+        ([(-9, 0, ""), (1, 4, "OSError: x"), (1, 8, "OSError: x"), (0, 12, "done")], 0, [2, 2, 2]),
+        ([(1, 0, "OSError"), (1, 0, "OSError")], 1, [2]),
+        ([(-11, 0, ""), (-11, 0, "")], 1, [2]),
+        ([(2, -1, "")], 2, []),
+        ([(1, 3, "AssertionError: loss")], 1, []),
+        ([(75, 3, "SIGTERM")], 75, []),
     ],
+    ids=["progress until the end", "no progress", "no progress by a signal", "a mistake", "an assertion", "a stop"],
 )
-def test_it_ends_with_the_last_exit_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempts: Any, code: int
+def test_a_run_is_restarted_while_it_progresses_and_ends_with_the_last_exit_code(
+    attempts: list[tuple[int, int, str]], code: int, pauses: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    played = Attempts(monkeypatch, *attempts)
-    assert supervise(_config(tmp_path, max=1), []) == code
-    assert played.left == []
+    """Each attempt has an exit code, the step of its newest checkpoint, and a reason."""
+    ended: list[tuple[int, int, str]] = [(0, -1, "")]
+    paused: list[float] = []
+
+    def run(child: Child, command: list[str]) -> int:
+        assert command[-4:] == ["-m", "trainer_cli", "fit", "+experiment=x"]
+        ended.append(attempts[len(ended) - 1])
+        child.received += [signal.SIGTERM] * (ended[-1][0] == 75)
+        return ended[-1][0]
+
+    monkeypatch.setattr(Child, "run", run)
+    monkeypatch.setattr(Child, "pause", lambda child, seconds: paused.append(seconds))
+    monkeypatch.setattr(module, "_newest_step", lambda folder: ended[-1][1])
+    monkeypatch.setattr(RunDir, "attempts", property(lambda run: [{"reason": ended[-1][2]}]))
+    config = TrainConfig(run_dir=str(tmp_path / "run"), restarts=RestartsConfig(max=1, backoff="2s"))
+    assert supervise(config, ["fit", "+experiment=x"]) == code
+    assert (ended[1:], paused) == (attempts, pauses)
 
 
 def test_a_signal_during_a_pause_ends_it_at_once() -> None:
     with Child() as child:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
         assert child.pause(60)
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP"), (signal.SIGINT, "Ctrl-C")]
+)
+def test_the_first_signal_is_noted_reported_and_passed_on(
+    number: signal.Signals, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    requests: list[str] = []
+    with StopSignals() as signals:
+        signals.listen(requests.append)
+        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGTERM)
+    assert requests == [reason]
+    assert capfd.readouterr().err == f"{reason}: stopping after this step; Ctrl-C again stops at once\n"
+
+
+def test_a_signal_that_came_before_anybody_listened_is_kept_and_the_handlers_are_put_back() -> None:
+    before = [signal.getsignal(number) for number in STOPPING]
+    requests: list[str] = []
+    with StopSignals() as signals:
+        signal.raise_signal(signal.SIGUSR1)
+        signals.listen(requests.append)
+    assert requests == ["SIGUSR1"]
+    assert [signal.getsignal(number) for number in STOPPING] == before
+
+
+def test_the_second_ctrl_c_interrupts_whatever_other_signals_came() -> None:
+    with StopSignals():
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_under_nohup_the_end_of_the_terminal_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as signals:
+            signal.raise_signal(signal.SIGHUP)
+            assert signals.stop_request is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_file_that_asks_counts_once_and_is_deleted_and_none_is_read_after_the_end(tmp_path: Path) -> None:
+    granted: list[str] = []
+    seen = threading.Event()
+
+    def grant(name: str) -> None:
+        granted.append(name)
+        seen.set()
+
+    with TriggerFiles(tmp_path, {name: lambda name=name: grant(name) for name in ("save", "stop")}, interval_s=0.01):
+        (tmp_path / "save").touch()
+        assert seen.wait(30)
+        seen.clear()
+        (tmp_path / "stop").touch()
+        assert seen.wait(30)
+    assert granted == ["save", "stop"]
+    assert list(tmp_path.iterdir()) == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "trigger_files"]
+
+
+def test_files_from_before_the_start_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    (tmp_path / "save").mkdir()
+    granted: list[str] = []
+    requests = {name: lambda name=name: granted.append(name) for name in ("save", "stop")}
+    with TriggerFiles(tmp_path, requests, interval_s=60):
+        assert not (tmp_path / "stop").exists()
+    assert granted == []
+    assert (tmp_path / "save").is_dir()

@@ -44,15 +44,11 @@ def test_a_job_that_fails_does_not_hide_the_others_and_only_it_is_tried_again(
     assert swept(a="finish", b="fail", c="die", d="mistake", e="finish") == ExitCode.FAILED
     assert message() == {"a": "finished", "b": "failed", "c": "killed", "d": "failed", "e": "finished"}
     assert "failed: d: exit code 2" in capsys.readouterr().out
-    assert swept(a="finish", b="finish", c="finish", d="finish", e="finish") == ExitCode.DONE
+    assert swept(a="mistake", b="finish", c="finish", d="finish", e="mistake") == ExitCode.DONE, "a and e are not begun"
     assert set(message().values()) == {"finished"}
     assert {name: attempts(name) for name in "abcde"} == {"a": 1, "b": 2, "c": 2, "d": 1, "e": 1}
-
-
-def test_a_finished_sweep_starts_nothing() -> None:
-    assert swept(a="finish") == ExitCode.DONE
-    assert swept(a="mistake") == ExitCode.DONE
-    assert message() == {"a": "finished"}
+    with RunDir("runs/x/sweep").lock(), pytest.raises(RunDirectoryError, match="in use"):
+        swept(a="finish")
 
 
 def test_a_signal_stops_the_running_ones_with_a_save_and_no_other_begins() -> None:
@@ -74,25 +70,16 @@ def test_a_second_ctrl_c_kills() -> None:
     assert message() == {"a": "killed", "b": "not begun"}
 
 
-def test_jobs_side_by_side_share_the_cores(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("given", "threads"), [(None, 3), ("5", 5)])
+def test_jobs_side_by_side_share_the_cores_unless_a_number_of_threads_is_given(
+    given: str | None, threads: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert swept(3, a="finish", b="finish") == ExitCode.DONE
-    assert sorted(line for line in capsys.readouterr().out.splitlines() if "finish 3" in line) == [
-        "[a] finish 3",
-        "[b] finish 3",
-    ]
-
-
-def test_a_given_number_of_threads_stands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert swept(2, a="finish", b="finish") == ExitCode.DONE
-    assert "[a] finish 5" in capsys.readouterr().out
-
-
-def test_two_sweeps_of_one_folder_do_not_run_at_once() -> None:
-    assert swept(a="finish") == ExitCode.DONE
-    with RunDir("runs/x/sweep").lock(), pytest.raises(RunDirectoryError, match="in use"):
-        swept(a="finish")
+    lines = {line for line in capsys.readouterr().out.splitlines() if "] finish" in line}
+    assert lines == {f"[a] finish {threads}", f"[b] finish {threads}"}
 
 
 @pytest.mark.parametrize(
@@ -160,30 +147,36 @@ def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["seed=1,2", "loop.eval_step=3"], ["there is no key 'loop.eval_step'"]),
+        (["seed=1,2,3", "loop.eval_step=3"], ["error: there is no key 'loop.eval_step'"]),
         (["seed=1,x", "loop.grad_accum_steps=1,0"], ["seed=x", "seed=1 loop.grad_accum_steps=0"]),
         (["model=mlp,cnnn"], ["model=cnnn", "Did you mean 'cnn'?"]),
         (["seed=1,2", "run_dir=there"], ["run_dir="]),
         (["seed=1,2", "resume=runs/x"], ["resume=runs/x is one run"]),
         (["seed=1"], ["nothing is swept"]),
         (["logging.level=info,debug", "logging={level:error}"], ["give the same config"]),
+        (["seed=1,2", "name='x-${now:%H}'"], ["name holds ${now:…}, different at each start", "Leave the time out"]),
+        (["--jobs", "0", "seed=1,2"], ["--jobs"]),
     ],
 )
 def test_a_mistake_in_any_job_is_reported_before_anything_is_written(
     arguments: list[str], message: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fit", "-m", *arguments]) == ExitCode.USER
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for words in message:
-        assert words in said
+        assert words in printed
     assert not Path("runs").exists()
 
 
-def test_a_mistake_that_all_jobs_share_is_reported_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan(["seed=1,2,3", "loop.eval_step=3"])
-    assert str(caught.value).startswith("there is no key 'loop.eval_step'")
-    assert "seed=" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--jobs", "2", "seed=1"], "--jobs"), (["optimizer.lr=0.1,0.2"], "-m to run each")],
+)
+def test_what_only_a_sweep_can_have_is_refused_without_m(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *arguments]) == ExitCode.USER
+    assert message in capsys.readouterr().err
 
 
 def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_is_finished() -> None:
@@ -195,18 +188,3 @@ def test_a_config_that_changed_is_refused_before_any_job_begins_though_the_run_i
     assert [one.done for one in plan(["seed=1,2", "loop.max_duration=99ep"])] == [False, False]
     with pytest.raises(ConfigError, match="seed=1: the config differs"):
         plan(["seed=1,2", "optimizer.lr=0.5"])
-
-
-def test_jobs_whose_config_holds_the_time_are_refused_since_the_same_command_could_not_go_on() -> None:
-    with pytest.raises(ConfigError, match=r"name holds \$\{now:…\}, different at each start.*Leave the time out"):
-        plan(["seed=1,2", "name='x-${now:%H}'"])
-
-
-@pytest.mark.parametrize("arguments", [["--jobs", "2", "seed=1"], ["-m", "--jobs", "0", "seed=1,2"]])
-def test_a_number_of_jobs_that_makes_no_sense_is_refused(arguments: list[str]) -> None:
-    assert main(["fit", *arguments]) == ExitCode.USER
-
-
-def test_several_values_without_m_are_reported_of_m(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "optimizer.lr=0.1,0.2"]) == ExitCode.USER
-    assert "-m to run each" in capsys.readouterr().err

@@ -124,11 +124,30 @@ def test_the_table_marks_the_best_job_and_says_why_others_failed() -> None:
     ]
 
 
-def test_where_more_is_better_the_largest_is_best() -> None:
-    better = {"val/accuracy": {"value": 0.9, "step": 1, "mode": "max"}}
-    worse = {"val/accuracy": {"value": 0.8, "step": 1, "mode": "max"}}
-    rows = [JobStatus(key, {"k": key}, Path(key), "finished", best=best) for key, best in (("a", worse), ("b", better))]
-    assert as_table(rows).splitlines()[2].startswith("*  b")
+@pytest.mark.parametrize(
+    ("rules", "marked", "note"),
+    [
+        (["{metric: val/f1, mode: max}"] * 3, ["a", "c"], "* best val/f1, equal in 2 jobs"),
+        (["{metric: null, mode: min}"] * 3, ["b"], "* best val/loss"),
+        (["{metric: val/f1, mode: max}", "{metric: null}", "{metric: null}"], ["b"], "* best val/loss"),
+    ],
+    ids=["the rule of all", "no rule", "different rules"],
+)
+def test_the_best_jobs_are_marked_by_the_rule_of_their_runs(
+    rules: list[str], marked: list[str], note: str, tmp_path: Path
+) -> None:
+    rows = []
+    for key, f1, loss, rule in zip("abc", (0.9, 0.8, 0.9), (0.5, 0.1, 0.6), rules, strict=True):
+        (tmp_path / key).mkdir()
+        (tmp_path / key / "config.yaml").write_text(f"checkpoint: {{keep_best: {rule}}}\n")
+        best = {
+            "val/loss": {"value": loss, "step": 1, "mode": "min"},
+            "val/f1": {"value": f1, "step": 1, "mode": "max"},
+        }
+        rows.append(JobStatus(key, {"seed": key}, tmp_path / key, "finished", best=best))
+    lines = as_table(rows).splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("*  ")] == marked
+    assert note in lines
 
 
 def test_the_csv_has_every_job_every_metric_and_the_place(tmp_path: Path) -> None:

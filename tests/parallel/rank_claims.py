@@ -1,4 +1,6 @@
-"""What two gloo ranks save and load of a model that FSDP2 shards; each writes its answers to FOLDER/RANK.json."""
+"""What two gloo ranks say of their group, and save and load of a model that FSDP2 shards; each writes its answers to
+FOLDER/RANK.json. One start for all claims, since each rank imports torch.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ import errno
 import json
 import os
 import signal
+import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +25,11 @@ from trainer_cli.checkpoint.model_state import capture_model, fit_model
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.core.load_options import WHOLE
+from trainer_cli.errors import UserError
 from trainer_cli.models.gpt import GPT
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
+from trainer_cli.parallel.rendezvous import is_of_peer
 from trainer_cli.testing.faults import FaultyDisk
 
 MEGABYTE = 1 << 20
@@ -128,6 +134,48 @@ def failure(save: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def refuse() -> None:
+    raise UserError("no such file", where="here")
+
+
+def exchanges(group: ProcessGroup) -> dict[str, Any]:
+    """What the ranks tell one another."""
+    later = torch.tensor([group.rank, 10.0])
+    wait = group.start_sum(later)
+    assert wait is not None
+    wait.wait()
+    ran: list[int] = []
+    shared: list[float] = []
+
+    def lead() -> None:
+        ran.append(10 + group.run_on_all(follower.add, 1.0))
+
+    class Follower:
+        def add(self, number: float) -> int:
+            shared.append(group.sum(torch.tensor([number])).item())
+            return len(shared)
+
+    follower = Follower()
+
+    def decide() -> str:
+        ran.append(group.rank)
+        return "step500"
+
+    group.lead(lead, follower)
+    return {
+        "rank": [group.rank, group.world_size, group.local_rank, group.is_main],
+        "broadcast": group.broadcast({"run": f"of rank {group.rank}", "path": [1, None]}),
+        "gather": group.gather(f"rank {group.rank}"),
+        "sum": group.sum(torch.tensor([1.0, float(group.rank)])).tolist(),
+        "later": later.tolist(),
+        "on_main": group.on_main(decide),
+        "ran": ran,
+        "shared": shared,
+        "checked": failure(lambda: group.checked(lambda: 1 / (1 - group.rank), "setup")),
+        "failed": failure(lambda: group.on_main(refuse)),
+    }
 
 
 def saves(folder: Path, group: ProcessGroup) -> dict[str, Any]:
@@ -252,8 +300,8 @@ def memory(folder: Path, group: ProcessGroup) -> dict[str, int]:
     }
 
 
-def death(folder: Path, group: ProcessGroup) -> str:
-    """Rank 1 is killed between its write and the gathering."""
+def death(folder: Path, group: ProcessGroup) -> dict[str, Any]:
+    """Rank 1 enters no further collective between its write and the gathering, and is then killed."""
     training = Training(0)
     checkpointer = AsyncCheckpointer(storage=lambda root: LocalStorage(root, run_id="run"))
     checkpointer.join(group)
@@ -261,19 +309,31 @@ def death(folder: Path, group: ProcessGroup) -> str:
     checkpointer.drain()
     group.barrier()
     if group.rank == 1:
+        while not (folder / "given-up").exists():
+            time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
-    return failure(saving.raise_failure)
+    group.set_timeout(0.5)
+    error = failure(saving.raise_failure)
+    answers = {
+        "timed out": "Timed out" in error and is_of_peer(RuntimeError(error)),
+        "lost": str(group.lost_error("at step 17")).replace(socket.gethostname(), "HOST"),
+        "first": [group.claim_failure(ZeroDivisionError("its own")), group.claim_failure(ValueError("later"))],
+        "failure of rank 0": str(group.lost_error("at step 18")),
+    }
+    (folder / "given-up").touch()
+    return answers
 
 
 def main(folder: Path) -> None:
     group = from_environment(os.environ, timeout_s=60)
-    answers: dict[str, Any] = saves(folder, group)
+    answers: dict[str, Any] = exchanges(group)
+    answers |= saves(folder, group)
     answers["layouts"] = layouts(folder, group)
     answers["default group"] = default_group(folder, group)
     answers["memory"] = memory(folder, group)
-    answers["failed"] = failures(folder, group)
+    answers["failed on a full disk"] = failures(folder, group)
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))
-    answers["death"] = death(folder, group)
+    answers |= death(folder, group)
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))
     os._exit(0)  # Without the other rank no group can be left.
 

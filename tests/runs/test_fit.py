@@ -1,4 +1,4 @@
-"""In which process a config is trained, and how that one is started again."""
+"""A fit: in which process it trains and how that one is started again, and what it prints at its end."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from trainer_cli.config.compose import compose, to_yaml
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel import launch
 from trainer_cli.runs import fit, supervise
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.supervise import fit_in_processes
 
 AGAIN = ["_job", "seed=1.yaml", "--supervised"]
-SLURM = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE")
+TWO = ("parallel=ddp", "parallel.processes_per_node=2")
+SUPERVISED, LAUNCHED = ("supervise", AGAIN), ("launch", 2, AGAIN)
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What was started, in place of a training."""
     calls: list[Any] = []
-    for name in SLURM:
+    for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(supervise, "supervise", lambda config, again: calls.append(("supervise", again)) or 0)
     monkeypatch.setattr(launch, "launch", lambda again, processes: calls.append(("launch", processes, again)) or 0)
@@ -30,7 +31,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def fitted(*overrides: str, supervised: bool) -> int:
+def fitted(*overrides: str, supervised: bool = False) -> int:
     return fit_in_processes(lambda: compose(["+experiment=digits_mlp", *overrides]), AGAIN, supervised=supervised)
 
 
@@ -38,11 +39,11 @@ def fitted(*overrides: str, supervised: bool) -> int:
     ("overrides", "supervised", "expected"),
     [
         ([], False, "fit"),
-        (["restarts.max=1"], False, ("supervise", AGAIN)),
+        (["restarts.max=1"], False, SUPERVISED),
         (["restarts.max=1"], True, "fit"),
-        (["restarts.max=1", "parallel=ddp", "parallel.processes_per_node=2"], False, ("supervise", AGAIN)),
-        (["restarts.max=1", "parallel=ddp", "parallel.processes_per_node=2"], True, ("launch", 2, AGAIN)),
-        (["parallel=ddp", "parallel.processes_per_node=2"], False, ("launch", 2, AGAIN)),
+        (["restarts.max=1", *TWO], False, SUPERVISED),
+        (["restarts.max=1", *TWO], True, LAUNCHED),
+        (TWO, False, LAUNCHED),
     ],
 )
 def test_a_job_is_supervised_or_launched_as_its_config_says(
@@ -52,37 +53,36 @@ def test_a_job_is_supervised_or_launched_as_its_config_says(
     assert started == [expected]
 
 
-@pytest.mark.parametrize(("overrides", "warns"), [([], False), (["parallel=ddp"], True)])
-def test_a_job_of_several_tasks_that_srun_did_not_start_is_a_warning_if_it_was_to_be_parallel(
-    started: list[Any],
-    overrides: list[str],
-    warns: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("SLURM_NTASKS", "8")
-    assert fitted(*overrides, supervised=False) == 0
-    said = "the Slurm job has 8 tasks, but srun did not start this process: it trains alone"
-    assert (said in capsys.readouterr().err) == warns
-    assert started == ["fit"]
+UNSTARTED = "the Slurm job has 8 tasks, but srun did not start this process: it trains alone"
+ONE_PROCESS = "parallel=ddp trains in this process alone"
 
 
 @pytest.mark.parametrize(
-    ("overrides", "warns"),
-    [([], False), (["parallel=ddp"], True), (["parallel=ddp", "parallel.processes_per_node=1"], False)],
+    ("overrides", "tasks", "warnings"),
+    [
+        ([], None, ()),
+        ([], "8", ()),
+        (["parallel=ddp"], None, [ONE_PROCESS]),
+        (["parallel=ddp"], "8", [UNSTARTED]),
+        (["parallel=ddp", "parallel.processes_per_node=1"], None, ()),
+    ],
 )
-def test_ddp_in_one_process_is_a_warning_unless_that_was_asked_for(
-    started: list[Any], overrides: list[str], warns: bool, capsys: pytest.CaptureFixture[str]
+def test_training_alone_is_a_warning_where_the_config_expects_several_processes(
+    started: list[Any],
+    overrides: list[str],
+    tasks: str | None,
+    warnings: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert fitted(*overrides, supervised=False) == 0
-    assert ("parallel=ddp trains in this process alone" in capsys.readouterr().err) == warns
+    if tasks is not None:
+        monkeypatch.setenv("SLURM_NTASKS", tasks)
+    assert fitted(*overrides) == 0
+    printed = capsys.readouterr().err
+    assert [warning for warning in (UNSTARTED, ONE_PROCESS) if warning in printed] == list(warnings)
     assert started == ["fit"]
 
 
-TWO = ("parallel=ddp", "parallel.processes_per_node=2")
-
-
-@pytest.mark.parametrize("more", [(), ("restarts.max=1",)])
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -96,13 +96,14 @@ TWO = ("parallel=ddp", "parallel.processes_per_node=2")
         (["checkpoint.format=torch_file"], "checkpoint.format is torch_file, which saves the state of one process"),
         (["checkpoint.format=huggingface"], "checkpoint.format is huggingface, which saves the state of one process"),
         (["optimizer=null"], "optimizer is null, but nothing trains without"),
+        (["optimizer=null", "restarts.max=1"], "optimizer is null, but nothing trains without"),
     ],
 )
 def test_what_the_config_alone_shows_is_refused_before_processes_are_started(
-    started: list[Any], tmp_path: Path, overrides: list[str], message: str, more: tuple[str, ...]
+    started: list[Any], tmp_path: Path, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        fitted(*TWO, *overrides, *more, f"run_dir={tmp_path / 'run'}", supervised=False)
+        fitted(*TWO, *overrides, f"run_dir={tmp_path / 'run'}")
     assert message in str(caught.value)
     assert started == []
 
@@ -114,7 +115,28 @@ def test_a_changed_config_is_refused_before_processes_are_started(started: list[
     with run.create(to_yaml(before), before.overrides, {}):
         run.summary_file.write_text('{"status": "finished"}')
     with pytest.raises(ConfigError, match="the config differs from the one"):
-        fitted(*TWO, "optimizer.lr=0.5", where, supervised=False)
+        fitted(*TWO, "optimizer.lr=0.5", where)
     assert started == []
-    assert fitted(*TWO, where, supervised=False) == 0
-    assert started == [("launch", 2, AGAIN)]
+    assert fitted(*TWO, where) == 0
+    assert started == [LAUNCHED]
+
+
+def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = [{"name": f"step{step}", "why": "permanent"} for step in range(900, 0, -100)]
+    kept[0]["why"], kept[5]["why"], kept[7]["why"] = "final", "val/loss 0.1 is the best", "pinned"
+    outcome = Outcome(status=RunStatus.finished, reason="enough", step=900, wall_time_s=1.0, checkpoints=kept)
+    fit.print_outcome(RunDir(tmp_path), outcome, {})
+    line = next(line for line in capsys.readouterr().out.splitlines() if "checkpoints  " in line)
+    message = "step900 (final), step400 (val/loss 0.1 is the best), step200 (pinned), step800 (permanent) and 5 more"
+    assert line.split(maxsplit=1)[1] == message
+
+
+def test_tensorboard_is_named_where_it_has_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0)
+    fit.print_outcome(RunDir(tmp_path), outcome, {})
+    assert "next:" not in capsys.readouterr().out
+    (tmp_path / "tensorboard").mkdir()
+    fit.print_outcome(RunDir(tmp_path), outcome, {})
+    assert capsys.readouterr().out.endswith(f"next:\n  tensorboard --logdir {tmp_path.parent}\n")

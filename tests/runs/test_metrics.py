@@ -1,0 +1,269 @@
+"""metrics.jsonl: read while it grows, as columns and as curves, and which value of a metric is its best."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
+from trainer_cli.core.policy import BestRule
+from trainer_cli.runs import metrics
+from trainer_cli.runs.curves import Columns, best_values, pace, pauses, read_columns, reduce, summarize_metrics
+from trainer_cli.runs.metrics import (
+    MODES,
+    GrowingFile,
+    Lines,
+    best_rule,
+    describe,
+    mode_of,
+    shared_keep_best,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def add(path: Path, text: str) -> None:
+    with open(path, "a") as file:
+        file.write(text)
+
+
+def test_each_line_is_returned_once_and_only_when_it_is_complete(path: Path) -> None:
+    growing = GrowingFile(path, 10)
+    assert growing.read() == Lines([])
+    add(path, "one\ntw")
+    assert growing.read() == Lines([b"one"])
+    assert growing.read() == Lines([])
+    add(path, "o\nthree\n")
+    assert growing.read() == Lines([b"two", b"three"])
+
+
+@pytest.mark.parametrize("most", [0, 3, 5000])
+@pytest.mark.parametrize("block", [1, 64, 1 << 16])
+def test_the_first_call_returns_the_last_lines(
+    path: Path, most: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "_BLOCK_BYTES", block)
+    lines = [f"line {number}" * (number % 3) for number in range(400)]
+    add(path, "".join(f"{line}\n" for line in lines) + "torn")
+    growing = GrowingFile(path, most)
+    assert growing.read() == Lines([line.encode() for line in lines][max(0, 400 - most) :])
+    add(path, " line\nnext\n")
+    assert growing.read() == Lines([b"torn line", b"next"])
+
+
+def test_a_call_reads_only_what_is_new(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(path, "a line of some length\n" * 5000)
+    growing = GrowingFile(path, 10)
+    growing.read()
+    add(path, "new\n")
+    read: list[int] = []
+    pread = os.pread
+
+    def counted(descriptor: int, length: int, offset: int) -> bytes:
+        content = pread(descriptor, length, offset)
+        read.append(len(content))
+        return content
+
+    monkeypatch.setattr(os, "pread", counted)
+    assert growing.read() == Lines([b"new"])
+    assert sum(read) < 500
+    read.clear()
+    growing.read()
+    assert read == []
+
+
+@pytest.mark.parametrize("kept", ["", "a\n", "a\nb\n"])
+@pytest.mark.parametrize("added", ["", "x\n", "x\ny\nz\nand longer than it was before\n"])
+def test_a_file_that_was_cut_back_is_read_again_however_much_it_has_grown_since(
+    path: Path, kept: str, added: str
+) -> None:
+    add(path, "a\nb\nc\n")
+    growing = GrowingFile(path, 10)
+    growing.read()
+    os.truncate(path, len(kept))
+    add(path, added)
+    expected = [line.encode() for line in (kept + added).splitlines()]
+    assert growing.read() == Lines(expected, restarted=True)
+
+
+def test_a_file_that_was_replaced_or_vanished_is_read_again(path: Path) -> None:
+    add(path, "a\nb\n")
+    growing = GrowingFile(path, 10)
+    growing.read()
+    other = path.with_name("other")
+    add(other, "a\nb\nc\n")
+    other.rename(path)
+    assert growing.read() == Lines([b"a", b"b", b"c"], restarted=True)
+    path.unlink()
+    assert growing.read() == Lines([], restarted=True)
+    add(path, "d\n")
+    assert growing.read() == Lines([b"d"])
+
+
+def at(step: int, **values: Any) -> dict[str, Any]:
+    return {"step": step, "epoch": step / 10, "time": 100.0 + step, **values}
+
+
+def write(path: Path, *records: Any, tail: str = "") -> Path:
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("".join(f"{line}\n" for line in lines) + tail)
+    return path
+
+
+def test_each_metric_has_the_values_of_its_own_records(path: Path) -> None:
+    columns = read_columns(write(path, at(1, a=1), at(2, a=2, b="nan"), at(3, a=3), at(4, a=4, b=8)))
+    assert (columns.step.tolist(), columns.time.tolist()) == ([1, 2, 3, 4], [101, 102, 103, 104])
+    a, b = columns.metrics["a"], columns.metrics["b"]
+    assert (a.rows.tolist(), a.values.tolist()) == ([0, 1, 2, 3], [1, 2, 3, 4])
+    assert (b.rows.tolist(), math.isnan(b.values[0]), b.values[1]) == ([1, 3], True, 8)
+    assert read_columns(path.with_name("none")).metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("odd", "tail"),
+    [
+        ((), '{"step": 3, "epo'), ((), json.dumps(at(3, a=3))), (("\0\0\0",), ""), (("[]", "7", "null"), ""),
+        ((at(9, a="text"), at(10, a=None), at(11, a=[1])), ""), (({"step": "x"}, {"epoch": 1}), ""), (('{"a',), ""),
+    ],
+)  # fmt: skip
+def test_what_is_torn_or_odd_is_left_out(path: Path, odd: tuple[Any, ...], tail: str) -> None:
+    columns = read_columns(write(path, at(1, a=1), *odd, at(2, a=2), tail=tail))
+    assert columns.metrics["a"].values.tolist() == [1, 2]
+    assert columns.step[columns.metrics["a"].rows].tolist() == [1, 2]
+
+
+@given(
+    st.lists(st.floats(width=32) | st.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=300),
+    st.integers(1, 20),
+    st.integers(0, 2**32),
+)
+def test_a_reduced_curve_keeps_both_ends_and_all_extremes(values: list[float], buckets: int, seed: int) -> None:
+    y = np.array(values, float)
+    x = np.sort(np.random.default_rng(seed).integers(0, 1000, len(y)))
+    kept, means = reduce(x, y, buckets)
+    assert {0, len(y) - 1} <= set(kept.tolist())
+    assert kept.tolist() == sorted(set(kept.tolist()))
+    finite = y[np.isfinite(y)]
+    if len(finite):
+        assert {finite.min(), finite.max()} <= set(y[kept].tolist())
+    if len(y) <= 2 * buckets:
+        assert means is None
+        assert len(kept) == len(y)
+    elif means is not None:
+        assert len(means.indices) <= buckets
+        assert np.isfinite(y[means.indices]).all()
+        assert (np.diff(x[means.indices]) >= 0).all()
+        assert finite.min() - 1e-3 * abs(finite.min()) <= means.values.min()
+
+
+def test_a_hundred_thousand_points_become_two_for_each_part_and_keep_a_single_spike() -> None:
+    y = np.sin(np.arange(100_000) / 5000)
+    y[77_777], y[500:520] = 9.0, np.nan
+    kept, means = reduce(np.arange(100_000), y, 1000)
+    assert len(kept) <= 2 * 1000 + 4
+    assert {500, 519, 77_777} <= set(kept.tolist())
+    assert means is not None
+    assert len(means.indices) == 1000
+    assert means.values[0] == pytest.approx(np.nanmean(y[:100]))
+
+
+def test_pauses_are_told_from_the_usual_pace_and_not_across_attempts() -> None:
+    seconds = np.ones(100)
+    seconds[40], seconds[60], seconds[70] = 30.0, 3.5, 500.0
+    time = np.cumsum(seconds)
+    columns = Columns(np.arange(2, 202, 2), np.zeros(100), time)
+    per_step = pace(columns, [0.0, time[70] - 1])
+    assert 70 not in per_step.rows
+    assert per_step.values.min() == 0.5
+    longest = pauses(columns, per_step, most=5)
+    assert [(pause.row, pause.seconds, pause.usual_s) for pause in longest] == [(40, 30.0, 1.0), (60, 3.5, 1.0)]
+    assert [pause.row for pause in pauses(columns, per_step, most=1)] == [40]
+    assert pauses(Columns(), pace(Columns(), []), most=5) == []
+
+
+def test_the_best_value_is_finite_and_the_newest_of_equals(path: Path) -> None:
+    columns = read_columns(write(path, at(1, a="-inf", b=1), at(2, a=3, b="nan"), at(3, a=2, b=1), at(4, a=2)))
+    assert best_values(columns, {"a": "min", "b": "max", "c": "min"}) == {"a": (2.0, 4), "b": (1.0, 3)}
+
+
+@pytest.mark.parametrize(
+    ("metric", "best_of_config", "mode"),
+    [
+        ("val/loss", (None, None), Mode.min),
+        ("val/bpb", (None, None), Mode.min),
+        ("val/PPL", (None, None), Mode.min),
+        ("val/Accuracy", (None, None), Mode.max),
+        ("val/auroc", (None, None), Mode.max),
+        ("val/score", (None, None), None),
+        ("val/neg_loss", (None, None), None),
+        ("val/gain_per_token", (None, None), None),
+        ("val/score", ("val/score", "max"), Mode.max),
+        ("val/score", ("val/score", "min"), Mode.min),
+        ("val/loss", ("val/loss", "max"), Mode.max),
+        ("other/loss", ("val/loss", "max"), Mode.min),
+    ],
+)
+def test_a_metric_has_the_mode_of_the_config_or_the_usual_one_of_its_name(
+    metric: str, best_of_config: Any, mode: Mode | None
+) -> None:
+    assert mode_of(metric, *best_of_config) == mode
+    assert all(name == name.lower() and "/" not in name for name in MODES), "as they are looked up"
+
+
+NAMES = ["train/loss", "val/loss", "other/loss", "val/f1", "val/accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("keep_best", "names", "expected"),
+    [
+        (None, NAMES, BestRule("other/loss")),
+        ({"metric": None}, NAMES, BestRule("other/loss")),
+        ({"metric": "val/f1", "mode": "max"}, NAMES, BestRule("val/f1", Mode.max)),
+        ({"metric": "val/f1"}, NAMES, BestRule("val/f1")),
+        ({"metric": "val/loss", "mode": "max"}, NAMES, BestRule("val/loss", Mode.max)),
+        ({"metric": "train/loss"}, NAMES, BestRule("train/loss")),
+        ({"metric": "val/absent"}, NAMES, BestRule("other/loss")),
+        (None, ["train/loss", "val/f1"], None),
+        (None, [], None),
+    ],
+)
+def test_the_rule_of_the_run_decides_and_else_the_validation_loss(
+    keep_best: Any, names: list[str], expected: BestRule | None
+) -> None:
+    assert best_rule(keep_best, names) == expected
+
+
+def test_a_rule_is_shared_only_where_all_runs_have_it_and_described_with_what_ties_do() -> None:
+    first, second = {"metric": "val/f1", "mode": "max"}, {"metric": "val/loss", "mode": "min"}
+    assert shared_keep_best([first, dict(first)]) == first
+    assert shared_keep_best([first, second]) is None
+    assert shared_keep_best([]) is None
+    assert describe(BestRule("val/f1", Mode.max)) == "largest val/f1, of equal ones the newest"
+
+
+def test_the_summary_has_the_best_values_of_known_modes_and_the_last_ones_of_all(path: Path) -> None:
+    records = [
+        {"train/loss": 9, "val/loss": 2.0, "val/accuracy": "nan", "val/score": 2.0},
+        {"train/loss": 9, "val/loss": 1.0, "val/accuracy": 0.5, "val/score": 1.0},
+        {"train/loss": 9, "val/loss": 1.0, "val/accuracy": "inf", "val/score": 3.0},
+    ]
+    write(path, *(at(step, **values) for step, values in enumerate(records, 1)), tail='{"step": 4, "val/lo')
+    best, last = summarize_metrics(path, KeepBestConfig())
+    assert best == {
+        "val/loss": {"value": 1.0, "step": 3, "mode": "min"},
+        "val/accuracy": {"value": 0.5, "step": 2, "mode": "max"},
+    }
+    assert last == {"val/loss": 1.0, "val/accuracy": math.inf, "val/score": 3.0}
+    best, _ = summarize_metrics(path, KeepBestConfig(metric="val/score", mode=Mode.max))
+    assert best["val/score"] == {"value": 3.0, "step": 3, "mode": "max"}
