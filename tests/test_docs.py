@@ -26,18 +26,14 @@ OWN_PARTS = (ROOT / "docs/own-callback.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_and_scripts_are_there(page: str) -> None:
+def test_links_and_scripts_are_there_and_lines_have_at_most_120_columns(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert not [link for link in links if not (ROOT / page).parent.joinpath(link).exists()]
     scripts = set(re.findall(r"\bscripts/[\w.]+", text))
     assert not [name for name in scripts if not (ROOT / name).exists()]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_lines_have_at_most_120_columns(page: str) -> None:
-    """But in blocks of output, which show it as it is printed."""
-    text = re.sub(r"^```text\n.*?^```$", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    # Blocks of output show it as it is printed.
+    text = re.sub(r"^```text\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert not [line for line in text.splitlines() if len(line) > 120]
 
 
@@ -115,11 +111,7 @@ def test_the_scripts_can_be_executed() -> None:
 
 LIBRARIES = {
     "Lightning": ["lightning/pytorch/**/*.py"],
-    "Trainer of Hugging Face": [
-        "transformers/trainer*.py",
-        "transformers/training_args.py",
-        "transformers/modeling_utils.py",
-    ],
+    "Trainer of Hugging Face": [f"transformers/{name}.py" for name in ("trainer*", "training_args", "modeling_utils")],
 }
 
 
@@ -143,19 +135,9 @@ def test_the_names_of_other_trainers_are_those_of_their_present_versions(title: 
 def test_the_equivalents_of_other_trainers_are_keys_hooks_and_commands_of_ours(title: str) -> None:
     keys = {one.key for one in fields()}
     others = {
-        "forward",
-        "fit",
-        "train",
-        "val",
-        "interval",
-        "patience",
-        "_target_",
-        "targets",
-        "r",
-        "alpha",
-        "train/lr",
+        "forward", "fit", "train", "val", "interval", "patience", "_target_", "targets", "r", "alpha", "train/lr",
         "train/samples_per_s",
-    }
+    }  # fmt: skip
     known = {*keys, *VOCABULARY, *trainer_cli.__all__, *others, "ep", "sp", "tok", "RUN@best"}
     for _, ours in _tables(title):
         for span in re.findall(r"`([^`]+)`", ours):

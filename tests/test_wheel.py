@@ -114,22 +114,14 @@ def test_the_wheel_carries_code_configs_data_and_licence_and_no_tests(wheel: Pat
     assert all(name.startswith(("trainer_cli/", "trainer_cli-")) for name in names)
 
 
-def test_the_version_is_the_projects(train: Path, empty_folder: Path, wheel: Path) -> None:
+def test_list_and_config_show_what_ships_and_fit_trains_it_from_an_empty_directory(
+    train: Path, empty_folder: Path, wheel: Path
+) -> None:
     assert run(train, "--version", cwd=empty_folder).stdout.split()[-1] == wheel.name.split("-")[1]
-
-
-def test_list_shows_what_ships(train: Path, empty_folder: Path) -> None:
     assert "digits_mlp" in run(train, "list", cwd=empty_folder).stdout
-    assert list(empty_folder.iterdir()) == []
-
-
-def test_config_prints_the_whole_tree(train: Path, empty_folder: Path) -> None:
     printed = run(train, "config", "+experiment=digits_mlp", cwd=empty_folder).stdout
     assert yaml.safe_load(printed)["model"]["_target_"] == "trainer_cli.MLP"
     assert list(empty_folder.iterdir()) == []
-
-
-def test_fit_trains_from_an_empty_directory(train: Path, empty_folder: Path) -> None:
     run(train, "fit", "+experiment=digits_mlp", "loop.max_duration=20", cwd=empty_folder)
     assert [path.name for path in empty_folder.iterdir()] == ["runs"]
     home = empty_folder / "runs" / "digits_mlp"
