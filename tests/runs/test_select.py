@@ -21,8 +21,7 @@ from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import CheckpointError
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one
-from trainer_cli.runs.validate import Holds, select_held
-from trainer_cli.runs.watch import watched
+from trainer_cli.runs.validate import Holds, select_held, watched
 
 
 def save(path: Path, step: int, *, finite: bool = True) -> None:

@@ -111,6 +111,7 @@ class Builder:
         elif settings.get("collate_fn") is not None:
             settings["collate_fn"] = self.make(settings["collate_fn"], "data.collate_fn")
         settings["batch_size"], _ = batches_of_step(self.config, self.group.data_size)
+        # Of the data group: the ranks of a tensor group must read the same samples.
         settings |= {"rank": self.group.data_rank, "world_size": self.group.data_size}
         # Pinned memory makes the copies to the device asynchronous.
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
@@ -253,6 +254,7 @@ class Builder:
         config = self.config
         folder = config.checkpoint.folder
         loop = self.loop()
+        # With the loop of this trainer: its length, known once the data is, is read when a schedule is built.
         schedulers = self.schedulers(loop)
         return Trainer(
             # Called by the trainer, after it has seeded the random generators.
@@ -309,6 +311,7 @@ class Builder:
         callbacks = {name: node for name, node in config.callbacks.items() if name != SAVER and _is_shipped(node)}
 
         def build_on(device: str) -> Trainer:
+            # The meta device allocates nothing, so a model larger than the memory has a size too.
             with torch.device(device):
                 model = self.model(data.source)
             return Trainer(
@@ -350,6 +353,7 @@ class Builder:
         if takes is not None:
             name = getattr(target, "__name__", str(node["_target_"]))
             raise_all(list(misfits(where, name, takes, positional, named, first=len(first), partial=is_partial)))
+        # After the check of its arguments: a mistake is reported now, not at the call in the training.
         if is_partial:
             return partial(target, *positional, **named)
         try:

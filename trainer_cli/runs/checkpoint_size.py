@@ -61,6 +61,7 @@ def checkpoint_size(
         if doubt is not None and before <= _AFFORDABLE_BYTES:
             trainer = _prepared_trainer(builder, data, values=True)
             doubt = _create_optimizer_state(trainer)
+        # At the end, because numbers of more digits make the JSON of the state longer.
         trainer.progress.load_state_dict(end.state_dict())
         return CheckpointSize(before + beside, _size(trainer, data, format, leave_out) + beside, doubt)
     except RuntimeError as error:

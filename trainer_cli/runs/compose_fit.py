@@ -26,6 +26,7 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
         directory = RunDir(named[-1])
         if directory.exists_as_run():
             changes = [override for override in overrides if not override.startswith("resume=")]
+            # The run may have been moved: its config still names the directory in which it began.
             changes += [f"run_dir={text_of(str(directory.path))}", "resume=must"]
             return from_yaml(directory.config_file, changes, config_dir=config_dir, config_name=config_name)
     composed = compose(overrides, config_dir=config_dir, config_name=config_name)

@@ -64,6 +64,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            # A repository on a slow network must not delay a training for long.
             timeout=_GIT_TIMEOUT_S,
             # `git status` would otherwise lock and write the index, beside a git command of the user.
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},

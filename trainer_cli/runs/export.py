@@ -193,6 +193,7 @@ def _save(weights: Weights, source: Path, output: Path, reason: str, callback: s
     if manifest is not None and manifest.progress:
         state["progress"] = dict(manifest.progress)
     metadata = _metadata(source, manifest, reason)
+    # Alone: the command is one process, even where the variables of torchrun are set.
     make_sync_checkpointer(group=ALONE).save(state, output, metadata=metadata, overwrite=False)
     size_bytes = sum(file.stat().st_size for file in output.iterdir())
     return Written(output, len(weights), size_bytes, callback)

@@ -103,13 +103,16 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
         trainer, data, origin = group.checked(lambda: _build(composed, start, group), "while data and model were made")
         _warn_of_world_size(start.entry, group)
         with noting("while the run directory was opened"):
+            # Before a run directory is created: a rank with other data must leave nothing behind.
             if group.world_size > 1:
                 check_same_origin(group, data.loaders, origin)
             fork = group.on_main(lambda: fork_of(composed, start))
             group.on_main(lambda: _compare_origin(composed, start, fork, data, origin))
+            # Only now: until here an error leaves no directory of a new run and no attempt.
             group.on_main(lambda: _open_run(composed, start, trainer, stack))
             if group.world_size > 1:
                 _check_ranks(composed, start, group)
+        # Rank 0 has train.log already, see `_open_run`.
         if config.logging.rank_files and not group.is_main:
             stack.enter_context(to_file(run.path / f"train.rank{group.rank}.log"))
         # Killed between its final checkpoint and its summary: fit writes the summary and trains nothing.
@@ -123,6 +126,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
                 "evaluate": trainer.ask_for_evaluation,
                 "stop": partial(trainer.stop, "requested by a file", finished=False),
             }
+            # On rank 0 alone: what a file asks for is agreed on by all at the end of a step.
             stack.enter_context(TriggerFiles(run.path, actions))
         path = start.path or fork
         load = (
@@ -300,6 +304,7 @@ def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed
     checkpoint, loop = trainer.checkpoint, trainer.loop
     assert isinstance(checkpoint, CheckpointerCallback)
     start_point = start_point_of(start, fork, checkpoint.folder, composed)
+    # As the trainer will do: the simulation needs the lengths before `fit` has computed them.
     loop.learn_lengths(data.train, start_point.progress)
     loop.start_at(data.train, start_point.progress)
     callbacks = bool(trainer.hooks["run_validation"])
@@ -333,6 +338,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
         wall_s = time.monotonic() - began
         outcome = None
         try:
+            # From the file, not from memory: records of earlier attempts count too.
             best, newest = _read_metrics(composed, run)
             samples = trainer.progress.samples - trainer.loading.start_samples
             outcome = Outcome(
@@ -350,6 +356,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
             # After a failure the disk may be its cause, and that error has the cure.
             level = logging.DEBUG if status is RunStatus.failed else logging.ERROR
             log.log(level, "%s could not be written: %s", run.summary_file, error)
+    # After the write: what is printed last must be true on the disk.
     if outcome is not None:
         print_outcome(run, outcome, result.metrics)
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
@@ -362,6 +369,7 @@ def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, sta
     except RuntimeError as error:
         if not is_of_peer(error):
             raise
+        # For a call in which no activity was noted.
         otherwise = "while the training was started" if trainer.stop_reason is None else "while the training ended"
         raise trainer.strategy.group.lost_error(noted_activity(error, otherwise)) from error
 

@@ -83,5 +83,6 @@ def load_model(
     if fitting.faults:
         table = model_state.table(f"{checkpoint} does not fit", {"model": fitting.faults})
         raise UserError(f"{table}\n", cure=OTHER_MODEL)
+    # Only after all faults are known: a model that is half loaded would pass for a whole one.
     fitting.load()
     return model.to(torch_device).eval()

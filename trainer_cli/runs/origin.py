@@ -76,6 +76,7 @@ def _imported_files(root: Path) -> set[str]:
         name = getattr(module, "__file__", None)
         if not isinstance(name, str) or not name.endswith(".py") or not name.startswith(f"{root}{os.sep}"):
             continue
+        # A virtual environment inside the project is no source of it.
         path = Path(name)
         if not _INSTALLED.intersection(path.parts) and not any(path.is_relative_to(folder) for folder in elsewhere):
             files.add(path.relative_to(root).as_posix())
@@ -174,10 +175,12 @@ def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Orig
             facts[f"number of samples in {name}"] = length_of(loader)
             facts[f"fingerprint of {name}"] = getattr(loader, "fingerprint", None)
     check_same(group, facts, where="data", cure="Give all machines the same data.")
+    # After the lengths: samples of data of another length differ too, and would not say why.
     first, *later_ranks = group.gather(now)
     samples, source = {}, {}
     for rank, other in enumerate(later_ranks, 1):
         samples[rank] = other_samples(other.samples, first.samples)
+        # Only files that both have: ranks may import different modules, such as a logger on rank 0.
         shared = sorted(first.source.keys() & other.source.keys())
         source[rank] = [file for file in shared if first.source[file] != other.source[file]]
     _refuse_ranks(samples, "data", "data", "Give all machines the same data, in the same order.")
@@ -215,6 +218,7 @@ def _refuse_other_model(
 def _file_of(target: str, root: Path) -> str | None:
     """The project file that defines an imported class or function; None if the project does not define it."""
     name, attribute = target, ""
+    # The target may be nested: a class in a class, or a function in a module of a package.
     while name not in sys.modules and "." in name:
         name, _, attribute = name.rpartition(".")
     module = sys.modules.get(name)
@@ -252,6 +256,7 @@ def _compare_samples(
     from trainer_cli.checkpoint.save import library_versions
     from trainer_cli.data.digest import other_samples
 
+    # The few draws first: many are read only if something differs.
     if not _differing(now, manifest):
         return
     # Samples that differ between draws are left out: more draws show the random ones that two have missed.

@@ -121,6 +121,7 @@ def _plan_training(composed: Composed, start: Start, step_time_s: float | None, 
 
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
+    # Before the data is built, which may take minutes.
     composed.check_targets()
     start_point = start_point_of(start, fork_of(composed, start), folder, composed)
     group = _group_of(config.parallel)
@@ -210,6 +211,7 @@ def step_counts_of(
     length = getattr(train_loader, "length", None)
     size = getattr(train_loader, "batch_size", None)
     if size is not None and length is not None and getattr(train_loader, "drop_last", False):
+        # The incomplete batch of an epoch is dropped, and so are its samples.
         length -= length % size
     return StepCounts(
         start=progress,
@@ -271,6 +273,7 @@ def _overrides(kind: Any, hook: str) -> bool:
 
 def _group_of(parallel: ParallelConfig) -> ProcessGroup:
     """A group as rank 0 of the configured processes sees it, without starting the others."""
+    # No process is started: sizes and lengths depend on the number of ranks alone.
     group = ProcessGroup()
     group.world_size = parallel.processes_per_node or 1
     group.divide_layers(parallel.tensor_size)

@@ -88,6 +88,7 @@ def read_run(path: Path, now: float) -> RunRecord | None:
     # Imported here: `train top` looks at runs without numpy.
     from trainer_cli.runs.curves import best_values, read_columns
 
+    # First: if the run has ended at that time, all that is read below is complete.
     view = RunReader(path).look(now)
     if view is None:
         return None
@@ -285,6 +286,7 @@ class RunsBelow:
                 views.append(RunView(path, UNREADABLE, unreadable))
             else:
                 readers[path] = self._readers.get(path) or RunReader(path, self._finder.listings)
+        # Replaced, so that readers of runs that have vanished are dropped.
         self._readers = readers
         views += [view for reader in self._readers.values() if (view := reader.look(now)) is not None]
         return sorted(views, key=_position)
@@ -325,6 +327,7 @@ class RunReader:
     def _look(self, now: float) -> RunView:
         # The lock is read first: if it is free, everything that its process wrote is read below.
         locked = self.run.is_locked()
+        # Raises FileNotFoundError if the run is gone: other missing files only mean that nothing was written yet.
         os.stat(self.run.config_file)
         self._read_summary()
         self._read_metrics()
@@ -332,10 +335,12 @@ class RunReader:
         last_write = max(filter(None, map(_modified, self._written_paths())), default=None)
         age_s = None if last_write is None else max(0.0, now - last_write)
         started = unix(attempt.get("started")) or 0.0
+        # A resume begins at an earlier step: a rate across attempts would be wrong.
         points = [point for point in self._points if point.time >= started]
         state, reason = self._state(locked, age_s, points)
         running = state in (RunStatus.running, STALE)
         step = _whole(self._summary.get("step"))
+        # The summary of a run that has not ended knows only the step at which the attempt began.
         if state in (RunStatus.running, STALE, RunStatus.killed) and points:
             step = points[-1].step
         total = _whole(self._summary.get("total_steps"))
@@ -358,6 +363,7 @@ class RunReader:
 
     def _state(self, locked: bool, age_s: float | None, points: list[_Point]) -> tuple[str, str]:
         if locked:
+            # Slow runs write seldom: ten of their own intervals, not a fixed time, are too long.
             interval = (points[-1].time - points[0].time) / (len(points) - 1) if len(points) > 1 else 0.0
             stale = age_s is not None and age_s > max(STALE_S, _STALE_INTERVALS * interval)
             return (STALE if stale else RunStatus.running), ""
@@ -385,6 +391,7 @@ class RunReader:
             self._summary, self._summary_seen = {}, None
             return
         seen = status.st_ino, status.st_size, status.st_mtime_ns
+        # Parsed only after a change: a table of hundreds of runs is drawn every two seconds.
         if self._summary_seen != seen:
             try:
                 summary = json.loads(self.run.summary_file.read_bytes())

@@ -66,6 +66,7 @@ class Results:
         self.folder, self.show, self.keep_best = folder, show or show_table, keep_best
         self.rows: list[Row] = []
         self.is_written = True
+        # Before any evaluation: an hour of work must not end in a folder that takes nothing.
         if why := _why_unwritable(folder):
             self._give_up(why)
 
@@ -80,6 +81,7 @@ class Results:
         """Write events at each checkpoint's own step into a new folder, and show the results."""
         if not self.rows:
             return
+        # Not with each row: TensorBoard hides steps that are not in order.
         with self._giving_up():
             self._write_events()
         self.show(self)
@@ -120,6 +122,7 @@ class Results:
         writer.writerow(["checkpoint", "step", "loader", *names])
         for row in self.rows:
             writer.writerow([row.checkpoint, row.step, row.loader, *(row.metrics.get(name, "") for name in names)])
+        # Replaced as a whole: a new metric adds a column to every row.
         replace(self.folder / "validation.csv", [text.getvalue().encode()])
 
     def _write_events(self) -> None:
@@ -193,6 +196,7 @@ def best_row(rows: Sequence[Row], keep_best: Mapping[str, Any] | None) -> tuple[
     if rule is None:
         return None, None
     ranked = [
+        # Of equal values the newest, by the negated step.
         (rule.loss(metrics), -row.step, index)
         for index, (row, metrics) in enumerate(zip(rows, measured, strict=True))
         if rule.value(metrics) is not None

@@ -72,6 +72,7 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
     refused = [_quote_item(change.key) for change, why in verdicts if why is None]
     if not refused:
         return
+    # The refused changes first: they are what the user must act on. The sort is stable.
     verdicts.sort(key=lambda verdict: verdict[1] is not None)
     rows = [
         (f"may change ({why})" if why else "refused", change.key, change.values, str(change.origin(provenance) or ""))
@@ -138,6 +139,7 @@ def choose(
     repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
     if resume not in ("auto", "must") and not repeated:
         path = as_path(resume)
+        # By the resolved folder: the path may lead through a link or be relative.
         location = next(
             (location for location in places if location.folder.resolve() == path.resolve().parent), save_place
         )
@@ -173,6 +175,7 @@ def _is_saved_since(entry: Entry, attempt: int) -> bool:
 
 
 def _last_return(attempts: Sequence[Mapping[str, Any]]) -> _Return | None:
+    # The newest return decides: it abandoned the course of the earlier ones.
     for attempt in reversed(attempts):
         number, step = attempt.get("attempt"), attempt.get("start_step")
         if attempt.get("resume") is not None and isinstance(number, int) and isinstance(step, int):
@@ -202,6 +205,7 @@ def unsaved_end(
         return None
     valid = catalog.valid(run_id)
     last = valid[-1] if valid else None
+    # A checkpoint of that step that lacks states cannot be resumed: the summary alone records the end.
     if last is not None and last.step == step:
         return None if last.resumable else (step, reason)
     return None if settings.enabled and settings.save_final else (step, reason)
@@ -223,6 +227,7 @@ def _choose_named(path: Path, entries: Sequence[Entry], location: Place, newer: 
         problem = f"it cannot be read: {error}"
     if problem is not None:
         raise CheckpointError(f"{path} is not valid: {problem}", cure="Name another, or use resume=auto.")
+    # Partial and damaged ones are no loss, so they do not stop a return.
     newer_entries = [other for other in entries if other.problem is None and other.step > entry.step]
     if newer_entries and newer is not Newer.trash:
         raise UserError(

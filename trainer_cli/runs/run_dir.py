@@ -37,6 +37,7 @@ from trainer_cli.runs.environment import timestamp
 
 _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""
+# What a `create` that crashed before its last file leaves behind.
 _CREATED_FIRST = frozenset({".lock", "overrides.yaml", "environment.json", "provenance.json"})
 
 
@@ -81,11 +82,13 @@ class RunLock:
     def name_holder(self) -> None:
         """Write the process id and host, for the message that a second process shows."""
         if self._descriptor is not None:
+            # Truncated only under the lock: until then the file names the process that holds it.
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
         """Release the lock; a second call does nothing. A forked child closes only its own descriptor."""
+        # Cleared before the close: a second release must not close a descriptor that something else has by then.
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -175,6 +178,7 @@ class RunDir:
         except OSError:
             return False
         finally:
+            # The end of the descriptor also ends a shared lock that was taken.
             os.close(descriptor)
         return False
 
@@ -243,6 +247,7 @@ class RunDir:
                 provenance[key] = before[key]
         replace(self.overrides_file, [_yaml_list(overrides).encode()])
         write_json(self.provenance_file, provenance)
+        # Last: after a kill in between, the next start still compares with the old config.
         replace(self.config_file, [config_yaml.encode()])
 
     def config_files(self) -> dict[Path, bytes]:
@@ -316,9 +321,11 @@ class RunDir:
         """
         first = self.read_environment()
         attempts = self.attempts
+        # The caller holds the lock, so no process of an earlier attempt can be alive.
         for attempt in attempts:
             if attempt.get("status") == RunStatus.running:
                 attempt.update(status=RunStatus.killed, reason="the process ended without a summary")
+        # Not the length of the list: damaged entries are left out of it, and a number must not be used twice.
         number = 1 + max((int(attempt.get("attempt", 0)) for attempt in attempts), default=0)
         attempts.append(
             {
@@ -343,15 +350,12 @@ class RunDir:
             "step": start_step,
             "attempts": attempts,
         }
-        write_json(self.summary_file, summary)
+        self._write_summary(summary)
         return number
 
     def record_total_steps(self, total_steps: int | None) -> None:
         """Write the last step of the training into the summary; None if it is unknown."""
-        summary = {**self.read_summary(), "total_steps": total_steps}
-        # The list of attempts comes last: it is the long part.
-        summary["attempts"] = summary.pop("attempts", [])
-        write_json(self.summary_file, summary)
+        self._write_summary({**self.read_summary(), "total_steps": total_steps})
 
     def end_attempt(self, outcome: Outcome, *, now: float) -> None:
         """Write how the newest attempt ended, and so the state of the run."""
@@ -362,9 +366,12 @@ class RunDir:
             attempts[-1].update(attempt_facts, ended=timestamp(now))
         summary.update(facts, attempts=attempts)
         summary["wall_time_s"] = sum(float(attempt.get("wall_time_s") or 0.0) for attempt in attempts)
+        self._write_summary(summary)
+
+    def _write_summary(self, summary: Mapping[str, Any]) -> None:
         # The list of attempts comes last: it is the long part.
-        summary["attempts"] = summary.pop("attempts")
-        write_json(self.summary_file, summary)
+        facts = {key: value for key, value in summary.items() if key != "attempts"}
+        write_json(self.summary_file, {**facts, "attempts": summary.get("attempts", [])})
 
     def _refuse_foreign_directory(self, allowed: frozenset[str]) -> None:
         """Refuse a directory that holds a run, or files of one whose names are not in `allowed`."""
@@ -394,6 +401,7 @@ def _lock(descriptor: int) -> None:
         except BlockingIOError:
             if time.monotonic() > until:
                 raise
+        # Polled: a blocking flock would wait for a training too, for days.
         time.sleep(_READERS_S / 10)
 
 

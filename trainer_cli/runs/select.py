@@ -263,6 +263,7 @@ def run_config(run: Path) -> dict[str, Any]:
     """The stored config of a run, unresolved; empty if it cannot be read."""
     try:
         with (run / CONFIG_FILE).open("rb") as file:
+            # A bound and the safe loader: a config in a shared folder may come from anybody.
             config = yaml.load(file.read(_CONFIG_BYTES), Loader=_LOADER)
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return {}
@@ -357,6 +358,7 @@ def _match(pattern: str, *, whole_runs: bool = False) -> Iterator[Path]:
         for alternative in alternatives(pattern):
             yield from _match_url(as_path(alternative), whole_runs=whole_runs)
         return
+    # What exists is taken as written, also if its name holds signs of a glob.
     if os.path.lexists(pattern):
         yield _with_name(Path(pattern)) if whole_runs else _checkpoint_at(Path(pattern))
         return
@@ -463,6 +465,7 @@ def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
 def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
     """The best of these checkpoints of a run, by `best_rule`; None if none was saved at an evaluation."""
     facts = [saved for entry in valid if (saved := entry.saved()) is not None]
+    # Read now: the rule of the run may have changed since the checkpoint was saved.
     keep_best = None if run is None else keep_best_of(run_config(run))
     rule = best_rule(keep_best, (name for saved in facts for name in saved.metrics))
     ranked = rule.ranked(facts) if rule is not None else []

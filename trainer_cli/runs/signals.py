@@ -68,6 +68,7 @@ class StopSignals:
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the reason of the first stop request, at once if it has come already."""
+        # Set before the check: a signal in between reaches the listener by the handler, and twice does no harm.
         self._listener = listener
         if self.stop_request is not None:
             listener(self.stop_request)
@@ -85,6 +86,7 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
+            # Of Ctrl-C alone: a scheduler may send SIGTERM more than once.
             if self._ctrl_c:
                 raise KeyboardInterrupt
             self._ctrl_c = True

@@ -115,6 +115,7 @@ def start_existing(
         end = unsaved_end(catalog, run_id, summary, stored.config.checkpoint)
         if end is not None:
             return Done(*end)
+    # Not always the folder to resume from: a changed checkpoint.folder is still empty.
     save_folder = run.folder_for(config.checkpoint.folder)
     places = _places(run, Place(folder, catalog), run_id, attempt, config.checkpoint)
     save_place = places[0] if save_folder == folder else Place(save_folder, run.catalog(save_folder))
@@ -185,8 +186,10 @@ def start_new(
     refuse_nested(run.path)
     folder = run.folder_for(config.checkpoint.folder)
     save_place = Place(folder, Catalog(open_storage(folder, cache=run.checkpoints_folder)))
+    # The run has no id yet: one that was lost has that of its checkpoints.
     places = _places(run, save_place, None, 0, config.checkpoint)
     if config.resume in ("auto", "must"):
+        # The default folder is in the lost directory, so only a folder elsewhere or the copies can be left.
         for location in places if config.checkpoint.folder is not None else places[1:]:
             run_id = _find_lost_run(location, config.run_dir)
             if run_id is not None:
@@ -204,6 +207,7 @@ def start_new(
         )
     if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
         raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
+    # The id is drawn here, before the directory exists: checkpoints, logs and the directory must agree on it.
     return Start(run, secrets.token_hex(8), 1, None, folder, f"{run.path} holds no run yet", is_new=True)
 
 
@@ -273,6 +277,7 @@ def _start_lost(
 ) -> Start | Done:
     """Decide how a run starts whose directory was lost, but not its checkpoints."""
     choice = choose(composed.config.resume, places, run_id, check=check, quarantine=not read_only)
+    # The run was found by one of these checkpoints, and `choose` raises if none is valid.
     assert choice.entry is not None
     assert choice.entry.manifest is not None
     source, _ = config_of(choice.place.folder / choice.entry.name)
@@ -323,6 +328,7 @@ def options_of(entry: Entry, folder: Path, config: LoadConfig) -> LoadOptions:
 def fork_of(composed: Composed, start: Start) -> Path | None:
     """The checkpoint of `ckpt=`, whose weights a new run loads; None once the run has a checkpoint of its own."""
     ckpt = composed.config.ckpt
+    # A checkpoint of the run itself already contains what the fork loaded.
     if ckpt is None or start.entry is not None:
         return None
     fork = select_one(ckpt)

@@ -81,6 +81,7 @@ def _fit_in_processes(
     composed = compose()
     config = composed.config
     processes = config.parallel.processes_per_node or 1
+    # Once, here: each child would find the same mistake, after it has imported torch.
     if not supervised and (config.restarts.max > 0 or processes > 1):
         _refuse_early(composed, processes)
     if config.restarts.max > 0 and not supervised:
@@ -140,6 +141,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
     try:
         with noting("while rank 0 composed the config"):
             composed = group.on_main(compose)
+        # Only now: the limit is in the config, which rank 0 has just sent.
         group.set_timeout(composed.config.parallel.timeout_s)
         from trainer_cli.runs.fit import fit
 
@@ -151,6 +153,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
     except Exception as error:
         if is_of_peer(error):
             return _after_a_peer(error, group)
+        # The first rank to claim reports; on the others the same error would only repeat it.
         if not group.claim_failure(error):
             return int(getattr(error, "exit_code", ExitCode.FAILED))
         if not group.is_main:
@@ -196,6 +199,7 @@ class Children:
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a process in this process group, so that the terminal's Ctrl-C and Ctrl-Z reach it too."""
         output = subprocess.PIPE if self._prefixed else None
+        # The open end of the pipe to its stdin is what tells the child that this process lives.
         process = subprocess.Popen(command, env=dict(env), stdin=subprocess.PIPE, stdout=output, stderr=output)
         self._processes[name] = process
         # Non-blocking, so that a silent child does not delay the output of the others.
@@ -213,6 +217,7 @@ class Children:
         else:
             time.sleep(_POLL_S)
         for name, process in list(self._processes.items()):
+            # By the process, not by the end of its output: a grandchild may keep the pipe open.
             code = process.poll()
             if code is not None:
                 self._forget(name, process)
@@ -275,6 +280,7 @@ class _Lines:
 
     def _take(self, chunk: bytes) -> None:
         *lines, incomplete = (self._incomplete + chunk).split(b"\n")
+        # A line without an end is held back, but not forever: a progress bar may write none.
         if incomplete and (not chunk or len(incomplete) > _CHUNK_BYTES):
             lines.append(incomplete)
             incomplete = b""
@@ -305,6 +311,7 @@ class Child:
         """Start it, wait for its end, and return its exit code; negative for a signal."""
         # A session of its own: otherwise the terminal sends Ctrl-C to the child too, a second time.
         with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True) as process:
+            # Before the check below: a signal from here on is forwarded by the handler.
             self._process = process
             # A signal that came before the child existed was not forwarded.
             if self.stopped:
@@ -360,6 +367,7 @@ def stop_with_parent() -> None:
         # To the main thread, so that a blocking call in it is interrupted.
         signal.pthread_kill(main, signal.SIGTERM)
 
+    # A daemon: it blocks in a read that nothing ends when the training is done.
     threading.Thread(target=watch, name="stop-with-parent", daemon=True).start()
 
 
@@ -369,6 +377,7 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
     Args:
         arguments: of `train`, for each child.
     """
+    # This process has no log file: train.log is that of the child, which holds the run's lock.
     to_console(config.logging.level)
     backoff = check_duration("restarts.backoff", config.restarts.backoff, units=(Unit.SECOND,))
     backoff_s = 0.0 if backoff is None else float(backoff.value)
@@ -383,6 +392,7 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
             # After a signal no restart: the user or the scheduler asked for a stop.
             if child.stopped:
                 return code if code >= 0 else int(ExitCode.STOPPED_EARLY)
+            # From the summary: the exit code alone does not say which error it was.
             reason = str(run.attempts[-1].get("reason") or "") if run.attempts else ""
             decision = decide_restart(
                 Ended(code, reason, progressed=_newest_step(folder) > before),

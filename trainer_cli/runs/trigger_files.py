@@ -34,6 +34,7 @@ class TriggerFiles:
 
     def __exit__(self, *_: object) -> None:
         self._stopped.set()
+        # With a limit: a network filesystem that hangs must not keep the training from ending.
         self._thread.join(_JOIN_TIMEOUT_S)
 
     def _watch(self) -> None:
@@ -46,6 +47,7 @@ class TriggerFiles:
         """The names of the files that exist; they are deleted, so that each request counts once."""
         requests = []
         for name, file in self._files.items():
+            # Deleted, not looked for: the deletion itself takes the request, so that it counts once.
             try:
                 os.unlink(file)
             except OSError:

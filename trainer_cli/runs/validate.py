@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import groupby
@@ -34,10 +35,10 @@ from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.runs.metrics import shared_keep_best
 from trainer_cli.runs.origin import EvaluatedOrigin
 from trainer_cli.runs.results import Results, Row, show_table
-from trainer_cli.runs.select import Selection, config_of, select
+from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.select import Selection, config_of, run_holding, select
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import load_options
-from trainer_cli.runs.watch import watched
 from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ _MAX_HOLDS = 256
 """Checkpoints held at a time: each takes a file descriptor. The others may be removed before they are read."""
 _TRIES = 5
 _PAUSE_S = 0.05
+_WATCH_POLL_S = 2.0
+"""Seconds between two listings of the disk or the store while watching."""
+_ENDS = (RunStatus.finished, RunStatus.failed, RunStatus.interrupted)
 
 
 def validate(
@@ -77,6 +81,7 @@ def validate(
             "validate needs ckpt=, which checkpoints to evaluate",
             cure="For example: train validate ckpt='runs/digits/checkpoints/step*' (ckpt=none for random weights).",
         )
+    # Not optimizer and loggers: a checkpoint is evaluated where their packages are missing.
     settings["sections"] = EVALUATED
     validation = _Validation(overrides, command, settings, allow_pickle=allow_pickle, show=show)
     if command.ckpt == "none":
@@ -109,6 +114,7 @@ class Holds:
                 stack.enter_context(catalog_of(path.parent).storage.reading(path.name))
             except FileNotFoundError:
                 return False
+            # Moved out of the `with`, which would release it here.
             self._locks[path] = stack.pop_all()
         return True
 
@@ -133,6 +139,7 @@ def select_held(patterns: Sequence[str], holds: Holds) -> tuple[Selection, list[
             if attempt == _TRIES - 1:
                 raise
         else:
+            # Listed, then held: what was removed in between is found out here and not during an evaluation.
             removed = [path for path in selection.paths if not holds.take(path)]
             paths = [path for path in selection.paths if path not in removed]
             if paths or selection.damaged:
@@ -141,6 +148,69 @@ def select_held(patterns: Sequence[str], holds: Holds) -> tuple[Selection, list[
     raise CheckpointError(
         f"ckpt={', '.join(patterns)}: each checkpoint was removed before it was read", cure="Give the command again."
     )
+
+
+def watched(
+    patterns: Sequence[str], wait: Callable[[float], object], stopped: Callable[[], bool] = lambda: False
+) -> Iterator[Selection]:
+    """Yield the checkpoints that the patterns name, then new ones as they appear, each once.
+
+    It ends when every run that saves them has ended and all its checkpoints were yielded. A run that was stopped early
+    or killed may be resumed, so it has not ended. Partial checkpoints are examined again later.
+
+    Args:
+        wait: sleeps for a number of seconds.
+        stopped: whether to end at the next listing.
+    """
+    seen: set[Path] = set()
+    has_logged = False
+    while not stopped():
+        # Before the listing: a checkpoint that is saved in between is then found in the next round.
+        ended = _ended(patterns, seen)
+        try:
+            selection = select(patterns)
+        except CheckpointError as error:
+            if ended:
+                raise
+            if not has_logged:
+                has_logged = True
+                log.info("waiting: %s", error.what.rstrip(":\n"))
+            selection = Selection([], {}, {})
+        new = [path for path in selection.paths if path not in seen]
+        damaged = {path: problem for path, problem in selection.damaged.items() if path not in seen}
+        # Not the partial ones: they are looked at again until they are complete.
+        seen.update(new, damaged)
+        if new or damaged:
+            yield Selection(new, {}, damaged)
+        elif ended:
+            return
+        else:
+            wait(_WATCH_POLL_S)
+
+
+def _ended(patterns: Sequence[str], seen: set[Path]) -> bool:
+    """Whether every run that may save matching checkpoints has ended."""
+    folders = {path.parent for path in seen}
+    folders |= {folder for folder in map(_folder, patterns) if folder is not None}
+    return bool(folders) and all(map(_is_complete, folders))
+
+
+def _folder(pattern: str) -> Path | None:
+    """The folder of a run's checkpoints that a pattern looks into; None if it does not exist."""
+    path = as_path(re.split(r"[*?\[{@]", pattern, maxsplit=1)[0])
+    for folder in (path, path.parent, path / "checkpoints"):
+        if not is_url(folder) and run_holding(folder) is not None:
+            return folder
+    return None
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether the run that saves into a folder has ended."""
+    if not is_url(folder) and (run := run_holding(folder)) is not None:
+        # Not its lock: that of a run which was stopped or killed, and may be resumed, is free too.
+        return RunDir(run).read_summary().get("status") in _ENDS
+    entries = catalog_of(folder).entries()
+    return any(entry.manifest is not None and entry.manifest.finished is not None for entry in entries)
 
 
 class _Validation:
@@ -263,6 +333,7 @@ class _Validation:
             if not source and not any(override.lstrip("+").startswith("experiment=") for override in self.overrides):
                 raise CheckpointError(f"{path} carries no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
             sources.append((path, source, text))
+        # Consecutive ones only: the order by step must stay, since results are shown as they come.
         groups = [list(group) for _, group in groupby(sources, key=lambda row: (row[0].parent, row[2]))]
         return [(group[0][1], group[0][2], [path for path, _, _ in group]) for group in groups]
 
@@ -292,6 +363,7 @@ class _Validation:
                     for row in rows if self.command.validate.watch and path is not None else ():
                         numbers = ", ".join(f"{key} {value:.4f}" for key, value in row.metrics.items())
                         log.info("%s on %s: %s", name, row.loader, numbers)
+                # Released one by one: the run can remove a checkpoint as soon as it was evaluated.
                 finally:
                     if path is not None:
                         self.holds.release(path)
@@ -333,6 +405,7 @@ def _is_removed(path: Path) -> bool:
 def _default_folder(paths: Sequence[Path]) -> Path:
     """`validation` in the run's directory; a folder in `runs` if the checkpoints do not belong to one run."""
     foreign = any(kind_of(path) is not None or is_url(path) or is_cached(path) for path in paths)
+    # Sorted, so that the same checkpoints lead to the same folder.
     runs = sorted({path if foreign else path.parent.parent for path in paths})
     if len(runs) == 1 and not foreign:
         return runs[0] / "validation"
