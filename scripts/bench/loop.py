@@ -8,6 +8,8 @@ from table import Column, Row, Table
 from timing import interleaved
 
 OURS = ["bare", "bare, fused", "bare, collating", "train fit", "train fit, not fused", "train fit, own loader"]
+# The smallest form of the start table runs the others.
+SMOKE = ["bare", "bare, collating", "train fit, not fused", "train fit, own loader"]
 PEERS = [
     "Lightning", "Lightning, barebones", "Fabric", "accelerate", "HF Trainer", "HF Trainer, barest", "ignite",
 ]  # fmt: skip
@@ -18,8 +20,9 @@ def measure(settings: Settings) -> list[Table]:
     """One table: ours as shipped, by hand, and the peers that are installed."""
     steps, warm = settings.pick(smoke=(20, 5), quick=(1200, 300), whole=(5500, 500))
     rounds = settings.rounds_or(3, 6)
-    measures, missing = contenders(OURS if settings.small else OURS + PEERS, steps, warm)
-    samples, skipped = interleaved(measures, rounds, warm=0, needed=OURS)
+    ours = settings.pick(smoke=SMOKE, quick=OURS, whole=OURS)
+    measures, missing = contenders(ours + ([] if settings.small else PEERS), steps, warm)
+    samples, skipped = interleaved(measures, rounds, warm=0, needed=ours)
     rows = [
         Row(name, {"step": found["step"], "processor": found["processor"]}, base=BASES.get(name))
         for name, found in samples.items()
