@@ -93,14 +93,11 @@ def test_a_model_is_made_from_its_checkpoint_alone(run: Path, name: str, step: s
     assert model(torch.ones(2, 2)).ndim == 0
 
 
-def test_the_weights_are_those_that_evaluations_saw(run: Path) -> None:
+def test_the_weights_are_those_that_evaluations_saw_and_arguments_of_the_model_may_change(run: Path) -> None:
     average = saved(run, "step4")["callbacks"]["mean"]["average"]
     assert set(differ(load_model("runs/net"), saved(run, "step4")["model"])) == set(average)
     state = load_model("runs/net", average="mean").state_dict()
     assert all(torch.equal(state[name], value.to(state[name].dtype)) for name, value in average.items())
-
-
-def test_arguments_of_the_model_may_change(run: Path) -> None:
     assert load_model("runs/net", overrides=["model.dropout=0.0"]).layers[1].p == 0.0
 
 
@@ -122,7 +119,7 @@ def test_what_cannot_be_loaded_is_refused(
         load_model(**arguments)
 
 
-def test_a_class_of_another_place_is_trusted_only_when_named(
+def test_a_class_of_another_place_is_trusted_only_when_named_and_another_class_of_its_name_is_refused(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -130,14 +127,8 @@ def test_a_class_of_another_place_is_trusted_only_when_named(
         load_model(run)
     assert type(load_model(run, trust=["shapes"])).__name__ == "Net"
     assert type(load_model(run, config_dir=run.parents[1] / "configs")).__name__ == "Net"
-
-
-def test_another_projects_class_of_that_name_is_refused(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     shutil.copytree(run.parents[1] / "configs", tmp_path / "configs")
     (tmp_path / "shapes.py").write_text(MODULE.replace("width=3", "width=3, other=1"))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "shapes", raising=False)
     with pytest.raises(ConfigError, match=r"shapes\.Net of .* is not the class that .* was trained with"):
         load_model(run)

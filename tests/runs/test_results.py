@@ -47,13 +47,8 @@ def test_the_table_marks_the_best_by_the_rule_of_the_run(
 ) -> None:
     results = Results(tmp_path, keep_best=keep_best)
     nan = float("nan")
-    for loader, step, loss, f1 in [
-        ("a", 1, 0.5, 1),
-        ("a", 2, nan, 1),
-        ("a", 3, 0.5, 1),
-        ("b", 1, 0.1, 2),
-        ("b", 2, 3, 4),
-    ]:
+    rows = [("a", 1, 0.5, 1), ("a", 2, nan, 1), ("a", 3, 0.5, 1), ("b", 1, 0.1, 2), ("b", 2, 3, 4)]
+    for loader, step, loss, f1 in rows:
         results.add([Row(f"step{step}", step, loader, {"loss": loss, "f1": f1})])
     results.finish()
     lines = capsys.readouterr().out.splitlines()
