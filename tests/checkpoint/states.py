@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import torch
 from trainer_cli.checkpoint.model_state import Fitting, fit_model, table
 from trainer_cli.checkpoint.optimizer_state import fit_optimizer
 from trainer_cli.core.load_options import LoadOptions, LoadReport
+from trainer_cli.core.manifest import FileEntry, Manifest, new_digest
 from trainer_cli.errors import UserError
 
 
@@ -67,3 +70,14 @@ def _take(fitting: Fitting) -> None:
     if fitting.faults:
         raise UserError(table("it does not fit the checkpoint", {"": fitting.faults}), cure="Nothing was loaded.")
     fitting.load()
+
+
+def reseal(checkpoint: Path, file: str, content: bytes) -> None:
+    """Give a file other content and its entry in the manifest the right digest, as a hostile writer would."""
+    path = checkpoint / "manifest.json"
+    manifest = Manifest.parse(path.read_bytes())
+    digest = new_digest("xxh3_128")
+    digest.update(content)
+    entry = FileEntry(len(content), f"xxh3_128:{digest.hexdigest()}")
+    (checkpoint / file).write_bytes(content)
+    path.write_bytes(replace(manifest, files={**manifest.files, file: entry}).to_bytes())

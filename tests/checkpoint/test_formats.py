@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from states import same
+from states import reseal, same
 
 from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.catalog import Catalog, why_damaged
@@ -31,7 +31,7 @@ from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.core.checkpoint_config import Compression
-from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.errors import CheckpointError, UserError
 
 FORMATS: dict[str, Format] = {
@@ -222,13 +222,7 @@ BAD_ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
 def test_an_archive_that_fits_its_digest_but_not_the_memory_is_refused(tmp_path: Path, kind: str) -> None:
     content, why = BAD_ARCHIVES[kind]
     SyncCheckpointer(format=ArchiveFormat(Compression.gz)).save(state(), tmp_path / "step3")
-    file, digest = tmp_path / "step3/rank0.tar.gz", new_digest("xxh3_128")
-    file.write_bytes(content())
-    digest.update(file.read_bytes())
-    manifest = Manifest.parse((tmp_path / "step3/manifest.json").read_bytes())
-    entry = FileEntry(file.stat().st_size, f"xxh3_128:{digest.hexdigest()}")
-    changed = replace(manifest, files={**manifest.files, "rank0.tar.gz": entry})
-    (tmp_path / "step3/manifest.json").write_bytes(changed.to_bytes())
+    reseal(tmp_path / "step3", "rank0.tar.gz", content())
     with pytest.raises(CheckpointError, match=why):
         SyncCheckpointer().load(tmp_path / "step3")
 
