@@ -10,8 +10,8 @@ import time
 import pytest
 
 from trainer_cli.errors import UserError
-from trainer_cli.loggers.base import SAVES, Now, Record, RunFacts
-from trainer_cli.loggers.console import BottomLine, ConsoleLogger, ProgressBar
+from trainer_cli.loggers.base import SAVES, Now, Pauses, Record, RunFacts
+from trainer_cli.loggers.console import BottomLine, ConsoleLogger, Pace, ProgressBar
 from trainer_cli.trainer import messages
 
 FACTS = RunFacts(name="digits", total_steps=500, start_time=100.0)
@@ -112,6 +112,7 @@ def test_a_long_line_is_broken_between_words_and_only_a_longer_word_within() -> 
 
 
 NOW = Now(200, 3200)
+
 EARLY = {0: Now(0), 100: Now(100, 1600), 110: NOW}
 
 
@@ -193,11 +194,45 @@ def test_metric_names_are_not_taken_for_markup() -> None:
     assert "val/[red]x 1" in shown("rich", Terminal(), Record(1, 0.0, 101.0, {"val/[red]x": 1.0}))
 
 
-@pytest.mark.parametrize("style", ["plain"])
-def test_a_terminal_that_went_away_does_not_stop_the_training(style: str) -> None:
-    assert shown(style, GoneTerminal(), Record(1, 0.0, 101.0, {}), Record(2, 0.0, 102.0, {})) == ""
+def test_a_terminal_that_went_away_does_not_stop_the_training() -> None:
+    assert shown("plain", GoneTerminal(), Record(1, 0.0, 101.0, {}), Record(2, 0.0, 102.0, {})) == ""
 
 
 def test_an_unknown_style_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UserError, match=r"'fancy'.*auto, rich, plain, off"):
         ConsoleLogger("fancy")
+
+
+EVALUATIONS = Pauses(count=2, seconds=20.0, last_step=200)
+"""Ten seconds, every hundred steps."""
+
+
+@pytest.mark.parametrize(
+    ("moments", "left"),
+    [
+        pytest.param({0.0: Now(0)}, None, id="no step yet"),
+        pytest.param({9.0: Now(1)}, None, id="the first step, which may be slow, is no rate"),
+        pytest.param({9.0: Now(1), 19.0: Now(101)}, 89.9, id="ten steps a second"),
+        pytest.param({9.0: Now(1), 19.0: Now(101), 29.0: Now(101)}, 79.9, id="a step takes long"),
+        pytest.param({9.0: Now(1), 19.0: Now(101), 29.0: Now(101, activity="evaluating")}, 89.9, id="a pause"),
+        pytest.param({0.0: Now(1), 40.0: Now(201, pauses=(EVALUATIONS,))}, 79.9 + 80, id="8 evaluations to come"),
+        pytest.param({0.0: Now(1), 49.9: Now(300, pauses=(EVALUATIONS,))}, 70 + 80, id="8 to come before the next"),
+        pytest.param({0.0: Now(1), 69.9: Now(300, pauses=(EVALUATIONS,) * 2)}, 70 + 160, id="evaluations and saves"),
+        pytest.param({0.0: Now(1), 99.0: Now(100), 109.0: Now(200)}, 438.2, id="the last minute and what is before it"),
+        pytest.param({0.0: Now(1), 99.0: Now(100), 109.0: Now(200), 170.0: Now(201)}, 48739, id="the last minute"),
+        pytest.param({0.0: Now(1), 1.0: Now(1000)}, 0.0, id="done"),
+    ],
+)
+def test_the_time_left_of_a_thousand_steps(moments: dict[float, Now], left: float | None) -> None:
+    pace = Pace(start_step=0)
+    for at, now in moments.items():
+        pace.read(now, at)
+    found = pace.eta_s(now, 1000, at)
+    assert found == (None if left is None else pytest.approx(left, abs=0.5))
+
+
+def test_a_run_that_goes_on_counts_from_where_it_does() -> None:
+    pace, pauses = Pace(start_step=900), (Pauses(1, 10.0, 950),)
+    for at, now in {0.0: Now(901), 14.9: Now(950, pauses=pauses)}.items():
+        pace.read(now, at)
+    assert pace.eta_s(now, 1000, at) == pytest.approx(5 + 10, abs=0.5)

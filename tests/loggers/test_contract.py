@@ -74,23 +74,17 @@ def test_a_logger_takes_texts_images_and_histograms_or_leaves_them_out(logger: L
     logger.log(Record(2, 0.1, 1e9, {"train/loss": 0.5}, **media))
 
 
-def test_rewinding_where_nothing_was_written_changes_nothing(logger: Logger, tmp_path: Path) -> None:
+def test_rewinding_and_making_a_logger_write_nothing(logger: Logger, tmp_path: Path) -> None:
     logger.rewind(tmp_path, 5)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_logger_makes_its_folder_only_when_started(logger: Logger, tmp_path: Path) -> None:
     logger.rewind(tmp_path / "run", -1)
     assert not (tmp_path / "run").exists()
     logger.start(RunFacts(run_dir=tmp_path / "run"))
 
 
-@pytest.mark.parametrize("module", ["base", "console", "text_files", "tensorboard"])
-def test_importing_a_logger_imports_nothing_heavy(module: str) -> None:
-    code = (
-        f"import sys; import trainer_cli.loggers.{module}\n"
-        "assert not {'torch', 'tensorboard', 'rich', 'numpy'} & set(sys.modules)"
-    )
+def test_importing_loggers_imports_nothing_heavy() -> None:
+    modules = ", ".join(f"trainer_cli.loggers.{name}" for name in ("base", "console", "text_files", "tensorboard"))
+    code = f"import sys; import {modules}\nassert not {{'torch', 'tensorboard', 'rich', 'numpy'}} & set(sys.modules)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +11,6 @@ import pytest
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.record_keeper import RecordKeeper
-from trainer_cli.loggers.tensorboard import TensorBoardLogger
-from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
 
 
 class Service(Logger):
@@ -59,105 +52,20 @@ class Clock:
         return self.now
 
 
-def a_record(step: int, size: int = 1) -> Record:
-    return Record(step, step / 10, 1e9 + step, {f"train/loss{number}": step / 7 for number in range(size)})
+def a_record(step: int) -> Record:
+    return Record(step, step / 10, 1e9 + step, {"train/loss": step / 7})
 
 
-def started(logger: Logger, *, tolerant: bool = True, step: int = 0, run_dir: Path | None = None) -> RecordKeeper:
+def started(logger: Logger, *, tolerant: bool = True, step: int = 0) -> RecordKeeper:
     keeper = RecordKeeper("x", logger, Clock())
     keeper.tolerant = tolerant
-    keeper.start(RunFacts(run_dir=run_dir, start_step=step), step)
+    keeper.start(RunFacts(start_step=step), step)
     return keeper
 
 
 def wait(keeper: RecordKeeper) -> None:
     assert isinstance(keeper._clock, Clock)
     keeper._clock.now += 100
-
-
-@contextmanager
-def largest_file(size_bytes: int) -> Iterator[None]:
-    """Writes beyond this size fail, with a part written, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def _of_jsonl(folder: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def _of_csv(folder: Path) -> list[int]:
-    with (folder / "metrics.csv").open() as file:
-        return [int(row["step"]) for row in csv.DictReader(file) if row["metric"] == "train/loss0"]
-
-
-def _of_tensorboard(folder: Path) -> list[int]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    return [event.step for event in events.Scalars("train/loss0")]
-
-
-FILES: dict[str, tuple[Callable[[], Logger], str, Callable[[Path], list[int]]]] = {
-    "jsonl": (JsonlLogger, "metrics.jsonl", _of_jsonl),
-    "csv": (CsvLogger, "metrics.csv", _of_csv),
-    "tensorboard": (TensorBoardLogger, "tensorboard/*", _of_tensorboard),
-}
-
-
-@pytest.mark.parametrize("kind", FILES)
-@pytest.mark.parametrize("from_start", [False, True])
-def test_records_neither_repeat_nor_vanish_where_there_is_space_again(
-    kind: str, from_start: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    make, place, read = FILES[kind]
-    keeper = started(make(), run_dir=tmp_path)
-    first = 1 if from_start else 4
-    for step in range(1, first):
-        keeper.log(a_record(step, 8))
-    sizes = [path.stat().st_size for path in tmp_path.glob(place)]
-    # The limit is that of each file, and TensorBoard's logger begins another one.
-    with largest_file(10 if kind == "tensorboard" else max(sizes, default=0) + 100):
-        for step in range(first, 8):
-            keeper.log(a_record(step, 8))
-            keeper.flush(durable=False)
-            keeper.flush(durable=True)
-            wait(keeper)
-    for step in range(8, 10):
-        keeper.log(a_record(step, 8))
-    keeper.close()
-    assert read(tmp_path) == list(range(1, 10))
-    assert caplog.text.count("cannot be written") == 1
-    assert len(list(tmp_path.glob(place))) <= 2
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_without_the_policy_a_full_disk_ends_the_training_with_an_error(kind: str, tmp_path: Path) -> None:
-    make, place, read = FILES[kind]
-    keeper = started(make(), tolerant=False, run_dir=tmp_path)
-    keeper.log(a_record(1, 8))
-    size = max(path.stat().st_size for path in tmp_path.glob(place))
-    with largest_file(size + 100), pytest.raises(OSError, match="File too large"):
-        keeper.log(a_record(2, 8))
-    keeper.close()
-    if kind != "tensorboard":
-        assert read(tmp_path) == [1], "nothing of a failed record is left"
-
-
-def test_a_run_that_ends_on_a_full_disk_says_how_many_records_it_lacks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    keeper = started(JsonlLogger(), run_dir=tmp_path)
-    with largest_file(0):
-        for step in (1, 2, 3):
-            keeper.log(a_record(step))
-        keeper.close()
-    assert "x lacks 3 records" in caplog.text
 
 
 def test_what_is_kept_is_rewound_too(tmp_path: Path) -> None:

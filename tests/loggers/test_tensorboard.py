@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import subprocess
 import sys
 import textwrap
@@ -153,14 +152,6 @@ def test_a_run_that_is_not_described_has_neither(tmp_path: Path) -> None:
     assert shown(tmp_path).Tags()["tensors"] == []
 
 
-def test_a_resume_neither_doubles_nor_loses_a_step(tmp_path: Path) -> None:
-    write(tmp_path, [10, 20, 30, 40])
-    write(tmp_path, [30, 40, 50], start_step=20)
-    write(tmp_path, [50, 60], start_step=40)
-    assert points(tmp_path) == [(step, float(step)) for step in (10, 20, 30, 40, 50, 60)]
-    assert len(files(tmp_path)) == 3
-
-
 def test_a_killed_and_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
     code = """
         import os, signal, sys
@@ -194,26 +185,6 @@ def test_a_resume_drops_later_steps_and_a_torn_record_from_the_files(tmp_path: P
     assert points(tmp_path) == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
-def test_a_resume_leaves_a_file_as_it_is_that_holds_no_later_step(tmp_path: Path) -> None:
-    before = write(tmp_path, [1, 2]).stat()
-    write(tmp_path, [3], start_step=2)
-    after = files(tmp_path)[0].stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-def test_going_back_behind_an_earlier_resume_drops_from_every_file(tmp_path: Path) -> None:
-    write(tmp_path, [10, 20, 30])
-    write(tmp_path, [30, 40], start_step=20)
-    write(tmp_path, [20], start_step=10)
-    assert points(tmp_path) == [(10, 10.0), (20, 20.0)]
-
-
-def test_starting_over_drops_everything(tmp_path: Path) -> None:
-    write(tmp_path, [0, 10, 20])
-    write(tmp_path, [0, 10], start_step=-1)
-    assert points(tmp_path) == [(0, 0.0), (10, 10.0)]
-
-
 def test_a_running_tensorboard_forgets_the_steps_that_are_made_again(tmp_path: Path) -> None:
     first = write(tmp_path, [10, 20, 30])
     first.rename(first.with_name("events.out.tfevents.1000000000.host.1.0"))
@@ -229,16 +200,6 @@ def test_each_attempt_has_a_file_that_sorts_last_even_if_the_clock_went_back(tmp
     for step in range(1, 13):
         assert "host" not in write(tmp_path, [step + 1], start_step=step).name
     assert [step for step, _ in points(tmp_path)] == list(range(1, 14))
-
-
-@pytest.mark.parametrize(
-    "tail", [b"\0" * 64, random.Random(5).randbytes(64), b"\xff" * 12], ids=["zeros", "noise", "ones"]
-)
-def test_what_is_no_event_at_the_end_of_a_file_is_passed_over(tail: bytes, tmp_path: Path) -> None:
-    path = write(tmp_path, [10, 20])
-    path.write_bytes(path.read_bytes() + tail)
-    write(tmp_path, [30], start_step=20)
-    assert [step for step, _ in points(tmp_path)] == [10, 20, 30]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's device that refuses every write")
