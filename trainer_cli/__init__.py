@@ -252,4 +252,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    # Completion and `dir` show the public names, although none of them is imported yet.
     return sorted({*globals(), *_MODULES})

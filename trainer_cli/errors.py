@@ -57,9 +57,11 @@ class TrainError(Exception):
         return ", ".join(text for text in (None if is_in_message else self.where, self.source) if text)
 
     def __str__(self) -> str:
+        # A table ends in a new line, which the location must not follow.
         text = self.what.rstrip()
         if location := self.place:
             text = f"{text.rstrip('.')} ({location})"
+        # A table: the cure would be read as one more row if it stood on the last line.
         if self.what.endswith("\n"):
             return f"{text}\n{self.cure}" if self.cure else text
         if not text.endswith((".", "!", "?", ":")):
@@ -185,6 +187,7 @@ class ConfigErrors(ConfigError):
 
 def raise_all(mistakes: Sequence[ConfigError]) -> None:
     """Raise the mistakes as one error, without repetitions; return if the list is empty."""
+    # One mistake may be found by several checks. A dict keeps the order of the first.
     mistakes = list({str(mistake): mistake for mistake in mistakes}.values())
     if len(mistakes) > 1:
         raise ConfigErrors(mistakes)

@@ -19,6 +19,7 @@ _CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36"}
 def is_terminal(stream: TextIO) -> bool:
     """Whether the stream is a terminal that can move its cursor."""
     try:
+        # A dumb terminal, such as that of an editor, would show the escape codes as text.
         return stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:  # The stream is closed.
         return False
@@ -87,6 +88,7 @@ def format_age(seconds: float) -> str:
 
 def format_clock(seconds: float) -> str:
     """Minutes and seconds as `2:05`, or hours, minutes and seconds as `1:02:05`."""
+    # Rounded before the division, or 59.6 s would become 0:60.
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
@@ -131,7 +133,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
         justify = "right" if header[column] in right else "left"
         grid.add_column(Text(header[column]), justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in rows:
+        # As Text: rich would take brackets in a string for markup.
         grid.add_row(*(Text(row[column]) for column in shown))
+    # A program that reads the output gets each row on one line.
     width = shutil.get_terminal_size().columns - len(indent) if sys.stdout.isatty() else _UNBOUNDED
     out = io.StringIO()
     Console(file=out, width=width, color_system=None).print(grid)

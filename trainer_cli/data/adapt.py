@@ -52,6 +52,7 @@ def as_loader(
         UserError: the object is not a dataset or an iterable, or a setting would have no effect on it.
     """
     ranks: dict[str, Any] = {"rank": rank, "world_size": world_size}
+    # First: a loader that is divided already must not be divided again.
     if isinstance(data, SharedLoader):
         return data
     if isinstance(data, Loader | StreamLoader | UserLoader):

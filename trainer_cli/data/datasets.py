@@ -48,6 +48,7 @@ class Digits:
                 where="data.val_fraction",
                 cure="Use a number between 0 and 1.",
             )
+        # Not torch's generator: the split must be the same whatever version of torch permutes.
         order = sample_indices(seed, 0, 0, len(images), len(images))
         self.val = DigitImages(images[order[:held_out]], labels[order[:held_out]], augment=False)
         self.train = DigitImages(images[order[held_out:]], labels[order[held_out:]], augment=augment)
@@ -75,6 +76,7 @@ class DigitImages:
 
 def distort(image: Tensor, *, degrees: float = 12.0, pixels: float = 0.7, zoom: float = 0.1) -> Tensor:
     """Turn, shift and scale a (channels, height, width) image by random amounts up to these."""
+    # From torch's generator, which the loader has seeded for this sample.
     turn, right, down, scale = (torch.rand(4) * 2 - 1).tolist()
     angle, scale = math.radians(degrees) * turn, 1 + zoom * scale
     cos, sin = math.cos(angle) * scale, math.sin(angle) * scale

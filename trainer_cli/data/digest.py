@@ -142,11 +142,13 @@ def _read_in_fork(readers: Readers, limit_s: float) -> Iterator[LoaderDigests]:
         # Python warns of a fork with threads. This process only calls datasets, as a worker does.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()
+    # Otherwise the receiver would never see the end, because this process has the pipe open.
     sender.close()
     until = time.monotonic() + limit_s
     with receiver, suppress(EOFError):
         while receiver.poll(max(0.0, until - time.monotonic())):
             yield receiver.recv()
+    # Killed, not ended: it may be stuck in a dataset.
     process.kill()
     process.join()
     process.close()
@@ -158,6 +160,7 @@ def _send(readers: Readers, sender: Any, limit_s: float) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(math.ceil(limit_s) + 1)
     quiet = os.open(os.devnull, os.O_WRONLY)
+    # What a dataset prints here would be printed again by the training.
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     # The threads of the parent's OpenMP do not exist after a fork.
@@ -166,6 +169,7 @@ def _send(readers: Readers, sender: Any, limit_s: float) -> None:
         for digests in _digests_of(readers, limit_s):
             sender.send(digests)
     finally:
+        # Not sys.exit, which would run the handlers of the parent, such as the end of its workers.
         os._exit(0)
 
 
@@ -223,10 +227,12 @@ def _feed(value: Any, update: Callable[[bytes], object], means: list[str], budge
     elif isinstance(value, np.ndarray | np.generic) or hasattr(value, "__array_interface__"):
         _feed_array(np.asarray(value), update, means)
     elif isinstance(value, Mapping):
+        # Sorted by text, because keys of different types cannot be compared.
         for key, item in sorted(value.items(), key=lambda pair: str(pair[0])):
             update(str(key).encode())
             feed(item)
     elif isinstance(value, set | frozenset):
+        # By digests: the order of a set of strings differs from process to process.
         update(repr(sorted(map(digest_of, value))).encode())
     elif isinstance(value, Sequence):
         update(str(len(value)).encode())
@@ -246,6 +252,7 @@ def _feed_array(array: NDArray[Any], update: Callable[[bytes], object], means: l
         update(str([type(item).__name__ for item in flat[:100]]).encode())
     elif kind in "fc" or (flat.dtype == np.uint8 and array.ndim > 1):
         plain = np.abs(flat) if kind == "c" else flat
+        # In 64 bits, so that the means do not depend on how a machine sums smaller floats.
         numbers = plain.astype(np.float64)
         finite = np.isfinite(numbers)
         update(np.packbits(finite).tobytes() if not finite.all() else b"finite")

@@ -47,13 +47,13 @@ class EpochParts:
 
     def set(self, epoch: int) -> None:
         """Call `set_epoch(epoch)` of all parts, unless they are at this epoch. Changes the random generators."""
-        if epoch == self._epoch and all(_latest.get(id(part)) is self for part in self.parts):
+        if epoch == self._epoch and all(_latest.get(id(target)) is self for target in self.parts):
             return
-        for part in self.parts:
+        for target in self.parts:
             # So what it draws depends on seed and epoch alone, and is the same in every worker.
             seed_random(sample_seed(self.seed, epoch, 0))
-            part.set_epoch(epoch)
-            _latest[id(part)] = self
+            target.set_epoch(epoch)
+            _latest[id(target)] = self
         self._epoch = epoch
 
 
@@ -66,6 +66,7 @@ def _find_parts(value: Any, seen: set[int]) -> Iterator[Any]:
         return
     seen.add(id(value))
     if callable(getattr(value, "set_epoch", None)):
+        # Not what is inside it as well: the object passes the epoch on itself.
         yield value
         return
     # Only plain attributes, because a property may compute, or read files.
@@ -139,6 +140,7 @@ class SharedLoader:
                 has_batch = self.rank < len(round_batches)
                 yield round_batches[self.rank] if has_batch else PaddingBatch(round_batches[0])
         finally:
+            # Not left to the garbage collector: workers must end when the epoch is left, also after an error.
             if (close := getattr(batches, "close", None)) is not None:
                 close()
 
@@ -233,6 +235,7 @@ class Loader:
         self.workers = Workers(
             self.source,
             num_workers,
+            # The seed after those of all samples, so that a worker's own draws repeat no sample's.
             seed=sample_seed(seed, 0, self.length),
             persistent=persistent_workers is not False,
             timeout_s=worker_timeout_s,
@@ -315,6 +318,7 @@ class Loader:
             for batch in batches:
                 first, end = self._share(start)
                 start += self.samples_per_batch
+                # Set before the yield: the training reads it while it has this batch.
                 self.batch_samples = end - first
                 yield batch if end > first else PaddingBatch(batch)
         finally:
@@ -382,13 +386,16 @@ class KeyedSource:
         the batch.
         """
         assert self.many is not None
+        # Whether random numbers were drawn can be seen only from the states before and after.
         before = None if self.deterministic else random_state()
         try:
+            # A list, which torch's own loader passes: a dataset may rely on its type.
             samples = self.many(list(keys))
         except Exception as error:
             error.add_note(f"while loading samples {list(keys)} of epoch {epoch}")
             raise
         if before is not None and not is_random_state(before):
+            # For good: a dataset that drew once may draw for any later sample.
             self.many = None
             return None
         return samples
@@ -397,6 +404,7 @@ class KeyedSource:
         samples: list[Any] = []
         try:
             for number, key in enumerate(keys):
+                # Seeded per sample, so that it is the same in any batch, worker and rank.
                 if seeds:
                     seed_random(seeds[number])
                 samples.append(self.dataset[key])

@@ -70,7 +70,7 @@ class Mixture:
 
 
 class MixedDataset:
-    """Samples of several datasets. A key is (index of the dataset, key in that dataset)."""
+    """Samples of several datasets, each with the key (index of the dataset, key in that dataset)."""
 
     order_version = f"mixture-1 {ORDER_VERSION}"
 
@@ -145,6 +145,7 @@ def quotas(weights: Mapping[str, float], block: int) -> list[int]:
     total = math.fsum(weights.values())
     exact = [block * weight / total for weight in weights.values()]
     shares = [math.floor(share) for share in exact]
+    # Ties go to the earlier source, so that equal weights give the same shares on each machine.
     by_remainder = sorted(range(len(exact)), key=lambda number: (shares[number] - exact[number], number))
     for number in by_remainder[: block - sum(shares)]:
         shares[number] += 1
@@ -158,6 +159,7 @@ def quotas(weights: Mapping[str, float], block: int) -> list[int]:
     return shares
 
 
+# Batches and workers ask for positions of the same few blocks again and again.
 @lru_cache(maxsize=4)
 def _arrange_block(seed: int, block: int, quotas: tuple[int, ...]) -> list[tuple[int, int]]:
     """For each position of a block: (source index, position within that source's samples of the block)."""

@@ -76,6 +76,7 @@ def _are_equal(first: Any, second: Any) -> bool:
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) and all(map(_are_equal, first, second))
     try:
+        # Not `==` alone: for arrays and tensors its result has no truth value.
         return bool((np.asarray(first) == np.asarray(second)).all())
     except Exception:
         return False
@@ -92,6 +93,7 @@ def timeout_seconds(value: float | str | None) -> float | None:
             seconds = float(duration.value)
         else:
             raise ValueError
+        # A bool is an int, and True would be one second.
         if isinstance(value, bool) or not 0 < seconds < float("inf"):
             raise ValueError
     except (ValueError, TypeError):

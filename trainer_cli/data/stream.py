@@ -117,6 +117,7 @@ class StreamLoader:
             self.source,
             num_workers,
             seed=sample_seed(seed, 0, 0),
+            # Without a state a worker's dataset cannot be put back to its beginning.
             persistent=self.source.stateful if persistent_workers is None else persistent_workers,
             timeout_s=worker_timeout_s,
             pin_memory=pin_memory,
@@ -159,6 +160,7 @@ class StreamLoader:
             # There is no state of this position, so the epoch is read from its beginning.
             skip = batch
             self._position, self._next, self._worker_positions = (epoch, 0), 0, self._beginning()
+        # A new number makes every worker restart its dataset, also where a pass was left early.
         self._turn += 1
         self._watch.begin()
         return self._batches(epoch, skip)
@@ -230,8 +232,10 @@ class StreamLoader:
                 answer = next(answers)
                 worker = number % len(self._worker_positions)
                 position = self._worker_positions[worker]
+                # A worker may have been asked ahead of the answer that its dataset has ended.
                 if answer is None or position.ended:
                     continue
+                # Before the yield, so that a save during this batch has the position after it.
                 self._next = (worker + 1) % len(self._worker_positions)
                 self._worker_positions[worker] = WorkerPosition(
                     answer.state, position.batches + bool(answer.samples), answer.ended
@@ -251,6 +255,7 @@ class StreamLoader:
         if self.num_workers:
             yield from self.workers.answers(requests)
             return
+        # Not around the yield: the training draws its own random numbers between batches.
         for request in requests:
             with kept_random_state():
                 answer = self.source.fetch(request)
@@ -291,6 +296,7 @@ class StreamSource:
         self.drop_last = drop_last
         self.stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
         self._reported = False
+        # Before anything is read: each epoch begins from this state.
         self.initial = self._state()
         self.epochs = EpochParts(dataset, seed)
         self._turn = 0
@@ -301,6 +307,7 @@ class StreamSource:
         """Make the next batch. An error of the dataset keeps its type, and gets a note that names the batch."""
         if request is None:
             return None
+        # 0 is the seed of `set_epoch`, so that of the first batch is 1.
         seed_random(sample_seed(self.seed, request.epoch, request.number + 1))
         samples: list[Any] = []
         try:

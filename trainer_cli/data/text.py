@@ -105,10 +105,12 @@ class Windows:
         if not 0 <= index < len(self):
             raise IndexError(f"{index} is not one of {len(self)} windows")
         start = index * self._stride
+        # Stored in fewer bits, but targets of cross_entropy must have 64.
         window = self._tokens[start : start + self._context + 1].long()
         return window[:-1], window[1:]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        # One gather for the whole batch instead of a slice per window.
         starts = torch.tensor(indices) * self._stride
         windows = self._tokens[starts.unsqueeze(1) + torch.arange(self._context + 1)].long()
         return list(zip(windows[:, :-1].unbind(), windows[:, 1:].unbind(), strict=True))
@@ -347,6 +349,7 @@ class PackedRows:
         offset = number * length
         size = np.minimum(targets[sequence] - offset, length)
         row = best_fit(size, length)
+        # Stable, so that the pieces of a row keep the order of their sequences.
         order = np.argsort(row, kind="stable")
         self._sequence, self._offset, self._size = sequence[order], offset[order], size[order]
         self._start = np.concatenate([[0], np.cumsum(np.bincount(row))])
@@ -361,6 +364,7 @@ class PackedRows:
         if not 0 <= index < len(self):
             raise IndexError(f"{index} is not one of {len(self)} rows")
         tokens, targets, segments, positions = (torch.zeros(self.length, dtype=torch.int64) for _ in range(4))
+        # Before the pieces: what they do not fill is padding.
         targets.fill_(IGNORED)
         filled = 0
         for segment, piece in enumerate(range(self._start[index], self._start[index + 1]), start=1):

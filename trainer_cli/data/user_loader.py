@@ -135,6 +135,7 @@ class UserLoader:
         offset = self._offset(batch, samples)
         if offset < 0:
             raise ValueError(f"an epoch cannot be entered at {offset}, before its start")
+        # Used once: a later epoch must not begin there again.
         position, self._position = self._position, None
         self._left_early = False
         self._watch.begin()
@@ -148,6 +149,7 @@ class UserLoader:
         elif epoch == offset == 0:
             # Every evaluation is epoch 0, and must use the same samples.
             self._set_generators(self._initial_states)
+        # After the states were set: a resume inside the epoch draws its order from these again.
         self._epoch_start_states = self._generator_states()
         return self._batches(epoch, batch - replayed, replayed, offset)
 
@@ -165,6 +167,7 @@ class UserLoader:
         """End persistent workers. The next epoch starts new ones."""
         self._is_started = False
         if self._inner is not self.loader:
+            # Asked first, so that the workers exit while the old iterator is dropped, which waits for them.
             self._processes.ask_to_end()
             self._rebuild()
             self._processes.end()
@@ -179,6 +182,7 @@ class UserLoader:
         self._inner, self._walked_sampler = _rebuild_loader(self.loader, self._processes, persistent=self.persistent)
 
     def _batches(self, epoch: int, first: int, replayed: int, offset: int) -> Generator[Any, None, None]:
+        # A kept worker may have died between two epochs: then new ones are started.
         if self._processes.died():
             self.close()
         if self.walks and self._walked_sampler is not None:
@@ -209,6 +213,7 @@ class UserLoader:
                     except StopIteration:
                         return
                 number += 1
+                # Only until two states are known: a state may be large.
                 if self._watch.watches:
                     self._watch.see(self.loader.state_dict())
                 if self._inner is not self.loader:
@@ -216,6 +221,7 @@ class UserLoader:
                 if number > first + replayed:
                     yield batch
         except GeneratorExit:
+            # After the last batch the epoch has ended, although no further batch was requested.
             if self.stateful:
                 self._leave(iterator, epoch, number)
             raise

@@ -49,9 +49,11 @@ class WorkerProcesses:
     """The worker processes of a loader. They end with `end`, with this object, or with the interpreter."""
 
     def __init__(self) -> None:
+        # Without a lock: a worker that is killed while it holds one would block the others.
         self._closing: Any = multiprocessing.get_context().RawValue(ctypes.c_bool, False)
         self._processes: list[BaseProcess] = []
         self._end = partial(_end, os.getpid(), self._processes, self._closing)
+        # Not at exit, where the order is not ours: `_end_all_at_exit` does it then.
         weakref.finalize(self, self._end).atexit = False
         _owners.add(self)
         _end_all_at_exit()
@@ -72,6 +74,7 @@ class WorkerProcesses:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             new = set(multiprocessing.active_children()) - earlier
+            # By pid, which usually rises in the order of their start, so that number k is torch's worker k.
             self._processes += sorted(new, key=lambda process: process.pid or 0)
 
     def init_fn(self, user_init_fn: Callable[[int], None] | None = None) -> Callable[[int], None]:
@@ -116,6 +119,7 @@ class WorkerProcesses:
             try:
                 if shut_down is not None:
                     killer = threading.Timer(LOADERS_GRACE_S, self.kill)
+                    # It must not keep the interpreter alive.
                     killer.daemon = True
                     killer.start()
                     try:
@@ -189,6 +193,7 @@ class Workers:
         """
         if self._kept is not None and self._kept.died():
             self.close()
+        # Taken out during the pass, so that a second pass at the same time gets other workers.
         pool, self._kept = self._kept or _Pool(self), None
         usable = False
         try:
@@ -230,7 +235,9 @@ class _Pool:
             collate_fn=unchanged,
             pin_memory=workers.pin_memory,
             worker_init_fn=self._processes.init_fn(),
+            # Of its own: DataLoader would draw the workers' seed from the training's generator.
             generator=torch.Generator().manual_seed(workers.seed),
+            # Always, so that the pool decides when they end, and not torch at the end of a pass.
             persistent_workers=True,
         )
 
@@ -259,6 +266,7 @@ class _Pool:
     def end(self) -> None:
         self._limit.end()
         self._processes.ask_to_end()
+        # Dropped before the wait: torch's iterator closes its queues, at which a worker may hang.
         self._loader = self._iterator = None
         self._processes.end()
 
@@ -361,7 +369,9 @@ def _begin(closing: Any, user_init_fn: Callable[[int], None] | None, number: int
     """Set up a worker. Signals to the process group are for the parent, which finishes its step and saves."""
     for parents_signal in _PARENTS_SIGNALS:
         signal.signal(parents_signal, signal.SIG_IGN)
+    # Only after they are ignored: those that came meanwhile are delivered now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
+    # A thread, because the main thread of a worker may be busy in the dataset.
     threading.Thread(target=_exit_in_time, args=(closing, os.getppid()), daemon=True).start()
     if user_init_fn is not None:
         user_init_fn(number)
@@ -396,6 +406,7 @@ def _end(owner: int, processes: list[BaseProcess], closing: Any) -> None:
     if os.getpid() != owner:
         return
     closing.value = True
+    # One deadline for all, so that the time does not grow with the number of workers.
     deadline = time.monotonic() + GRACE_S
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))

@@ -154,6 +154,7 @@ def read_id(file: Path | None) -> str | None:
     """Read the id that an earlier attempt has saved; None without one."""
     try:
         content = json.loads(file.read_text()) if file is not None else {}
+    # A truncated file has no id: a new run of the service is better than no training.
     except (FileNotFoundError, ValueError):
         return None
     return str(content["run_id"]) if isinstance(content, dict) and "run_id" in content else None

@@ -67,6 +67,7 @@ class Pace:
             return
         paused = sum(pause.seconds for pause in now.pauses)
         self._marks.append(_Mark(time, time - paused, now.step, now.samples))
+        # Two marks stay, because a rate needs a difference, however long a step takes.
         while len(self._marks) > 2 and self._marks[1].time < time - _WINDOW_S:
             self._marks.popleft()
 
@@ -208,6 +209,7 @@ class ProgressBar:
             SAVES.addHandler(self._saves)
             warnings.formatwarning = self._wrapped_warning
             self._draw()
+            # A daemon: an error that skips `close` must not keep the process alive.
             self._thread = threading.Thread(target=self._run, name="progress-bar", daemon=True)
             self._thread.start()
 
@@ -229,9 +231,11 @@ class ProgressBar:
         """Stop the thread and clear the line."""
         self._stopped.set()
         if self._thread is not None:
+            # With a limit: a write to a terminal that is stopped (Ctrl-S) blocks without end.
             self._thread.join(_JOIN_S)
         SAVES.removeHandler(self._saves)
         warnings.formatwarning = self._format_warning
+        # Last: the thread must no longer draw on a line that is released.
         self._line.close()
 
     def _wrapped_warning(
@@ -249,6 +253,7 @@ class ProgressBar:
 
     def _draw(self) -> None:
         assert self._facts.now is not None
+        # A background process that writes to the terminal would draw over the shell's prompt.
         if not _in_foreground(self._stream):
             return
         self._line.draw(self.text(self._facts.now(), time.monotonic(), self._line.columns))
@@ -337,6 +342,7 @@ def _host_bytes() -> int:
 def _gpu_bytes() -> int:
     """GPU memory that PyTorch holds in this process; 0 without a GPU in use."""
     torch = sys.modules.get("torch")
+    # A logger must neither load torch nor initialise CUDA, which takes seconds.
     if torch is None or not torch.cuda.is_initialized():
         return 0
     return int(torch.cuda.memory_reserved())
@@ -384,6 +390,7 @@ class ConsoleLogger(Logger):
             return
         try:
             self._display.show(record)
+        # The terminal is gone. A training in the background continues without it.
         except OSError:
             self.close()
 

@@ -28,6 +28,7 @@ class LegalNames:
         """The name to send: other characters are replaced by `_`, and a name that then collides gets a digest."""
         sent = self._sent_as.get(name)
         if sent is None:
+            # A digest only in a collision, so that the names of most metrics stay as they are.
             sent = legal_name(name)
             if sent in self._sent_as.values():
                 sent = _with_digest(sent, name)
@@ -87,7 +88,9 @@ class MlflowLogger(Logger):
             else:
                 experiment_id = experiment.experiment_id
             run_id = client.create_run(experiment_id, run_name=facts.name, tags=self.tags).info.run_id
+            # Before the params: if one is refused, the next attempt must not create another run.
             save_id(file, run_id)
+            # Only for a new run: MLflow refuses to change a param, as a resume with another setting would.
             params = [self._entities.Param(self._names(key), str(value)[:500]) for key, value in facts.hparams.items()]
             for start in range(0, len(params), _MOST_PARAMS):
                 client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])

@@ -54,6 +54,7 @@ class RecordKeeper:
         try:
             self.logger.start(facts)
         except TrainError:
+            # Of the user, for example a package that is not installed: a retry would not help.
             raise
         except Exception as error:
             if not self._tolerates(error):
@@ -74,6 +75,7 @@ class RecordKeeper:
                 if not self._tolerates(error):
                     raise
                 self._fail(error)
+        # Kept before the retry, so that it is written after the records before it.
         self._keep(record)
         if self._clock() >= self._retry_at:
             self._write()
@@ -112,6 +114,7 @@ class RecordKeeper:
                 self.logger.start(self._unstarted)
                 self._unstarted = None
             while self._kept:
+                # Removed only after it is written: an error in between must not lose it.
                 self.logger.log(self._kept[0])
                 self._kept_bytes -= _size_bytes(self._kept.popleft())
                 self._refusals = 0

@@ -75,6 +75,7 @@ class TensorBoardLogger(Logger):
             for tag, values in record.histograms.items():
                 if values.size:
                     writer.add_histogram(tag, values, step, walltime=at)
+            # After each record, so that a failed write is known to be of this record, which is then logged again.
             writer.flush()
 
     def flush(self, durable: bool = False) -> None:
@@ -95,6 +96,7 @@ class TensorBoardLogger(Logger):
             raise
 
     def close(self) -> None:
+        # Taken away first, so that a second call does not raise the error of the first again.
         writer, self._writer, self._folder = self._writer, None, None
         if writer is not None and not self._is_broken:
             with self._writing():
@@ -107,6 +109,7 @@ class TensorBoardLogger(Logger):
 
         _print_no_traceback()
         folder.mkdir(parents=True, exist_ok=True)
+        # Before the new file is created, which must sort last.
         move_back(folder, int(time.time()))
         facts = self._facts
         kept = Kept.of(self._first_step, facts.start_step)
@@ -129,6 +132,7 @@ class TensorBoardLogger(Logger):
                         path.unlink(missing_ok=True)
                 raise
         self._file = event_files(folder)[-1]
+        # Without it a power failure may lose the new file itself, though its content is synced.
         sync_folder(folder)
         return writer
 

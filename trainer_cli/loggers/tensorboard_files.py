@@ -103,6 +103,7 @@ def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary]) -> dict
 
     # Rewritten only if an event is dropped: the checksums of a frame are slow to compute.
     if sum(len(record) + _FRAME_BYTES for record in records()) < path.stat().st_size:
+        # Read twice instead of kept in memory: a file may hold images of a whole run.
         replace(path, map(_framed, records()))
     return is_current
 

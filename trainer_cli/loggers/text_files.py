@@ -58,6 +58,7 @@ class FileLogger(Logger):
             self._file.sync()
 
     def close(self) -> None:
+        # Taken away first, so that a second call after a failed close does not fail again.
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -77,6 +78,7 @@ class CsvLogger(FileLogger):
         self._is_empty = True
 
     def is_kept(self, line: bytes, start: int, step: int) -> bool:
+        # Not by the csv module: a truncated or damaged line would raise an error there.
         first_cell = line.split(b",", 1)[0]
         is_header = start == 0
         return is_header or (first_cell.isdigit() and int(first_cell) <= step)
@@ -115,6 +117,7 @@ class JsonlLogger(FileLogger):
 
     def log(self, record: Record) -> None:
         if self._file is not None and (record.metrics or not record.has_media):
+            # One write: a crash leaves the whole line or a truncated one, which `rewind` drops.
             self._file.append(encode(record))
 
 
@@ -144,4 +147,5 @@ def _step_of(line: bytes) -> int | None:
     except ValueError:
         return None
     step = value.get("step") if isinstance(value, dict) else None
+    # A complete line may still be garbage of another program.
     return step if isinstance(step, int) else None

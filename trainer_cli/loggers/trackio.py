@@ -32,6 +32,7 @@ class TrackioLogger(Logger):
         self._trackio = trackio = import_extra("trackio", "trackio")
         file = None if facts.run_dir is None else facts.run_dir / "trackio.json"
         name = read_id(file) or f"{facts.name}-{uuid4().hex[:6]}"
+        # Trackio prints; stdout belongs to the output of the command.
         with redirect_stdout(sys.stderr):
             self._run = trackio.init(
                 project=self.project,

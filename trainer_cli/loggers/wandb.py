@@ -50,6 +50,7 @@ class WandbLogger(Logger):
             mode=self.mode,
             name=facts.name,
             id=read_id(file),
+            # Not "must": the first attempt may have ended before the service had the run.
             resume="allow",
             dir=None if facts.run_dir is None else str(facts.run_dir),
             config=dict(facts.hparams),

@@ -59,6 +59,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(width, heads, dropout, bias, fused_qkv) for _ in range(layers))
         self.norm = nn.LayerNorm(width, bias=bias)
         self.head = nn.Linear(width, vocab_size, bias=False)
+        # Tied before `_initialise`, which leaves the head out so that the shared weight is drawn once.
         self.head.weight = self.tokens.weight
         self._initialise(layers)
 
@@ -92,6 +93,7 @@ class GPT(nn.Module):
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(f"{length} tokens are more than the model's context of {self.context}")
+        # A slice instead of a lookup: the positions of windows are always the first ones.
         position_embedding = self.positions.weight[:length] if positions is None else self.positions(positions)
         mask = None
         if segments is not None:

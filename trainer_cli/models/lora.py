@@ -62,6 +62,7 @@ def lora(
         lora_alpha=alpha,
         lora_dropout=dropout,
         use_rslora=rslora,
+        # peft takes one string as a regular expression for the whole name.
         target_modules="|".join(re.escape(name) for name in linear),
         fan_in_fan_out=all(type(module).__name__ == "Conv1D" for module in linear.values()),
     )
