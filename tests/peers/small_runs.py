@@ -163,7 +163,7 @@ class FailIn(Callback):
 
     def _method(self, hook: str) -> Any:
         def call(self: FailIn, *args: Any) -> None:
-            trainer = next((one for one in args if isinstance(one, Trainer)), None)
+            trainer = next((argument for argument in args if isinstance(argument, Trainer)), None)
             if trainer is None or (trainer.progress.step >= self.step and not trainer.sanity_checking):
                 raise self.error(f"{hook} failed")
 

@@ -226,7 +226,7 @@ def test_states_of_callbacks_are_restored_by_name(folder: Path, first: Any, seco
     fit(folder, save={}, loop={"max_duration": 2}, callbacks=first)
     run = fit(folder, save={}, loop={"max_duration": 3}, callbacks=second)
     assert run.trainer.progress.step == 3
-    assert [one.value for one in run.trainer.get_callbacks(Stateful).values()] == expected
+    assert [callback.value for callback in run.trainer.get_callbacks(Stateful).values()] == expected
 
 
 def test_two_callbacks_of_one_class_have_states_of_their_own(folder: Path) -> None:

@@ -237,7 +237,7 @@ def test_ignored_parameters_keep_their_values(patterns: list[str], ignored: list
 
 
 def test_a_pattern_that_matches_nothing_is_logged() -> None:
-    """A pattern of something else is told to match nothing; everything is loaded."""
+    """A pattern of something else is logged to match nothing; everything is loaded."""
     saved = weights(fit(2, checkpoint=saver()))
     trainer = make_trainer(seed=9)
     trainer.load_checkpoint("checkpoints/step2", tc.LoadOptions(ignore_keys=["state/optimizers/0"]))

@@ -245,8 +245,8 @@ def test_an_evaluation_has_no_gradients(inference: bool) -> None:
 
 @pytest.mark.parametrize("batch_sampler", [False, True])
 def test_samplers_are_told_their_epoch(batch_sampler: bool) -> None:
-    """A sampler of the user's is told each epoch."""
-    told: list[int] = []
+    """A sampler of the user's gets each epoch."""
+    epochs: list[int] = []
 
     class Sampler(torch.utils.data.Sampler[Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -256,12 +256,12 @@ def test_samplers_are_told_their_epoch(batch_sampler: bool) -> None:
             return 2
 
         def set_epoch(self, epoch: int) -> None:
-            told.append(epoch)
+            epochs.append(epoch)
 
     data = [(torch.ones(2), torch.tensor(1.0)) for _ in range(2)]
     settings: dict[str, Any] = {"batch_sampler" if batch_sampler else "sampler": Sampler()}
     fit(train=torch.utils.data.DataLoader(data, **settings), loop={"max_duration": "2ep"})  # type: ignore[arg-type]
-    assert sorted(set(told)) == [0, 1]
+    assert sorted(set(epochs)) == [0, 1]
 
 
 @pytest.mark.parametrize(

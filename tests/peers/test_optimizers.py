@@ -348,7 +348,7 @@ def test_all_rates_rise_together() -> None:
     """With several groups all rates rise, in their ratio."""
     trainer = make_trainer(optimizer=two_optimizers())
     assert find_learning_rate(trainer, rows(8), steps=30).suggestion is not None
-    assert [one.param_groups[0]["lr"] for one in trainer.optimizers.values()] == [0.1, 0.2]
+    assert [optimizer.param_groups[0]["lr"] for optimizer in trainer.optimizers.values()] == [0.1, 0.2]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_all_loaders_are_evaluated_at_each_interval(val: str, interval: str, sub
 
 
 class Clock:
-    """A clock that advances by a millisecond whenever it is read, and as much more as it is told."""
+    """A clock that advances by a millisecond whenever it is read, and as much more as a test adds."""
 
     now = 1000.0
 

@@ -88,7 +88,7 @@ class Frozen(Net):
 
 def test_the_state_of_an_optimizer_that_lacks_frozen_parameters_comes_back(folder: Path) -> None:
     def adam(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=0.1)
+        return torch.optim.Adam([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)
 
     first = fit(folder, loop={"max_duration": 2}, save={}, model=Frozen, optimizer=adam).trainer
     second = make_trainer(folder, loop={"max_duration": 2}, save={}, model=Frozen, optimizer=adam)

@@ -89,7 +89,7 @@ class Gradients(Callback):
 
     @staticmethod
     def norm(model: nn.Module) -> float:
-        gradients = [one.grad.float().flatten() for one in model.parameters() if one.grad is not None]
+        gradients = [value.grad.float().flatten() for value in model.parameters() if value.grad is not None]
         return float(torch.cat(gradients).norm())
 
     def on_after_backward(self, trainer: Trainer, model: nn.Module, loss: Tensor) -> None:
@@ -182,5 +182,5 @@ def test_an_error_in_an_exception_hook_replaces_nothing() -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         fit(callbacks=[FailIn("on_train_batch_end", error=ZeroDivisionError), noted], val=None)
     assert [(where, error is caught.value) for where, error in noted.noted] == [("train", True), ("fit", True)]
-    told = [caught.value.__context__, caught.value.__cause__, *getattr(caught.value, "__notes__", [])]
-    assert "in the hook" in " ".join(map(str, told))
+    texts = [caught.value.__context__, caught.value.__cause__, *getattr(caught.value, "__notes__", [])]
+    assert "in the hook" in " ".join(map(str, texts))
