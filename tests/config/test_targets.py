@@ -54,6 +54,8 @@ def test_a_users_own_config_may_name_any_class_or_function(mine: Path, path: str
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
+        ("mine_pgk.Net", f"there is no package 'mine_pgk' ({WHERE})"),
+        ("mine_pkg.nest.Net", f"package mine_pkg has no 'nest' ({WHERE}). Did you mean"),
         ("mine_pkg.nets.Nett", f"module mine_pkg.nets has no 'Nett' ({WHERE}). Did you mean 'Net'?"),
         ("mine_pkg.nets.Net.maid", "has no 'maid'"),
         ("Net", "is no dotted name"),

@@ -334,6 +334,7 @@ def _prune(args: argparse.Namespace) -> int:
     removed: list[Path] = []
     refused: dict[Path, str] = {}
     for plan in plans:
+        # Run by run, each under its own lock.
         removed_of_run, refused_of_run = apply_pruning(plan, items)
         removed += removed_of_run
         refused |= refused_of_run

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Compose and check the config, then fit; or do so for each job of a sweep."""
     if args.multirun:
         return _sweep(args)
+    # Refused, not ignored: who gives them expects many runs.
     for flag, value in (("--jobs", args.jobs), ("--submit", args.submit)):
         if value is not None:
             raise UserError(f"{flag} is for a sweep", cure="Add -m.")

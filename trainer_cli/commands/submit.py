@@ -248,6 +248,7 @@ class Submitted:
 
     def wait(self) -> Iterator[tuple[str, int]]:
         """Pause; then yield each job that has ended, with its exit code."""
+        # Before each poll, since it asks Slurm's controller about every job.
         time.sleep(_POLL_S[self._cluster])
         for name, job in list(self._jobs.items()):
             code = self._code(name, job)

@@ -198,6 +198,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
             refuse_changes(changes_since(run, stored, composed), composed, run.path)
         reopened = reopens(stored.config.loop, config.loop)
     else:
+        # Only a new run: one that exists has its place already.
         refuse_nested(run.path)
         composed.check_targets()
     frozen = freeze(composed, end)

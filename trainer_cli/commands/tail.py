@@ -101,6 +101,7 @@ class Tail:
         Raises:
             OSError: a file cannot be read.
         """
+        # Each file is in the order of time already, so that nothing needs to be sorted.
         merged = heapq.merge(self._log_lines(), self._records(), key=lambda line: line.time)
         lines = [line.text for line in merged]
         # Only the first call is limited: later ones return what was added, however much it is.
