@@ -83,6 +83,8 @@ ROWS = [
          name="model/own.yaml"),
     file("model:\n  _target_: mine.Net\n", 1, Code.target, "model has no _target_",
          "Leave out 'model:' and indent the rest less", name="model/own.yaml"),
+    body("model.hidden: {a: 1}", Code.yaml, "is a mapping, but configs/model/mlp.yaml:2 makes it a list",
+         "A list and a mapping do not merge"),
     body("model: [mlp]", Code.yaml, "model is a list", value("[mlp]", "{_target_: mine.Net}")),
     body("scheduler: {first: 3}", TYPE, "scheduler.first is 3", value("3", "null")),
     # Numbers, and texts that are read as something else
@@ -93,6 +95,11 @@ ROWS = [
     typed("name=1.50e1", TYPE, "name is 15.0, but it must be a text", shown()),
     typed("+model.depth=014", TYPE, "is a text here, and no number", value("014", "14")),
     typed("+model.bias=no", TYPE, "is a text here, and not false", value("no", "false")),
+    typed("=3", LINE, "'=3' is no override", "Write key=value, group=option, +key=value for a new key"),
+    typed("run_dir='${name'", LINE, "'${name' is no interpolation", "Write ${key}."),
+    typed("loop.max_step+=1", KEY, "no key 'loop.max_step'", "'loop.max_duration'"),
+    typed("resume_allow+=None", TYPE, "None is a text here, and not null", "Write null, or '\"None\"' for the text."),
+    typed("scheduler.x+=1", LINE, "scheduler is null", ""),
     typed("+model.inner={a: {null: 2}}", TYPE, "model.inner.a has the key null", value("null", "b")),
     *[typed(f"{line}None", TYPE, "None is a text here, and not null", value("None", "null")) for line in (
         "name=", "checkpoint.folder=", "checkpoint.keep_best.metric=", "data.worker_timeout=", "loop.hard_stop=",

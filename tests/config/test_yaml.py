@@ -28,6 +28,7 @@ ROWS: list[tuple[str, str | bytes, int | None, str, str]] = [
     ("infinity", "a: inf\n", 1, "as a text, not as a number", "A number must be finite; if a text is meant"),
     ("no", "a: no\n", 1, "a: no is read by YAML as false", "Write false, or 'no' in quotes."),
     ("On", "a: On\n", 1, "a: On is read by YAML as true", "Write true, or 'On' in quotes."),
+    ("equals sign alone", "a: =\n", 1, "a: = alone means something else in YAML", "Write '='."),
     ("None", "a: None\n", 1, "as a text, not as null", "Write null, or 'None' in quotes."),
     # Keys
     ("no as a key", "a:\n  no: 1\n", 2, "a: the key no is read by YAML as false", "Put it in quotes: 'no'."),
