@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.sparse_training import GMP, SET, RigL, Static
     from trainer_cli.callbacks.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
     from trainer_cli.callbacks.validation_callback import ValidationCallback
-    from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
-    from trainer_cli.checkpoint.checkpointer import Checkpointer, SyncCheckpointer, make_sync_checkpointer
+    from trainer_cli.checkpoint.checkpointer import (
+        AsyncCheckpointer,
+        Checkpointer,
+        SyncCheckpointer,
+        make_async_checkpointer,
+        make_sync_checkpointer,
+    )
     from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, latest_checkpoint
     from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
     from trainer_cli.core.checkpoint_config import CheckpointConfig
@@ -90,8 +95,9 @@ _NAMES = {
     "callbacks.sparse_training": "GMP RigL SET Static",
     "callbacks.tensors": "ActivationStatistics DumpActivations Norms TensorListener",
     "callbacks.validation_callback": "ValidationCallback",
-    "checkpoint.async_checkpointer": "AsyncCheckpointer make_async_checkpointer",
-    "checkpoint.checkpointer": "Checkpointer make_sync_checkpointer SyncCheckpointer",
+    "checkpoint.checkpointer": (
+        "AsyncCheckpointer Checkpointer make_async_checkpointer make_sync_checkpointer SyncCheckpointer"
+    ),
     "checkpoint.find": "checkpoint_path checkpoint_pattern latest_checkpoint",
     "checkpoint.without_trainer": "load_checkpoint save_checkpoint",
     "core.checkpoint_config": "CheckpointConfig",

@@ -18,7 +18,7 @@ from tiny import Noisy, StopAt, everything, loader, same, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.callbacks.state_saver import RunIdentity
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.writer_thread import WriterThread
@@ -182,7 +182,7 @@ def test_a_training_that_fails_ends_the_save_in_flight_and_keeps_its_own_error(t
 def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._INTERRUPTED_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trainer_cli.checkpoint.checkpointer._INTERRUPTED_TIMEOUT_S", 0.1)
     disk, writer = Blocks(), WriterThread("writer")
     interrupted = Raises(KeyboardInterrupt(), disk, lambda: None)
     with pytest.raises(KeyboardInterrupt):
@@ -196,8 +196,8 @@ def test_an_end_that_is_wanted_at_once_waits_for_no_disk_that_hangs(
 def test_where_a_save_comes_to_no_end_and_errors_are_passed_over_the_next_is_left_out_and_the_first_still_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._TIMEOUT_S", 0.1)
-    monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._REPORTED_WAIT_S", 0.01)
+    monkeypatch.setattr("trainer_cli.checkpoint.checkpointer._TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trainer_cli.checkpoint.checkpointer._REPORTED_WAIT_S", 0.01)
     caplog.set_level(logging.INFO, "trainer_cli")
     disk, notes = Blocks(), Notes()
 
@@ -226,23 +226,22 @@ def test_after_an_interrupted_wait_the_end_does_not_wait_long_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by a second Ctrl-C while an error of the model's is being handled."""
-    monkeypatch.setattr("trainer_cli.checkpoint.async_checkpointer._INTERRUPTED_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("trainer_cli.checkpoint.checkpointer._INTERRUPTED_TIMEOUT_S", 0.1)
     disk, writer = Blocks(), WriterThread("writer")
     saver = CheckpointerCallback(tmp_path, save_interval=3, pre_train_checkpoint=False, save_async=True, thread=writer)
     saver.storage.disk = disk
-    background, patience = saver.saver.background, []
-    assert background is not None
+    checkpointer, patience = saver.saver.checkpointer, []
 
     def drain(timeout_s: float | None = None) -> bool:
-        patience.append(background.timeout_s)
+        patience.append(checkpointer.timeout_s)
         raise KeyboardInterrupt
 
-    fails = Raises(ArithmeticError(), disk, lambda: setattr(background, "drain", drain))
+    fails = Raises(ArithmeticError(), disk, lambda: setattr(checkpointer, "drain", drain))
     made = trainer(callbacks=[fails], settings={"max_duration": 9}, checkpoint=saver)
     with pytest.raises((ArithmeticError, KeyboardInterrupt)):
         made.fit(loader(22, 4))
     assert patience == [600.0]
-    assert background.timeout_s == 0.1
+    assert checkpointer.timeout_s == 0.1
     disk.go_on.set()
     assert writer.drain(60)
 

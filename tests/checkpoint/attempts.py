@@ -196,10 +196,17 @@ class Attempts:
         self.trainer = SimpleNamespace(
             progress=self._progress(),
             metric_logger=SimpleNamespace(last={}, make_durable=lambda: None, write_out=lambda: None),
-            model=SimpleNamespace(parameters=lambda: [self._weight], state_dict=dict),
-            parameters=[self._weight],
-            optimizer=None,
+            model=SimpleNamespace(
+                parameters=lambda: [self._weight], modules=list, state_dict=lambda: {"w": self._weight}
+            ),
+            modes=SimpleNamespace(evaluation_weights=dict),
+            optimizers={},
             callbacks={},
+            schedulers=SimpleNamespace(state_dict=dict),
+            loop=SimpleNamespace(state_dict=dict, has_data=False, microbatches=None),
+            step=SimpleNamespace(state_dict=dict),
+            rng={"seed": 0},
+            scaler=None,
             interrupt_requested=False,
             name="run",
             hooks=SimpleNamespace(call=lambda *args: None),
@@ -209,7 +216,6 @@ class Attempts:
             resumed=source is not None or (elsewhere and start == "all"),
             stop_reason=None,
             interrupt=self._interrupt,
-            checkpoint_state=lambda **_: {"model": {"w": self._weight}, "progress": {"step": self.now["st"]}},
         )
         if source is not None:
             manifest = json.loads((self.root / source.name / "manifest.json").read_text())

@@ -15,8 +15,7 @@ import pytest
 import torch
 from states import same, small_state
 
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
-from trainer_cli.checkpoint.checkpointer import SyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, SyncCheckpointer, make_async_checkpointer
 from trainer_cli.checkpoint.snapshot import CopyStager, SnapshotBuffer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage

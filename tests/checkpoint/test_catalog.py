@@ -225,9 +225,7 @@ def test_work_is_done_beside_each_reading_and_changes_nothing_of_the_choice(cata
     for step in damaged:
         damage(catalog, step)
     done = []
-    found = newest_intact(
-        catalog, "r", "here", check=partial(verify_beside, lambda: done.append(threading.current_thread()))
-    )
+    found = newest_intact(catalog, "r", check=partial(verify_beside, lambda: done.append(threading.current_thread())))
     assert found is not None
     assert found.step == left
     assert done == [threading.main_thread()] * (len(damaged) + 1)
@@ -240,7 +238,7 @@ def test_a_failure_of_that_work_is_its_own_and_sets_nothing_aside(catalog):
 
     damage(catalog, 3)
     with pytest.raises(ImportError, match="no torch"):
-        newest_intact(catalog, "r", "here", check=partial(verify_beside, fails))
+        newest_intact(catalog, "r", check=partial(verify_beside, fails))
     assert len(catalog.entries()) == 3
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-proof")]
 
@@ -269,7 +267,7 @@ def test_whatever_reading_raises_is_damage_and_the_next_older_one_is_taken(catal
     assert why_damaged(catalog.storage, catalog.entry("step3")) is not None
     with pytest.raises(DamagedCheckpoint):
         SyncCheckpointer().load(catalog.storage.root / "step3")
-    found = newest_intact(catalog, "r", "here")
+    found = newest_intact(catalog, "r")
     assert found is not None
     assert found.step == 2
     assert "step3 is not used, and is quarantined" in caplog.text

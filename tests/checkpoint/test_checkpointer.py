@@ -15,12 +15,13 @@ import pytest
 import torch
 from states import same, small_state
 
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer, make_async_checkpointer
 from trainer_cli.checkpoint.checkpointer import (
+    AsyncCheckpointer,
     Checkpointer,
     CheckpointMetadata,
     CheckpointReader,
     SyncCheckpointer,
+    make_async_checkpointer,
     make_sync_checkpointer,
 )
 from trainer_cli.checkpoint.format import open as registry

@@ -19,9 +19,13 @@ import safetensors.torch
 import torch
 from states import reseal, same
 
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.catalog import Catalog, why_damaged
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import (
+    AsyncCheckpointer,
+    CheckpointMetadata,
+    SyncCheckpointer,
+    make_sync_checkpointer,
+)
 from trainer_cli.checkpoint.format import huggingface
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.base import Format

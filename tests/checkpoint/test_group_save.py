@@ -14,9 +14,13 @@ import torch
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
 from trainer_cli.checkpoint.catalog import Catalog
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import (
+    AsyncCheckpointer,
+    CheckpointMetadata,
+    SyncCheckpointer,
+    make_sync_checkpointer,
+)
 from trainer_cli.checkpoint.format.sharded import SMALL_BYTES
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import NotDurableError, SaveError, UserError

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.model_state import capture_model
-from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.checkpoint.optimizer_state import capture_optimizer, find_misplaced, fit_optimizer
 from trainer_cli.errors import UserError
 
 
@@ -196,3 +196,23 @@ def test_gradients_do_not_change_the_state() -> None:
     assert before["state"].keys() == after["state"].keys() == {"weight", "bias"}
     assert torch.equal(before["state"]["weight"]["exp_avg"], after["state"]["weight"]["exp_avg"])
     assert model.weight.grad is not None
+
+
+class CountedName(str):
+    """A name that counts how often it is looked up."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        CountedName.lookups += 1
+        return super().__hash__()
+
+
+def test_comparing_groups_looks_each_name_up_a_fixed_number_of_times() -> None:
+    live = [[CountedName(f"layer{number}") for number in range(1000)], [CountedName("other")]]
+    saved = [[*live[0][1:], CountedName("new")], live[1]]
+    assert find_misplaced(live, saved) == [
+        "layer0: missing in group 0 of the checkpoint",
+        "new: not in group 0 of this optimizer",
+    ]
+    assert CountedName.lookups == 4 * 1001

@@ -22,8 +22,8 @@ from trainer_cli import Callback, TrainStep
 from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.parallel.torch_compat import whole
-from trainer_cli.runs.compose_fit import compose_fit
 from trainer_cli.runs.fit import fit
+from trainer_cli.runs.supervise import compose_fit
 from trainer_cli.testing.faults import FaultyDisk
 
 

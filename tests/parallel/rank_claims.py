@@ -18,8 +18,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.format.dtensor import local_of, targets_of
 from trainer_cli.checkpoint.model_state import capture_model, fit_model
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
@@ -149,9 +148,6 @@ def exchanges(group: ProcessGroup) -> dict[str, Any]:
     ran: list[int] = []
     shared: list[float] = []
 
-    def lead() -> None:
-        ran.append(10 + group.run_on_all(follower.add, 1.0))
-
     class Follower:
         def add(self, number: float) -> int:
             shared.append(group.sum(torch.tensor([number])).item())
@@ -163,7 +159,14 @@ def exchanges(group: ProcessGroup) -> dict[str, Any]:
         ran.append(group.rank)
         return "step500"
 
-    group.lead(lead, follower)
+    def divide() -> None:
+        with group.checking("setup"):
+            1 / (1 - group.rank)
+
+    with group.leading(follower) as leads:
+        if leads:
+            group.have_followers_call(follower.add, 1.0)
+            ran.append(10 + follower.add(1.0))
     return {
         "rank": [group.rank, group.world_size, group.local_rank, group.is_main],
         "broadcast": group.broadcast({"run": f"of rank {group.rank}", "path": [1, None]}),
@@ -173,7 +176,7 @@ def exchanges(group: ProcessGroup) -> dict[str, Any]:
         "on_main": group.on_main(decide),
         "ran": ran,
         "shared": shared,
-        "checked": failure(lambda: group.checked(lambda: 1 / (1 - group.rank), "setup")),
+        "checked": failure(divide),
         "failed": failure(lambda: group.on_main(refuse)),
     }
 

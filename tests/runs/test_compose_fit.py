@@ -9,7 +9,7 @@ from printed import message
 
 from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
-from trainer_cli.runs.compose_fit import compose_fit
+from trainer_cli.runs.supervise import compose_fit
 
 TRAINS_OURS = "# @package _global_\ndefaults:\n  - override /model: line\n  - override /data: points\n"
 

@@ -15,7 +15,6 @@ from tiny import loader, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.copies import Place
 from trainer_cli.checkpoint.find import latest_checkpoint
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
@@ -135,7 +134,7 @@ def test_a_folder_of_another_run_is_refused(
     for number, run_id in enumerate(run_ids):
         save(here / f"shared/at-{number}", run_id)
     config = CheckpointConfig(**{"folder": "shared", **settings})  # type: ignore[arg-type]
-    places = [Place(here / "shared", catalog_of(here / "shared"))]
+    places = [catalog_of(here / "shared")]
     if not refused:
         refuse_other_runs(places, own, config)
         return

@@ -139,7 +139,7 @@ def become(request: Mapping[str, Any], streams: list[int], base_path: list[str])
         return code
     disk = put_in(request["disk"])
     composed = compose_once(tuple(request["arguments"][1:]))
-    sys.modules["trainer_cli.runs.fit"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
+    sys.modules["trainer_cli.runs.supervise"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
     code = entry.main()
     with open(request["operations"], "w", encoding="utf-8") as file:
         file.writelines(f"{operation}\n" for operation in disk.operations)
@@ -170,7 +170,7 @@ def open_streams() -> None:
 @cache
 def compose_once(overrides: tuple[str, ...]) -> Any:
     """The config of many equal commands: to compose it would take most of their time."""
-    from trainer_cli.runs.compose_fit import compose_fit
+    from trainer_cli.runs.supervise import compose_fit
 
     return compose_fit(overrides)
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
-from trainer_cli.checkpoint.catalog import Check, catalog_of
-from trainer_cli.checkpoint.copies import Place, newest_of_all, reachable
+from trainer_cli.checkpoint.catalog import Check, catalog_of, newest_of_all, reachable
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.writer_thread import WriterThread
@@ -132,9 +131,9 @@ class CheckpointerCallback(Callback):
         """
         group = self.checkpointer.group
         check: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
-        primary, run_id = Place(self.folder, self.retention.catalog), self.identity.run_id
-        places = reachable(primary, [] if self.copier is None else [self.copier.place], run_id)
-        newest = newest_of_all(places, run_id, check=check)
+        run_id = self.identity.run_id
+        copies = [] if self.copier is None else [self.copier.retention.catalog]
+        newest = newest_of_all(reachable(self.retention.catalog, copies, run_id), run_id, check=check)
         return None if newest is None else newest[0].folder / newest[1].name
 
     def newest_finite(self) -> Path | None:
@@ -147,7 +146,9 @@ class CheckpointerCallback(Callback):
         """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it.
         Collective."""
         group = trainer.strategy.group
-        group.lead(lambda: self._await_save(trainer), self.saver)
+        with group.leading(self.saver) as leads:
+            if leads:
+                self._await_save(trainer)
         path = group.on_main(self.newest, GroupVerifier(group))
         # The steps after the checkpoint are made anew, and saved anew.
         self._failed_step = None
@@ -164,7 +165,8 @@ class CheckpointerCallback(Callback):
             return
         group = trainer.strategy.group
         # On all ranks before the first step: an error on one of them would leave the others waiting in the save.
-        group.checked(self.saver.check, "in a trial of the first save")
+        with group.checking("in a trial of the first save"):
+            self.saver.check()
         # A collective, so before anything that rank 0 alone does.
         nodes = len(set(group.gather(group.node_rank)))
         if nodes > 1 and is_url(self.folder):
@@ -173,7 +175,9 @@ class CheckpointerCallback(Callback):
                 location="checkpoint.folder",
                 hint="Use a folder that all machines share.",
             )
-        group.on_main(lambda: self._open_folder(trainer))
+        with group.leading() as leads:
+            if leads:
+                self._open_folder(trainer)
 
     def on_train_start(
         self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int
@@ -192,7 +196,7 @@ class CheckpointerCallback(Callback):
                 "training does not go on from them, and they would not be replaced",
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
-        if self.saver.background is not None:
+        if self.saver.in_background:
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
         if entries:
             # An attempt that was killed may have missed the fsync after its last rename: do it before any removal.
@@ -220,7 +224,9 @@ class CheckpointerCallback(Callback):
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         if self.settings.enabled and self._rules is not None:
-            trainer.strategy.group.lead(lambda: self._offer(trainer, occasion), self.saver)
+            with trainer.strategy.group.leading(self.saver) as leads:
+                if leads:
+                    self._offer(trainer, occasion)
 
     def _offer(self, trainer: Trainer, occasion: Occasion) -> None:
         assert self._rules is not None
@@ -241,7 +247,7 @@ class CheckpointerCallback(Callback):
         elif self._last_saved_step == step:
             with self._tolerating_save_errors(last=last):
                 self._amend(self._moment(trainer, occasion), finished)
-        elif decision is not None and occasion in _ORDINARY and self.saver.background is not None:
+        elif decision is not None and occasion in _ORDINARY and self.saver.in_background:
             # Skip this save while an earlier one, which was reported, has not ended.
             if self.saver.in_flight is None:
                 with self._tolerating_save_errors():
@@ -255,7 +261,7 @@ class CheckpointerCallback(Callback):
     @property
     def _needs_copies(self) -> bool:
         """Whether memory for copies is still to be reserved."""
-        return self.saver.background is not None and not self.saver.prepared
+        return self.saver.in_background and not self.saver.prepared
 
     @property
     def _newest_step(self) -> int | None:
@@ -298,7 +304,9 @@ class CheckpointerCallback(Callback):
         )
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
-        trainer.strategy.group.lead(lambda: self._end(trainer), self.saver)
+        with trainer.strategy.group.leading(self.saver) as leads:
+            if leads:
+                self._end(trainer)
 
     def _end(self, trainer: Trainer) -> None:
         self._await_save(trainer)
@@ -315,8 +323,7 @@ class CheckpointerCallback(Callback):
         if not trainer.strategy.group.is_main:
             return
         if isinstance(exception, KeyboardInterrupt):
-            if self.saver.background is not None:
-                self.saver.background.interrupt()
+            self.saver.checkpointer.interrupt()
             if self.copier is not None:
                 self.copier.abandon()
         if trainer.strategy.world_size > 1:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint.copies import Place
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.download import read_blocks, write_copy
@@ -57,11 +56,6 @@ class Copier:
         self._begun_at = 0
         self._opened = False
         self._abandoned = False
-
-    @property
-    def place(self) -> Place:
-        """The folder of the copies, for a resume."""
-        return Place(self.folder, self.retention.catalog)
 
     @property
     def next_number(self) -> int:

@@ -13,9 +13,8 @@ from uuid import uuid4
 
 from trainer_cli.callbacks.copier import Copier
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint.async_checkpointer import AsyncCheckpointer
-from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
-from trainer_cli.checkpoint.copies import check_copies
+from trainer_cli.checkpoint.catalog import check_copies
+from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.format.open import format_of
 from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.history import CheckpointHistory
@@ -33,6 +32,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.trainer.state import checkpoint_state
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -67,9 +67,9 @@ class RunIdentity:
 
 
 class StateSaver(SaveCaller):
-    """What the CheckpointerCallback saves with: storage, checkpointers, and the save in flight.
+    """What the CheckpointerCallback saves with: storage, checkpointer, and the save in flight.
 
-    `save`, `finish` and `prepare` are called by rank 0 inside `ProcessGroup.lead`, with the other ranks' StateSavers as
+    Rank 0 calls `save`, `finish` and `prepare` inside `ProcessGroup.leading`, with the other ranks' StateSavers as
     followers: each rank writes its part.
 
     Args:
@@ -80,16 +80,16 @@ class StateSaver(SaveCaller):
 
     def __init__(self, folder: Path, settings: CheckpointConfig, identity: RunIdentity, thread: WriterThread) -> None:
         self.folder, self.identity, self.thread = folder, identity, thread
-        self._digest, self._leave_out, self._links_latest = settings.digest, settings.leave_out, settings.latest_link
+        self._leave_out, self._links_latest = settings.leave_out, settings.latest_link
         self._naming = Naming(settings.name, settings.suffix)
         self.storage = self._new_storage(folder)
         self.history = CheckpointHistory(identity.history_file)
         self.retention = Retention(folder, self.storage, identity.run_id, self.history)
         self.copier = self._new_copier(settings)
         format = format_of(settings.format, settings.compression)
-        self.checkpointer = make_sync_checkpointer(format=format, storage=self._storage_at, digest=self._digest)
-        self.background: AsyncCheckpointer | None = None
-        self._write_in_background(_saves_in_background(settings.save_async))
+        self.checkpointer = Checkpointer(format=format, storage=self._storage_at, digest=settings.digest, thread=thread)
+        self.in_background = _saves_in_background(settings.save_async)
+        """Whether saves after which the training goes on are written by the thread."""
         self.in_flight: InFlightSave | None = None
         self.prepared = False
         """Whether memory for copies was reserved."""
@@ -98,18 +98,8 @@ class StateSaver(SaveCaller):
         """Save the state of this trainer, with the ranks of its group. Collective."""
         self.trainer, group = trainer, trainer.strategy.group
         # Ranks may have different numbers of usable CPUs.
-        self._write_in_background(group.broadcast(self.background is not None))
-        for checkpointer in (self.checkpointer, self.background):
-            if checkpointer is not None:
-                checkpointer.join(group)
-
-    def _write_in_background(self, enabled: bool) -> None:
-        if enabled and self.background is None:
-            self.background = AsyncCheckpointer(
-                format=self.checkpointer.format, storage=self._storage_at, digest=self._digest, thread=self.thread
-            )
-        elif not enabled:
-            self.background = None
+        self.in_background = group.broadcast(self.in_background)
+        self.checkpointer.join(group)
 
     def path(self) -> Path:
         """Where the present step is saved.
@@ -146,7 +136,7 @@ class StateSaver(SaveCaller):
         self.checkpointer.format.plan(self._state())
 
     def _state(self) -> Mapping[str, Any]:
-        return without(self.trainer.checkpoint_state(), self._leave_out)
+        return without(checkpoint_state(self.trainer), self._leave_out)
 
     def metadata(self, decision: Decision, finished: str | None = None) -> CheckpointMetadata:
         """What the manifest says of the present step, whose metrics are passed to the loggers' files.
@@ -197,15 +187,20 @@ class StateSaver(SaveCaller):
             SaveError: on one rank it failed, and nothing was committed.
         """
         self.prepared |= in_background
-        self._group.run_on_all(self.save_on_rank, path, metadata, in_background)
+        self._group.have_followers_call(self.save_on_rank, path, metadata, in_background)
+        self.save_on_rank(path, metadata, in_background)
 
     def save_on_rank(self, path: Path, metadata: CheckpointMetadata, in_background: bool) -> None:
         """Save this rank's part of the present step. Collective."""
-        checkpointer = self.background if in_background else self.checkpointer
-        assert checkpointer is not None
         with self._raising_on_rank_0(), errors_of_save(metadata.step, path):
-            self.in_flight = checkpointer.save(
-                self._state, path, metadata=metadata, overwrite=False, trained=_trained(self.trainer), caller=self
+            self.in_flight = self.checkpointer.save(
+                self._state,
+                path,
+                metadata=metadata,
+                overwrite=False,
+                trained=_trained(self.trainer),
+                caller=self,
+                in_background=in_background,
             )
             if self.in_flight is not None:
                 self.in_flight.written.add_done_callback(self._on_written)
@@ -242,13 +237,13 @@ class StateSaver(SaveCaller):
         """Reserve memory for copies, once."""
         self.prepared = True
         if self.in_flight is None:
-            self._group.run_on_all(self.prepare_on_rank)
+            self._group.have_followers_call(self.prepare_on_rank)
+            self.prepare_on_rank()
 
     def prepare_on_rank(self) -> None:
         """Reserve memory for copies of this rank's state. Collective, as callbacks may gather their states."""
-        assert self.background is not None
         with self._raising_on_rank_0():
-            self.background.prepare(self._state())
+            self.checkpointer.prepare(self._state())
 
     def finish(self, *, wait: bool) -> InFlightSave | None:
         """End the save in flight if it is written, or with `wait` once it is. Returns it; None: it is still being
@@ -267,9 +262,9 @@ class StateSaver(SaveCaller):
         if not (wait or has_ended):
             return None
         if not save.written.done():
-            assert self.background is not None
-            self.background.wait_for(save)
-        self._group.run_on_all(self.finish_on_rank)
+            self.checkpointer.wait_for(save)
+        self._group.have_followers_call(self.finish_on_rank)
+        self.finish_on_rank()
         return save
 
     def finish_on_rank(self) -> None:
@@ -326,13 +321,13 @@ class StateSaver(SaveCaller):
 
     def drain(self, timeout_s: float | None = None) -> None:
         """Wait until the save in flight is written; `finish` reports its outcome."""
-        if self.background is not None:
-            self.background.drain(timeout_s)
+        if self.in_background:
+            self.checkpointer.drain(timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """End the writer thread. False if removed checkpoints are still being deleted after `timeout_s` seconds."""
-        if self.background is not None:
-            self.background.close()
+        if self.in_background:
+            self.checkpointer.close()
             return True
         return self.thread.close(timeout_s)
 

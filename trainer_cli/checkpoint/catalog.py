@@ -1,10 +1,11 @@
-"""Lists the checkpoints of a storage, says which are valid, and finds the newest intact one. It reads the disk."""
+"""Lists the checkpoints in a run's folder and in that of its copies, says which are valid, and finds the newest intact
+one. It reads the disk."""
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.core.policy import Saved
 from trainer_cli.core.progress import Progress
-from trainer_cli.errors import CheckpointError, one_line
+from trainer_cli.errors import CheckpointError, ConfigError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,11 @@ class Catalog:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the checkpoints, which may be the URL of an object store."""
+        return self.storage.root
+
     def names(self) -> list[str]:
         """The folders that may be checkpoints, by name or because they have a manifest; no manifest is read."""
         return [
@@ -118,6 +124,7 @@ class Catalog:
             pinned = self.storage.is_pinned(name)
         except OSError as error:
             log.warning("cannot see whether %s is pinned, so it is kept: %s", name, error)
+            # When in doubt it stays: a removal cannot be undone.
             pinned = True
         if step is None:
             step = manifest.step if manifest is not None else 0
@@ -157,6 +164,7 @@ def examine(storage: Storage, name: str) -> tuple[Manifest | None, str | None]:
             manifest, problem = (
                 _without_manifest(storage, name) if data is None else _with_manifest(storage, name, data)
             )
+            # Read again: a save or a removal in between shows up as another manifest.
             if problem is None or storage.peek(name, MANIFEST_FILE) == data:
                 return manifest, problem
     except OSError as error:
@@ -204,11 +212,12 @@ def why_damaged(storage: Storage, entry: Entry, check: Check = verify) -> str | 
         with storage.reading(entry.name) as folder:
             check(folder, entry.manifest)
             # After the check, during which torch is imported.
-            from trainer_cli.checkpoint.readable import check_readable
+            from trainer_cli.checkpoint.format.readable import check_readable
 
             check_readable(folder, entry.manifest)
     except CheckpointError as error:
         return str(error)
+    # It says nothing of the bytes: a checkpoint must not be quarantined for it.
     except MemoryError as error:
         raise OSError(errno.ENOMEM, "there is not enough memory to read it") from error
     return None
@@ -246,6 +255,7 @@ def verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, manif
         except BaseException as error:  # Raised in the thread that waits for the result.
             errors.append(error)
 
+    # A daemon: an interrupted start does not wait for a disk that hangs.
     reader = Thread(target=read, name="checkpoint-verifying", daemon=True)
     reader.start()
     try:
@@ -261,7 +271,6 @@ def verify_beside(meanwhile: Callable[[], object], folder: ReadableFolder, manif
 def newest_intact(
     catalog: Catalog,
     run_id: str,
-    where: str,
     *,
     limit: int | None = None,
     check: Check = verify,
@@ -277,15 +286,17 @@ def newest_intact(
         quarantine: False changes nothing on the disk.
 
     Raises:
-        CheckpointError: there are checkpoints in `where`, but none can be used; nothing was changed.
+        CheckpointError: there are checkpoints, but none can be used; nothing was changed.
     """
     unfit: dict[str, str] = {}
     unread: dict[str, str] = {}
     for entry in reversed(catalog.entries()):
         if entry.manifest is None:
+            # A partial one was never committed, so that nothing is lost; it is not worth a warning.
             if not entry.partial:
                 unread[entry.name] = entry.problem or ""
             continue
+        # Another run may save into the same folder.
         if entry.manifest.run_id != run_id:
             continue
         if limit is not None and entry.step > limit:
@@ -299,6 +310,7 @@ def newest_intact(
             unread[entry.name] = f"it cannot be read: {error}"
             continue
         if problem is None:
+            # Only now: if none is intact, nothing is changed, so that the user can still repair one.
             if quarantine:
                 _report_and_quarantine(catalog.storage, unfit, unread)
             return entry
@@ -308,7 +320,7 @@ def newest_intact(
         more = [f"  … and {len(all_of_them) - _LISTED} more"] if len(all_of_them) > _LISTED else []
         listed = "\n".join(all_of_them[:_LISTED] + more)
         raise CheckpointError(
-            f"{where} holds checkpoints, but none is valid:\n{listed}\n",
+            f"{catalog.folder} holds checkpoints, but none is valid:\n{listed}\n",
             cure="Restore one of them, or start another run, under another name or in another folder.",
         )
     return None
@@ -320,6 +332,87 @@ def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict
     for name, problem in unfit.items():
         log.warning("checkpoint %s is not used, and is quarantined: %s", name, problem)
         storage.quarantine(name, problem)
+
+
+def check_copies(folder: Path, copies: Path) -> None:
+    """Refuse a folder for copies that is the folder of the checkpoints, or inside it.
+
+    Raises:
+        ConfigError: with the folder.
+    """
+    if copies.resolve() == folder.resolve() or folder.resolve() in copies.resolve().parents:
+        raise ConfigError(
+            f"checkpoint.copy_to.folder is {copies}, which is in the folder of the checkpoints, {folder}",
+            location="checkpoint.copy_to.folder",
+            hint="Name one on another disk or in an object store.",
+        )
+
+
+def reachable(primary: Catalog, copies: Sequence[Catalog], run_id: str | None) -> list[Catalog]:
+    """Of a run's own folder, and of those of its copies that can be listed. One that cannot is left out with a warning.
+
+    Raises:
+        CheckpointError: one cannot be listed, and the run's own folder has no valid checkpoint: where the run stands
+            is unknown.
+    """
+    catalogs = [primary]
+    for catalog in copies:
+        try:
+            # A listing alone: manifests of copies are read only if one of them may be newer.
+            catalog.names()
+        except OSError as error:
+            if primary.newest_valid(run_id) is None:
+                raise CheckpointError(
+                    f"{primary.folder} holds no valid checkpoint, and whether copies are in {catalog.folder} "
+                    f"cannot be seen: {error}",
+                    where="checkpoint.copy_to.folder",
+                    cure="To start without them, set checkpoint.copy_to.folder=null.",
+                ) from error
+            log.warning("the copies in %s cannot be listed, so none is resumed: %s", catalog.folder, error)
+        else:
+            catalogs.append(catalog)
+    return catalogs
+
+
+def newest_of_all(
+    catalogs: Sequence[Catalog],
+    run_id: str,
+    *,
+    limit: int | None = None,
+    check: Check = verify,
+    quarantine: bool = True,
+) -> tuple[Catalog, Entry] | None:
+    """The newest intact checkpoint of a run in its own folder, which is the first, and in those of its copies; of equal
+    steps the first one. None if there is none. See `newest_intact` for the arguments.
+
+    Raises:
+        CheckpointError: there are checkpoints, but none can be used.
+    """
+    newest: tuple[Catalog, Entry] | None = None
+    failure: CheckpointError | None = None
+    for catalog in catalogs:
+        step = -1 if newest is None else newest[1].step
+        # A copy is downloaded and verified only if it would be taken.
+        if catalog is not catalogs[0] and not any(entry.step > step for entry in catalog.valid(run_id)):
+            continue
+        try:
+            entry = newest_intact(catalog, run_id, limit=limit, check=check, quarantine=quarantine)
+        except CheckpointError as error:
+            # The first failure is that of the run's own folder, which the user knows.
+            failure = failure or error
+            continue
+        if entry is not None and entry.step > step:
+            newest = catalog, entry
+    if newest is None and failure is not None:
+        raise failure
+    if newest is not None and newest[0] is not catalogs[0]:
+        log.warning(
+            "%s is taken from the copies in %s: %s holds no valid checkpoint of this step or a later one",
+            newest[1].name,
+            newest[0].folder,
+            catalogs[0].folder,
+        )
+    return newest
 
 
 def catalog_of(folder: Path, cache: Path | None = None) -> Catalog:

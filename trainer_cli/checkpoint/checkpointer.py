@@ -3,34 +3,39 @@
     save:  tree -> format -> files in a hidden folder -> manifest, last -> folder fsynced -> renamed
     load:  manifest -> sizes -> format, digests on the way -> tree
 
-A save commits a complete checkpoint or nothing; a load returns what was saved or raises.
+A save commits a complete checkpoint or nothing; a load returns what was saved or raises. Saves in the background are
+written by a thread, from a copy of the state, and their files are byte for byte the same. One at a time is in flight:
+
+    caller   save: wait for the save before ─ stage ─┐ training goes on
+    thread                                           └─ write ─ gather ─ commit
 """
 
 from __future__ import annotations
 
-import inspect
+import atexit
 import logging
 import uuid
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from trainer_cli.checkpoint.fill_state import MapLocation, compare, fill, move_tensors, new_values
-from trainer_cli.checkpoint.find import checkpoint_at
+from trainer_cli.checkpoint.fill_state import LoadedState, MapLocation, load_into, move_tensors
+from trainer_cli.checkpoint.find import checkpoint_at, errors_of_reading, read_valid_manifest
 from trainer_cli.checkpoint.foreign.torch_checkpointer import file_of_rank, read_rank
 from trainer_cli.checkpoint.format.base import Format
-from trainer_cli.checkpoint.format.dtensor import Targets, is_dtensor, local_of, targets_in
+from trainer_cli.checkpoint.format.dtensor import Targets, local_of, targets_in
 from trainer_cli.checkpoint.format.open import format_of_rank, new_format
-from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat, digest_parts, keys_of_each
-from trainer_cli.checkpoint.format.tree import encode
+from trainer_cli.checkpoint.format.reader import CheckpointReader as CheckpointReader
+from trainer_cli.checkpoint.format.reader import Reader
+from trainer_cli.checkpoint.format.sharded import RANKS, ShardedFormat
 from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.group_save import GroupSave
-from trainer_cli.checkpoint.reader import CheckpointReader as CheckpointReader
-from trainer_cli.checkpoint.reader import Reader, errors_of_reading, read_valid_manifest
+from trainer_cli.checkpoint.group_save import GroupSave, compare_ranks
 from trainer_cli.checkpoint.save import CheckpointMetadata as CheckpointMetadata
 from trainer_cli.checkpoint.save import (
     CheckpointWriter,
@@ -39,46 +44,53 @@ from trainer_cli.checkpoint.save import (
     SaveCaller,
     SaveJob,
     Writer,
+    arguments_of_parts,
     metadata_of,
 )
-from trainer_cli.checkpoint.snapshot import LiveStager, Snapshot, Stager
+from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager, Snapshot, Stager
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import is_plain
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import CheckpointError, MissingStateError, UserError
+from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks
 
 logger = logging.getLogger(__name__)
+
+_TIMEOUT_S = 600.0
+"""A save in flight is waited for at least this long,"""
+_SLOWEST_BYTES_PER_S = 2_000_000
+"""or for its size at this rate, if that is longer."""
+_INTERRUPTED_TIMEOUT_S = 10.0
+"""The limit of the wait after a second Ctrl-C."""
+_REPORTED_WAIT_S = 5.0
+"""Longer waits are reported."""
+
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 NO_CALLER = SaveCaller()
-
-
-class LoadedState(dict[str, Any]):
-    """A loaded tree. `missing` lists what was requested but is not in the checkpoint, as `a/b/c`."""
-
-    def __init__(self, tree: Mapping[str, Any], missing: list[str] | None = None) -> None:
-        super().__init__(tree)
-        self.missing = missing or []
 
 
 class Checkpointer:
     """Saves state trees to paths and loads them. With several ranks, every rank calls every method.
 
-    `SyncCheckpointer` and `AsyncCheckpointer` differ in which thread writes.
-
     Args:
         format: how a state becomes files, or the name of such a format.
         storage: the storage of a folder of checkpoints; by default that of its scheme.
         digest: the digest of every file.
-        stager: makes what is written of a state.
+        stager: makes what is written of a state; by default a CopyStager if a thread writes it, else a LiveStager.
+            What it stages without a copy is written before `save` returns.
         writer, reader: write and read checkpoints in a storage.
         commit_hook: is called around each commit.
         group: the ranks that save together, each its part. By default those of torch's default group, if one is
             initialised at the first save; what differs between them, each saves for itself. `ALONE`: this one alone.
+        thread: writes saves in the background; its owner ends it, and reports failures.
     """
+
+    has_thread: ClassVar[bool] = False
+    """Whether it has a thread of its own if none is given. Without one, saves are committed when `save` returns."""
 
     def __init__(
         self,
@@ -91,24 +103,30 @@ class Checkpointer:
         reader: Reader | None = None,
         commit_hook: CommitHook | None = None,
         group: ProcessGroup | None = None,
+        thread: WriterThread | None = None,
     ) -> None:
         self.format = new_format(format) if isinstance(format, str) else format
-        self.stager = stager or LiveStager()
+        self.thread = thread or (WriterThread("checkpoint-writer") if self.has_thread else None)
+        self.stager = stager or (LiveStager() if self.thread is None else CopyStager())
         self.writer = writer or CheckpointWriter(digest=digest, commit_hook=commit_hook)
         self.reader = reader or CheckpointReader(self.format)
-        run_id = uuid.uuid4().hex[:12]
-        self._new_storage = storage or partial(open_storage, run_id=run_id)
+        self._new_storage = storage or partial(open_storage, run_id=uuid.uuid4().hex[:12])
         self._storages: dict[Path, Storage] = {}
         self.group: ProcessGroup = ALONE
         self._sharded: ShardedFormat | None = None
-        self._joined = self._compares_ranks = False
+        self._joined = self._compares_ranks = self._interrupted = False
+        self._ends_thread = self.thread is not thread
+        if self._ends_thread:
+            # A weak reference: a checkpointer that is dropped must not live until the end of the process.
+            atexit.register(_close_at_exit, weakref.ref(self))
+        self._last_save: InFlightSave | None = None
+        """The last save of a checkpointer whose thread has no other owner."""
         if group is not None:
             self.join(group)
 
     def storage(self, root: str | Path) -> Storage:
         """The storage of a folder of checkpoints, made once."""
-        root = as_path(root).absolute()
-        if root not in self._storages:
+        if (root := as_path(root).absolute()) not in self._storages:
             self._storages[root] = self._new_storage(root)
         return self._storages[root]
 
@@ -119,14 +137,24 @@ class Checkpointer:
         *,
         metadata: CheckpointMetadata | None = None,
         overwrite: bool = True,
+        trained: Iterable[torch.Tensor] = (),
+        caller: SaveCaller = NO_CALLER,
+        in_background: bool = True,
         **kwargs: Any,
     ) -> InFlightSave | None:
         """Save a tree as the checkpoint at `path`.
+
+        In the background all of the tree may change as soon as this returns. The save before is ended first; if it
+        failed and nothing has raised that yet, its failure is raised, and nothing is saved.
 
         Args:
             state_dict: the tree, or a function that makes it; if that fails on one rank, no rank waits for it.
             overwrite: True: a checkpoint that exists is replaced; it stays until the new one is committed. False: one
                 that exists is refused, except an intact one of the same run and step, which is left as it is.
+            trained: tensors of the state that must hold neither NaN nor infinity for the checkpoint to be finite.
+            caller: its methods are called around the commit: by the thread that writes, or, with several ranks, by
+                rank 0 in its main thread.
+            in_background: False: commit before this returns, although there is a thread.
             kwargs: further arguments of the parts that save.
 
         None if the checkpoint is committed when this returns; else its futures, staged and written.
@@ -134,8 +162,37 @@ class Checkpointer:
         Raises:
             NotDurableError: the checkpoint is there, but a power cut may take it away.
             SaveError: nothing was committed. In both cases older checkpoints are intact.
+            UnsavableState: naming the owner of what cannot be saved.
         """
-        raise NotImplementedError
+        thread = self.thread if in_background else None
+        job = self._new_job(
+            state_dict,
+            path,
+            metadata,
+            stager=self.stager if thread is self.thread else LiveStager(),
+            overwrite=overwrite,
+            trained=trained,
+            caller=caller,
+            further=kwargs,
+        )
+        if thread is None:
+            self._end_last_save()
+            job.begin()
+            job.write()
+            job.finish()
+            return None
+        self._interrupted = False
+        # The buffer of the copy is reused: the save before must have read it.
+        self.drain()
+        self._end_last_save()
+        job.begin()
+        # Live tensors may change as soon as this returns, so they are written before.
+        is_copied = job.snapshot is not None and job.snapshot.image is not None
+        save = InFlightSave(job, thread.submit(job.write) if is_copied else run_now(job.write))
+        if self._ends_thread:
+            self._last_save = save
+            save.written.add_done_callback(partial(_report_failure, job.storage.location(job.name)))
+        return save
 
     def locate(self, path: str | Path) -> Path:
         """The checkpoint that a path to load names, as of `checkpoint_at`."""
@@ -174,17 +231,7 @@ class Checkpointer:
         tree = self._read_as_rank(path, None if state_dict is None else list(state_dict), arguments)
         if state_dict is None:
             return LoadedState(move_tensors(tree, default_map_location))
-        missing, faults = compare(state_dict, tree, "")
-        where = str(path.absolute())
-        if faults:
-            raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
-        if missing:
-            listed = ", ".join(missing[:20]) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
-            if strict:
-                raise MissingStateError(f"the checkpoint lacks {listed}", where=where)
-            logger.warning("%s lacks %s", where, listed)
-        fill(state_dict, tree, move_tensors(new_values(state_dict, tree), default_map_location))
-        return LoadedState(state_dict, missing)
+        return load_into(state_dict, tree, str(path.absolute()), default_map_location, strict=strict)
 
     def _read_as_rank(
         self, path: str | Path, only: Collection[str] | None, arguments: Mapping[str, Any]
@@ -193,6 +240,7 @@ class Checkpointer:
         ranks = default_ranks()
         if (file := file_of_rank(Path(path), ranks.rank)) is not None:
             return read_rank(file, only)
+        # Loaded without a group: each rank of torch's default group reads its own part, without a collective.
         if not self._joined and ranks.world_size > 1 and isinstance(self.reader, CheckpointReader):
             self.reader.sharded = ShardedFormat(ranks.rank, ranks.world_size)
         storage, name = self._split(path)
@@ -247,22 +295,26 @@ class Checkpointer:
         path: str | Path,
         metadata: CheckpointMetadata | None,
         *,
+        stager: Stager,
         overwrite: bool,
         trained: Iterable[torch.Tensor],
         caller: SaveCaller,
         further: Mapping[str, Any],
     ) -> SaveJob:
         """The save of a state as the checkpoint at `path`, not yet begun."""
-        stage_arguments, arguments = arguments_of_parts(
-            "save", further, stager=self.stager.stage, writer=self.writer.write
-        )
-        self._join_default_group()
+        stage_arguments, arguments = arguments_of_parts("save", further, stager=stager.stage, writer=self.writer.write)
+        if not self._joined:
+            # No group was given: save with torch's default group. Collective.
+            self.join(group := default_group())
+            self._compares_ranks = group.world_size > 1
         storage, name = self._split(path)
 
         def stage() -> Snapshot:
-            tree = self._compare_ranks(state) if self._compares_ranks else state
-            tree = tree() if callable(tree) else tree
-            return self.stager.stage(self.format, tree, list(map(local_of, trained)), **stage_arguments)
+            if self._sharded is not None and self._compares_ranks:
+                tree = compare_ranks(state, self.group, self._sharded)
+            else:
+                tree = state() if callable(state) else state
+            return stager.stage(self.format, tree, list(map(local_of, trained)), **stage_arguments)
 
         facts: dict[str, Any] = {
             "path": as_path(path),
@@ -277,36 +329,6 @@ class Checkpointer:
         if self.group.world_size > 1:
             return GroupSave(**facts, group=self.group)
         return SaveJob(**facts, arguments=arguments)
-
-    def _join_default_group(self) -> None:
-        """Save with torch's default group if no group was given. Collective."""
-        if not self._joined:
-            self.join(group := default_group())
-            self._compares_ranks = group.world_size > 1
-
-    def _compare_ranks(self, state: State) -> Mapping[str, Any]:
-        """Have each rank save for itself what differs among them; the state. Collective."""
-        assert self._sharded is not None
-        error: Exception | None = None
-        digests: dict[str, str] | None = None
-        try:
-            state = state() if callable(state) else state
-            digests = digest_parts(state)
-        except Exception as raised:
-            error = raised
-        reports = self.group.gather(digests)
-        if error is not None:
-            raise error
-        assert not callable(state)
-        # Where a rank has failed, the save fails on all of them.
-        self._sharded.per_rank = keys_of_each([report for report in reports if report is not None])
-        for key in self._sharded.per_rank:
-            if key in state and any(map(is_dtensor, encode({key: state[key]})[1].values())):
-                raise UserError(
-                    f"the ranks have different values under {key!r}, which also holds tensors that they share",
-                    cure="Give what differs a top-level key of its own.",
-                )
-        return state
 
     def manifest(self, path: str | Path) -> Manifest:
         """The manifest of the checkpoint at `path`, all of whose files exist with the right sizes.
@@ -343,10 +365,72 @@ class Checkpointer:
             verify(folder, manifest)
             return manifest
 
+    @property
+    def timeout_s(self) -> float:
+        """The limit of the wait for a save in flight."""
+        longest = max(_TIMEOUT_S, self.stager.held_bytes / _SLOWEST_BYTES_PER_S)
+        return _INTERRUPTED_TIMEOUT_S if self._interrupted else longest
+
+    def prepare(self, state_dict: Mapping[str, Any]) -> None:
+        """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""
+        self.drain()
+        if (memory := self.stager.prepare(self.format, state_dict)) is not None and self.thread is not None:
+            self.thread.submit(memory.touch)
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is being written or deleted; False if that took longer than `timeout_s` seconds."""
+        return self.thread is None or self.thread.drain(timeout_s)
+
+    def wait_for(self, save: InFlightSave) -> None:
+        """Wait until a save has ended.
+
+        Raises:
+            SaveError: it has not ended after `timeout_s` seconds.
+        """
+        try:
+            if self.drain(min(_REPORTED_WAIT_S, self.timeout_s)):
+                return
+            logger.info("waiting for the save of step %d to be written", save.metadata.step)
+            if self.drain(self.timeout_s):
+                return
+        except BaseException:
+            # An interrupt of this wait shortens the next one too.
+            self.interrupt()
+            raise
+        raise SaveError(
+            f"the save of step {save.metadata.step} has not ended after {self.timeout_s:.0f} s", where=str(save.path)
+        )
+
+    def interrupt(self) -> None:
+        """Wait no longer than a few seconds for the save in flight."""
+        self._interrupted = True
+
     def close(self, timeout_s: float | None = None) -> None:
-        """Finish saves in flight, waiting at most so long, and release resources. None: a limit by the state's size."""
-        self.stager.close()
-        self._storages.clear()
+        """Finish the save in flight, waiting at most so long, and free the memory. None: a limit by the state's size.
+
+        Raises:
+            SaveError: the save has failed, and nothing has raised that yet.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        if self.thread is not None and not self.thread.close(timeout_s):
+            # The thread still reads the copy.
+            logger.warning("a checkpoint is still being written or deleted after %.0f s; no resume takes it", timeout_s)
+            return
+        try:
+            self._end_last_save()
+        finally:
+            self.stager.close()
+            self._storages.clear()
+
+    def _end_last_save(self) -> None:
+        """Commit the save before with all ranks, or raise its failure, unless its owner has done so.
+
+        Raises:
+            SaveError: it failed.
+        """
+        save, self._last_save = self._last_save, None
+        if save is not None and not save.ended:
+            save.raise_failure()
 
     def _split(self, path: str | Path) -> tuple[Storage, str]:
         """The storage of the folder that a checkpoint is in, and its name there."""
@@ -365,24 +449,11 @@ class Checkpointer:
 class SyncCheckpointer(Checkpointer):
     """Saves synchronously: once `save` returns, the checkpoint survives a power cut."""
 
-    def save(
-        self,
-        state_dict: State,
-        path: str | Path,
-        *,
-        metadata: CheckpointMetadata | None = None,
-        overwrite: bool = True,
-        trained: Iterable[torch.Tensor] = (),
-        caller: SaveCaller = NO_CALLER,
-        **kwargs: Any,
-    ) -> None:
-        """See `Checkpointer.save`; `trained` is an argument of `Stager.stage`, `caller` is called around the commit."""
-        job = self._new_job(
-            state_dict, path, metadata, overwrite=overwrite, trained=trained, caller=caller, further=kwargs
-        )
-        job.begin()
-        job.write()
-        job.finish()
+
+class AsyncCheckpointer(Checkpointer):
+    """Saves in the background, by a thread of its own: `save` returns once the state is copied."""
+
+    has_thread = True
 
 
 def make_sync_checkpointer(
@@ -399,22 +470,31 @@ def make_sync_checkpointer(
     )
 
 
-def arguments_of_parts(
-    method: str, kwargs: Mapping[str, Any], **parts: Callable[..., object]
-) -> tuple[dict[str, Any], ...]:
-    """The further arguments of a method that each of these methods of its parts takes.
+def make_async_checkpointer(
+    *,
+    format: Format | str = "tensors",
+    storage: Callable[[Path], Storage] | None = None,
+    digest: DigestAlgorithm | str = DigestAlgorithm.xxh3_128,
+    commit_hook: CommitHook | None = None,
+    group: ProcessGroup | None = None,
+) -> AsyncCheckpointer:
+    """A checkpointer for use without a Trainer that writes in the background; `group` as of `Checkpointer`."""
+    return AsyncCheckpointer(
+        format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook, group=group
+    )
 
-    Raises:
-        TypeError: none of them takes one.
-    """
-    if not kwargs:
-        return tuple({} for _ in parts)
-    arguments = []
-    for function in parts.values():
-        parameters = inspect.signature(function).parameters
-        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        arguments.append({name: value for name, value in kwargs.items() if takes_any or name in parameters})
-    if unknown := [name for name in kwargs if not any(name in accepted for accepted in arguments)]:
-        message = f"{method}() got an unexpected argument {unknown[0]!r}"
-        raise TypeError(f"{message}, which is none of its {' and '.join(parts)}")
-    return tuple(arguments)
+
+def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
+    """Finish the save in flight before the process ends."""
+    checkpointer = reference()
+    if checkpointer is not None:
+        save, checkpointer._last_save = checkpointer._last_save, None  # Its failure was logged.
+        checkpointer.close()
+        if save is not None and save.job.waits_for_commit and not save.ended:
+            # Other ranks may be gone, so that no collective commits it now.
+            logger.error("%s is not committed, since close() was not called on all ranks", save.path)
+
+
+def _report_failure(where: str, written: Future[None]) -> None:
+    if (error := written.exception()) is not None:
+        logger.error("the checkpoint %s was not saved: %s", where, error)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from trainer_cli.errors import UserError
+from trainer_cli.errors import CheckpointError, MissingStateError, UserError
+
+logger = logging.getLogger(__name__)
 
 MapLocation = (
     torch.device | str | Mapping[str, str] | Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None] | None
@@ -15,6 +18,35 @@ MapLocation = (
 """A device, its name, a mapping of names of devices, or a function of a storage and the name of its device."""
 _SAVED_AT = "cpu"
 """The device of all tensors of a checkpoint: it does not hold where they were."""
+
+
+class LoadedState(dict[str, Any]):
+    """A loaded tree. `missing` lists what was requested but is not in the checkpoint, as `a/b/c`."""
+
+    def __init__(self, tree: Mapping[str, Any], missing: list[str] | None = None) -> None:
+        super().__init__(tree)
+        self.missing = missing or []
+
+
+def load_into(
+    state_dict: MutableMapping[str, Any],
+    tree: Mapping[str, Any],
+    where: str,
+    location: MapLocation,
+    *,
+    strict: bool,
+) -> LoadedState:
+    """Fill a live state from the tree of a checkpoint, see `Checkpointer.load`. Nothing is touched before all fits."""
+    missing, faults = compare(state_dict, tree, "")
+    if faults:
+        raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
+    if missing:
+        listed = ", ".join(missing[:20]) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
+        if strict:
+            raise MissingStateError(f"the checkpoint lacks {listed}", where=where)
+        logger.warning("%s lacks %s", where, listed)
+    fill(state_dict, tree, move_tensors(new_values(state_dict, tree), location))
+    return LoadedState(state_dict, missing)
 
 
 def move_tensors(tree: dict[str, Any], location: MapLocation) -> dict[str, Any]:
@@ -26,6 +58,7 @@ def move_tensors(tree: dict[str, Any], location: MapLocation) -> dict[str, Any]:
     if isinstance(location, Mapping):
         location = location.get(_SAVED_AT, _SAVED_AT)
     move = _by_function(location if callable(location) else _to_device(location or _SAVED_AT))
+    # By identity: tied tensors are moved once, and stay tied.
     done: dict[int, torch.Tensor] = {}
 
     def walk(value: Any) -> Any:
@@ -61,6 +94,7 @@ def _by_function(
     function: Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None],
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """What the function makes of a tensor's storage, with the tensor's shape; None leaves it as it is."""
+    # By storage: views of one memory share it again where they are moved to.
     storages: dict[int, torch.UntypedStorage | None] = {}
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,11 +132,13 @@ def compare(target: Mapping[Any, Any], tree: Mapping[Any, Any], path: str) -> tu
 def _misfit(target: torch.Tensor, saved: Any) -> str | None:
     if not isinstance(saved, torch.Tensor):
         return f"is a tensor here, but a {type(saved).__name__} there"
+    # `copy_` would convert these silently, or not at all.
     if target.layout is not torch.strided or target.is_nested:
         return f"is {'a nested tensor' if target.is_nested else target.layout} here, which cannot be filled"
     target_kind, saved_kind = (target.dtype, tuple(target.shape)), (saved.dtype, tuple(saved.shape))
     if target_kind != saved_kind:
         return f"is {target_kind[0]} of shape {target_kind[1]} here, but {saved_kind[0]} of {saved_kind[1]} there"
+    # Two saved elements would be written into one place in memory, and the later would win.
     if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
         return "is expanded here: several of its elements are one in memory, so it cannot be filled"
     return None
@@ -126,6 +162,7 @@ def fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any], new: Mapping
             continue
         if isinstance(value, torch.Tensor):
             with torch.no_grad():
+                # In place: optimizers and compiled functions hold this tensor.
                 value.copy_(tree[key])
         elif isinstance(value, MutableMapping) and isinstance(tree[key], Mapping):
             fill(value, tree[key], new[key])

@@ -10,24 +10,25 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.checkpoint.catalog import Entry, catalog_of, examine
 from trainer_cli.checkpoint.foreign.kind import MARKS, kind_of
 from trainer_cli.checkpoint.format.archive_file import SUFFIX, ArchiveWriter, Member, read_archive
-from trainer_cli.checkpoint.format.verified_file import VerifiedFile
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile, undecodable
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.download import cache_of, fetch, write_copy
 from trainer_cli.checkpoint.storage.folder import replacing
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.checkpoint_config import Compression
-from trainer_cli.core.manifest import Manifest, ManifestError
+from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, Naming, is_plain, numbers_within, parse_step, with_ranks
 from trainer_cli.core.patterns import alternatives
 from trainer_cli.core.url_path import as_path, is_url, is_web
-from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
 
 SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".tgz": Compression.gz}
 COMPOSER_FILE = "composer_states.pt"
@@ -124,6 +125,7 @@ def _extract_states(member: Member, output: Path, storage: LocalStorage) -> None
 
 def _check_space(size_bytes: int, storage: LocalStorage) -> None:
     free = storage.free_bytes()
+    # Before the first byte: a small archive may claim files of any size.
     if free is not None and size_bytes > free:
         raise ValueError(f"its files take {size_bytes:,} bytes, more than the disk has free")
 
@@ -135,6 +137,7 @@ def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStor
         raise ValueError("its manifest is too large")
     content = b"".join(first.blocks)
     manifest = Manifest.parse(content)
+    # The manifest is not trusted yet: each entry would create a file.
     if len(manifest.files) > _MOST_FILES:
         raise ValueError(f"it has more than {_MOST_FILES} files")
     _check_space(sum(entry.size_bytes for entry in manifest.files.values()), storage)
@@ -314,3 +317,40 @@ def _order(entry: Entry) -> tuple[Any, ...]:
     epoch = -1 if entry.manifest is None else entry.manifest.epoch
     plain = parse_step(entry.name) is not None
     return entry.step, epoch, plain, numbers_within(entry.name), -len(entry.name), entry.name
+
+
+@contextmanager
+def errors_of_reading(storage: Storage, name: str) -> Iterator[None]:
+    """Raise errors of the storage as errors that name the checkpoint."""
+    where = storage.location(name)
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        # Torch's own files and those of other trainers have no manifest: the message says what they are.
+        if (kind := kind_of(Path(where))) is not None:
+            raise CheckpointError(
+                f"this is a {kind}, not a checkpoint with a manifest",
+                where=where,
+                cure="load_checkpoint(path, model, finetune=True) loads its weights.",
+            ) from None
+        if name in storage.names():
+            raise DamagedCheckpoint("the checkpoint has no manifest, so it is partial", where=where) from None
+        raise NoCheckpointError("there is no checkpoint", where=where) from None
+    except OSError as error:
+        raise DamagedCheckpoint(f"the checkpoint cannot be read: {error}", where=where) from error
+    except (TrainError, MemoryError):
+        raise
+    except Exception as error:
+        raise undecodable(error, where) from error
+
+
+def read_valid_manifest(storage: Storage, name: str) -> Manifest:
+    """The manifest of a checkpoint all of whose files exist with the right sizes.
+
+    Raises:
+        DamagedCheckpoint: it is not so.
+    """
+    manifest, problem = examine(storage, name)
+    if manifest is None or problem is not None:
+        raise DamagedCheckpoint(f"the checkpoint is not valid: {problem}", where=storage.location(name))
+    return manifest

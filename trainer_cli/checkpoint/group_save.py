@@ -10,12 +10,14 @@ on every rank, and there is no manifest. A rank that dies leaves the hidden fold
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainer_cli.checkpoint.format.sharded import why_uncovered
-from trainer_cli.checkpoint.format.tree import decode
+from trainer_cli.checkpoint.format.dtensor import is_dtensor
+from trainer_cli.checkpoint.format.sharded import ShardedFormat, digest_parts, keys_of_each, why_uncovered
+from trainer_cli.checkpoint.format.tree import decode, encode
 from trainer_cli.checkpoint.save import (
     CheckpointWriter,
     RankFiles,
@@ -97,6 +99,7 @@ class GroupSave(SaveJob):
         assert self.snapshot is not None
         try:
             folder = self._folder or self.storage.joining(self._hidden_name, digest=self.writer.digest)
+            # The small files of the run are the same on all ranks: rank 0 writes them once.
             self._rank_files = write(folder, self.snapshot, self.metadata.files if self.group.is_main else {})
             self._finite = self.snapshot.is_finite()
         except BaseException as error:  # Raised by `finish`: no collective runs in the thread that writes.
@@ -112,6 +115,7 @@ class GroupSave(SaveJob):
         if self.is_there:
             return
         error = self._name_checkpoint(self._failure)
+        # A writer that hangs is given up by the waiting main thread, and the others must hear of it.
         if error is None and self._rank_files is None:
             error = SaveError("it was not written in time", where=self.where)
         written = None if self._rank_files is None or error is not None else _plain(self._rank_files, self._finite)
@@ -132,6 +136,7 @@ class GroupSave(SaveJob):
     def _commit(self, ranks: list[RankFiles], *, finite: bool) -> None:
         assert self._folder is not None
         assert self.snapshot is not None
+        # Before the manifest: a checkpoint with a hole in a tensor must never become valid.
         problem = why_uncovered(
             decode(self.snapshot.layout.text).wanted,
             {file: parts for rank in ranks for file, parts in rank.shards.items()},
@@ -207,3 +212,29 @@ def _files(plain: dict[str, Any]) -> RankFiles:
         plain["aliases"],
         {file: {name: Shard.parse(shard) for name, shard in parts.items()} for file, parts in plain["shards"].items()},
     )
+
+
+def compare_ranks(
+    state: Mapping[str, Any] | Callable[[], Mapping[str, Any]], group: ProcessGroup, sharded: ShardedFormat
+) -> Mapping[str, Any]:
+    """Have each rank save for itself what differs among them; the state. Collective."""
+    error: Exception | None = None
+    digests: dict[str, str] | None = None
+    try:
+        state = state() if callable(state) else state
+        digests = digest_parts(state)
+    except Exception as raised:
+        error = raised
+    reports = group.gather(digests)
+    if error is not None:
+        raise error
+    assert not callable(state)
+    # Where a rank has failed, the save fails on all of them.
+    sharded.per_rank = keys_of_each([report for report in reports if report is not None])
+    for key in sharded.per_rank:
+        if key in state and any(map(is_dtensor, encode({key: state[key]})[1].values())):
+            raise UserError(
+                f"the ranks have different values under {key!r}, which also holds tensors that they share",
+                cure="Give what differs a top-level key of its own.",
+            )
+    return state

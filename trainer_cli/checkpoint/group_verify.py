@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 class GroupVerifier:
     """Verifies checkpoints by all ranks of a group.
 
-    Rank 0 calls `verify` within `group.on_main(…, verifier)`; the other ranks follow with verifiers of their own.
+    Rank 0 calls `verify` within `group.leading(verifier)`; the other ranks follow with verifiers of their own.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -40,7 +40,9 @@ class GroupVerifier:
         """
         # Which parts of tensors a file has is most of a large manifest, and is not needed here.
         small = replace(manifest, shards={}, aliases={})
-        bad = self._group.run_on_all(self.verify_share, folder.path.absolute(), small)
+        path = folder.path.absolute()
+        self._group.have_followers_call(self.verify_share, path, small)
+        bad = self.verify_share(path, small)
         verify(folder, manifest, bad)
         if bad:
             log.warning("%s could be verified by rank 0 only, and not by another that tried to", ", ".join(bad))

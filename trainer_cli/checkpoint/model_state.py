@@ -113,6 +113,7 @@ def fit_model(
         rows += report.one_sided
 
     def load() -> None:
+        # Not strict: what the options leave out was compared above, and would be an error here.
         inner.load_state_dict({live[name][0]: saved[name] for name in report.loaded}, strict=False)
 
     return Fitting(rows, load), report

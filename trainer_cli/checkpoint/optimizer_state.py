@@ -80,8 +80,9 @@ def match_groups(
     by_name = {name: parameter for parameter, name in model_names.items()}
     missing = saved[len(packed) :]
     added_names = [name for group in missing for name in group["params"]]
+    present = set(names)
     # Only what was added later: a config that leaves parameters out has fewer groups as well.
-    if len(saved) - len(added) > len(packed) or any(name in names or name not in by_name for name in added_names):
+    if len(saved) - len(added) > len(packed) or any(name in present or name not in by_name for name in added_names):
         return Groups(packed, names, parameters, lambda: None)
     for group in missing:
         first = len(names)
@@ -110,6 +111,7 @@ def _without(
 
     def remove() -> None:
         for parameter in parameters[kept:]:
+            # Otherwise the next save would hold the state of a parameter that is in no group.
             optimizer.state.pop(parameter, None)
             # As it was; its gradients would be added up until the group is added again.
             parameter.requires_grad_(False)
@@ -160,6 +162,7 @@ def capture_optimizer(
         ],
     }
     for name, parameter in zip(names, _parameters(optimizer), strict=True):
+        # A parameter without state was never stepped: its trained and its evaluated weights are one.
         if parameter in evaluated and name in tree["state"]:
             tree["state"][name][_TRAINED] = parameter.detach()
     if added := describe_added(model_names, optimizer, made):
@@ -209,13 +212,7 @@ def fit_optimizer(
     rows = []
     if state["class"] != class_name(optimizer):
         rows.append(f"it is a {class_name(optimizer)}, but the checkpoint has a {state['class']}")
-    if len(live_names) != len(saved):
-        rows.append(f"it has {len(live_names)} parameter groups, but the checkpoint has {len(saved)}")
-    for number, (present, saved_names) in enumerate(zip(live_names, saved, strict=False)):
-        rows += [
-            f"{name}: missing in group {number} of the checkpoint" for name in present if name not in set(saved_names)
-        ]
-        rows += [f"{name}: not in group {number} of this optimizer" for name in saved_names if name not in set(present)]
+    rows += find_misplaced(live_names, saved)
     saved_set = {name for group in saved for name in group}
     rows += [f"{name}: has state, but is in no group of the checkpoint" for name in kept_of if name not in saved_set]
     rows += [
@@ -224,22 +221,10 @@ def fit_optimizer(
         if (weights := kept_of.get(name, {}).get(_TRAINED)) is not None
         and (fault := _tensor_fault(parameter, weights, exact=True))
     ]
-    groups = []
-    notes = []
-    # What an optimizer counts in its groups, as Prodigy does, is no setting.
-    takes = _arguments(type(optimizer))
-    for number, (group, saved_group) in enumerate(zip(live, state["groups"], strict=False)):
-        settings = saved_group if options.takes("schedulers") else {}
-        own_keys = {key for key in group if key in keep_settings or key in _HOW or key in _OF_SCHEDULES}
-        first = group if configured is None else configured[number] if number < len(configured) else {}
-        notes += [
-            f"{key} is {settings[key]}, as in the checkpoint; {first[key]} is configured"
-            for key in first
-            if key in settings and key not in own_keys and key not in moved and key != "params"
-            if (not takes or key in takes) and not _alike(settings[key], first[key])
-        ]
-        kept = {key: group[key] for key in own_keys}
-        groups.append({**group, **settings, **kept, "params": group["params"]})
+    # Without the states of the schedules, which have moved them, the settings stay as configured.
+    saved_settings = state["groups"] if options.takes("schedulers") else [{} for _ in state["groups"]]
+    groups, notes = _merge_settings(type(optimizer), live, saved_settings, configured, keep_settings, moved)
+    # Shapes are compared once all names fit: only then each state has its parameter.
     if not rows:
         rows = _state_faults(optimizer, names, live_groups.parameters, kept_of, groups)
     index_of = {name: index for index, name in enumerate(names)}
@@ -247,18 +232,59 @@ def fit_optimizer(
     def load() -> None:
         for line in dict.fromkeys(notes):
             log.warning("optimizer: %s", line)
+        # Groups first: the state below has an entry for each of their parameters.
         live_groups.change()
         trained = {name: kept.pop(_TRAINED) for name, kept in kept_of.items() if _TRAINED in kept}
         packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
         packed |= state.get("other", {})
         optimizer.load_state_dict({**state.get("more", {}), "state": packed, "param_groups": groups})
+        # Torch casts states to the type of the parameter, which would round those of a 16-bit model.
         _undo_casts(optimizer, packed)
         with torch.no_grad():
             for name, parameter in zip(names, _parameters(optimizer), strict=True):
                 if name in trained:
+                    # After the model was loaded, whose weights are the evaluated ones here.
                     parameter.copy_(trained[name])
 
     return Fitting(rows, load)
+
+
+def find_misplaced(live: Sequence[Sequence[str]], saved: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each name that is in a group of the optimizer or of the checkpoint, but not of both."""
+    rows = []
+    if len(live) != len(saved):
+        rows.append(f"it has {len(live)} parameter groups, but the checkpoint has {len(saved)}")
+    for number, (live_names, saved_names) in enumerate(zip(live, saved, strict=False)):
+        live_set, saved_set = set(live_names), set(saved_names)
+        rows += [f"{name}: missing in group {number} of the checkpoint" for name in live_names if name not in saved_set]
+        rows += [f"{name}: not in group {number} of this optimizer" for name in saved_names if name not in live_set]
+    return rows
+
+
+def _merge_settings(
+    kind: type[torch.optim.Optimizer],
+    live: Sequence[dict[str, Any]],
+    saved: Sequence[Mapping[str, Any]],
+    configured: Sequence[Mapping[str, Any]] | None,
+    keep: Collection[str],
+    moved: Collection[str],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The groups with the settings of a checkpoint, and a line for each that is configured otherwise; arguments as of
+    `fit_optimizer`."""
+    groups, notes = [], []
+    # What an optimizer counts in its groups, as Prodigy does, is no setting.
+    takes = _arguments(kind)
+    for number, (group, settings) in enumerate(zip(live, saved, strict=False)):
+        own_keys = {key for key in group if key in keep or key in _HOW or key in _OF_SCHEDULES}
+        first = group if configured is None else configured[number] if number < len(configured) else {}
+        notes += [
+            f"{key} is {settings[key]}, as in the checkpoint; {first[key]} is configured"
+            for key in first
+            if key in settings and key not in own_keys and key not in moved and key != "params"
+            if (not takes or key in takes) and not _alike(settings[key], first[key])
+        ]
+        groups.append({**group, **settings, **{key: group[key] for key in own_keys}, "params": group["params"]})
+    return groups, notes
 
 
 def _state_faults(

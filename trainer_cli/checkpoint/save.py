@@ -11,6 +11,7 @@ A process that dies before the rename leaves a hidden folder, which no load look
 from __future__ import annotations
 
 import errno
+import inspect
 import logging
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,6 +188,7 @@ class InFlightSave(tuple[Future[None], Future[None]]):
         Raises:
             SaveError: it failed.
         """
+        # Set before it can fail: a failure is raised once, and its collective is never entered twice.
         first, self.ended = not self.ended, True
         with errors_of_save(self.metadata.step, self.path):
             error = self.written.exception()
@@ -194,6 +196,27 @@ class InFlightSave(tuple[Future[None], Future[None]]):
                 raise as_failure(error, self.metadata.step, self.path)
             if first:
                 self.job.finish()
+
+
+def arguments_of_parts(
+    method: str, kwargs: Mapping[str, Any], **parts: Callable[..., object]
+) -> tuple[dict[str, Any], ...]:
+    """The further arguments of a method that each of these methods of its parts takes.
+
+    Raises:
+        TypeError: none of them takes one.
+    """
+    if not kwargs:
+        return tuple({} for _ in parts)
+    arguments = []
+    for function in parts.values():
+        parameters = inspect.signature(function).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        arguments.append({name: value for name, value in kwargs.items() if takes_any or name in parameters})
+    if unknown := [name for name in kwargs if not any(name in accepted for accepted in arguments)]:
+        message = f"{method}() got an unexpected argument {unknown[0]!r}"
+        raise TypeError(f"{message}, which is none of its {' and '.join(parts)}")
+    return tuple(arguments)
 
 
 def metadata_of(name: str) -> CheckpointMetadata:
@@ -212,6 +235,7 @@ class RankFiles:
 
 def write(folder: StagedFolder, snapshot: Snapshot, files: Mapping[str, bytes]) -> RankFiles:
     """Write the state, and small files beside it; all are digested and fsynced when this returns."""
+    # On CUDA the copy may still be in progress: its bytes are not written before.
     snapshot.wait()
     aliases = snapshot.write(folder)
     for file, content in files.items():
@@ -320,9 +344,11 @@ class CheckpointWriter:
                 return
             with storage.writing(name, digest=self.digest, replace=overwrite) as folder:
                 rank_files = write(folder, snapshot, metadata.files)
+                # Records of this step become durable before the checkpoint that says they exist.
                 before_commit()
                 if self.commit_hook is not None:
                     self.commit_hook.pre_commit(where)
+                # In the thread that writes: on a GPU this waits for the device.
                 finite = metadata.finite and snapshot.is_finite()
                 if not finite:
                     logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
@@ -347,6 +373,7 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
     if storage.peek(name, MANIFEST_FILE) is None:
         return False
     if overwrite:
+        # A replacement would remove what the user asked to keep.
         if storage.is_pinned(name):
             raise SaveError(
                 "the checkpoint that is there is pinned, so it is not replaced",
@@ -354,11 +381,13 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
                 cure="Unpin it (train ckpt unpin), or save to another path.",
             )
         return False
+    # Sizes alone do not show damage: what is reused instead of written is verified byte for byte.
     manifest, problem = examine(storage, name)
     if manifest is not None and problem is None:
         try:
             with storage.reading(name) as folder:
                 verify(folder, manifest)
+        # A failed save of an earlier attempt must not stand in the way of this one.
         except DamagedCheckpoint as error:
             problem = str(error)
     if manifest is not None and manifest.name not in (None, name):
@@ -366,6 +395,7 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
     if manifest is None or problem is not None:
         storage.quarantine(name, problem or "it has no manifest")
         return False
+    # A save without a run cannot tell its own checkpoint from another.
     if metadata.run_id and (manifest.run_id, manifest.step) == (metadata.run_id, metadata.step):
         return True
     raise SaveError(
@@ -387,6 +417,7 @@ def disk_error(
     """
     reason = error.strerror or str(error)
     cure = f"{_older_ones(where)} {disk_cure(error)}"
+    # The rename has happened, so that to save again under this name would be refused.
     if isinstance(error, UnsyncedError):
         message = (
             f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {reason}"
@@ -403,6 +434,7 @@ def disk_error(
 def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> str:
     """What a checkpoint needs, and what the file system has left of it. That does not show a quota."""
     needed = f"; it needs {size_bytes:,} bytes"
+    # A quota (EDQUOT) is no property of the file system, whose free bytes would mislead.
     if storage is None or error.errno != errno.ENOSPC:
         return needed
     if storage.free_files() == 0:
@@ -441,6 +473,7 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
     except OSError as error:
         raise disk_error(error, path) from error
     except Exception as error:
+        # It ends all ranks, and on_save_error must not tolerate it.
         if is_of_peer(error):
             raise
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -105,6 +105,7 @@ class SnapshotBuffer:
         """
         memory = self.reserve(layout)
         image = memory.view(layout.tensor_bytes)
+        # The image is the file itself, header first, so that the writer hands it to the disk in one piece.
         image[: len(layout.header)] = layout.header
         leaves = [span.leaf for span in layout.spans]
         streams = self._streams_of(leaves)
@@ -126,6 +127,7 @@ class SnapshotBuffer:
                     copy.copy_(span.leaf)
                 if (key := _memory(span.leaf)) in examined:
                     copies[key] = copy
+        # Of the live tensors, before they change; the copies are examined by the thread that writes.
         others_finite = are_finite(tensor for key, tensor in examined.items() if key not in copies)
         copied = []
         for device, stream in streams.items():

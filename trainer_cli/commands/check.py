@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Train without a stop, then with stops of every kind, and compare every value."""
-    from trainer_cli.config.compose import compose
-    from trainer_cli.runs.compose_fit import refuse_shipped_default
+    from trainer_cli.config.compose import compose, refuse_shipped_default
     from trainer_cli.testing.resume import STEPS, check_resume
 
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)

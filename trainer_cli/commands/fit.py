@@ -57,8 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
-    from trainer_cli.runs.compose_fit import compose_fit
-    from trainer_cli.runs.supervise import fit_in_processes
+    from trainer_cli.runs.supervise import compose_fit, fit_in_processes
 
     compose = partial(compose_fit, args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     child = ["fit", *_child_arguments(args)]

@@ -42,9 +42,9 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{flag} is {value:g}, but it is a number above 0")
     if args.multirun:
         return _plan_sweep(args)
-    from trainer_cli.runs.compose_fit import compose_fit
     from trainer_cli.runs.plan import plan
     from trainer_cli.runs.plan_view import as_dict, shown
+    from trainer_cli.runs.supervise import compose_fit
 
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     planned = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)

@@ -34,7 +34,7 @@ from trainer_cli.commands.sweep_table import (
     write_failure,
 )
 from trainer_cli.config import search_path
-from trainer_cli.config.compose import Composed, compose, freeze, from_yaml
+from trainer_cli.config.compose import Composed, compose, freeze, from_yaml, refuse_shipped_default
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.core.checkpoint_config import CheckpointConfig
@@ -42,7 +42,6 @@ from trainer_cli.core.files import replace
 from trainer_cli.core.schema import ParallelConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
-from trainer_cli.runs.compose_fit import refuse_shipped_default
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes
 from trainer_cli.runs.run_dir import RunDir, RunStatus

@@ -29,9 +29,18 @@ from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, 
 from trainer_cli.config.hydra_errors import translate_error
 from trainer_cli.config.modules import refuse_shadows
 from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, override_error, parse_overrides
-from trainer_cli.config.provenance import Assignment, Choice, Provenance, Source, label
+from trainer_cli.config.provenance import DEFAULT, Assignment, Choice, Provenance, Source, label
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
-from trainer_cli.config.search_path import SearchPath, find, own_config_dirs, primaries, project_root
+from trainer_cli.config.search_path import (
+    PACKAGE,
+    SearchPath,
+    find,
+    options,
+    own_config_dirs,
+    primaries,
+    project_root,
+    shipped_configs,
+)
 from trainer_cli.config.targets import Trust, import_from
 from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.core.gc_pause import gc_paused
@@ -346,3 +355,37 @@ def _apply_overrides(draft: _Draft, line: _Line, search: SearchPath, experiments
     provenance = Provenance(draft.provenance.sources, assignments, draft.provenance.choices)
     reported = draft.mistakes + (mistakes if draft.whole else [])
     return _Draft(values, provenance, reported, draft.whole)
+
+
+def refuse_shipped_default(composed: Composed) -> None:
+    """Refuse model and data that the shipped config alone chose, in a project with experiments of its own.
+
+    Raises:
+        UserError: no experiment is chosen; it lists the project's.
+    """
+    shipped = shipped_configs(PACKAGE)
+    choices = composed.provenance.choices.items()
+    if shipped is None or any(path[0] == "experiment" and choice.label for path, choice in choices):
+        return
+    folder, shipped = Path.cwd().resolve(), shipped.resolve()
+    project_dirs = [config_dir for config_dir in composed.config_dirs if config_dir != shipped]
+    experiments = list(options(project_dirs, "experiment"))
+    if not experiments or any(
+        _is_chosen_by_user(composed, section, label(shipped, folder)) for section in ("model", "data")
+    ):
+        return
+    listed = ", ".join(f"experiment={name}" for name in experiments[:8])
+    more = ", … (see train list experiment)" if len(experiments) > 8 else ""
+    raise UserError(
+        "no experiment is chosen, and without one the model and data are the shipped ones, not this project's",
+        where=f"{label(project_dirs[0], folder)}/experiment",
+        cure=f"Choose one: {listed}{more}; or a model or data: model=NAME, data=NAME.",
+    )
+
+
+def _is_chosen_by_user(composed: Composed, section: str, shipped: str) -> bool:
+    """Whether the command line or one of the user's files chooses, holds or sets the component of a section."""
+    choice = composed.provenance.choices.get((section,))
+    origins = [composed.provenance.exact((section, "_target_")).source]
+    origins += [] if choice is None else [choice.origin.source, choice.label]
+    return any(origin and origin != DEFAULT and not origin.startswith(f"{shipped}/") for origin in origins)

@@ -6,7 +6,8 @@ torchrun or Slurm's srun starts them (`core/ranks.py`). One process alone (`ALON
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -38,7 +39,7 @@ _MAX_ERROR_LENGTH = 2000
 
 
 class _Command(NamedTuple):
-    """What rank 0 has the other ranks call inside `lead`."""
+    """What rank 0 has the other ranks call inside `leading`."""
 
     method: str
     arguments: tuple[object, ...]
@@ -56,7 +57,7 @@ class ProcessGroup:
     data_group: TorchGroup | None = None
     """Torch's group of the ranks that train on different samples, one of each tensor group; None: all ranks do."""
     _leads = False
-    """Whether this rank is inside `lead`."""
+    """Whether this rank is inside `leading`."""
 
     @property
     def is_main(self) -> bool:
@@ -103,20 +104,27 @@ class ProcessGroup:
 
     def on_main(self, function: Callable[[], T], follower: object = None) -> T:
         """Call `function` on rank 0, and return its result on every rank. If it fails, the others raise PeerError. See
-        `lead` for `follower`."""
-        values: list[T] = []
-        self.lead(lambda: values.append(function()), follower)
-        return self.broadcast(values[0] if self.is_main else None)  # type: ignore[return-value]
+        `leading` for `follower`."""
+        value = None
+        with self.leading(follower) as leads:
+            if leads:
+                value = function()
+        return self.broadcast(value)  # type: ignore[return-value]
 
-    def lead(self, function: Callable[[], object], follower: object = None) -> None:
-        """Call `function` on rank 0; the others call the methods of their `follower` that `function` calls by
-        `run_on_all`. If it fails, the others raise PeerError."""
+    @contextmanager
+    def leading(self, follower: object = None) -> Iterator[bool]:
+        """A block in which rank 0 works alone: it gets True there, the others False at the end of rank 0's block.
+
+        Meanwhile the others call the methods of their `follower` that rank 0 names by `have_followers_call`. If the
+        block fails on rank 0, the others raise PeerError.
+        """
         if not self.is_main:
             self._follow(follower)
+            yield False
             return
         self._leads, exit_code = True, None
         try:
-            function()
+            yield True
         except BaseException as error:
             exit_code = int(getattr(error, "exit_code", 1))
             raise
@@ -126,7 +134,7 @@ class ProcessGroup:
             self.broadcast(exit_code)
 
     def _follow(self, follower: object) -> None:
-        """Call what rank 0 calls by `run_on_all`, until its `lead` ends."""
+        """Call what rank 0 names by `have_followers_call`, until its block ends."""
         while True:
             command: Any = self.broadcast(None)
             if not isinstance(command, _Command):
@@ -135,17 +143,17 @@ class ProcessGroup:
         if command is not None:
             raise PeerError("rank 0 failed", command)
 
-    def run_on_all(self, method: Callable[..., T], *arguments: object) -> T:
-        """Call a method that has collectives. Inside `lead`, the other ranks call their follower's method of the same
-        name, with rank 0's arguments."""
+    def have_followers_call(self, method: Callable[..., object], *arguments: object) -> None:
+        """Inside `leading`: have each other rank call its follower's method of the same name, with these arguments.
+        Rank 0 calls its own right after this, because the methods have collectives."""
         if self._leads:
             self.broadcast(_Command(method.__name__, arguments))
-        return method(*arguments)
 
-    def checked(self, function: Callable[[], T], phase: str) -> T:
-        """Call a function without collectives on every rank. If it fails on some, the first of them raises its error
-        and the others PeerError."""
-        return function()
+    @contextmanager
+    def checking(self, phase: str) -> Iterator[None]:
+        """A block without collectives, on every rank. If it fails on some, the first of them raises its error and the
+        others PeerError."""
+        yield
 
     def claim_failure(self, error: BaseException | None = None) -> bool:
         """Report `error` to the others, for `lost_error`, if no rank has called this before. True for that rank alone:
@@ -236,10 +244,11 @@ class _DistributedGroup(ProcessGroup):
         work: Work = group.allreduce([tensor])
         return work
 
-    def checked(self, function: Callable[[], T], phase: str) -> T:
+    @contextmanager
+    def checking(self, phase: str) -> Iterator[None]:
         error: Exception | None = None
         try:
-            value = function()
+            yield
         except Exception as raised:
             error = raised
         with noting(phase):
@@ -251,8 +260,7 @@ class _DistributedGroup(ProcessGroup):
             raise error
         if failed:
             rank, exit_code, reason = failed[0]
-            raise PeerError(f"rank {rank} failed: {reason}", exit_code)
-        return value
+            raise PeerError(f"rank {rank} failed: {reason}", exit_code) from None
 
     def claim_failure(self, error: BaseException | None = None) -> bool:
         try:

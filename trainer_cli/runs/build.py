@@ -314,13 +314,15 @@ class Builder:
             # The meta device allocates nothing, so a model larger than the memory has a size too.
             with torch.device(device):
                 model = self.model(data.source)
+            loop = TrainingLoop(config=config.loop)
             return Trainer(
                 model=model,
                 optimizer=self.optimizer if config.optimizer is not None else None,
+                schedulers=self.schedulers(loop),
                 freeze=config.freeze,
                 step=self.step(),
                 sparsity=self._sparsity(),
-                loop=TrainingLoop(config=config.loop),
+                loop=loop,
                 callbacks=self._components("callbacks", callbacks),
                 seed=config.seed,
                 device=device,

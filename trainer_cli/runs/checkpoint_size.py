@@ -10,7 +10,6 @@ from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.model_state import model_files
 from trainer_cli.core.left_out import without
 from trainer_cli.core.progress import Progress
-from trainer_cli.trainer.schedulers import Schedulers
 from trainer_cli.trainer.state import capture
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def _prepared_trainer(builder: Builder, data: Data, *, values: bool = False) -> 
     """A trainer in the state before its first step."""
     trainer = builder.shapes(data, values=values)
     trainer.loop.prepare(trainer, data.train)
-    trainer.schedulers = Schedulers(builder.schedulers(trainer.loop), trainer.optimizers)
+    trainer.make_schedulers()
     return trainer
 
 
@@ -80,7 +79,7 @@ def _size(trainer: Trainer, data: Data, format: Format, leave_out: Sequence[str]
     # Callbacks create their state here, such as the copy of an average.
     trainer.hooks.call("on_fit_start", trainer, data.train, data.val, trainer.loop)
     files = sum(map(len, model_files(trainer.model).values()))
-    state = without(capture(trainer, data.train), leave_out)
+    state = without(capture(trainer, with_data=True), leave_out)
     return files + format.plan(state, shapes_only=True).total_bytes
 
 

@@ -94,22 +94,29 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
     with StopSignals(quiet=not group.is_main) as signals, composed.placing(), ExitStack() as stack:
         to_console(config.logging.level if group.is_main else SILENT)
         with noting("while the checkpoint was chosen"):
-            start = group.on_main(lambda: _begin(run, composed, stack, group), GroupVerifier(group))
+            with group.leading(GroupVerifier(group)) as leads:
+                start = _begin(run, composed, stack, group) if leads else None
+            start = group.broadcast(start)
+        assert start is not None
         if isinstance(start, Done):
             if group.is_main:
                 _print_already_finished(run, start)
             return ExitCode.DONE
         # An error on one rank is raised on all, so that none waits in a collective.
-        trainer, data, origin = group.checked(lambda: _build(composed, start, group), "while data and model were made")
+        with group.checking("while data and model were made"):
+            trainer, data, origin = _build(composed, start, group)
         _warn_of_world_size(start.entry, group)
         with noting("while the run directory was opened"):
             # Before a run directory is created: a rank with other data must leave nothing behind.
             if group.world_size > 1:
                 check_same_origin(group, data.loaders, origin)
-            fork = group.on_main(lambda: fork_of(composed, start))
-            group.on_main(lambda: _compare_origin(composed, start, fork, data, origin))
-            # Only now: until here an error leaves no directory of a new run and no attempt.
-            group.on_main(lambda: _open_run(composed, start, trainer, stack))
+            with group.leading() as leads:
+                fork = fork_of(composed, start) if leads else None
+                if leads:
+                    _compare_origin(composed, start, fork, data, origin)
+                    # Only now: until here an error leaves no directory of a new run and no attempt.
+                    _open_run(composed, start, trainer, stack)
+            fork = group.broadcast(fork)
             if group.world_size > 1:
                 _check_ranks(composed, start, group)
         # Rank 0 has train.log already, see `_open_run`.

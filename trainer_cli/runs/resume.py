@@ -11,8 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, catalog_of, why_damaged
-from trainer_cli.checkpoint.copies import Place, newest_of_all
+from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, catalog_of, newest_of_all, why_damaged
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.config.arguments import steps_by_evaluation, steps_by_log
 from trainer_cli.config.compose import Composed, diff, to_yaml
@@ -30,11 +29,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The checkpoint to resume (None: start at step 0), the reason as a sentence, and the folder that holds it."""
+    """The checkpoint to resume (None: start at step 0), the reason as a sentence, and the catalog of its folder."""
 
     entry: Entry | None
     reason: str
-    place: Place
+    catalog: Catalog
 
 
 def folder_of_checkpoints(run: RunDir, now: CheckpointConfig, before: CheckpointConfig) -> Path:
@@ -104,7 +103,7 @@ def _why_accepted(change: Change, composed: Composed) -> str | None:
 
 def choose(
     resume: str,
-    places: Sequence[Place],
+    catalogs: Sequence[Catalog],
     run_id: str,
     *,
     newer: Newer = Newer.refuse,
@@ -118,20 +117,19 @@ def choose(
     again, and newer checkpoints of earlier attempts are ignored.
 
     Args:
-        places: the folder in which the run saves, and that of its copies.
+        catalogs: of the folder in which the run saves, and of that of its copies.
 
     Raises:
         CheckpointError: none is valid, though `resume=must` or some exist.
         UserError: `resume=never` although the run exists, or a path that is no checkpoint of the run.
     """
-    save_place = places[0]
-    folder = save_place.folder
+    folder = catalogs[0].folder
     if resume == "never":
         raise UserError(
             f"resume=never, but {folder.parent} holds a run already",
             cure="Start another run with name=OTHER, or remove the directory.",
         )
-    entries = {location.folder: _entries(location.catalog, run_id) for location in places}
+    entries = {catalog.folder: _entries(catalog, run_id) for catalog in catalogs}
     back = _last_return(attempts)
     saved_since = back is not None and any(
         _is_saved_since(entry, back.attempt) for entry in chain.from_iterable(entries.values())
@@ -140,20 +138,20 @@ def choose(
     if resume not in ("auto", "must") and not repeated:
         path = as_path(resume)
         # By the resolved folder: the path may lead through a link or be relative.
-        location = next(
-            (location for location in places if location.folder.resolve() == path.resolve().parent), save_place
+        catalog = next(
+            (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent), catalogs[0]
         )
-        return _choose_named(path, entries[location.folder], location, newer, check)
+        return _choose_named(path, entries[catalog.folder], catalog, newer, check)
     # What was saved after the step that the run returned to belongs to the abandoned course.
     limit = None if back is None or saved_since else back.step
-    newest = newest_of_all(places, run_id, limit=limit, check=check, quarantine=quarantine)
+    newest = newest_of_all(catalogs, run_id, limit=limit, check=check, quarantine=quarantine)
     if newest is not None:
         before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
-        holder = folder.parent if newest[0] is save_place else newest[0].folder
+        holder = folder.parent if newest[0] is catalogs[0] else newest[0].folder
         return Choice(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
-    return Choice(None, f"{folder} holds no checkpoint yet", save_place)
+    return Choice(None, f"{folder} holds no checkpoint yet", catalogs[0])
 
 
 def _entries(catalog: Catalog, run_id: str) -> list[Entry]:
@@ -211,9 +209,9 @@ def unsaved_end(
     return None if settings.enabled and settings.save_final else (step, reason)
 
 
-def _choose_named(path: Path, entries: Sequence[Entry], location: Place, newer: Newer, check: Check) -> Choice:
+def _choose_named(path: Path, entries: Sequence[Entry], catalog: Catalog, newer: Newer, check: Check) -> Choice:
     """Choose the checkpoint that `resume=PATH` names."""
-    folder = location.folder
+    folder = catalog.folder
     entry = next((entry for entry in entries if (folder / entry.name).resolve() == path.resolve()), None)
     if entry is None:
         raise UserError(
@@ -222,7 +220,7 @@ def _choose_named(path: Path, entries: Sequence[Entry], location: Place, newer: 
             cure="To begin a new run with the weights of another, use ckpt=PATH.",
         )
     try:
-        problem = why_damaged(location.catalog.storage, entry, check)
+        problem = why_damaged(catalog.storage, entry, check)
     except OSError as error:
         problem = f"it cannot be read: {error}"
     if problem is not None:
@@ -236,7 +234,7 @@ def _choose_named(path: Path, entries: Sequence[Entry], location: Place, newer: 
             cure="To remove them, add checkpoint.newer=trash; to keep them, begin another run with name=OTHER "
             f"{ckpt_argument(path)} 'load.states=[all]'.",
         )
-    return Choice(entry, "it was named", location)
+    return Choice(entry, "it was named", catalog)
 
 
 def _quote_item(key: str) -> str:

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_beside
-from trainer_cli.checkpoint.copies import Place, check_copies, reachable
+from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, check_copies, reachable, verify_beside
 from trainer_cli.checkpoint.foreign.kind import refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
@@ -117,12 +116,12 @@ def start_existing(
             return Done(*end)
     # Not always the folder to resume from: a changed checkpoint.folder is still empty.
     save_folder = run.folder_for(config.checkpoint.folder)
-    places = _places(run, Place(folder, catalog), run_id, attempt, config.checkpoint)
-    save_place = places[0] if save_folder == folder else Place(save_folder, run.catalog(save_folder))
-    refuse_other_runs([save_place, *places[1:]], run_id, config.checkpoint)
+    catalogs = _catalogs(run, catalog, run_id, attempt, config.checkpoint)
+    saved = catalog if save_folder == folder else run.catalog(save_folder)
+    refuse_other_runs([saved, *catalogs[1:]], run_id, config.checkpoint)
     choice = choose(
         config.resume,
-        places,
+        catalogs,
         run_id,
         newer=config.checkpoint.newer,
         attempts=run.attempts,
@@ -134,19 +133,19 @@ def start_existing(
     if choice.entry is not None:
         if finished is not None:
             # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's.
-            source, _ = config_of(choice.place.folder / choice.entry.name)
+            source, _ = config_of(choice.catalog.folder / choice.entry.name)
             trained = from_yaml(source, trusted=True, missing_ok=True)
             if reopens(trained.config.loop, config.loop):
                 finished = None
             elif summary.get("status") == RunStatus.finished:
                 return Done(choice.entry.step, finished)
-        options_of(choice.entry, choice.place.folder, config.load)
+        options_of(choice.entry, choice.catalog.folder, config.load)
     return Start(
         run,
         run_id,
         attempt,
         choice.entry,
-        choice.place.folder,
+        choice.catalog.folder,
         choice.reason,
         is_new=False,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
@@ -185,16 +184,15 @@ def start_new(
     config = composed.config
     refuse_nested(run.path)
     folder = run.folder_for(config.checkpoint.folder)
-    save_place = Place(folder, Catalog(open_storage(folder, cache=run.checkpoints_folder)))
     # The run has no id yet: one that was lost has that of its checkpoints.
-    places = _places(run, save_place, None, 0, config.checkpoint)
+    catalogs = _catalogs(run, run.catalog(folder), None, 0, config.checkpoint)
     if config.resume in ("auto", "must"):
         # The default folder is in the lost directory, so only a folder elsewhere or the copies can be left.
-        for location in places if config.checkpoint.folder is not None else places[1:]:
-            run_id = _find_lost_run(location, config.run_dir)
+        for catalog in catalogs if config.checkpoint.folder is not None else catalogs[1:]:
+            run_id = _find_lost_run(catalog, config.run_dir)
             if run_id is not None:
-                return _start_lost(run, composed, places, run_id, _check(meanwhile, group), read_only)
-    refuse_other_runs(places, None, config.checkpoint)
+                return _start_lost(run, composed, catalogs, run_id, _check(meanwhile, group), read_only)
+    refuse_other_runs(catalogs, None, config.checkpoint)
     if config.resume == "must":
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
     if config.resume not in ("auto", "never"):
@@ -211,39 +209,39 @@ def start_new(
     return Start(run, secrets.token_hex(8), 1, None, folder, f"{run.path} holds no run yet", is_new=True)
 
 
-def _places(run: RunDir, save_place: Place, run_id: str | None, attempt: int, config: CheckpointConfig) -> list[Place]:
-    """The folder in which the run saves, and that of its copies if there is one and it can be listed.
+def _catalogs(run: RunDir, saved: Catalog, run_id: str | None, attempt: int, config: CheckpointConfig) -> list[Catalog]:
+    """Of the folder in which the run saves, and of that of its copies if there is one and it can be listed.
 
     Raises:
         TrainError: see `check_copies` and `reachable`.
     """
     if config.copy_to.folder is None:
-        return [save_place]
+        return [saved]
     folder = as_path(config.copy_to.folder)
     check_copies(run.folder_for(config.folder), folder)
     storage = open_storage(folder, cache=run.copies_cache, run_id=run_id or "local", attempt=attempt)
-    return reachable(save_place, [Place(folder, Catalog(storage))], run_id)
+    return reachable(saved, [Catalog(storage)], run_id)
 
 
-def refuse_other_runs(places: Sequence[Place], run_id: str | None, config: CheckpointConfig) -> None:
+def refuse_other_runs(catalogs: Sequence[Catalog], run_id: str | None, config: CheckpointConfig) -> None:
     """Refuse to save or copy checkpoints into a folder where only another run has saved: the names would collide.
 
     Args:
-        places: the folder of the checkpoints, and that of the copies if there is one.
+        catalogs: of the folder of the checkpoints, and of that of the copies if there is one.
 
     Raises:
         RunDirectoryError: one holds checkpoints, but none of this run.
     """
     if not config.enabled:
         return
-    for location, configured, key in zip(
-        places, (config.folder, config.copy_to.folder), ("folder", "copy_to.folder"), strict=False
+    for catalog, configured, key in zip(
+        catalogs, (config.folder, config.copy_to.folder), ("folder", "copy_to.folder"), strict=False
     ):
-        entries = [] if configured is None else location.catalog.entries()
+        entries = [] if configured is None else catalog.entries()
         saved = [(entry.name, entry.manifest.run_id) for entry in entries if entry.manifest is not None]
         if saved and run_id not in [owner for _, owner in saved]:
             raise RunDirectoryError(
-                f"{location.folder} holds checkpoints of another run, such as {saved[-1][0]}",
+                f"{catalog.folder} holds checkpoints of another run, such as {saved[-1][0]}",
                 where=f"checkpoint.{key}",
                 cure="Choose another folder: with {run_name} in it each run has its own.",
             )
@@ -256,12 +254,12 @@ def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check
     return verify if meanwhile is None else partial(verify_beside, meanwhile)
 
 
-def _find_lost_run(location: Place, run_dir: str) -> str | None:
+def _find_lost_run(catalog: Catalog, run_dir: str) -> str | None:
     """The id of the run in `run_dir` that saved the checkpoints of a folder; None if another run saved them."""
     # The newest first: earlier ones may be of a run that had the folder before.
-    for entry in reversed(location.catalog.entries()):
+    for entry in reversed(catalog.entries()):
         if entry.manifest is not None and entry.valid:
-            source, _ = config_of(location.folder / entry.name)
+            source, _ = config_of(catalog.folder / entry.name)
             if source and from_yaml(source, trusted=True, missing_ok=True).config.run_dir == run_dir:
                 return entry.manifest.run_id
     return None
@@ -270,31 +268,30 @@ def _find_lost_run(location: Place, run_dir: str) -> str | None:
 def _start_lost(
     run: RunDir,
     composed: Composed,
-    places: Sequence[Place],
+    catalogs: Sequence[Catalog],
     run_id: str,
     check: Check,
     read_only: bool,
 ) -> Start | Done:
     """Decide how a run starts whose directory was lost, but not its checkpoints."""
-    choice = choose(composed.config.resume, places, run_id, check=check, quarantine=not read_only)
-    # The run was found by one of these checkpoints, and `choose` raises if none is valid.
+    choice = choose(composed.config.resume, catalogs, run_id, check=check, quarantine=not read_only)
     assert choice.entry is not None
     assert choice.entry.manifest is not None
-    source, _ = config_of(choice.place.folder / choice.entry.name)
+    source, _ = config_of(choice.catalog.folder / choice.entry.name)
     stored = from_yaml(source, trusted=True, missing_ok=True)
     changes = diff(stored.raw, composed.raw)
     refuse_changes(changes, composed, run.path)
     finished = choice.entry.manifest.finished
     if finished is not None and not reopens(stored.config.loop, composed.config.loop):
         return Done(choice.entry.step, finished)
-    options_of(choice.entry, choice.place.folder, composed.config.load)
+    options_of(choice.entry, choice.catalog.folder, composed.config.load)
     return Start(
         run,
         run_id,
         choice.entry.manifest.attempt + 1,
         choice.entry,
-        choice.place.folder,
-        f"{run.path} is gone, but {choice.place.folder} holds its checkpoints",
+        choice.catalog.folder,
+        f"{run.path} is gone, but {choice.catalog.folder} holds its checkpoints",
         is_new=True,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
         keep_settings=_kept_settings(changes),

@@ -1,4 +1,4 @@
-"""Choose the process that trains a config, and run child processes.
+"""Compose the config of a fit, choose the process that trains it, and run child processes.
 
 A config is trained in this process, in child processes that are restarted after a failure (`restarts.max`), or in one
 process per rank.
@@ -25,12 +25,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import trainer_cli
 from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default
+from trainer_cli.config.overrides import strip_quotes
 from trainer_cli.config.processes import check_processes
 from trainer_cli.config.resolvers import share_moment
+from trainer_cli.config.sweep import text_of
 from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Unit
 from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_without_srun
@@ -44,10 +47,22 @@ from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
 from trainer_cli.trainer.messages import to_console
 
-if TYPE_CHECKING:
-    from trainer_cli.config.compose import Composed
-
 log = logging.getLogger(__name__)
+
+
+def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
+    """Compose the config of a fit. With `resume=RUN_DIR` it is the config of that run, with the overrides on top."""
+    named = [strip_quotes(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
+    if named and named[-1] not in ("auto", "never", "must"):
+        directory = RunDir(named[-1])
+        if directory.exists_as_run():
+            changes = [override for override in overrides if not override.startswith("resume=")]
+            # The run may have been moved: its config still names the directory in which it began.
+            changes += [f"run_dir={text_of(str(directory.path))}", "resume=must"]
+            return from_yaml(directory.config_file, changes, config_dir=config_dir, config_name=config_name)
+    composed = compose(overrides, config_dir=config_dir, config_name=config_name)
+    refuse_shipped_default(composed)
+    return composed
 
 
 def fit_in_processes(

@@ -172,7 +172,7 @@ class Recorder(Callback):
 
     def _state(self, trainer: Trainer) -> Iterator[tuple[str, str]]:
         """The state that a checkpoint holds, and buffers that are not persistent."""
-        state = capture(trainer, None)
+        state = capture(trainer, with_data=False)
         # A pending evaluation is recorded when it is made.
         state.get("loop", {}).pop("owed_record", None)
         for generator, value in state.pop("rng").items():

@@ -21,7 +21,6 @@ from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.user_loader import generators_of
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.hooks import Hooks
 from trainer_cli.trainer.metrics import read_outputs, sample_count, to_device
 from trainer_cli.trainer.setup import settings_of
 from trainer_cli.trainer.state import capture, load_all
@@ -141,20 +140,18 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     """Undo the steps inside the block: restore all that a checkpoint holds, and buffers. Callbacks are not called."""
     if not trainer.optimizers:
         raise UserError("this trainer has no optimizer, so it cannot train", cure="Give it an optimizer.")
-    hooks, rng, training = trainer.hooks, trainer.rng, trainer.model.training
-    saved = copy.deepcopy(dict(capture(trainer, None)))
+    rng, training = trainer.rng, trainer.model.training
+    saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
     # Including those that are not persistent, which a checkpoint does not hold.
     buffers = [(buffer, buffer.clone()) for buffer in trainer.model.buffers()]
     settings = {name: settings_of(optimizer) for name, optimizer in trainer.optimizers.items()}
-    trainer.hooks = Hooks({}, families={"validate"})
     try:
-        with rng_kept():
+        with rng_kept(), trainer.hooks.silenced():
             trainer.train_mode()
             trainer.modes.train()
             trainer.step.bind(trainer)
             yield
     finally:
-        trainer.hooks = hooks
         trainer.modes.eval()
         for name, optimizer in trainer.optimizers.items():
             optimizer.zero_grad()

@@ -347,6 +347,7 @@ def add_global_callback(callback: Callback) -> GlobalHandle:
     """
     if not isinstance(callback, Callback):
         raise UserError(f"expected Callback, got {type(callback).__name__}")
+    # A list, not a set: each handle stands for one entry.
     _global.append(callback)
     return GlobalHandle(callback)
 
@@ -379,6 +380,15 @@ class Hooks:
             names = {pattern.format(base) for pattern in _FAMILY}
             self._family_names |= names
             self._hooks |= {hook: self._bind(hook) for hook in names}
+
+    @contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Call no callback inside the block, for steps that are undone."""
+        hooks, self._hooks = self._hooks, dict.fromkeys(self._hooks, ())
+        try:
+            yield
+        finally:
+            self._hooks = hooks
 
     def call(self, hook: str, *args: Any) -> None:
         """Call every method of a hook in order, up to the first exception."""

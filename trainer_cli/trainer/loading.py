@@ -123,12 +123,12 @@ class Loading:
     def read(self, path: Path, load: LoadOptions, *more: str) -> dict[str, Any]:
         """The state in a checkpoint, or what is to be loaded of it and `more` of its keys, as changed by hooks."""
         trainer = self._trainer
+        # Before the hooks and the reading, either of which may change the model and then fail.
         self.is_untouched = False
         trainer.hooks.call("on_before_load_checkpoint", trainer, path)
         # If reading fails on one rank, all ranks must raise: the others would wait for it in the next collective.
-        state: dict[str, Any] = trainer.strategy.group.checked(
-            lambda: self._read(path, load, more), "while a checkpoint was read"
-        )
+        with trainer.strategy.group.checking("while a checkpoint was read"):
+            state = self._read(path, load, more)
         trainer.hooks.call("preprocess_checkpoint", trainer, state)
         self.path, self.step = path, int(state.get("progress", {}).get("step", 0))
         return state

@@ -110,6 +110,7 @@ class MetricLogger:
 
     def __init__(self, loggers: Mapping[str, Logger]) -> None:
         self.loggers = loggers
+        # A keeper for each logger: one whose disk is full keeps its own records, and delays no other.
         self._keepers = [RecordKeeper(name, logger) for name, logger in loggers.items()]
         self.record: dict[str, float | Tensor | Medium] = {}
         """What was logged for the current step, by name."""
@@ -195,6 +196,7 @@ class MetricLogger:
 
     def flush_evaluation(self, progress: Progress, epoch: float) -> None:
         """Pass on the record of an evaluation outside of a fit, without the metrics that were logged at this step."""
+        # A loss of the training and one of a checkpoint may differ at one step; what is logged stays.
         if progress.step == self._last_step:
             measured = metrics_in(self.record)
             for name in measured.keys() & self.last.keys():
@@ -208,6 +210,7 @@ class MetricLogger:
 
     def settle(self) -> None:
         """Wait for the metrics of kept records, and pass these on."""
+        # Emptied first: a logger that fails must not get the same record again.
         waiting, self._waiting = self._waiting, []
         for progress, epoch, logged_at, content in waiting:
             self._pass_on(progress, epoch, logged_at, content)
@@ -216,6 +219,7 @@ class MetricLogger:
         self, progress: Progress, epoch: float, logged_at: float, content: Mapping[str, float | Tensor | Medium]
     ) -> dict[str, float]:
         media = [value for value in content.values() if isinstance(value, Medium)]
+        # Reads tensors on a device, and so waits for it: only here.
         record = self._update_last(progress, content)
         if record or media:
             by_kind = {
@@ -273,6 +277,7 @@ class MetricLogger:
             error.add_note(f"while {activity} at step {progress.step}")
             raise
         finally:
+            # Also after an error, which an evaluation that was stopped raises.
             seconds, self.activity = time.monotonic() - began, ""
             self.exclude_time(seconds)
             if seconds >= _SHORTEST_PAUSE_S:
@@ -286,6 +291,7 @@ class MetricLogger:
 
     def close(self) -> None:
         """Close every logger, also after an error in one."""
+        # First: what callbacks log from here on has no record to join.
         self.is_open, self.was_closed = False, True
         # In a stack: one logger's error must not keep others open. Waiting records are passed on first.
         with ExitStack() as stack:

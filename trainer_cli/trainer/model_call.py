@@ -36,6 +36,7 @@ class ForwardState:
 
     def restore(self) -> None:
         """Restore the model's tensors and their values."""
+        # The tensors first, then their values: a forward may have put another tensor in the place of a buffer.
         for module, buffers in self._buffers:
             module._buffers.clear()
             module._buffers.update(buffers)
@@ -47,6 +48,7 @@ class ForwardState:
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:
+    # Frozen weights may fill most of the device, which keeps no room for a second copy.
     on_host = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
     return local(tensor).detach().to("cpu" if on_host else tensor.device, copy=True)
 
@@ -90,6 +92,7 @@ def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any
         return error
     unpacking = _unpacking_call(batch)
     shown = f"  batch:   {describe_batch(batch)}\n  forward: {_format_signature(signature)}\n"
+    # The call itself was right, so that the error is the model's own: it keeps its type and gets a note.
     if _can_bind(signature, args, kwargs):
         if unpacking is not None and len(args) == 1 and args[0] is batch:
             error.add_note(
@@ -175,4 +178,5 @@ def observing(observer: Observer) -> Iterator[None]:
     try:
         yield
     finally:
+        # Not the last one: blocks of several threads or callbacks may end in any order.
         _observers.remove(observer)

@@ -23,6 +23,8 @@ class DevicePrefetcher(Protocol):
 
     ahead: bool
     """Whether a batch should be sent before the previous one has been trained on."""
+    counts: bool
+    """Whether the last received batch is not a `PaddingBatch`."""
 
     def send(self, batch: Any) -> Any:
         """Start to copy a batch. The result is passed to `receive`."""
@@ -34,7 +36,7 @@ class DevicePrefetcher(Protocol):
 class Direct:
     """Copy a batch when it is needed; does nothing on the CPU."""
 
-    ahead = False
+    ahead, counts = False, True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -53,7 +55,7 @@ class SideStream:
     A copy from pageable memory is not parallel.
     """
 
-    ahead = True
+    ahead, counts = True, True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -87,7 +89,6 @@ class PaddingPrefetcher:
     def __init__(self, prefetcher: DevicePrefetcher, group: ProcessGroup) -> None:
         self._prefetcher, self.ahead = prefetcher, prefetcher.ahead
         self.counts = True
-        """Whether the last received batch is not a `PaddingBatch`."""
         self._unchecked = group if group.tensor_size > 1 else None
 
     def send(self, batch: Any) -> Any:
@@ -99,6 +100,7 @@ class PaddingPrefetcher:
 
     def receive(self, sent: Any) -> Any:
         self.counts = type(sent) is not PaddingBatch
+        # A padding batch is copied too: its forward runs for the collectives.
         batch = self._prefetcher.receive(sent if self.counts else sent.batch)
         if self._unchecked is not None:
             check_same_samples(self._unchecked, tensors_of(batch))
@@ -126,7 +128,7 @@ class TrainBatches:
     """Iterate over the epochs of a train loader, from the position in `Progress`."""
 
     def __init__(self, loader: Any, prefetcher: DevicePrefetcher, length: int | None) -> None:
-        self._loader, self._prefetcher, self._length = loader, prefetcher, length
+        self._loader, self.prefetcher, self._length = loader, prefetcher, length
         self.samples_per_batch: int | None = getattr(loader, "samples_per_batch", None)
         """Number of samples by which a batch advances the loader's position; None if the loader does not count them."""
         self.batch_samples: int | None = None
@@ -146,15 +148,16 @@ class TrainBatches:
         """
         if self._ahead:
             sent, self.batch_samples = self._ahead.pop()
-            return self._prefetcher.receive(sent)
+            return self.prefetcher.receive(sent)
         if self._iterator is None:
+            # Made at the first batch, so that workers start only when the training does.
             self._iterator = iter(
                 self._loader.iterate(progress.epoch, batch=progress.batch, samples=progress.epoch_samples)
             )
         try:
             batch = next(self._iterator)
             self.batch_samples = self._loader.batch_samples
-            return self._prefetcher.receive(self._prefetcher.send(batch))
+            return self.prefetcher.receive(self.prefetcher.send(batch))
         except StopIteration:
             raise UserError(
                 f"the train loader ended after {progress.batch} batches of epoch {progress.epoch}"
@@ -170,13 +173,13 @@ class TrainBatches:
         """
         assert self._iterator is not None
         is_last = progress.batch == self._length
-        if self._length is not None and (is_last or self._stateful or not self._prefetcher.ahead):
+        if self._length is not None and (is_last or self._stateful or not self.prefetcher.ahead):
             return is_last
         if self._stateful:
             self._ahead_state = self._state(progress)
         try:
             batch = next(self._iterator)
-            self._ahead.append((self._prefetcher.send(batch), self._loader.batch_samples))
+            self._ahead.append((self.prefetcher.send(batch), self._loader.batch_samples))
         except StopIteration:
             # A loader that ends before its length is reported when the batch is needed.
             return self._length is None
@@ -198,6 +201,7 @@ class TrainBatches:
 
     def close(self) -> None:
         """End the epoch. The next batch begins another."""
+        # Forgotten first: an error of its close must not make the next epoch continue with it.
         iterator, self._iterator = self._iterator, None
         self._ahead.clear()
         self._ahead_state = None

@@ -39,6 +39,7 @@ class Requests:
     def stop(self, stop: Stop) -> None:
         """Request an end after the current step; see `Trainer.stop`."""
         if self._agreement is not None:
+            # Kept apart until `share`: no rank may act on a stop that the others do not know.
             self._stop_of_rank = self._stop_of_rank or stop
         elif self.stop_request is None:
             self.stop_request = stop
@@ -50,6 +51,7 @@ class Requests:
     def save(self) -> None:
         """Request a save after the current step; from any thread."""
         if self._saver is not None:
+            # Before the interrupt: the loop may handle requests at once.
             self._saver.save_requested = True
         self.interrupt()
 
@@ -81,7 +83,9 @@ class Requests:
         if self._agreement is None:
             return seconds
         rank_requests = self._stop_of_rank, self.evaluation_requested, self.roll_back_requested, seconds
+        # One exchange for all requests: each costs a round trip of all ranks.
         stops, evaluations, roll_backs, times = zip(*self._group.gather(rank_requests), strict=True)
+        # The lowest rank wins, so that all ranks have the same reason.
         self.stop_request = self.stop_request or next(filter(None, stops), None)
         self.evaluation_requested, self.roll_back_requested = any(evaluations), any(roll_backs)
         return float(times[0])

@@ -105,6 +105,7 @@ def takes_metric(schedule: Any) -> bool:
     """Whether the `step` of a schedule, or of its class, takes a metric."""
     step: Callable[..., Any] | None = getattr(schedule, "step", None)
     try:
+        # By the name of the argument, as torch has no base class for schedules of a metric.
         return step is not None and "metrics" in inspect.signature(step).parameters
     except (ValueError, TypeError):
         return False

@@ -70,8 +70,18 @@ class Tree(dict[str, Any]):
         return self
 
 
-def capture(trainer: Trainer, train_loader: Any) -> Tree:
-    """The state after the step just made. Tensors in it are the live ones."""
+def checkpoint_state(trainer: Trainer) -> dict[str, Any]:
+    """See `Trainer.checkpoint_state`."""
+    tree = capture(trainer, with_data=trainer.loop.has_data)
+    trainer.hooks.call("on_save_checkpoint", trainer, tree)
+    # From here on keys may be replaced.
+    state = dict(tree)
+    trainer.hooks.call("postprocess_checkpoint", trainer, state)
+    return state
+
+
+def capture(trainer: Trainer, *, with_data: bool) -> Tree:
+    """The state after the step just made, with or without the position in the data. Tensors in it are the live ones."""
     # An optimizer that trains other weights than it evaluates: a reader of the checkpoint wants those to evaluate.
     weights = trainer.modes.evaluation_weights()
     state = Tree(
@@ -97,7 +107,7 @@ def capture(trainer: Trainer, train_loader: Any) -> Tree:
         state["microbatch"] = trainer.loop.microbatches.size
     if trainer.scaler is not None:
         state["scaler"] = trainer.scaler.state_dict()
-    if train_loader is not None:
+    if with_data:
         state["data"] = trainer.loop.data_state(trainer)
     return state
 
@@ -225,6 +235,7 @@ def load_all(
                 fittings[f"callbacks.{name}"] = _fit_callback(callback, saved_callbacks[name])
     if options.takes("progress") and train_loader is not None:
         fittings["data"] = _fit_saved(state, "data", partial(_fit_data, train_loader))
+    # Only now anything is changed: all parts have been compared.
     _load(fittings, path, _advice(trainer, path, report, fittings))
     for line in _unmatched_states(trainer, state, options):
         log.warning("%s", line)
@@ -287,6 +298,7 @@ def _load(fittings: Mapping[str, Fitting], path: Path, advice: str = ADVICE) -> 
     if faults:
         text = model_state.table(f"{path} does not fit this training", faults)
         raise UserError(f"{text}\n", cure=f"Nothing was loaded. {advice}")
+    # In this order: an optimizer may put the trained weights over those that the model has loaded.
     for fitting in fittings.values():
         fitting.load()
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import SchedulerInterval
@@ -18,48 +17,12 @@ from trainer_cli.parallel.torch_compat import foreach_div_, local
 from trainer_cli.trainer.metrics import Number, batch_weight, is_known_zero, read_outputs
 from trainer_cli.trainer.microbatch import Microbatches, join_outputs
 from trainer_cli.trainer.model_call import explain_error, make_arguments
-from trainer_cli.trainer.optimizer_modes import needs_closure
+from trainer_cli.trainer.optimizers import OptimizerEntry
 
 if TYPE_CHECKING:
     from torch import nn
 
     from trainer_cli.trainer.trainer import Trainer
-
-
-class _OptimizerEntry:
-    """An optimizer, and what has been accumulated for its next step."""
-
-    def __init__(self, name: str, optimizer: Optimizer, schedulers: list[Any]) -> None:
-        self.name, self.optimizer, self.schedulers = name, optimizer, schedulers
-        self.grad_norm: Tensor | None = None
-        self.settings: list[dict[str, Any]] | None = None
-        """Copy of the parameter groups as the last step used them: schedules change them afterwards."""
-        # Only an overridden one is called: torch's takes 7 us more a step than a loop over the gradients.
-        self.overrides_zero_grad = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(
-            optimizer
-        )
-        self.needs_closure = needs_closure(optimizer)
-        self.pending = False
-        """Whether gradients have been added since its last step."""
-        self.weight: Number | Tensor = 0
-        """Sum of the weights of these gradients, in units of the first."""
-        self.list_parameters()
-
-    def list_parameters(self) -> None:
-        """List the optimizer's parameters. Only their gradients are divided and clipped."""
-        groups = self.optimizer.param_groups
-        self.group_count = len(groups)
-        self.parameters = [parameter for group in groups for parameter in group["params"]]
-        self._tensor_settings = [
-            (number, key) for number, group in enumerate(groups) for key in group if isinstance(group[key], Tensor)
-        ]
-
-    def keep_settings(self) -> None:
-        """Copy the groups' settings before a step."""
-        self.settings = [group.copy() for group in self.optimizer.param_groups]
-        # A clone stays on the device, so the host does not wait for it.
-        for number, key in self._tensor_settings:
-            self.settings[number][key] = self.settings[number][key].detach().clone()
 
 
 class TrainStep:
@@ -82,7 +45,7 @@ class TrainStep:
     """Whether this batch is known to be the last of its step. Set if there are several ranks."""
     counts = True
     """False for a padding batch, which only keeps the collectives of the ranks in step."""
-    _entries: tuple[_OptimizerEntry, ...] = ()
+    _entries: tuple[OptimizerEntry, ...] = ()
     _unit: Number | Tensor | None = None
     """Weight that others are divided by: the first of the step, or with several ranks the batch size."""
     _before_backward: Sequence[Callable[..., Any]]
@@ -268,7 +231,7 @@ class TrainStep:
         self._starts_early = type(self).train_batch is TrainStep.train_batch
         self._total, self._has_agreed = None, False
         self._entries = tuple(
-            _OptimizerEntry(name, optimizer, trainer.schedulers.of(name, SchedulerInterval.step))
+            OptimizerEntry(name, optimizer, trainer.schedulers.of(name, SchedulerInterval.step))
             for name, optimizer in trainer.optimizers.items()
         )
         for entry in self._entries:
@@ -362,7 +325,7 @@ class TrainStep:
         self._has_agreed, self._has_called, self._total = False, False, None
         agreement.batch_samples = 0
 
-    def _divisor(self, entry: _OptimizerEntry) -> Number | Tensor:
+    def _divisor(self, entry: OptimizerEntry) -> Number | Tensor:
         """The divisor of the sum of weighted gradients: the sum of weights, or its mean over the ranks."""
         agreement = self._agreement
         if agreement is None:
@@ -383,7 +346,7 @@ class TrainStep:
         # The gradients are already means over the ranks.
         return _not_zero(self._total) / agreement.group.world_size
 
-    def _step(self, entry: _OptimizerEntry) -> None:
+    def _step(self, entry: OptimizerEntry) -> None:
         if not self._complete:
             raise UserError(
                 f"{type(self).__name__}.train_batch steps the optimizer '{entry.name}', but batches of this "
@@ -437,7 +400,7 @@ class TrainStep:
         entry.pending, self._objective = False, 0
         self._has_stepped = True
 
-    def _divide(self, entry: _OptimizerEntry) -> None:
+    def _divide(self, entry: OptimizerEntry) -> None:
         """Divide the sum of weighted gradients by the sum of weights of the step."""
         if not self._weighs:
             return
@@ -452,7 +415,7 @@ class TrainStep:
             foreach_div_(gradients, divisor)
         entry.weight = 0
 
-    def _closure(self, entry: _OptimizerEntry) -> Callable[[], Any]:
+    def _closure(self, entry: OptimizerEntry) -> Callable[[], Any]:
         """A closure for the optimizer, which computes the loss of the whole step and its gradients.
 
         The first call returns the loss of the batches just trained on, whose gradients are present.
@@ -480,7 +443,7 @@ class TrainStep:
 
         return evaluate
 
-    def _entry_of(self, name: str) -> _OptimizerEntry:
+    def _entry_of(self, name: str) -> OptimizerEntry:
         for entry in self._entries:
             if entry.name == name:
                 return entry
@@ -489,7 +452,7 @@ class TrainStep:
         raise UserError(f"there is no optimizer '{name}'", cure=cure)
 
 
-def _add_zeros(entries: Iterable[_OptimizerEntry]) -> None:
+def _add_zeros(entries: Iterable[OptimizerEntry]) -> None:
     """Give each parameter without a gradient one of zeros, as the backward of a loss times 0 does."""
     for entry in entries:
         for parameter in entry.parameters:

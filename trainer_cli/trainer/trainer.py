@@ -36,7 +36,7 @@ from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
 from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
-from trainer_cli.trainer.state import capture
+from trainer_cli.trainer.state import checkpoint_state
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
@@ -149,6 +149,7 @@ class Trainer:
         if checked["deterministic"]:
             setup.use_deterministic_kernels()
         setup.seed_before_model(self.seed, model)
+        # Before the model is made: a callback may change what it is made of.
         self.hooks.call("pre_setup", self)
         self._make(optimizer, checked["freeze"], compile)
         self.hooks.call("setup", self)
@@ -209,6 +210,7 @@ class Trainer:
         val = setup.name_loaders(val_loader, settings)
         setup.check_data(train, val)
         self.loop.evaluations.check(val)
+        # None asks for a training from the beginning; a trainer as it was made is at one.
         if ckpt_path is None and not self.loading.is_untouched:
             self._reset()
         self.loading.is_untouched, self.fitting = False, True
@@ -223,6 +225,7 @@ class Trainer:
                         stack.callback(close_at_the_end, close)
                 self.hooks.call("on_enter_fit", self, stack, train, val, self.loop)
                 self.modes.train()
+                # On the way out: whoever evaluates or saves the model next finds the weights to evaluate.
                 stack.callback(self.modes.eval)
                 self.loading.load_or_start(ckpt_path, load, keep_settings, train)
                 # Callbacks that refuse to start do so here, before loggers are rewound.
@@ -245,6 +248,7 @@ class Trainer:
             raise
         finally:
             self.fitting = False
+            # Also after an error: a stop was for this fit, and must not end the next one.
             self.requests.clear()
         # A resumed fit without a step is that of a finished run, whose end was logged before.
         self.recording.end_fit(writes_rest=not self.recording.first_step_recorded or self.step.step_idx >= 0)
@@ -443,11 +447,7 @@ class Trainer:
     def checkpoint_state(self) -> dict[str, Any]:
         """The state that a resume needs, as one tree, with what hooks added. Of sharded tensors it has this rank's
         part."""
-        tree = capture(self, self._train_loader)
-        self.hooks.call("on_save_checkpoint", self, tree)
-        state = dict(tree)
-        self.hooks.call("postprocess_checkpoint", self, state)
-        return state
+        return checkpoint_state(self)
 
     def save_checkpoint(self, path: str | Path) -> Path:
         """Save the present state as the checkpoint at `path`, durably; one that is there is replaced. Not for this

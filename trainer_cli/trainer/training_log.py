@@ -52,6 +52,7 @@ class TrainingLog:
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Load the means, or keep them until `prepare`."""
+        # The device is unknown before `prepare`, and the sums must lie on it.
         self._saved_means = state
         if self._means is not None and state is not None:
             self._means.load_state_dict(state)
@@ -109,6 +110,7 @@ class TrainingLog:
         """
         means = self.means.means(trainer.strategy.group)
         metrics = {f"{TRAIN_PREFIX}{name}": value for name, value in means.items()}
+        # Before the reset, which forgets it; raised after the record was logged, which then shows the loss.
         finite = self.means.loss_is_finite
         self.means.reset()
         norms, used_groups = trainer.step.grad_norms(), trainer.step.settings_used()

@@ -66,7 +66,6 @@ class TrainingLoop(Lengths):
         self.batch_size = 1
         """Samples in a batch of one rank, or 1 if the loader does not say."""
         self._batches: TrainBatches | None = None
-        self._fillers: PaddingPrefetcher | None = None
         self.training_log = TrainingLog()
         self._start_step = 0
         self._ended: dict[str, Any] | None = None
@@ -94,8 +93,9 @@ class TrainingLoop(Lengths):
         self._train_loader = train_loader
         self.learn_lengths(train_loader, resumed)
         prefetcher = device_prefetcher(trainer.device)
-        self._fillers = None if trainer.agreement is None else PaddingPrefetcher(prefetcher, trainer.strategy.group)
-        self._batches = TrainBatches(train_loader, self._fillers or prefetcher, self.epoch_batches)
+        if trainer.agreement is not None:
+            prefetcher = PaddingPrefetcher(prefetcher, trainer.strategy.group)
+        self._batches = TrainBatches(train_loader, prefetcher, self.epoch_batches)
         self.batch_size = getattr(train_loader, "batch_size", None) or 1
         self.training_log.prepare(trainer.device, only_finite=self.leave_out_not_finite)
         self._began = time.monotonic()
@@ -156,6 +156,11 @@ class TrainingLoop(Lengths):
         """Reset the state of an earlier training."""
         self.training_log.reset()
         self.pending_eval_record, self._ended = None, None
+
+    @property
+    def has_data(self) -> bool:
+        """Whether a train loader was given, so that a checkpoint has a position in it."""
+        return self._batches is not None
 
     def data_state(self, trainer: Trainer) -> dict[str, Any]:
         """The train loader's position after the last batch trained on, not after one fetched ahead."""
@@ -328,7 +333,7 @@ class TrainingLoop(Lengths):
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
         check, train_loader = trainer.sample_check.check, self._train_loader
         tokens: Tensor | int | None = None
-        requests, agreement, fillers, length = trainer.requests, trainer.agreement, self._fillers, self.epoch_batches
+        requests, agreement, length = trainer.requests, trainer.agreement, self.epoch_batches
 
         while progress.step < event and not requests.interrupt_requested:
             step.step_idx = progress.step
@@ -344,8 +349,7 @@ class TrainingLoop(Lengths):
                     call(trainer, model, batch)
                 step.batch_size = size = sample_count(batch, batches.batch_samples)
                 if agreement is not None:
-                    assert fillers is not None
-                    step.counts = fillers.counts
+                    step.counts = batches.prefetcher.counts
                     step.batch_size = size = size if step.counts else 0
                     step.completes = micro == accum or progress.batch + 1 == length
                     agreement.batch_samples += size

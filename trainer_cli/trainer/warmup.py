@@ -65,6 +65,8 @@ class WarmupSchedule:
             # The peak is saved with the group, as torch does it, because after a resume `lr` is not the peak.
             self._peaks.append(float(group.setdefault("initial_lr", group["lr"])))
         for group, peak in zip(self._optimizer.param_groups, self._peaks, strict=True):
+            # From the peak, not from the last rate: rounding does not add up over the steps, and a resume gives the
+            # same rate.
             group["lr"] = peak * factor
 
 

@@ -48,13 +48,16 @@ def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
     """
     from torch.distributed.tensor import Partial, Replicate
 
+    # Partial sums would have to be reduced first, which is a collective that a save does not have.
     if any(isinstance(placement, Partial) for placement in leaf.placements):
         raise UnsavableState(f"{name} is a tensor whose ranks hold partial sums, which cannot be saved in a checkpoint")
     local = local_of(leaf)
     # The method that torch's own checkpoints call.
     boxes = leaf.__create_chunk_list__()
+    # A shard is one box of the tensor in the manifest; strided shardings would need several.
     if len(boxes) != 1 or tuple(boxes[0].sizes) != tuple(local.shape):
         raise UnsavableState(f"{name} is sharded in pieces, which cannot be saved in a checkpoint")
+    # An empty shard of an uneven division may begin beyond the end.
     offsets = (min(begin, size) for begin, size in zip(boxes[0].offsets, leaf.shape, strict=True))
     shard = Shard(tuple(leaf.shape), tuple(map(int, offsets)), tuple(local.shape))
     mesh, coordinate = leaf.device_mesh, leaf.device_mesh.get_coordinate()
@@ -143,6 +146,7 @@ def targets_of(named: Mapping[str, Any], rename: Callable[[str], str] = str) -> 
     Returns None if none of them is a DTensor.
     """
     by_name = {name: Target(like, part_of(name, like).shard) for name, like in named.items() if is_dtensor(like)}
+    # Without sharded tensors the readers take their plain way, which reads each file once.
     if not by_name:
         return None
 

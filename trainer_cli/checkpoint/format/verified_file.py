@@ -63,6 +63,7 @@ class VerifiedFile:
             self._source = self._opening.__enter__()
         except FileNotFoundError:
             raise self.damaged("it is missing") from None
+        # Before any byte is read: the destinations are views of memory of the expected size.
         if self._source.size_bytes != self._entry.size_bytes:
             self._opening.__exit__(None, None, None)
             size = f"{self._source.size_bytes:,} bytes instead of {self._entry.size_bytes:,}"
@@ -71,6 +72,7 @@ class VerifiedFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         try:
+            # After an error the digest of a part says nothing.
             if kind is None:
                 # The digest covers the whole file, so the bytes that nobody needed are read too.
                 self.read([self.left_bytes])
@@ -140,6 +142,7 @@ class VerifiedFile:
 
     def _digest_block(self, block: _Block) -> None:
         for view in block.views:
+            # In the order of the file, although threads read ahead: a digest has an order.
             self._digest.update(view)
         self.left_bytes -= block.size_bytes
         if block.spare is not None:
@@ -154,6 +157,7 @@ class VerifiedFile:
                 count = min(size_bytes - at, BLOCK_BYTES - block.size_bytes)
                 if isinstance(destination, int):
                     if block.spare is None:
+                        # Bytes that nobody needs are digested too; reused memory instead of new for each block.
                         block.spare = self._spares.pop() if self._spares else memoryview(bytearray(BLOCK_BYTES))
                     view = block.spare[block.size_bytes : block.size_bytes + count]
                 else:
@@ -171,6 +175,11 @@ class VerifiedFile:
 def damaged_file(path: Path, why: str) -> DamagedCheckpoint:
     """The error that names a file of a checkpoint."""
     return DamagedCheckpoint(f"a file of the checkpoint is damaged: {why}", where=str(path))
+
+
+def undecodable(error: Exception, where: Path | str) -> DamagedCheckpoint:
+    """What reading a checkpoint raised, as damage: its content is not what a save writes."""
+    return DamagedCheckpoint(f"it cannot be read: {type(error).__name__}: {str(error)[:200]}", where=str(where))
 
 
 class _RawStream(io.RawIOBase):

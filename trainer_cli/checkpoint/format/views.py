@@ -68,6 +68,7 @@ class View:
 def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """Number of elements in memory from a tensor's first to its last; None if two of its elements overlap."""
     extent = 1
+    # Sorted by stride, each dimension must step over all of the smaller ones; sizes of 1 have no stride that counts.
     for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1):
         if stride < extent:
             return None
@@ -102,6 +103,7 @@ def find_views(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Ten
     Args:
         tensors: strided tensors with elements.
     """
+    # By type too: offsets count elements, and views of one memory with different types do not compare.
     of_storage: dict[tuple[int, torch.dtype], list[_Region]] = {}
     for name, tensor in tensors.items():
         if (extent := extent_of(tensor.shape, tensor.stride())) is not None:
@@ -118,6 +120,7 @@ def find_views(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Ten
             cover = next(covering, None)
             if cover is None:
                 base = members[0].name + STORAGE
+                # A name of the user may end so; a name must be that of one tensor.
                 while base in tensors:
                     base += "#"
                 bases[base] = members[0].tensor.detach().as_strided((end - begin,), (1,), begin)

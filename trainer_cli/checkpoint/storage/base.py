@@ -63,6 +63,9 @@ class ReadableFolder(Protocol):
 class Storage(Protocol):
     """Moves whole folders between this machine and the storage of checkpoints."""
 
+    root: Path
+    """The folder of the checkpoints: a local path, or the URL of an object store."""
+
     def names(self) -> list[str]:
         """The folders with a plain name, valid checkpoints or not."""
         ...

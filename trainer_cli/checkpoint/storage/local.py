@@ -104,7 +104,9 @@ class LocalStorage:
         self._finish_replacement(name)
         if not replace:
             self._refuse_existing(final)
+        # In the same folder as the checkpoint: a rename across file systems is not atomic.
         staging = self._hidden_path(Hidden.tmp, name)
+        # Before the folder exists, so that an error right after its creation removes it too.
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
@@ -148,6 +150,7 @@ class LocalStorage:
                 self.disk.close(fd)
 
     def peek(self, name: str, file: str) -> bytes | None:
+        # Names come from manifests, which nobody has verified: one with a slash could lead elsewhere.
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
         path = f"{self._path_text(name)}/{file}"
@@ -156,6 +159,7 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
         try:
+            # A damaged folder may hold anything under this name; the file is read into memory whole.
             if source.size_bytes > _LARGEST_PEEK:
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
             content = bytearray(source.size_bytes)
@@ -169,6 +173,7 @@ class LocalStorage:
         sizes: dict[str, int] = {}
         try:
             for file in self.disk.listdir(path):
+                # Most entries are regular files: one call without following links decides.
                 status = self.disk.stat(f"{path}/{file}", follow=False)
                 if stat.S_ISLNK(status.st_mode):
                     status = self.disk.stat(f"{path}/{file}")
@@ -199,6 +204,7 @@ class LocalStorage:
                 trash = self._move_to_trash(name)
         except FileNotFoundError:
             return False
+        # Also those whose deletion failed before: the disk may answer by now.
         for path in (*self._undeleted, trash):
             self._later(partial(self._delete_or_retry_later, path))
         return True
@@ -228,6 +234,7 @@ class LocalStorage:
         if self.is_pinned(name) is pinned:
             return
         if pinned:
+            # A file beside the manifest, which stays as it is: readers compare its bytes before and after.
             write_file(self.disk, path / PINNED_FILE, b"")
         else:
             self.disk.unlink(path / PINNED_FILE)
@@ -237,6 +244,7 @@ class LocalStorage:
         path = self._path(name)
         self._finish_replacement(name)
         hidden = self._hidden_path(Hidden.quarantined, name)
+        # A rename keeps all bytes for an inspection, and frees the name at once.
         self.disk.rename(path, hidden)
         self.disk.fsync_dir(self.root)
         logger.warning("%s is quarantined as %s: %s", path, hidden.name, why)
@@ -293,10 +301,12 @@ class LocalStorage:
         if self._root_synced:
             return
         root = self.root.absolute()
+        # Each new folder is fsynced into its parent: a name that only the cache has is lost in a power cut.
         missing = [path for path in (root, *root.parents) if not exists(self.disk, path)]
         for path in reversed(missing):
             try:
                 self.disk.mkdir(path)
+            # Another rank or process was faster.
             except FileExistsError:
                 continue
             self.disk.fsync_dir(path.parent)
@@ -317,6 +327,7 @@ class LocalStorage:
         """Move a partial folder of this name out of the way; refuse a checkpoint."""
         final = self.root / name
         self._refuse_existing(final)
+        # What a removal of this run left is deleted; anything else without a manifest may be of use to its owner.
         if self._is_half_removed(name):
             self._try_to_delete(self._move_to_trash(name))
         elif exists(self.disk, final):

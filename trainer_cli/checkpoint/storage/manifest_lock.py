@@ -28,6 +28,7 @@ def lock_out_readers(disk: Disk, folder: Path, stack: ExitStack) -> bool:
     """Hold the exclusive lock of a checkpoint until `stack` ends; False if the checkpoint is being read."""
     fd = disk.open_to_lock(folder / MANIFEST_FILE)
     stack.callback(disk.close, fd)
+    # Without waiting: a removal is tried again later, and must not hold up a save.
     if not disk.lock(fd, exclusive=True):
         return False
     for old in _superseded(disk, folder):
@@ -50,6 +51,8 @@ def wait_for_readers(disk: Disk, folder: Path, stack: ExitStack) -> None:
     while True:
         with ExitStack() as locks:
             if lock_out_readers(disk, folder, locks):
+                # Only complete sets of locks are kept; a partial one is released before the next try, so that two
+                # processes cannot wait for each other.
                 stack.enter_context(locks.pop_all())
                 return
         if time.monotonic() > deadline:
@@ -69,6 +72,7 @@ def delete_superseded(disk: Disk, folder: Path) -> None:
         for old in _superseded(disk, folder):
             fd = disk.open_to_lock(old)
             try:
+                # A reader of the old manifest holds a shared lock, which a removal must still find.
                 if disk.lock(fd, exclusive=True):
                     disk.unlink(old)
             finally:

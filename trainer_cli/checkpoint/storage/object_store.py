@@ -30,6 +30,7 @@ from trainer_cli.checkpoint.storage.uploader import Uploader, run_in_parallel
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, PINNED_FILE, Hidden, HiddenName, is_plain, removed_marker
+from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import StoreAwayError, UserError
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class ObjectStorage:
         client: ObjectClient | None = None,
     ) -> None:
         self.url = str(url).rstrip("/")
+        self.root = as_path(self.url)
         self.cache = cache or cache_of(self.url)
         self.run_id, self.attempt = run_id, attempt
         self.client = client or ObjectClient(self.url)
@@ -179,6 +181,7 @@ class ObjectStorage:
                 return local
             # The marker first, so that a later attempt knows whose half-removed folder this is.
             self.client.put(f"{name}/{removed_marker(self.run_id)}", b"")
+            # The manifest before the other objects: a crash midway leaves a partial checkpoint, not a damaged one.
             self.client.delete(f"{name}/{MANIFEST_FILE}")
             self._forget(name)
             self._delete_objects(name)
@@ -202,6 +205,8 @@ class ObjectStorage:
                 self.local.amend(name, manifest)
             if unsent:
                 return
+            # Asked of the store, not of the listing: another process may have removed it, and a put would make half of
+            # it again.
             if self.client.get(f"{_check_plain(name)}/{MANIFEST_FILE}") is None:
                 raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
             self.client.put(f"{name}/{MANIFEST_FILE}", manifest)
@@ -252,6 +257,7 @@ class ObjectStorage:
                 self._delete_objects(name)
                 self._forget(name)
                 swept.append(name)
+        # Last: the listing above must not show what this attempt is sending.
         for name in self._unsent():
             self.uploader.add(name)
         return swept

@@ -24,6 +24,7 @@ class Uploader:
 
     def __init__(self, send: Callable[[str], object], location: Callable[[str], str]) -> None:
         self._send, self._location = send, location
+        # A dict, because it keeps the order of the commits: older checkpoints are sent first.
         self._waiting: dict[str, None] = {}
         self._changed = threading.Condition()
         self._running = False
@@ -73,6 +74,7 @@ class Uploader:
                     self._running = False
                     self._changed.notify_all()
                     return
+            # Once per run of the thread: a checkpoint that fails again and again must not hold up the others.
             tried.add(name)
             try:
                 self._send(name)
@@ -81,6 +83,7 @@ class Uploader:
                     # Each of the other checkpoints would wait for the same time-out.
                     with self._changed:
                         tried.update(self._waiting)
+                # One warning for each checkpoint, not one for each attempt.
                 if name not in self._failed:
                     self._failed.add(name)
                     logger.warning(
@@ -103,4 +106,5 @@ def run_in_parallel(calls: list[Callable[[], object]], max_threads: int) -> None
             for future in futures:
                 future.result()
         finally:
+            # Calls that have not begun are pointless after an error; those in progress end before the files are closed.
             pool.shutdown(cancel_futures=True)

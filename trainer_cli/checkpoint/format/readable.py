@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.format import tree as codec
 from trainer_cli.checkpoint.format.archive import unpack
 from trainer_cli.checkpoint.format.header import own_file, parsed_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.open import new_format
 from trainer_cli.checkpoint.format.sharded import decode_own, is_sharded, why_uncovered
-from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
-from trainer_cli.checkpoint.storage.base import ReadableFolder
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified, undecodable
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.storage.base import ReadableFolder
 
 
 def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
@@ -35,11 +37,6 @@ def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
         raise
     except Exception as error:
         raise undecodable(error, folder.path) from error
-
-
-def undecodable(error: Exception, where: Path | str) -> DamagedCheckpoint:
-    """What reading a checkpoint raised, as damage: its content is not what a save writes."""
-    return DamagedCheckpoint(f"it cannot be read: {type(error).__name__}: {str(error)[:200]}", where=str(where))
 
 
 def _check_tensor_files(folder: ReadableFolder, manifest: Manifest) -> None:
