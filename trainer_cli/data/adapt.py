@@ -57,19 +57,7 @@ def as_loader(
         return data
     if isinstance(data, Loader | StreamLoader | UserLoader):
         return _share(data, **ranks)
-    if isinstance(data, list | tuple) and data and all(map(is_loader, data)):
-        raise UserError(
-            f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
-            where=where,
-            cure="Give several validation loaders as a mapping of names to them; join training data in one dataset.",
-        )
-    if isinstance(data, Mapping):
-        raise UserError(
-            f"there is a mapping ({', '.join(map(repr, list(data)[:5]))}) where one loader or dataset is expected",
-            where=where,
-            cure="Only validation loaders have names. Give one object whose __iter__ yields a batch of each, such as "
-            "a class that returns zip(a, b).",
-        )
+    _refuse_several(data, where)
     timeout_s = timeout_seconds(worker_timeout)
     if not isinstance(persistent_workers, bool | None):
         raise UserError(
@@ -110,6 +98,23 @@ def as_loader(
             cure="Remove it, or give the dataset instead of a loader.",
         )
     return _share(UserLoader(data, seed=seed), **ranks)
+
+
+def _refuse_several(data: Any, where: str) -> None:
+    """Refuse a collection of loaders or datasets where one is expected."""
+    if isinstance(data, list | tuple) and data and all(map(is_loader, data)):
+        raise UserError(
+            f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
+            where=where,
+            cure="Give several validation loaders as a mapping of names to them; join training data in one dataset.",
+        )
+    if isinstance(data, Mapping):
+        raise UserError(
+            f"there is a mapping ({', '.join(map(repr, list(data)[:5]))}) where one loader or dataset is expected",
+            where=where,
+            cure="Only validation loaders have names. Give one object whose __iter__ yields a batch of each, such as "
+            "a class that returns zip(a, b).",
+        )
 
 
 def _share(loader: Loader | StreamLoader | UserLoader, *, rank: int, world_size: int) -> AnyLoader:
