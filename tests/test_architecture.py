@@ -185,7 +185,7 @@ def _loaded_after(code: str, cwd: Path) -> set[str]:
         f"import sys, io\nsys.path.insert(0, {str(PACKAGE.parent)!r})\n{code}\n"
         "print(chr(10) + '::' + ' '.join(sorted({name.split('.')[0] for name in sys.modules})))"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.rpartition("::")[2].split())
 

@@ -58,7 +58,7 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a command outside the checkout's reach; its output is shown where it fails."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=outside, capture_output=True, text=True, timeout=100
+        [str(part) for part in command], cwd=cwd, env=outside, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done

@@ -184,7 +184,7 @@ def test_a_script_that_ends_without_close_finishes_its_save_or_says_why_not(tmp_
     folder = tmp_path / "in" if writable else tmp_path / "file" / "in"
     (tmp_path / "file").write_bytes(b"")
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder / "step1")], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", SCRIPT, str(folder / "step1")], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0
     assert (folder / "step1" / "manifest.json").exists() is writable

@@ -360,7 +360,7 @@ def test_a_save_is_none_or_the_pair_of_its_futures(tmp_path: Path) -> None:
     assert isinstance(saving, tuple)
     assert (saving[0], saving[1], len(saving)) == (staged, written, 2)
     assert staged.done()
-    assert written.result(timeout=60) is None
+    assert written.result(timeout=500) is None
     assert (tmp_path / "step2/manifest.json").is_file()
     checkpointer.close()
 

@@ -150,7 +150,7 @@ def sh(shell: str, script: str, cwd: Path) -> list[str]:
     begin = f"{TRAIN.format(python=sys.executable)}\n"
     done = subprocess.run(
         [shutil.which(shell) or shell, *(["-f"] if shell == "zsh" else ["--norc"]), "-c", begin + script],
-        cwd=cwd, capture_output=True, text=True, timeout=60, env={**os.environ, **PATH},
+        cwd=cwd, capture_output=True, text=True, timeout=500, env={**os.environ, **PATH},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

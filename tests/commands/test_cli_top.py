@@ -138,7 +138,7 @@ def test_on_a_terminal_the_table_follows_the_runs_until_ctrl_c_and_leaves_the_te
         seen += until(terminal, "2 killed, 1 failed")
         os.write(terminal, b"\x03")
         seen += until(terminal, None)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=500) == 0
         assert seen.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the cursor is shown, and that screen is left"
     finally:
         process.kill()
@@ -160,7 +160,7 @@ def test_tail_follows_a_run_until_it_ends(empty_folder: Path) -> None:
         assert "step 300  train/loss 0.125" in process.stdout.readline()
         assert process.poll() is None
         run.end_attempt(Outcome(status=RunStatus.stopped, reason="why", step=310, wall_time_s=1.0), now=time.time())
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=500)
     assert (rest, process.returncode) == ("stopped at step 310: why\n", 0)
 
 

@@ -60,5 +60,5 @@ def test_verbs_that_only_read_load_neither_torch_nor_numpy_nor_hydra(made: Path)
         )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", CODE, json.dumps([LIGHT, COMPLETED, WITHOUT_TORCH])]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr

@@ -75,7 +75,7 @@ def test_python_m_takes_no_library_from_the_current_folder(empty_folder: Path) -
         Path(f"{name}.py").write_text("raise SystemExit(9)\n")
     env = {**os.environ, "PYTHONPATH": str(Path(trainer_cli.__file__).parents[1])}
     command = [sys.executable, "-m", "trainer_cli", "plan", "+experiment=digits_mlp"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 2, done.stderr
     for name in ("random", "copy", "yaml", "numpy", "argparse"):
         assert f"{name}.py " in done.stderr

@@ -46,7 +46,7 @@ def peak_bytes(folder: Path, what: str, steps: int) -> int:
     """The most memory that a process held which trained, with or without saves."""
     done = subprocess.run(
         [sys.executable, "-c", TRAIN, str(folder), what, str(steps)],
-        env=environment(), capture_output=True, text=True, timeout=100,
+        env=environment(), capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return int(done.stdout) * 1024

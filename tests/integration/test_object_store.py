@@ -107,7 +107,7 @@ def test_a_store_that_is_away_is_one_message(tmp_path: Path) -> None:
     assert "Traceback" not in result.err
     assert "error: list failed 6 times:" in result.err
     assert "Check the network and the address of the store." in result.err
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 300, "six attempts, with pauses of seconds"
     assert os.listdir(tmp_path) == []
 
 

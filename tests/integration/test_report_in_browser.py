@@ -77,7 +77,7 @@ def seen(folder: Path, *paths: Path) -> dict[str, Any]:
         "--window-size=1400,9000", "--virtual-time-budget=30000", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom",
         (folder / "probed.html").as_uri(),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     (told,) = re.findall(r'<body data-told="([^"]*)"', done.stdout)
     found: dict[str, Any] = json.loads(html.unescape(told))
     assert (found.get("error"), found["problem"]) == (None, ""), found

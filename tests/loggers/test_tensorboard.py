@@ -166,7 +166,7 @@ def test_a_killed_and_resumed_run_shows_each_step_once(tmp_path: Path) -> None:
             logger.flush(durable=step == 20)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], timeout=500)
     (killed,) = files(tmp_path)
     os.truncate(killed, killed.stat().st_size - 3)
     write(tmp_path, [30, 40], start_step=20)

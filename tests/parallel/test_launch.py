@@ -44,7 +44,7 @@ def fit(folder: Path, ask: str) -> tuple[int, str]:
     # The shell hands its process id on, and becomes the command.
     shell = ["bash", "-c", 'LAUNCHER=$$ exec "$@"', "bash", *command]
     env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(shell, cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(shell, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
     return done.returncode, done.stderr
 
 
@@ -85,7 +85,7 @@ def submitted(folder: Path, *, train: str = "train") -> subprocess.CompletedProc
         "TRAIN": train,
         "SLURM_JOB_ID": str(os.getpid()),
     }
-    return subprocess.run(["bash", str(SBATCH), *JOB], cwd=folder, env=env, capture_output=True, text=True, timeout=110)
+    return subprocess.run(["bash", str(SBATCH), *JOB], cwd=folder, env=env, capture_output=True, text=True, timeout=500)
 
 
 def test_a_job_that_was_stopped_is_queued_again_and_no_other(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_killed_rank_restarts_all_and_the_end_is_that_of_an_undisturbed_run(ru
     restarts = ["restarts.max=1", "restarts.backoff=null", "run_dir=struck_run"]
     command = [sys.executable, "-m", "trainer_cli", "fit", *NOISY, *ranks, *restarts, *strike]
     env = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=runs, env=env, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, cwd=runs, env=env, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "rank 1 was killed by SIGKILL" in done.stderr
     assert "; the others waited while step 14 was trained" in done.stderr

@@ -32,7 +32,7 @@ def words_of(shell: str, commands: list[str]) -> list[list[str]]:
     """The words that a shell makes of each command, all read by one process."""
     begin = "words() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }\n"
     script = begin + "\n".join(f"words {command}" for command in commands)
-    done = subprocess.run([shell, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([shell, "-c", script], check=True, capture_output=True, text=True, timeout=500)
     assert done.stderr == ""
     return [command.split("\0")[:-1] for command in done.stdout.split("\n\0")[:-1]]
 

@@ -35,7 +35,8 @@ MODULES = (
     "trainer_cli.runs.validate", "trainer_cli.config.sweep", "trainer_cli.data.datasets",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
     "trainer_cli.models.mlp", "trainer_cli.parallel.strategy", "trainer_cli.runs.build", "trainer_cli.runs.export",
-    "trainer_cli.runs.fit", "trainer_cli.runs.plan", "trainer_cli.trainer.trainer", "trainer_cli.__main__",
+    "trainer_cli.runs.fit", "trainer_cli.runs.plan", "trainer_cli.runs.supervise",
+    "trainer_cli.data.digest", "trainer_cli.trainer.trainer", "trainer_cli.__main__",
 )  # fmt: skip
 """What the commands import. No thread may start and no tensor be computed here: a fork would not have the thread."""
 
@@ -217,7 +218,9 @@ def take_turns() -> None:
 if __name__ == "__main__":
     importlib.import_module("torch")
     for _module in MODULES:
-        importlib.import_module(_module)
+        # One that was moved costs each fork some time, and is no reason to fail.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(_module)
     _own = os.environ.get("PYTHONPATH", "").split(":")
     _base_path = [folder for folder in sys.path if folder not in _own]
     _asked = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
