@@ -89,7 +89,7 @@ class StateSaver(SaveCaller):
         format = format_of(settings.format, settings.compression)
         self.checkpointer = Checkpointer(format=format, storage=self._storage_at, digest=settings.digest, thread=thread)
         self.in_background = _saves_in_background(settings.save_async)
-        """Whether saves after which the training goes on are written by the thread."""
+        """Whether the thread writes the saves during the training; those at an end are synchronous."""
         self.in_flight: InFlightSave | None = None
         self.prepared = False
         """Whether memory for copies was reserved."""
