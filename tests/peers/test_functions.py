@@ -102,6 +102,8 @@ def test_the_path_of_a_checkpoint_by_folder_epoch_and_suffix(folder: Path) -> No
     assert checkpoint_path(folder, epoch=1) == folder / "step10"
     assert checkpoint_path(folder, epoch=2) == folder / "step20"
     assert checkpoint_path(folder, epoch=2, suffix="best") == folder / "step20-best"
+    with pytest.raises(ValueError, match="must_exist=False needs the step"):
+        checkpoint_path(folder, epoch=4, must_exist=False)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
