@@ -195,7 +195,7 @@ class Attempts:
                 self._count(4)
         self.trainer = SimpleNamespace(
             progress=self._progress(),
-            metric_logger=SimpleNamespace(last={}, make_durable=lambda: None, write_out=lambda: None),
+            metric_logger=SimpleNamespace(last={}, make_durable=lambda: None, write_out=lambda: None, state_dict=dict),
             model=SimpleNamespace(
                 parameters=lambda: [self._weight], modules=list, state_dict=lambda: {"w": self._weight}
             ),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
 from trainer_cli.core.policy import BestRule
+from trainer_cli.loggers.text_files import read_ranges
 from trainer_cli.runs import metrics
 from trainer_cli.runs.curves import Columns, best_values, pace, pauses, read_columns, reduce, summarize_metrics
 from trainer_cli.runs.metrics import (
@@ -259,11 +260,11 @@ def test_the_summary_has_the_best_values_of_known_modes_and_the_last_ones_of_all
         {"train/loss": 9, "val/loss": 1.0, "val/accuracy": "inf", "val/score": 3.0},
     ]
     write(path, *(at(step, **values) for step, values in enumerate(records, 1)), tail='{"step": 4, "val/lo')
-    best, last = summarize_metrics(path, KeepBestConfig())
+    best, last = summarize_metrics(read_ranges(path), KeepBestConfig())
     assert best == {
         "val/loss": {"value": 1.0, "step": 3, "mode": "min"},
         "val/accuracy": {"value": 0.5, "step": 2, "mode": "max"},
     }
     assert last == {"val/loss": 1.0, "val/accuracy": math.inf, "val/score": 3.0}
-    best, _ = summarize_metrics(path, KeepBestConfig(metric="val/score", mode=Mode.max))
+    best, _ = summarize_metrics(read_ranges(path), KeepBestConfig(metric="val/score", mode=Mode.max))
     assert best["val/score"] == {"value": 3.0, "step": 3, "mode": "max"}

@@ -26,6 +26,7 @@ from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
 from trainer_cli.core.left_out import KEY, check_leave_out, described, left_out, without
+from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.naming import COPIES_CACHE, LATEST_LINK, Naming
 from trainer_cli.core.policy import Decision, Kind
 from trainer_cli.core.url_path import as_path
@@ -136,7 +137,10 @@ class StateSaver(SaveCaller):
         self.checkpointer.format.plan(self._state())
 
     def _state(self) -> Mapping[str, Any]:
-        return without(checkpoint_state(self.trainer), self._leave_out)
+        state = without(checkpoint_state(self.trainer), self._leave_out)
+        marks = self.trainer.metric_logger.state_dict()
+        # What a callback has saved under this name is not replaced.
+        return state if not marks or LOG_MARKS in state else {**state, LOG_MARKS: marks}
 
     def metadata(self, decision: Decision, finished: str | None = None) -> CheckpointMetadata:
         """What the manifest says of the present step, whose metrics are passed to the loggers' files.

@@ -14,11 +14,13 @@ from trainer_cli.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 ALL = "all"
+LOG_MARKS = "log_marks"
+"""The key of the loggers' states in a checkpoint's."""
 STATES: Mapping[str, tuple[str, ...]] = {
     "model": ("model",),
     "optimizer": ("optimizer", "optimizers", "scaler", "step"),
     "schedulers": ("schedulers",),
-    "progress": ("progress", "loop", "data"),
+    "progress": ("progress", "loop", "data", LOG_MARKS),
     "callbacks": ("callbacks",),
     "rng": ("rng",),
 }

@@ -2,10 +2,12 @@
 
 The order of calls over a run's life:
 
+    load_state_dict(state)    only on a resume, if the checkpoint has a state of the logger
     rewind(run_dir, step)     only on a resume: drop everything later than `step`
     start(facts)              open files; heavy imports happen here, not at construction
     log(record) …             one record a step, steps rising; then one more of the last step, if more was logged at it
     flush(durable) …          before every checkpoint, durably: what is logged up to it must not be lost
+    state_dict()              at a save, after the flush: what a rewind to this step can use
     close()                   always, also after an error
 
 For an evaluation outside of a training, and for records after one, the loggers are started, called and closed again
@@ -130,6 +132,13 @@ class Logger(CheckedArguments, ABC):
         Called before `start`; -1 drops everything. A crash at any moment leaves the records up to `step` intact, and
         another call finishes the work. Without a file there is nothing to do.
         """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a rewind to the present step can use, for a checkpoint; called after `flush`."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep what `state_dict` has returned at the step of the next rewind. The files may have changed since."""
 
     def start(self, facts: RunFacts) -> None:
         """Open files or connections that `log` needs."""

@@ -13,11 +13,19 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer_cli.core.files import AppendedFile, keep_spans, sync_folder
 from trainer_cli.core.url_path import local_path
 from trainer_cli.loggers.base import Logger, Record, RunFacts, in_run_dir
+from trainer_cli.loggers.marks import LogEnd, Mark, MetricRange, is_validation_metric
+
+
+class Line(NamedTuple):
+    """What a line of a log file holds."""
+
+    step: int
+    metrics: Mapping[str, float] = {}
 
 
 class FileLogger(Logger):
@@ -26,32 +34,73 @@ class FileLogger(Logger):
     def __init__(self, path: str) -> None:
         self.path = str(local_path(path, f"{type(self).__name__}.path"))
         self._file: AppendedFile | None = None
+        self._full_path = Path(path)
+        self._end: LogEnd | None = None
+        """The end of the file; None if it is not known what the file holds."""
+        self._mark: Mark | None = None
+        """The mark of a loaded checkpoint, until the rewind to it."""
 
     @abstractmethod
-    def is_kept(self, line: bytes, start: int, step: int) -> bool:
-        """Whether a complete line that begins at byte `start` stays after a rewind to `step`."""
+    def read_line(self, line: bytes, start: int) -> Line | None:
+        """Read a complete line that begins at byte `start`; None if it is damaged."""
+
+    def state_dict(self) -> dict[str, Any]:
+        # Another program may have changed the file.
+        if self._end is None or not self._is_whole():
+            return {}
+        try:
+            return self._end.before_newest.state_dict(self._full_path)
+        except OSError:
+            return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._mark = Mark.parse(state)
 
     def rewind(self, run_dir: Path, step: int) -> None:
         path = in_run_dir(self.path, run_dir)
+        mark, self._mark, self._end = self._mark, None, None
+        end = LogEnd()
         if path.exists():
-            keep_spans(path, self._spans_up_to(path, step))
+            if mark is not None and mark.fits(path, step):
+                end = LogEnd(mark)
+            keep_spans(path, self._spans_up_to(path, step, end))
+        self._end = end
 
-    def _spans_up_to(self, path: Path, step: int) -> Iterator[tuple[int, int]]:
-        """The (first byte, end) of each line to keep. A line without its newline was truncated by a crash."""
-        start = 0
+    def _spans_up_to(self, path: Path, step: int, end: LogEnd) -> Iterator[tuple[int, int]]:
+        """The (first byte, end) of what to keep: everything before `end`, and each line after it up to `step`, which
+        is added to `end`. A line without its newline was truncated by a crash."""
+        start = end.end.size_bytes
+        yield 0, start
         with open(path, "rb") as file:
+            file.seek(start)
             for line in file:
-                end = start + len(line)
-                if line.endswith(b"\n") and self.is_kept(line, start, step):
-                    yield start, end
-                start = end
+                content = self.read_line(line, start) if line.endswith(b"\n") else None
+                if content is not None and content.step <= step:
+                    end.add(len(line), *content)
+                    yield start, start + len(line)
+                start += len(line)
 
     def start(self, facts: RunFacts) -> None:
-        path = in_run_dir(self.path, facts.run_dir)
+        path = self._full_path = in_run_dir(self.path, facts.run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = AppendedFile(path)
         # Without it a power failure may lose the new file itself, though its content is synced.
         sync_folder(path.parent)
+        if self._end is None and path.stat().st_size == 0:
+            self._end = LogEnd()
+
+    def _append(self, content: bytes, step: int, metrics: Mapping[str, float]) -> None:
+        assert self._file is not None
+        self._file.append(content)
+        if self._end is not None:
+            self._end.add(len(content), step, metrics)
+
+    def _is_whole(self) -> bool:
+        """Whether the file ends where the last record that is known ends."""
+        try:
+            return self._end is not None and self._full_path.stat().st_size == self._end.end.size_bytes
+        except OSError:
+            return False
 
     def flush(self, durable: bool = False) -> None:
         if durable and self._file is not None:
@@ -65,6 +114,8 @@ class FileLogger(Logger):
 
 
 HEADER = "step,epoch,time,metric,value\n"
+_HEADER_STEP = -1
+"""No rewind drops the header."""
 
 
 class CsvLogger(FileLogger):
@@ -77,11 +128,12 @@ class CsvLogger(FileLogger):
         super().__init__(path)
         self._is_empty = True
 
-    def is_kept(self, line: bytes, start: int, step: int) -> bool:
+    def read_line(self, line: bytes, start: int) -> Line | None:
+        if start == 0:
+            return Line(_HEADER_STEP)
         # Not by the csv module: a truncated or damaged line would raise an error there.
         first_cell = line.split(b",", 1)[0]
-        is_header = start == 0
-        return is_header or (first_cell.isdigit() and int(first_cell) <= step)
+        return Line(int(first_cell)) if first_cell.isdigit() else None
 
     def start(self, facts: RunFacts) -> None:
         super().start(facts)
@@ -96,7 +148,7 @@ class CsvLogger(FileLogger):
         rows = csv.writer(text, lineterminator="\n")
         for name, value in record.metrics.items():
             rows.writerow([record.step, record.epoch, f"{record.time:.3f}", name, repr(float(value))])
-        self._file.append(text.getvalue().encode())
+        self._append(text.getvalue().encode(), record.step, {})
         # Only after the write: a record that failed is given again, and still needs the header.
         self._is_empty = False
 
@@ -111,14 +163,20 @@ class JsonlLogger(FileLogger):
     def __init__(self, path: str = "metrics.jsonl") -> None:
         super().__init__(path)
 
-    def is_kept(self, line: bytes, start: int, step: int) -> bool:
-        line_step = _step_of(line)
-        return line_step is not None and line_step <= step
+    def read_line(self, line: bytes, start: int) -> Line | None:
+        return read_record(line)
 
     def log(self, record: Record) -> None:
         if self._file is not None and (record.metrics or not record.has_media):
             # One write: a crash leaves the whole line or a truncated one, which `rewind` drops.
-            self._file.append(encode(record))
+            self._append(encode(record), record.step, record.metrics)
+
+    def metric_ranges(self, file: Path) -> Mapping[str, MetricRange] | None:
+        """The validation metrics of all records in a file, those of earlier attempts too; None if this logger does not
+        know all of it."""
+        if self._end is None or self._full_path.absolute() != file.absolute() or not self._is_whole():
+            return None
+        return self._end.end.ranges
 
 
 def encode(record: Record) -> bytes:
@@ -140,12 +198,43 @@ def _finite(value: Any) -> Any:
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _step_of(line: bytes) -> int | None:
-    """The step of a complete line; None for garbage that a power failure left."""
+def read_record(line: bytes) -> Line | None:
+    """Read a complete line of a `metrics.jsonl`; None for garbage that a power failure left, or of another program."""
     try:
-        value = json.loads(line)
+        record = json.loads(line)
     except ValueError:
         return None
-    step = value.get("step") if isinstance(value, dict) else None
-    # A complete line may still be garbage of another program.
-    return step if isinstance(step, int) else None
+    step = record.get("step") if isinstance(record, dict) else None
+    if not isinstance(step, int):
+        return None
+    metrics = {}
+    for name, value in record.items():
+        if is_validation_metric(name) and (number := _number(value)) is not None:
+            metrics[name] = number
+    # A record without them is not of this package, and readers leave it out.
+    has_facts = all(_number(record.get(name)) is not None for name in ("epoch", "time"))
+    return Line(step, metrics if has_facts else {})
+
+
+def read_ranges(file: Path) -> Mapping[str, MetricRange]:
+    """The validation metrics of all records in a `metrics.jsonl`; a missing file has none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    mark = Mark()
+    try:
+        with open(file, "rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n") and (content := read_record(line)) is not None:
+                    mark = mark.after(len(line), *content)
+    except FileNotFoundError:
+        pass
+    return mark.ranges
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        return None

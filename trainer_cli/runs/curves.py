@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer_cli.core.checkpoint_config import KeepBestConfig
-from trainer_cli.runs.metrics import is_validation_metric, modes_of, read_json_lines
+from trainer_cli.loggers.marks import MetricRange
+from trainer_cli.runs.metrics import modes_of, read_json_lines
 
 Array = np.ndarray[Any, Any]
 _FACTS = ("step", "epoch", "time")
@@ -99,22 +100,20 @@ def best_values(columns: Columns, modes: Mapping[str, str]) -> dict[str, tuple[f
     return best
 
 
-def summarize_metrics(file: Path, keep_best: KeepBestConfig) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
-    """Best and newest value of each validation metric of a `metrics.jsonl`, as `summary.json` holds them.
+def summarize_metrics(
+    ranges: Mapping[str, MetricRange], keep_best: KeepBestConfig
+) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+    """Best and newest value of each validation metric, as `summary.json` holds them.
 
     A best value has its step and its mode; a metric of unknown mode has none. A newest value may be NaN or infinite.
-
-    Raises:
-        OSError: the file cannot be read.
     """
-    columns = read_columns(file)
-    modes = modes_of(columns.metrics, keep_best.metric, keep_best.mode)
-    best = {
-        name: {"value": value, "step": step, "mode": modes[name]}
-        for name, (value, step) in best_values(columns, modes).items()
-    }
-    newest = {name: float(series.values[-1]) for name, series in columns.metrics.items() if is_validation_metric(name)}
-    return best, newest
+    best: dict[str, dict[str, Any]] = {}
+    for name, mode in modes_of(ranges, keep_best.metric, keep_best.mode).items():
+        least, least_step, most, most_step, _ = ranges[name]
+        value, step = (least, least_step) if mode == "min" else (most, most_step)
+        if value is not None:
+            best[name] = {"value": value, "step": step, "mode": mode}
+    return best, {name: values.last for name, values in ranges.items()}
 
 
 class Reduced(NamedTuple):

@@ -38,6 +38,7 @@ from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE, parse_step
 from trainer_cli.core.simulation import simulate
 from trainer_cli.errors import ExitCode
+from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
@@ -345,8 +346,7 @@ def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path:
         wall_s = time.monotonic() - began
         outcome = None
         try:
-            # From the file, not from memory: records of earlier attempts count too.
-            best, newest = _read_metrics(composed, run)
+            best, newest = _summarize_metrics(composed, run, trainer)
             samples = trainer.progress.samples - trainer.loading.start_samples
             outcome = Outcome(
                 status=status,
@@ -381,13 +381,20 @@ def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, sta
         raise trainer.strategy.group.lost_error(noted_activity(error, otherwise)) from error
 
 
-def _read_metrics(composed: Composed, run: RunDir) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
+def _summarize_metrics(
+    composed: Composed, run: RunDir, trainer: Trainer
+) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """The best and the newest values of the run's metrics; empty, with an error logged, if they cannot be read."""
+    loggers = [logger for logger in trainer.loggers.values() if isinstance(logger, JsonlLogger)]
+    known = (logger.metric_ranges(run.metrics_file) for logger in loggers)
     try:
-        return summarize_metrics(run.metrics_file, composed.config.checkpoint.keep_best)
+        # The file is read only if another program has changed it, or the training failed before it was opened.
+        ranges = next((ranges for ranges in known if ranges is not None), None)
+        ranges = read_ranges(run.metrics_file) if ranges is None else ranges
     except OSError as error:
         log.error("%s could not be read: %s", run.metrics_file, error.strerror)
-        return {}, {}
+        ranges = {}
+    return summarize_metrics(ranges, composed.config.checkpoint.keep_best)
 
 
 def _kept_checkpoints(trainer: Trainer) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from trainer_cli.core.checkpoint_config import Mode
 from trainer_cli.core.policy import BestRule
+from trainer_cli.loggers.marks import is_validation_metric
 
 _BLOCK_BYTES = 1 << 16
 _MARK_BYTES = 256
@@ -118,11 +119,6 @@ def shared_keep_best(sections: Iterable[Mapping[str, Any] | None]) -> Mapping[st
 def describe(rule: BestRule) -> str:
     """The rule as a note below a table."""
     return f"{'largest' if rule.mode is Mode.max else 'smallest'} {rule.metric}, of equal ones the newest"
-
-
-def is_validation_metric(name: str) -> bool:
-    """Whether a key of a record is a metric of an evaluation."""
-    return "/" in name and not name.startswith("train/")
 
 
 def modes_of(metrics: Iterable[str], best_metric: str | None, best_mode: str | None) -> dict[str, str]:

@@ -244,6 +244,16 @@ class MetricLogger:
         for keeper in self._keepers:
             keeper.flush(durable=False)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The states of the loggers that have one, after `write_out`."""
+        return {name: state for name, logger in self.loggers.items() if (state := logger.state_dict())}
+
+    def load_state_dict(self, states: Any) -> None:
+        """Give each logger its state, for the next rewind. What is of another version is left out."""
+        for name, state in states.items() if isinstance(states, Mapping) else ():
+            if name in self.loggers and isinstance(state, Mapping):
+                self.loggers[name].load_state_dict(state)
+
     def make_durable(self) -> None:
         """Flush everything logged so far to the disk, before a checkpoint of this step is committed.
 

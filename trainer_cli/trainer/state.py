@@ -16,7 +16,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.format.sharded import RANKS
 from trainer_cli.checkpoint.model_state import Fitting, weights_of
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
-from trainer_cli.core.load_options import LoadOptions, LoadReport, advice
+from trainer_cli.core.load_options import LOG_MARKS, LoadOptions, LoadReport, advice
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.trainer.metrics import merge_sums
@@ -226,6 +226,8 @@ def load_all(
     if options.takes("progress"):
         fittings["progress"] = _fit_saved(state, "progress", partial(_fit_progress, trainer.progress))
         fittings["loop"] = _fit_saved(state, "loop", partial(_fit_loop, trainer))
+        # Without them, as in old checkpoints, a resume reads the whole log files.
+        fittings[LOG_MARKS] = Fitting([], lambda: trainer.metric_logger.load_state_dict(state.get(LOG_MARKS)))
     if options.takes("rng"):
         fittings["rng"] = _fit_saved(state, "rng", lambda rng: Fitting(model_state.rng_faults(rng), _nothing))
     if options.takes("callbacks"):
