@@ -8,7 +8,7 @@ import torch
 
 import trainer_cli.data.datasets as module
 from trainer_cli.data.datasets import Digits, distort
-from trainer_cli.data.position import kept_random_state
+from trainer_cli.data.random_state import kept_random_state
 from trainer_cli.errors import UserError
 
 FILE = Path(module.__file__).with_name("digits.npz")

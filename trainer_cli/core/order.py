@@ -21,9 +21,9 @@ _ROUNDS = 4
 # Below this length the halves are so short that it takes twice the rounds to mix them.
 _SMALL = 1024
 _64_BITS = 0xFFFFFFFFFFFFFFFF
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
 
 
 def sample_index(seed: int, epoch: int, position: int, length: int) -> int:
@@ -39,10 +39,8 @@ def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) ->
     """
     if not 0 <= start <= stop <= length:
         raise IndexError(f"positions {start} to {stop} do not lie within {length} samples")
-    rows = isqrt(max(length - 1, 0)) + 1
-    # Fewer than `rows` cells of the grid lie beyond the length, so a repetition is rare.
-    columns = -(-length // rows)
-    keys = _round_keys(seed, epoch, _ROUNDS if length >= _SMALL else 2 * _ROUNDS)
+    rows, columns = grid_of(length)
+    keys = round_keys(seed, epoch, length)
     indices = []
     for position in range(start, stop):
         index = position
@@ -51,15 +49,22 @@ def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) ->
             column, row = divmod(index, rows)
             # Written out, not in a function: this is called for every sample.
             for row_key, column_key in keys:
-                mixed = ((column + row_key) * _MIX_1) & _64_BITS
-                row = (row + (((mixed ^ (mixed >> 32)) * _MIX_2 & _64_BITS) >> 24)) % rows
-                mixed = ((row + column_key) * _MIX_1) & _64_BITS
-                column = (column + (((mixed ^ (mixed >> 32)) * _MIX_2 & _64_BITS) >> 24)) % columns
+                mixed = ((column + row_key) * MIX_1) & _64_BITS
+                row = (row + (((mixed ^ (mixed >> 32)) * MIX_2 & _64_BITS) >> 24)) % rows
+                mixed = ((row + column_key) * MIX_1) & _64_BITS
+                column = (column + (((mixed ^ (mixed >> 32)) * MIX_2 & _64_BITS) >> 24)) % columns
             index = column * rows + row
             if index < length:
                 break
         indices.append(index)
     return indices
+
+
+def grid_of(length: int) -> tuple[int, int]:
+    """The (rows, columns) of the grid over which `length` samples are permuted."""
+    rows = isqrt(max(length - 1, 0)) + 1
+    # Fewer than `rows` cells of the grid lie beyond the length, so a repetition is rare.
+    return rows, -(-length // rows)
 
 
 def sample_seed(seed: int, epoch: int, index: int) -> int:
@@ -69,25 +74,28 @@ def sample_seed(seed: int, epoch: int, index: int) -> int:
 
 def sample_seeds(seed: int, epoch: int, indices: Iterable[int]) -> list[int]:
     """The seeds of these samples, in their order."""
-    key = _sample_key(seed, epoch)
+    key = sample_key(seed, epoch)
     seeds = []
     for index in indices:
-        mixed = (key + index * _GOLDEN) & _64_BITS
-        mixed = ((mixed ^ (mixed >> 30)) * _MIX_1) & _64_BITS
-        mixed = ((mixed ^ (mixed >> 27)) * _MIX_2) & _64_BITS
+        mixed = (key + index * GOLDEN) & _64_BITS
+        mixed = ((mixed ^ (mixed >> 30)) * MIX_1) & _64_BITS
+        mixed = ((mixed ^ (mixed >> 27)) * MIX_2) & _64_BITS
         seeds.append(mixed ^ (mixed >> 31))
     return seeds
 
 
 # Cached: loaders ask for each batch, and several of them alternate.
 @lru_cache(maxsize=16)
-def _round_keys(seed: int, epoch: int, rounds: int) -> tuple[tuple[int, int], ...]:
+def round_keys(seed: int, epoch: int, length: int) -> tuple[tuple[int, int], ...]:
+    """The keys (for rows, for columns) of each round of the permutation."""
+    rounds = _ROUNDS if length >= _SMALL else 2 * _ROUNDS
     words = _words(b"order left", seed, epoch), _words(b"order right", seed, epoch)
     return tuple(zip(*words, strict=True))[:rounds]
 
 
 @lru_cache(maxsize=16)
-def _sample_key(seed: int, epoch: int) -> int:
+def sample_key(seed: int, epoch: int) -> int:
+    """The key of the seeds of an epoch."""
     return _words(b"sample", seed, epoch)[0]
 
 

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainer_cli.core.order import sample_seed
 from trainer_cli.data.loader import Loader, SharedLoader
-from trainer_cli.data.position import kept_random_state, seed_random
+from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.user_loader import UserLoader
 
 SAMPLES = 8
@@ -105,7 +105,7 @@ def _reader(loader: Any) -> Callable[[int], Samples] | None:
         source = loader.source
         if loader.fingerprint is not None:
             return None
-        keys = None if source.own_order is None else source.keys
+        keys = None if source.own_order is None else partial(source.own_order, source.seed)
         return partial(_read_samples, source.dataset, loader.length, loader.seed, keys)
     if not isinstance(loader, UserLoader) or not isinstance(loader.loader, DataLoader) or loader.per_rank:
         return None

@@ -13,16 +13,17 @@ from typing import Any, Protocol
 
 from torch.utils.data import Subset, default_collate
 
-from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed, sample_seeds
-from trainer_cli.data.position import (
-    STATE_VERSION,
-    check_counts,
-    check_same,
+from trainer_cli.core.order import ORDER_VERSION, sample_seed
+from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
+from trainer_cli.data.random_state import (
     is_random_state,
+    is_random_state_without_torch,
     kept_random_state,
     random_state,
     seed_random,
+    seed_torch,
 )
+from trainer_cli.data.sample_order import SampleOrder
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
 
@@ -46,14 +47,15 @@ class EpochParts:
         return bool(self.parts)
 
     def set(self, epoch: int) -> None:
-        """Call `set_epoch(epoch)` of all parts, unless they are at this epoch. Changes the random generators."""
+        """Call `set_epoch(epoch)` of all parts, unless they are at this epoch. The random generators are kept."""
         if epoch == self._epoch and all(_latest.get(id(target)) is self for target in self.parts):
             return
-        for target in self.parts:
-            # So what it draws depends on seed and epoch alone, and is the same in every worker.
-            seed_random(sample_seed(self.seed, epoch, 0))
-            target.set_epoch(epoch)
-            _latest[id(target)] = self
+        with kept_random_state():
+            for target in self.parts:
+                # So what it draws depends on seed and epoch alone, and is the same in every worker.
+                seed_random(sample_seed(self.seed, epoch, 0))
+                target.set_epoch(epoch)
+                _latest[id(target)] = self
         self._epoch = epoch
 
 
@@ -164,7 +166,12 @@ BatchRange = tuple[int, int, int]
 
 
 class MapDataset(Protocol):
-    """An object with a length, and samples by number. These attributes are optional:
+    """An object with a length, and samples by number.
+
+    If samples draw from the generators of python or numpy, those of the first such batch are loaded twice, in each
+    process: `__getitem__` should have no effect but its result.
+
+    These attributes are optional:
 
     - `deterministic = True`: samples use no random numbers, so none are seeded.
     - `fingerprint`: digest of the content, compared in a resume.
@@ -189,6 +196,11 @@ class Loader:
     Before each `dataset[index]` the CPU generators of python, numpy and torch are seeded from (seed, epoch, index), or
     with an order of the dataset's own from (seed, epoch, position). `collate_fn` draws after the last sample. Without
     workers the states of the generators are restored after each batch.
+
+    As long as the dataset and `collate_fn` do not draw from python's and numpy's generators, only torch's is seeded.
+    The first batch that draws from them is loaded again with all three seeded, as are all later ones. So samples are
+    the same as if all had been seeded from the beginning, unless they depend on `random.getstate()` or
+    `numpy.random.get_state()` without a draw.
 
     The order does not depend on `world_size`. Of every `world_size * batch_size` samples each rank gets a batch, in the
     order of ranks, so all ranks have the same number of batches. Fewer samples at the end of an epoch are divided
@@ -291,11 +303,7 @@ class Loader:
     def _load(self, ranges: Iterator[BatchRange]) -> Generator[Any, None, None]:
         """Yield the batches without workers."""
         for batch_range in ranges:
-            if self.source.draws:
-                with kept_random_state():
-                    batch = self.source.fetch(batch_range)
-            else:
-                batch = self.source.fetch(batch_range)
+            batch = self.source.fetch(batch_range)
             yield pinned(batch) if self.pin_memory else batch
 
     def _ranges(self, epoch: int, samples: int) -> Generator[BatchRange, None, None]:
@@ -339,40 +347,58 @@ class KeyedSource:
     ) -> None:
         self.dataset = dataset
         self.seed = seed
-        self.shuffle = shuffle
-        self.length = length
         self.collate = collate_fn or getattr(dataset, "collate", None) or default_collate
         self.deterministic = bool(getattr(dataset, "deterministic", False))
         self.epochs = EpochParts(dataset, seed)
         self.draws = not self.deterministic or collate_fn is not None or bool(self.epochs)
+        """Whether random numbers may be drawn."""
+        self.seeds_all = False
+        """Whether python's and numpy's generators are seeded too."""
         self.many = _getitems(dataset)
         self.own_order = getattr(dataset, "sample_keys", None)
+        # With an order of the dataset's own, seeds are those of positions.
+        self._order = SampleOrder(seed, length, shuffle=shuffle and self.own_order is None)
         default_order = ORDER_VERSION if shuffle else "sequential"
         self.order_name: str = default_order if self.own_order is None else getattr(dataset, "order_version", "own")
 
-    def keys(self, epoch: int, start: int, stop: int) -> Sequence[Any]:
-        """The arguments of `dataset[…]` at these positions of an epoch."""
-        if self.own_order is not None:
-            keys: Sequence[Any] = self.own_order(self.seed, epoch, start, stop)
-            return keys
-        return sample_indices(self.seed, epoch, start, stop, self.length) if self.shuffle else range(start, stop)
-
     def fetch(self, batch_range: BatchRange) -> Any:
-        """Make a batch. An error of the dataset keeps its type, and gets a note that names the sample."""
+        """Make a batch. An error of the dataset keeps its type, and gets a note that names the sample.
+
+        The random generators are then as before. Until python's or numpy's is drawn from, only torch's is seeded.
+        """
         epoch, start, stop = batch_range
         if self.epochs:
             self.epochs.set(epoch)
-        keys = self.keys(epoch, start, stop)
-        numbers = keys if self.own_order is None else range(start, stop)
+        keys, seeds = self._order.read(epoch, start, stop)
+        if self.own_order is not None:
+            keys = self.own_order(self.seed, epoch, start, stop)
+        if not self.draws:
+            return self._make(keys, seeds, epoch, seed_torch)
+        with kept_random_state() as before:
+            if not self.seeds_all:
+                try:
+                    batch = self._make(keys, seeds, epoch, seed_torch)
+                except Exception:
+                    # If it drew, the error may come from numbers that were not seeded.
+                    if is_random_state_without_torch(before):
+                        raise
+                else:
+                    if is_random_state_without_torch(before):
+                        return batch
+                # For good: what drew once may draw for any later sample.
+                self.seeds_all = True
+            return self._make(keys, seeds, epoch, seed_random)
+
+    def _make(self, keys: Sequence[Any], seeds: Sequence[int], epoch: int, seed: Callable[[int], Any]) -> Any:
+        """Make a batch, with generators that `seed` seeds for each sample."""
         samples = None if self.many is None else self._load_together(keys, epoch)
         if samples is None:
-            seeds = () if self.deterministic else sample_seeds(self.seed, epoch, numbers)
-            samples = self._load_each(keys, seeds, epoch)
+            samples = self._load_each(keys, () if self.deterministic else seeds, epoch, seed)
         elif not self.deterministic:
             # collate_fn shall draw the same numbers as after samples that were loaded one by one.
-            seed_random(sample_seed(self.seed, epoch, numbers[-1]))
+            seed(seeds[-1])
         if self.deterministic and self.draws:
-            seed_random(sample_seed(self.seed, epoch, start if self.own_order is not None else keys[0]))
+            seed(seeds[0])
         try:
             return self.collate(samples)
         except Exception as error:
@@ -400,13 +426,15 @@ class KeyedSource:
             return None
         return samples
 
-    def _load_each(self, keys: Sequence[Any], seeds: Sequence[int], epoch: int) -> list[Any]:
+    def _load_each(
+        self, keys: Sequence[Any], seeds: Sequence[int], epoch: int, seed: Callable[[int], Any]
+    ) -> list[Any]:
         samples: list[Any] = []
         try:
             for number, key in enumerate(keys):
                 # Seeded per sample, so that it is the same in any batch, worker and rank.
                 if seeds:
-                    seed_random(seeds[number])
+                    seed(seeds[number])
                 samples.append(self.dataset[key])
         except Exception as error:
             error.add_note(f"while loading sample {keys[len(samples)]} of epoch {epoch}")

@@ -1,19 +1,13 @@
-"""Settings, saved positions and random generators of loaders.
-
-Positions and settings are checked here, and the generators that data may draw from are seeded and restored.
-"""
+"""Check the settings and saved positions of loaders."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import random
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.naming import class_name
@@ -127,48 +121,3 @@ def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
             f"{before}, but its batch size is {batch_size}: go on with {before} (at the end of an epoch it may change)",
             where="data.batch_size",
         )
-
-
-# torch.manual_seed also seeds every accelerator, which takes a hundred times as long.
-_seed_torch = torch.default_generator.manual_seed
-
-
-def seed_random(seed: int) -> None:
-    """Seed python's, numpy's and torch's CPU generator with a seed of 64 bits. Numpy's takes the lower half."""
-    _seed_torch(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-
-
-RandomState = tuple[torch.Tensor, Any, Any]
-
-
-def random_state() -> RandomState:
-    """The states of torch's CPU generator, python's and numpy's."""
-    # The legacy form of numpy's state exists for Mersenne twisters alone.
-    return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
-
-
-def is_random_state(state: RandomState) -> bool:
-    """Whether the generators are in this state, so that no number was drawn since."""
-    torch_state, python_state, numpy_state = random_state()
-    return torch.equal(torch_state, state[0]) and python_state == state[1] and _is_equal(numpy_state, state[2])
-
-
-def _is_equal(state: Any, other: Any) -> bool:
-    """Whether two states of numpy are equal. They are mappings of arrays and numbers, which depend on the generator."""
-    if isinstance(state, dict):
-        return state.keys() == other.keys() and all(_is_equal(value, other[key]) for key, value in state.items())
-    return bool(np.array_equal(state, other))
-
-
-@contextmanager
-def kept_random_state() -> Generator[None, None, None]:
-    """Restore the CPU generators of python, numpy and torch after the block."""
-    states = random_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])

@@ -19,15 +19,8 @@ from torch.utils.data import default_collate
 from trainer_cli.core.naming import class_name
 from trainer_cli.core.order import sample_seed
 from trainer_cli.data.loader import EpochParts
-from trainer_cli.data.position import (
-    STATE_VERSION,
-    StateWatch,
-    check_batch_size,
-    check_counts,
-    check_same,
-    kept_random_state,
-    seed_random,
-)
+from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_counts, check_same
+from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
 
@@ -346,8 +339,6 @@ class StreamSource:
         self._turn, self._ended = request.turn, False
         if self.epochs:
             self.epochs.set(request.epoch)
-            # `set_epoch` may have drawn random numbers.
-            seed_random(sample_seed(self.seed, request.epoch, request.number + 1))
         if self.stateful:
             # A copy, because the dataset may go on to use the loaded objects.
             self.dataset.load_state_dict(copy.deepcopy(request.start))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from trainer_cli.core.naming import class_name
-from trainer_cli.data.position import kept_random_state
+from trainer_cli.data.random_state import kept_random_state
 from trainer_cli.errors import UserError
 
 _STANDARD_LIBRARY_BYTES = 2_000_000

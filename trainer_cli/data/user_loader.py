@@ -12,14 +12,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from trainer_cli.core.naming import class_name
 from trainer_cli.core.order import sample_seed
 from trainer_cli.data.loader import EpochParts
-from trainer_cli.data.position import (
-    STATE_VERSION,
-    StateWatch,
-    check_batch_size,
-    check_same,
-    kept_random_state,
-    seed_random,
-)
+from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same
+from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer_cli.core.progress import Progress
-from trainer_cli.data.position import kept_random_state
+from trainer_cli.data.random_state import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
 from trainer_cli.loggers.record_keeper import RecordKeeper

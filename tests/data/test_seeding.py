@@ -1,0 +1,249 @@
+"""Seeds of samples: as if python, numpy and torch were seeded for each, also where python and numpy are not."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from trainer_cli.core.order import sample_indices, sample_seed
+from trainer_cli.data.loader import Loader
+from trainer_cli.data.random_state import (
+    is_random_state,
+    is_random_state_without_torch,
+    kept_random_state,
+    random_state,
+    restore_random_state,
+    seed_random,
+)
+from trainer_cli.data.user_loader import UserLoader
+
+LENGTH, SEED, EPOCH = 23, 3, 1
+
+
+class Samples:
+    """Each sample: its index, and what `draw` returns for it."""
+
+    def __init__(self, draw: Callable[[int], Any]) -> None:
+        self.draw = draw
+        self.calls = 0
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, index: int) -> list[float]:
+        self.calls += 1
+        return [float(index), float(self.draw(index))]
+
+
+class Epochal(Samples):
+    """A dataset that draws in `set_epoch`."""
+
+    offset = 0.0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.offset = epoch + random.random() + np.random.rand() + torch.rand(()).item()
+
+    def __getitem__(self, index: int) -> list[float]:
+        return [self.offset + value for value in super().__getitem__(index)]
+
+
+def strict(index: int) -> float:
+    """An augmentation that fails for numbers other than those of the seed of the sample."""
+    number = random.random()
+    if number != random.Random(sample_seed(SEED, EPOCH, index)).random():
+        raise ValueError("not seeded")
+    return number
+
+
+def mixed(samples: list[Any], draw: Callable[[], float]) -> Any:
+    return default_collate(samples)[0] + draw()
+
+
+def mix_python(samples: list[Any]) -> Any:
+    return mixed(samples, random.random)
+
+
+def mix_numpy(samples: list[Any]) -> Any:
+    return mixed(samples, np.random.randn)
+
+
+def mix_torch(samples: list[Any]) -> Any:
+    return mixed(samples, lambda: torch.rand(()).item())
+
+
+DRAWS: dict[str, Callable[[int], Any]] = {
+    "draws nothing": lambda index: 0,
+    "torch": lambda index: torch.rand(()),
+    "python": lambda index: random.random(),
+    "python, gauss": lambda index: random.gauss(),
+    "numpy": lambda index: np.random.rand(),
+    "numpy, gauss": lambda index: np.random.randn(),
+    "python at some indices": lambda index: random.random() if index % 7 == 0 else 0,
+    "numpy at one index": lambda index: np.random.randn() if index == 11 else 0,
+    "all three": lambda index: random.random() + np.random.randn() + torch.randn(()),
+    "torch, python at some indices": lambda index: torch.rand(()) + (random.random() if index % 7 == 0 else 0),
+    # As albumentations, which derives the seed of its own generators from it.
+    "reads the seed": lambda index: torch.initial_seed() % 1_000_003,
+    "fails unless it is seeded": strict,
+}
+
+
+def expected(dataset: Samples, collate: Any, size: int, start: int = 0) -> list[Any]:
+    """The batches with all generators seeded for each sample."""
+    order = sample_indices(SEED, EPOCH, 0, LENGTH, LENGTH)
+    batches = []
+    with kept_random_state():
+        if isinstance(dataset, Epochal):
+            seed_random(sample_seed(SEED, EPOCH, 0))
+            dataset.set_epoch(EPOCH)
+        for first in range(start, LENGTH, size):
+            samples = []
+            for index in order[first : first + size]:
+                seed_random(sample_seed(SEED, EPOCH, index))
+                samples.append(dataset[index])
+            batches.append(collate(samples))
+    return batches
+
+
+def plain_states() -> tuple[Any, ...]:
+    """The states of the generators, as their libraries return them."""
+    numpy = np.random.get_state(legacy=False)
+    assert isinstance(numpy, dict)
+    numpy["state"]["key"] = numpy["state"]["key"].tolist()
+    return torch.get_rng_state().tolist(), random.getstate(), numpy
+
+
+@pytest.fixture(autouse=True)
+def training_state() -> Any:
+    """Generators of a training that has drawn the first of a pair of normal numbers."""
+    with kept_random_state():
+        seed_random(17)
+        np.random.randn(), random.gauss(), torch.randn(())
+        yield
+
+
+CASES: list[Any] = [pytest.param(Samples, draw, None, 0, id=name) for name, draw in DRAWS.items()]
+CASES += [
+    pytest.param(Samples, DRAWS[draw], collate, 0, id=f"{draw}, {collate.__name__}")
+    for draw in ("draws nothing", "torch", "python at some indices")
+    for collate in (mix_python, mix_numpy, mix_torch)
+]
+CASES += [
+    pytest.param(kind, DRAWS[draw], collate, 2, id=f"{draw}, two workers, {kind.__name__}")
+    for kind, draw, collate in (
+        (Samples, "all three", None), (Samples, "python at some indices", None), (Samples, "numpy at one index", None),
+        (Samples, "reads the seed", None), (Samples, "torch", mix_numpy), (Epochal, "python", None),
+    )
+]  # fmt: skip
+CASES += [pytest.param(Epochal, DRAWS[draw], None, 0, id=f"set_epoch, {draw}") for draw in ("draws nothing", "python")]
+
+
+@pytest.mark.parametrize(("kind", "draw", "collate", "workers"), CASES)
+def test_samples_are_those_of_generators_that_are_seeded_for_each_sample(
+    kind: type[Samples], draw: Any, collate: Any, workers: int
+) -> None:
+    def read(start: int) -> list[Any]:
+        loader = Loader(
+            kind(draw), 4, shuffle=True, seed=SEED, num_workers=workers, collate_fn=collate, persistent_workers=False
+        )
+        return list(loader.iterate(EPOCH, samples=start))
+
+    before = plain_states()
+    whole, resumed = read(0), read(8)
+    assert plain_states() == before
+    reference = expected(kind(draw), collate or default_collate, 4)
+    assert str(whole) == str(reference)
+    assert str(resumed) == str(reference[2:])
+
+
+@pytest.mark.parametrize(("name", "calls"), [("draws nothing", 23), ("torch", 23), ("python", 27), ("numpy", 27)])
+def test_only_the_first_batch_that_draws_from_python_or_numpy_is_loaded_twice(name: str, calls: int) -> None:
+    dataset = Samples(DRAWS[name])
+    list(Loader(dataset, 4, shuffle=True, seed=SEED).iterate(EPOCH))
+    assert dataset.calls == calls
+
+
+@pytest.mark.parametrize("name", [*DRAWS][:-1])
+def test_an_interrupt_while_a_sample_is_loaded_leaves_the_generators_as_they_were(name: str) -> None:
+    def draw(index: int) -> Any:
+        DRAWS[name](index)
+        raise KeyboardInterrupt
+
+    before = plain_states()
+    with pytest.raises(KeyboardInterrupt):
+        list(Loader(Samples(draw), 4, shuffle=True, seed=SEED).iterate(EPOCH))
+    assert plain_states() == before
+
+
+@pytest.mark.parametrize("name", [*DRAWS][:-1])
+def test_a_users_loader_leaves_the_generators_as_they_were(name: str) -> None:
+    class Drawing:
+        def __iter__(self) -> Any:
+            return (float(DRAWS[name](index)) for index in range(13))
+
+    before = plain_states()
+    batches = list(UserLoader(Drawing(), seed=SEED).iterate(EPOCH))
+    assert plain_states() == before
+    assert list(UserLoader(Drawing(), seed=SEED).iterate(EPOCH, batch=5)) == batches[5:]
+
+
+TOUCHES: dict[str, Callable[[], Any]] = {
+    "python": random.random,
+    "python, as many draws as words": lambda: [random.getrandbits(32) for _ in range(624)],
+    "python, second of a pair": random.gauss,
+    "python, seed": lambda: random.seed(1),
+    "numpy": np.random.rand,
+    "numpy, as many draws as words": lambda: np.random.bytes(4 * 624),
+    "numpy, second of a pair": np.random.randn,
+    "numpy, two pairs": lambda: np.random.randn(4),
+    "numpy, binomial": lambda: np.random.binomial(10, 0.3),
+    "numpy, seed": lambda: np.random.seed(1),
+    "torch": lambda: torch.rand(()),
+    "torch, normal": lambda: torch.randn(3),
+    "torch, double": lambda: torch.randn(1, dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("bits", [np.random.MT19937, np.random.PCG64])
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_a_draw_is_noticed_and_undone(touch: str, bits: Any) -> None:
+    generator = np.random.get_bit_generator()
+    try:
+        if bits is not np.random.MT19937:
+            if touch == "numpy, seed":
+                pytest.skip("PCG64 has no legacy seed")
+            np.random.set_bit_generator(bits(5))
+            np.random.randn()
+        for _ in range(2):
+            before, state = plain_states_of(bits), random_state()
+            assert is_random_state(state)
+            TOUCHES[touch]()
+            assert not is_random_state(state)
+            assert is_random_state_without_torch(state) == touch.startswith("torch")
+            restore_random_state(state)
+            # Numpy keeps constants of the last binomial distribution beside the state.
+            assert is_random_state(state) or "binomial" in touch
+            assert plain_states_of(bits) == before
+    finally:
+        np.random.set_bit_generator(generator)
+
+
+def plain_states_of(bits: Any) -> Any:
+    if bits is np.random.MT19937:
+        return plain_states()
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state(legacy=False)
+
+
+def test_a_state_is_read_again_after_a_draw_of_the_training() -> None:
+    for draw in (random.random, random.gauss, np.random.rand, np.random.randn, lambda: torch.rand(())):
+        for _ in range(3):
+            draw()  # type: ignore[operator]
+            before, state = plain_states(), random_state()
+            seed_random(5)
+            np.random.randn()
+            restore_random_state(state)
+            assert plain_states() == before
