@@ -137,7 +137,7 @@ def test_a_log_of_another_program_has_no_mark_and_one_that_grows_beside_us_has_n
 
 
 @pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_rewind_by_a_mark_leaves_the_bytes_that_one_without_it_leaves(
     make: type[FileLogger], seed: int, tmp_path: Path
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -225,3 +228,110 @@ def test_files_of_others_in_the_folder_are_left_alone(tmp_path: Path) -> None:
     (folder / "projector_config.pbtxt").write_text("mine")
     write(tmp_path, [1], start_step=-1)
     assert (folder / "projector_config.pbtxt").read_text() == "mine"
+
+
+def test_records_after_a_fit_drop_none_of_the_fit(tmp_path: Path) -> None:
+    logger = TensorBoardLogger()
+    logger.rewind(tmp_path, -1)
+    for steps in ((1, 2, 3), (3, 2)):
+        logger.start(RunFacts(run_dir=tmp_path, start_step=steps[0], config="lr: 1\n"))
+        for step in steps:
+            logger.log(Record(step, 0.0, 0.0, {"train/loss" if steps == (1, 2, 3) else "test/loss": float(step)}))
+        logger.close()
+    # Another process that only evaluates.
+    write(tmp_path, [2])
+    assert [step for step, _ in points(tmp_path)] == [1, 2, 3, 2]
+    assert [one.step for one in shown(tmp_path).Scalars("test/loss")] == [3, 2]
+    assert configs(tmp_path) == [(1, "    lr: 1\n")]
+
+
+def bytes_read() -> int:
+    """The bytes that this process has read from files so far."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's counts of a process")
+@pytest.mark.parametrize("keep", [2000, 1999], ids=["after the step", "at a pending evaluation"])
+def test_a_resume_reads_no_event_before_the_checkpoints_step(keep: int, tmp_path: Path) -> None:
+    logger = TensorBoardLogger()
+    logger.rewind(tmp_path, -1)
+    logger.start(RunFacts(run_dir=tmp_path, config="lr: 1\n", hparams={"lr": 1.0}))
+    for step in range(1, 2001):
+        logger.log(Record(step, 0.0, 0.0, {"train/loss": float(step)}))
+    state = json.loads(json.dumps(logger.state_dict()))
+    logger.log(Record(2001, 0.0, 0.0, {"train/loss": 1.0}))
+    logger.close()
+    assert files(tmp_path)[0].stat().st_size > 80_000
+    second = TensorBoardLogger()
+    second.load_state_dict(state)
+    second.rewind(tmp_path, keep)
+    second.start(RunFacts(run_dir=tmp_path, start_step=2000, config="lr: 1\n", hparams={"lr": 1.0}))
+    before = bytes_read()
+    second.log(Record(keep + 1, 0.0, 0.0, {"train/loss": 7.0}))
+    assert bytes_read() - before < 40_000
+    second.close()
+    assert [step for step, _ in points(tmp_path)] == list(range(1, keep + 2))
+    assert configs(tmp_path) == [(0, "    lr: 1\n")]
+    assert len(sessions(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_resume_by_marks_leaves_the_event_files_that_one_without_them_leaves(seed: int, tmp_path: Path) -> None:
+    choose = random.Random(seed)
+    run, whole = tmp_path / "run", tmp_path / "all"
+    logger, step, settings = TensorBoardLogger(), 0, 1
+    saved: dict[int, tuple[dict[str, object], dict[str, int]]] = {0: ({}, {})}
+
+    def begin(folder: Path, keep: int, state: dict[str, object]) -> TensorBoardLogger:
+        begun = TensorBoardLogger()
+        begun.load_state_dict(state)
+        begun.rewind(folder / "x", keep)
+        facts = RunFacts(
+            run_dir=folder / "x", name="x", start_step=step, config=f"lr: {settings}\n", hparams={"lr": settings}
+        )
+        begun.start(facts)
+        return begun
+
+    logger = begin(run, -1, {})
+    for _ in range(50):
+        event = choose.random()
+        if event < 0.55:
+            step += choose.randrange(3)
+            texts = {"text": str(step)} if choose.random() < 0.3 else {}
+            logger.log(Record(step, 0.0, choose.random(), {"train/loss": choose.random()}, texts=texts))
+        elif event < 0.6:
+            logger.writer.add_scalar("mine", choose.random(), choose.randrange(step + 5))
+        elif event < 0.8:
+            logger.flush(durable=True)
+            saved[step] = json.loads(json.dumps(logger.state_dict())), sizes(run)
+        else:
+            logger.close()
+            step = choose.choice(list(saved))
+            state, flushed = saved[step]
+            torn = choose.choice(list(run.glob("x/tensorboard/*")) or [None])
+            if torn is not None:
+                # A kill tears what is written after the checkpoint.
+                least = flushed.get(torn.name, 0)
+                os.truncate(torn, max(least, torn.stat().st_size - choose.randrange(60)))
+            shutil.rmtree(whole, ignore_errors=True)
+            if run.exists():
+                shutil.copytree(run, whole)
+            settings += choose.random() < 0.2
+            keep = step - choose.randrange(2)
+            record = Record(step + 1, 0.0, 0.0, {"train/loss": 0.0})
+            for folder, known in ((whole, {}), (run, state)):
+                logger = begin(folder, keep, known)
+                logger.log(record)
+                if folder == whole:
+                    logger.close()
+            ours, theirs = ([path.read_bytes() for path in files(folder / "x")] for folder in (run, whole))
+            assert ours[:-1] == theirs[:-1]
+            assert len(ours[-1]) == len(theirs[-1]), "the run is described again in both, or in neither"
+            step += 1
+            saved = {at: mark for at, mark in saved.items() if at < step}
+    logger.close()
+
+
+def sizes(run: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in files(run / "x")}

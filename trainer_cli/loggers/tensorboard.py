@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainer_cli.core.files import naming, sync, sync_folder
 from trainer_cli.core.url_path import local_path
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, in_run_dir
+from trainer_cli.loggers.marks import LogEnd, Mark
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -33,9 +34,21 @@ class TensorBoardLogger(Logger):
         self._file = Path(folder)
         self._writer: SummaryWriter | None = None
         self._facts = RunFacts()
-        self._first_step = self._next_step = 0
-        """The step from which a new writer drops events of the files, and the step after the last record."""
+        self._first_step: int | None = None
+        """The step from which a new writer drops events of the files; None: it drops none."""
+        self._next_step = 0
+        """The step after the last record."""
         self._is_broken = False
+        self._is_of_fit = False
+        """Whether records follow a rewind, so that their steps rise."""
+        self._loaded_state: Mapping[str, Any] = {}
+        """The state of a loaded checkpoint, until the rewind to it."""
+        self._marked: Mapping[str, Any] = {}
+        """The state of the checkpoint that was rewound to."""
+        self._earlier_marks: Mapping[str, Any] = {}
+        self._described: Mapping[str, str] = {}
+        self._end: LogEnd | None = None
+        """The end of this attempt's file; None if it is not known which steps are in it."""
 
     @property
     def writer(self) -> SummaryWriter:
@@ -44,14 +57,36 @@ class TensorBoardLogger(Logger):
         A callback reaches it as `trainer.loggers["tensorboard"].writer`, between `start` and `close`. Give each
         `add_…` call the step: TensorBoard drops by it what a resumed run writes again.
         """
+        if self._folder is None:
+            raise RuntimeError("TensorBoardLogger.writer can be used only between start() and close()")
+        writer = self._open_writer(self._folder)
+        # What a callback writes may be of any step, so no mark can be set before it.
+        self._end = None
+        return writer
+
+    def _open_writer(self, folder: Path) -> SummaryWriter:
         if self._writer is None:
-            if self._folder is None:
-                raise RuntimeError("TensorBoardLogger.writer can be used only between start() and close()")
-            self._writer = self._opened(self._folder)
+            self._writer = self._opened(folder)
         return self._writer
+
+    def state_dict(self) -> dict[str, Any]:
+        end = self._end
+        if end is None or end.before_newest.size_bytes == 0:
+            # Nothing of this attempt can be marked yet; what was marked before still is.
+            return dict(self._marked)
+        try:
+            mark = end.before_newest.state_dict(self._file)
+        except OSError:
+            return dict(self._marked)
+        return {"files": {**self._earlier_marks, self._file.name: mark}, "described": dict(self._described)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loaded_state = state
 
     def rewind(self, run_dir: Path, step: int) -> None:
         self._first_step = self._next_step = step + 1
+        self._is_of_fit = True
+        self._marked, self._loaded_state, self._end = self._loaded_state, {}, None
 
     def start(self, facts: RunFacts) -> None:
         self._facts = facts
@@ -62,7 +97,7 @@ class TensorBoardLogger(Logger):
             return
         if self._is_broken:
             self._drop_writer(self._next_step)
-        writer, step, at = self.writer, record.step, record.time
+        writer, step, at = self._open_writer(self._folder), record.step, record.time
         with self._writing(step):
             for tag, value in record.metrics.items():
                 writer.add_scalar(tag, value, step, at)
@@ -77,6 +112,8 @@ class TensorBoardLogger(Logger):
                     writer.add_histogram(tag, values, step, walltime=at)
             # After each record, so that a failed write is known to be of this record, which is then logged again.
             writer.flush()
+            if self._end is not None:
+                self._end.add(self._file.stat().st_size - self._end.end.size_bytes, step, {})
 
     def flush(self, durable: bool = False) -> None:
         if (writer := self._writer) is None:
@@ -97,7 +134,8 @@ class TensorBoardLogger(Logger):
 
     def close(self) -> None:
         # Taken away first, so that a second call does not raise the error of the first again.
-        writer, self._writer, self._folder = self._writer, None, None
+        writer, self._writer, self._folder, self._end = self._writer, None, None, None
+        self._is_of_fit = False
         if writer is not None and not self._is_broken:
             with self._writing():
                 writer.close()
@@ -105,35 +143,57 @@ class TensorBoardLogger(Logger):
     def _opened(self, folder: Path) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
-        from trainer_cli.loggers.tensorboard_files import Kept, cut_back, described, event_files, move_back
+        from trainer_cli.loggers import tensorboard_files as tb
 
         _print_no_traceback()
         folder.mkdir(parents=True, exist_ok=True)
         # Before the new file is created, which must sort last.
-        move_back(folder, int(time.time()))
-        facts = self._facts
-        kept = Kept.of(self._first_step, facts.start_step)
-        description = described(facts)
+        renamed = tb.move_back(folder, int(time.time()))
+        facts, first_step = self._facts, self._first_step
+        description = tb.described(facts)
+        described = tb.description_digests(description)
         with naming(folder):
+            earlier = tb.event_files(folder)
             is_current: dict[str, bool] = {}
-            earlier = event_files(folder)
-            for path in earlier:
-                is_current |= cut_back(path, kept, description)
+            ends: dict[str, LogEnd] = {}
+            if first_step is None:
+                # Outside of a fit, and described by its files.
+                is_current = dict.fromkeys(description if earlier else (), True)
+                purge_step = None
+            else:
+                kept = tb.Kept.of(first_step, facts.start_step)
+                marks = tb.FolderMarks.parse(self._marked, renamed)
+                if not marks.fit(folder, kept, described):
+                    marks = tb.FolderMarks({}, {})
+                for path in earlier:
+                    if path.name == max(marks.files, default=None):
+                        # As of the beginning of this file, whatever the ends of earlier ones say.
+                        is_current = {tag: marks.described.get(tag) == digest for tag, digest in described.items()}
+                    ends[path.name] = LogEnd(marks.files.get(path.name, Mark()))
+                    is_current |= tb.cut_back(path, kept, description, ends[path.name])
+                purge_step = kept.others_before
             try:
-                writer = SummaryWriter(str(folder), purge_step=kept.others_before)
+                writer = SummaryWriter(str(folder), purge_step=purge_step)
                 for tag, summary in description.items():
                     if not is_current.get(tag) and writer.file_writer is not None:
                         writer.file_writer.add_summary(summary, facts.start_step)
                 writer.flush()
             except OSError:
                 # On a full disk each retry would leave another file.
-                for path in event_files(folder):
+                for path in tb.event_files(folder):
                     if path not in earlier:
                         path.unlink(missing_ok=True)
                 raise
-        self._file = event_files(folder)[-1]
+            self._file = tb.event_files(folder)[-1]
+            if purge_step is not None:
+                marked = {name: end.before_newest for name, end in ends.items() if end.before_newest.size_bytes}
+                self._earlier_marks = {name: mark.state_dict(folder / name) for name, mark in marked.items()}
+                self._described, self._end = described, LogEnd()
+                self._end.add(self._file.stat().st_size, max(facts.start_step, purge_step), {})
         # Without it a power failure may lose the new file itself, though its content is synced.
         sync_folder(folder)
+        # A later writer, of records outside of a fit, drops nothing.
+        self._first_step = None
         return writer
 
     @contextmanager
@@ -152,7 +212,8 @@ class TensorBoardLogger(Logger):
             self._next_step = step + 1
 
     def _drop_writer(self, step: int) -> None:
-        self._writer, self._is_broken, self._first_step = None, False, step
+        self._writer, self._is_broken, self._end = None, False, None
+        self._first_step = step if self._is_of_fit else None
 
 
 def _markdown(table: Table) -> str:

@@ -4,26 +4,62 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from io import BytesIO
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+import xxhash
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
-from tensorboard.summary.writer.record_writer import RecordWriter
 
-from trainer_cli.core.files import replace
+from trainer_cli.core.files import keep_spans
 from trainer_cli.loggers.base import RunFacts
+from trainer_cli.loggers.marks import LogEnd, Mark
 
 CONFIG_TAG = "config"
-_FRAME_BYTES = 16
-"""Bytes of length and checksums around each record."""
+_HEADER_BYTES = 12
+"""The length of a record in 8 bytes, and a checksum of these. Another checksum follows the record."""
+_CRC_BYTES = 4
+_FILE_STEP = -1
+"""No rewind drops the first event of a file."""
 _NAME = re.compile(r"(events\.out\.tfevents\.)(\d+)(\..*)")
+
+
+class FolderMarks(NamedTuple):
+    """Where the files of a folder stood when a checkpoint was saved."""
+
+    files: Mapping[str, Mark]
+    described: Mapping[str, str]
+    """Digests of what describes the run in these files, by tag."""
+
+    @classmethod
+    def parse(cls, state: Mapping[str, Any], renamed: Mapping[str, str]) -> FolderMarks:
+        """Read the state of a `TensorBoardLogger`; one of another version marks no file.
+
+        Args:
+            renamed: earlier name -> name, of the files that were renamed since.
+        """
+        files, described = state.get("files"), state.get("described")
+        if isinstance(files, Mapping) and isinstance(described, Mapping):
+            marks = {renamed.get(name, name): Mark.parse(mark) for name, mark in files.items()}
+            return cls({name: mark for name, mark in marks.items() if mark is not None}, described)
+        return cls({}, {})
+
+    def fit(self, folder: Path, kept: Kept, described: Mapping[str, str]) -> bool:
+        """Whether all marked files are as they were marked, and none of their events need be dropped."""
+        # Other hyperparameters replace those of earlier attempts, wherever these are.
+        tag = SESSION_START_INFO_TAG
+        if not self.files or (tag in described and described[tag] != self.described.get(tag)):
+            return False
+        try:
+            return all(mark.fits(folder / name, kept.scalars_before - 1) for name, mark in self.files.items())
+        except OSError:
+            return False
 
 
 class Kept(NamedTuple):
@@ -46,16 +82,22 @@ def event_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def move_back(folder: Path, now: int) -> None:
+def move_back(folder: Path, now: int) -> dict[str, str]:
     """Rename files so that one created `now` (unix seconds) sorts last, although the clock may have been set back.
 
     The files keep their order, even after a crash. A running TensorBoard must then be restarted, because it reads no
     file that sorts before one that it has read.
+
+    Returns:
+        Earlier name -> name, of the renamed files.
     """
+    renamed: dict[str, str] = {}
     files = event_files(folder)
     for number, path in enumerate(files, now - len(files)):
         if (parts := _NAME.fullmatch(path.name)) and int(parts[2]) > number:
-            path.rename(folder / f"{parts[1]}{number:010d}{parts[3]}")
+            renamed[path.name] = f"{parts[1]}{number:010d}{parts[3]}"
+            path.rename(folder / renamed[path.name])
+    return renamed
 
 
 def described(facts: RunFacts) -> dict[str, Summary]:
@@ -71,10 +113,13 @@ def described(facts: RunFacts) -> dict[str, Summary]:
     return events
 
 
-def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary]) -> dict[str, bool]:
+def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary], end: LogEnd) -> dict[str, bool]:
     """Drop later events and a truncated last one from a file. Hyperparameters that differ are dropped too.
 
     TensorBoard shows the first hyperparameters that it reads, but a text for each step, so a config stays.
+
+    Args:
+        end: the beginning of the file that stays and is not read; each event that stays after it is added.
 
     Returns:
         Tags of the description that stay -> whether their last content is the one described.
@@ -96,16 +141,51 @@ def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary]) -> dict
             is_current[value.tag] = is_same
         return True
 
-    def records() -> Iterator[bytes]:
-        for record in RawEventFileLoader(str(path)).Load():
-            if is_kept(Event.FromString(record)):
-                yield record
+    def spans() -> Iterator[tuple[int, int]]:
+        yield 0, end.end.size_bytes
+        for start, stop, record in _read_records(path, end.end.size_bytes):
+            event = Event.FromString(record)
+            if is_kept(event):
+                end.add(stop - start, _FILE_STEP if event.HasField("file_version") else event.step, {})
+                yield start, stop
 
-    # Rewritten only if an event is dropped: the checksums of a frame are slow to compute.
-    if sum(len(record) + _FRAME_BYTES for record in records()) < path.stat().st_size:
-        # Read twice instead of kept in memory: a file may hold images of a whole run.
-        replace(path, map(_framed, records()))
+    keep_spans(path, spans())
     return is_current
+
+
+def _read_records(path: Path, start: int) -> Iterator[tuple[int, int, bytes]]:
+    """The (first byte, end, content) of each record from byte `start` on, up to a damaged or truncated one. tensorboard
+    itself reads only whole files."""
+    with open(path, "rb") as file:
+        file.seek(start)
+        while len(header := file.read(_HEADER_BYTES)) == _HEADER_BYTES and _has_length(header):
+            length = int.from_bytes(header[:8], "little")
+            content = file.read(length + _CRC_BYTES)
+            record = content[:length]
+            if len(content) < length + _CRC_BYTES or masked_crc32c(record).to_bytes(4, "little") != content[length:]:
+                return
+            stop = start + len(header) + len(content)
+            yield start, stop, record
+            start = stop
+
+
+@lru_cache(maxsize=1024)
+def _has_length(header: bytes) -> bool:
+    """Whether the checksum of a record's length is right. Cached, because checksums are slow and records alike."""
+    return bool(masked_crc32c(header[:8]).to_bytes(4, "little") == header[8:])
+
+
+def description_digests(description: Mapping[str, Summary]) -> dict[str, str]:
+    """Digests of what describes the run, by tag."""
+    return {tag: _digest(_content(event.value[0])) for tag, event in description.items()}
+
+
+def _digest(content: object) -> str:
+    if isinstance(content, dict):
+        content = sorted((name, value.SerializeToString(deterministic=True)) for name, value in content.items())
+        return xxhash.xxh3_128_hexdigest(repr(content).encode())
+    assert hasattr(content, "SerializeToString")
+    return xxhash.xxh3_128_hexdigest(content.SerializeToString(deterministic=True))
 
 
 def _content(value: Summary.Value) -> object:
@@ -113,9 +193,3 @@ def _content(value: Summary.Value) -> object:
     if value.tag != SESSION_START_INFO_TAG:
         return value.tensor
     return dict(HParamsPluginData.FromString(value.metadata.plugin_data.content).session_start_info.hparams)
-
-
-def _framed(record: bytes) -> bytes:
-    buffer = BytesIO()
-    RecordWriter(buffer).write(record)
-    return buffer.getvalue()
