@@ -51,6 +51,27 @@ def test_the_signature_has_the_fields_with_their_defaults(taker: Any) -> None:
 
 
 @pytest.mark.parametrize("taker", TAKERS)
+def test_the_class_its_constructor_and_sphinx_have_the_same_arguments(taker: Any) -> None:
+    _, *parameters = inspect.signature(taker.__init__).parameters.values()
+    assert [*inspect.signature(taker).parameters.values()] == parameters
+    # Where sphinx looks first. It would compare the signature of the function with its source, and fail.
+    assert [*taker.__signature__.parameters.values()] == parameters
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_a_subclass_has_the_arguments_of_its_own_constructor(taker: Any) -> None:
+    class Subclass(taker):  # type: ignore[misc]
+        def __init__(self, size: int) -> None:
+            super().__init__()
+
+    class Heir(taker):  # type: ignore[misc]
+        pass
+
+    assert [*inspect.signature(Subclass).parameters] == [*Subclass.__signature__.parameters] == ["size"]
+    assert inspect.signature(Heir) == inspect.signature(taker)
+
+
+@pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize(
     ("arguments", "place", "words"),
     [

@@ -48,6 +48,7 @@ _ORDINARY = (Occasion.pre_train, Occasion.step)
 """Occasions after which the training continues, so that a save may be written in the background."""
 
 
+@takes_fields_of(CheckpointConfig)
 class CheckpointerCallback(Callback):
     """Saves at intervals, at fixed steps, at the end and on a stop; keeps and removes by rule.
 
@@ -67,7 +68,6 @@ class CheckpointerCallback(Callback):
 
     _in_schema = True
 
-    @takes_fields_of(CheckpointConfig)
     def __init__(
         self,
         folder: str | Path | None = None,

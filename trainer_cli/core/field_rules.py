@@ -17,11 +17,11 @@ from typing import Any, TypeVar, cast
 
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.patterns import did_you_mean, why_no_pattern
-from trainer_cli.core.types import converted, in_yaml, shown
+from trainer_cli.core.types import ConstructorSignature, converted, in_yaml, shown
 from trainer_cli.errors import Code, ConfigError
 
 S = TypeVar("S")
-F = TypeVar("F", bound=Callable[..., None])
+C = TypeVar("C", bound=type)
 
 
 def at_least(least: float, default: Any = None) -> Any:
@@ -87,11 +87,12 @@ def build_section(section: type[S], owner: str, config: S | None, fields: Mappin
     return config
 
 
-def takes_fields_of(section: type) -> Callable[[F], F]:
-    """A decorator for a constructor that passes its `**fields` to `build_section`: its signature, which help() shows
-    and the arguments of a config's node are checked against, has the fields of the section in their place."""
+def takes_fields_of(section: type) -> Callable[[C], C]:
+    """A decorator for a class whose constructor passes its `**fields` to `build_section`: the signature, which help()
+    and the site show and the arguments of a config's node are checked against, has the fields in their place."""
 
-    def declare(constructor: F) -> F:
+    def declare(owner: C) -> C:
+        constructor: Any = owner.__init__  # type: ignore[misc]
         signature = inspect.signature(constructor)
         parameters = {
             name: parameter
@@ -104,9 +105,10 @@ def takes_fields_of(section: type) -> Callable[[F], F]:
                 field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type
             )
             parameters.setdefault(field.name, parameter)
-        # Of the function, not of the class: a subclass with another constructor would inherit the attribute.
-        constructor.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
-        return constructor
+        constructor.__signature__ = signature.replace(parameters=list(parameters.values()))
+        # Of the class too: sphinx compares the signature of a function with its source, and fails where they differ.
+        owner.__signature__ = ConstructorSignature()  # type: ignore[attr-defined]
+        return owner
 
     return declare
 

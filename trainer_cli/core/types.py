@@ -343,8 +343,25 @@ def _read_parameter(parameter: inspect.Parameter) -> Parameter:
     return Parameter(parameter.name, parameter.kind, not has_default, kind)
 
 
+class ConstructorSignature:
+    """The attribute `__signature__` of a class: the arguments of its constructor, whatever `__new__` takes.
+
+    It is computed for each class, because a subclass inherits it and may have another constructor.
+    """
+
+    def __get__(self, instance: object | None, owner: type) -> inspect.Signature:
+        # An instance that can be called takes other arguments. A class without a constructor may have a `__new__`.
+        if instance is not None or owner.__init__ is object.__init__:  # type: ignore[misc]
+            raise AttributeError("__signature__")
+        signature = inspect.signature(owner.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
 class CheckedArguments:
     """A base class whose constructors of this package check their arguments by their annotations, as a config does."""
+
+    # Without it sphinx shows what `__new__` takes, which is anything.
+    __signature__ = ConstructorSignature()
 
     _in_schema = False
     """Whether a section of the schema has the arguments; its rules then say more."""

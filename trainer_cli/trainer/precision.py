@@ -113,6 +113,7 @@ class LossScaler:
         self._skipped.fill_(state["skipped_steps"])
 
 
+@takes_fields_of(PrecisionConfig)
 class Precision:
     """The number format of forward and backward, loss scaling for fp16, and clipping of the accumulated gradients.
 
@@ -121,7 +122,6 @@ class Precision:
         config: the settings as a whole; or give fields of `PrecisionConfig` by their names, such as `clip_norm=1.0`.
     """
 
-    @takes_fields_of(PrecisionConfig)
     def __init__(self, dtype: str | None = None, *, config: PrecisionConfig | None = None, **fields: Any) -> None:
         fields = fields if dtype is None else {"dtype": dtype, **fields}
         self.settings = settings = build_section(PrecisionConfig, type(self).__name__, config, fields)

@@ -44,6 +44,7 @@ class FitResult:
     """The last record; of a finished run that was resumed, those of its last checkpoint."""
 
 
+@takes_fields_of(LoopConfig)
 class TrainingLoop(Lengths):
     """Trains a model until a limit of its settings, or until a stop is requested.
 
@@ -51,7 +52,6 @@ class TrainingLoop(Lengths):
         config: the settings as a whole; or give fields of `LoopConfig` by their names, such as `max_duration="3ep"`.
     """
 
-    @takes_fields_of(LoopConfig)
     def __init__(self, *, config: LoopConfig | None = None, **fields: Any) -> None:
         settings = build_section(LoopConfig, type(self).__name__, config, fields)
         super().__init__(settings)
