@@ -22,6 +22,8 @@ from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.training_loop import TrainingLoop
 
 
 class Spoil(Callback):
@@ -310,3 +312,20 @@ def test_of_another_run_an_optimizer_that_does_not_fit_can_be_left_out(of_three_
     with pytest.raises(UserError, match=r"(?s)optimizer  .*or less of it: load\.states=\[model\]\.") as caught:
         made.fit(loader(), ckpt_path=of_three_classes["own"])
     assert "name=OTHER" not in str(caught.value)
+
+
+class Noting(Trainer):
+    """Has more in its checkpoints than a Trainer."""
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        return {**super().checkpoint_state(), "note": f"step {self.progress.step}"}
+
+
+@pytest.mark.parametrize("save_async", [True, False])
+def test_what_a_subclass_of_the_trainer_adds_is_in_every_checkpoint(tmp_path: Path, save_async: bool) -> None:
+    saver = CheckpointerCallback(tmp_path / "saved", save_interval=2, save_async=save_async)
+    loop = TrainingLoop(max_duration=3, eval_interval=None)
+    made = Noting(model=Noisy(), optimizer=_adamw, loop=loop, checkpoint=saver, device="cpu")
+    made.fit(loader(2))
+    paths = [tmp_path / "saved" / f"step{step}" for step in (2, 3)] + [made.save_checkpoint(tmp_path / "by_hand")]
+    assert [made.checkpointer.read(path)["note"] for path in paths] == ["step 2", "step 3", "step 3"]

@@ -33,7 +33,6 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.trainer.state import checkpoint_state
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -137,7 +136,7 @@ class StateSaver(SaveCaller):
         self.checkpointer.format.plan(self._state())
 
     def _state(self) -> Mapping[str, Any]:
-        state = without(checkpoint_state(self.trainer), self._leave_out)
+        state = without(self.trainer.checkpoint_state(), self._leave_out)
         marks = self.trainer.metric_logger.state_dict()
         # What a callback has saved under this name is not replaced.
         return state if not marks or LOG_MARKS in state else {**state, LOG_MARKS: marks}

@@ -9,12 +9,14 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.gc_pause import gc_paused
+from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.errors import UserError
+from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.terminal import print_json
 
 if TYPE_CHECKING:
@@ -63,10 +65,8 @@ def before_parsing(words: Sequence[str]) -> list[str]:
     joined: list[str] = []
     for word in words:
         if joined and joined[-1] == "--diff" and not word.startswith("-"):
-            from trainer_cli.runs.select import is_on_disk
-
             # A run directory may have an equals sign in its name, such as those of a sweep.
-            is_override = ("=" in word or word.startswith("~")) and not is_on_disk(word)
+            is_override = ("=" in word or word.startswith("~")) and not _is_on_disk(word)
             joined[-1:] = ["--diff=", word] if is_override else [f"--diff={word}"]
         else:
             joined.append(word)
@@ -135,9 +135,8 @@ def field_lines(key: str = "") -> Iterator[str]:
 def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str, Any]) -> Iterator[str]:
     """The keys that differ, each with the value in `other`, the value in this config, and what set the latter."""
     from trainer_cli.config.compose import compose, diff, from_yaml
-    from trainer_cli.runs.select import find_config_file
 
-    file = find_config_file(other) if other else None
+    file = _find_config_file(other) if other else None
     words = [] if file is not None else _split_overrides(other)
     old = from_yaml(file, trusted=True, **settings) if file is not None else compose(words, **settings)
     new = compose(overrides, **settings)
@@ -148,6 +147,50 @@ def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str
     yield f"# from: {file or shlex.join(words) or 'no overrides'}"
     yield f"# to: {shlex.join(overrides) or 'no overrides'}"
     yield from _commented([(str(change), str(change.origin(new.provenance) or "")) for change in changes])
+
+
+def _find_config_file(name: str) -> Path | None:
+    """Find the config of a run directory, a checkpoint, `RUN@latest` or a file; None for other names.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged or carries no config.
+        UserError: the name is a folder that is neither run nor checkpoint.
+    """
+    from trainer_cli.runs.select import config_of, is_checkpoint, is_run, select_one
+
+    path = Path(name)
+    if path.is_file():
+        return path
+    if is_run(path):
+        return path / CONFIG_FILE
+    if not path.is_dir() and not _is_run_at(name):
+        return None
+    if path.is_dir() and not is_checkpoint(path):
+        cure = "Name a run directory, which holds a config.yaml, a checkpoint in one, or RUN@latest."
+        raise UserError(f"{name} is neither a run directory nor a checkpoint", where="--diff", cure=cure)
+    try:
+        checkpoint = select_one(name)
+        source, _ = config_of(checkpoint)
+    except TrainError as error:
+        error.where = "--diff"
+        raise
+    if not source:
+        raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}")
+    return Path(source)
+
+
+def _is_on_disk(name: str) -> bool:
+    """Whether a name with `=` is a path: the name of a sweep's run has one."""
+    from trainer_cli.runs.select import is_checkpoint
+
+    path = Path(name)
+    return path.is_file() or (path / CONFIG_FILE).is_file() or is_checkpoint(path) or _is_run_at(name)
+
+
+def _is_run_at(name: str) -> bool:
+    """Whether a name is `RUN@latest`, and not an override: the name of a sweep's run has `=` too."""
+    run, at, selector = name.rpartition("@")
+    return bool(at) and "=" not in selector and ("=" not in run or Path(run).is_dir())
 
 
 def _split_overrides(text: str) -> list[str]:

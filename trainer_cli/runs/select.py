@@ -27,7 +27,7 @@ from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE, parse_step, with_ranks
 from trainer_cli.core.patterns import alternatives, did_you_mean
 from trainer_cli.core.url_path import as_path, is_url, is_web
-from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
+from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
 from trainer_cli.runs.metrics import best_rule, keep_best_of
 from trainer_cli.runs.run_dir import RunDir
 
@@ -299,45 +299,6 @@ def config_of(checkpoint: Path) -> tuple[Path | str, str]:
         return content.decode() if is_url(checkpoint) else checkpoint / CONFIG_FILE, content.decode()
     run = RunDir(checkpoint.parent.parent)
     return (run.config_file, run.read_config()) if run.config_file.is_file() else ("", "")
-
-
-def find_config_file(name: str) -> Path | None:
-    """Find the config of a run directory, a checkpoint, `RUN@latest` or a file; None for other names.
-
-    Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged or carries no config.
-        UserError: the name is a folder that is neither run nor checkpoint.
-    """
-    path = Path(name)
-    if path.is_file():
-        return path
-    if is_run(path):
-        return RunDir(path).config_file
-    if not path.is_dir() and not _is_run_at(name):
-        return None
-    if path.is_dir() and not is_checkpoint(path):
-        cure = "Name a run directory, which holds a config.yaml, a checkpoint in one, or RUN@latest."
-        raise UserError(f"{name} is neither a run directory nor a checkpoint", where="--diff", cure=cure)
-    try:
-        checkpoint = select_one(name)
-        source, _ = config_of(checkpoint)
-    except TrainError as error:
-        error.where = "--diff"
-        raise
-    if not source:
-        raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}")
-    return Path(source)
-
-
-def is_on_disk(name: str) -> bool:
-    """Whether a name with `=` is a path: the name of a sweep's run has one."""
-    return Path(name).is_file() or RunDir(name).config_file.is_file() or is_checkpoint(Path(name)) or _is_run_at(name)
-
-
-def _is_run_at(name: str) -> bool:
-    """Whether a name is `RUN@latest`, and not an override: the name of a sweep's run has `=` too."""
-    run, at, selector = name.rpartition("@")
-    return bool(at) and "=" not in selector and ("=" not in run or Path(run).is_dir())
 
 
 def _split_list(pattern: str) -> list[str]:

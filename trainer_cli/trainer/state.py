@@ -71,7 +71,7 @@ class Tree(dict[str, Any]):
 
 
 def checkpoint_state(trainer: Trainer) -> dict[str, Any]:
-    """See `Trainer.checkpoint_state`."""
+    """The state that a resume needs, as one tree, with what hooks added. Of sharded tensors it has this rank's part."""
     tree = capture(trainer, with_data=trainer.loop.has_data)
     trainer.hooks.call("on_save_checkpoint", trainer, tree)
     # From here on keys may be replaced.

@@ -21,7 +21,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.strategy import Single, Strategy
-from trainer_cli.trainer import setup
+from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet
 from trainer_cli.trainer.evaluate import Evaluation, evaluate_all, sanity_check
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, second_to
@@ -36,7 +36,6 @@ from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
 from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
-from trainer_cli.trainer.state import checkpoint_state
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
@@ -444,10 +443,8 @@ class Trainer:
         """Set `stop_reason` before a save; None: the training continues."""
         self.stop_reason = None if stop is None else stop.reason
 
-    def checkpoint_state(self) -> dict[str, Any]:
-        """The state that a resume needs, as one tree, with what hooks added. Of sharded tensors it has this rank's
-        part."""
-        return checkpoint_state(self)
+    # Saves call it by this name too: a subclass may add to what its checkpoints hold.
+    checkpoint_state = state.checkpoint_state
 
     def save_checkpoint(self, path: str | Path) -> Path:
         """Save the present state as the checkpoint at `path`, durably; one that is there is replaced. Not for this
