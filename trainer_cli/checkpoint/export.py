@@ -34,6 +34,7 @@ def merged_lora(weights: Weights, where: str) -> dict[str, torch.Tensor]:
     for layer in layers:
         own = {name.removeprefix(f"{layer}."): result.pop(name) for name in weights if name.startswith(f"{layer}.")}
         factor, transposed = own[SCALING].tolist()
+        # In 32 bits, so that the sum is rounded once, at its end.
         product = own["lora_B.default.weight"].float() @ own["lora_A.default.weight"].float() * factor
         base = own["base_layer.weight"]
         own["base_layer.weight"] = (base.float() + (product.T if transposed else product)).to(base.dtype)
@@ -139,6 +140,7 @@ class Average:
             raise CheckpointError(f"{table(f'{where} differs from those before', {'': rows})}\n")
         for name, value in weights.items():
             if value.is_floating_point() or value.is_complex():
+                # A running sum in 16 or 32 bits would lose small differences between the checkpoints.
                 wide = value.to(torch.complex128 if value.is_complex() else torch.float64)
                 self._sums[name] = self._sums[name].add_(wide, alpha=weight) if self._last else wide * weight
             elif self._last and not torch.equal(self._last[name], value):
@@ -165,6 +167,7 @@ def _differences(before: Weights, weights: Weights) -> Iterator[str]:
 
 def _cast(weights: Weights, dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     """The weights in another type, each contiguous in memory of its own; those that are one tensor stay one."""
+    # By identity, so that tied weights stay tied.
     distinct = {id(value): value for value in weights.values()}
     cast = {key: _with_own_storage(value.to(_type(value, dtype))) for key, value in distinct.items()}
     return {name: cast[id(value)] for name, value in weights.items()}

@@ -98,6 +98,7 @@ def extract_archive(path: Path) -> Path:
     states = storage.root / COMPOSER_FILE
     if states.is_file():
         return states
+    # A plain name is that of a complete one: it is renamed after its last byte.
     if names := storage.names():
         return storage.root / names[0]
     try:
@@ -133,6 +134,7 @@ def _check_space(size_bytes: int, storage: LocalStorage) -> None:
 def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStorage, where: str) -> str:
     if first is None or first.name.rpartition("/")[2] != MANIFEST_FILE:
         raise ValueError(f"its first file is no {MANIFEST_FILE}")
+    # Before it is read into memory: an archive may claim any size.
     if first.size_bytes > _LARGEST_MANIFEST:
         raise ValueError("its manifest is too large")
     content = b"".join(first.blocks)
@@ -142,6 +144,7 @@ def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStor
         raise ValueError(f"it has more than {_MOST_FILES} files")
     _check_space(sum(entry.size_bytes for entry in manifest.files.values()), storage)
     folder_name = first.name.rpartition("/")[0] or f"step{manifest.step}"
+    # It becomes a path: a name with a slash could lead out of the cache.
     if not is_plain(folder_name):
         raise ValueError(f"its folder {folder_name[:80]!r} is no plain name")
 
@@ -152,6 +155,7 @@ def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStor
             entry = manifest.files.get(name)
             if entry is None or above not in ("", folder_name) or name in seen:
                 raise ValueError(f"it holds {member.name[:80]!r}, which the manifest does not list there")
+            # Before its first block is written, so that a member cannot fill the disk.
             if member.size_bytes != entry.size_bytes:
                 raise ValueError(f"{name[:80]!r} has {member.size_bytes:,} bytes instead of {entry.size_bytes:,}")
             seen.add(name)

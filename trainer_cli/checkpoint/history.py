@@ -62,6 +62,7 @@ class CheckpointHistory:
         line = f"{json.dumps({'time': round(time.time(), 3), **facts}, ensure_ascii=False)}\n"
         try:
             with closing(AppendedFile(self._file)) as file:
+                # A line of its own: the torn one before it is lost, but not this one.
                 file.append(b"\n" * _is_torn(self._file) + line.encode(errors="replace"))
                 file.sync()
         except OSError as error:

@@ -59,6 +59,7 @@ def save_checkpoint(
     if lr_scheduler is not None:
         state["lr_scheduler"] = lr_scheduler.state_dict()
     metadata = CheckpointMetadata(step=step_within(path.name) or 0, epoch=epoch)
+    # Not frozen ones: such a parameter may hold infinity on purpose, as a mask does.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     make_sync_checkpointer(group=ALONE).save(state, path, metadata=metadata, trained=trained)
 
@@ -113,6 +114,7 @@ def load_checkpoint(
         )
     if not finetune and lr_scheduler is not None:
         fittings["lr_scheduler"] = _fit_scheduler(lr_scheduler, state["lr_scheduler"])
+    # All parts are compared before one is loaded, so that a refusal leaves everything as it was.
     if faults := {owner: fits.faults for owner, fits in fittings.items() if fits.faults}:
         text = table(f"{path} does not fit", faults)
         cure = _advice(report) if fitting.faults else "To load the model alone, add finetune=True."

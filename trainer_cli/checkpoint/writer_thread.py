@@ -96,6 +96,7 @@ def _no_job() -> None:
 def _run(job: Job, done: Future[None]) -> None:
     try:
         job()
+    # Of any kind: the thread must live for the jobs after this one.
     except BaseException as error:
         done.set_exception(error)
     else:

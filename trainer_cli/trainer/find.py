@@ -141,11 +141,13 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     if not trainer.optimizers:
         raise UserError("this trainer has no optimizer, so it cannot train", cure="Give it an optimizer.")
     rng, training = trainer.rng, trainer.model.training
+    # A copy, because the tensors of a state are the live ones.
     saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
     # Including those that are not persistent, which a checkpoint does not hold.
     buffers = [(buffer, buffer.clone()) for buffer in trainer.model.buffers()]
     settings = {name: settings_of(optimizer) for name, optimizer in trainer.optimizers.items()}
     try:
+        # Callbacks would count, log or save steps that are undone.
         with rng_kept(), trainer.hooks.silenced():
             trainer.train_mode()
             trainer.modes.train()

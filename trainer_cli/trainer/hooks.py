@@ -384,6 +384,7 @@ class Hooks:
     @contextmanager
     def silenced(self) -> Iterator[None]:
         """Call no callback inside the block, for steps that are undone."""
+        # With every name, because a step binds its hooks by name.
         hooks, self._hooks = self._hooks, dict.fromkeys(self._hooks, ())
         try:
             yield

@@ -113,6 +113,7 @@ class Lengths:
             batch_size=getattr(train_loader, "samples_per_batch", None),
             epoch_samples=getattr(train_loader, "length", None),
         )
+        # A number of steps is what the user wrote, whatever the epochs before were like.
         return steps if steps is None or duration.unit is Unit.STEP else steps - self.epoch_offset
 
     def _offset(self, train_loader: Any, at: Progress) -> int:
@@ -133,6 +134,7 @@ class Lengths:
 
     def _position(self, train_loader: Any, at: Progress) -> tuple[int, int]:
         """Epoch and batch of a position, in batches of the present size if the loader counts samples."""
+        # By samples where they are counted: after a change of the batch size none is left out or repeated.
         counts_samples = getattr(train_loader, "samples_per_batch", None) is not None
         batch = len(train_loader) - train_loader.batches_after(at.epoch_samples) if counts_samples else at.batch
         over = self.epoch_batches is not None and batch >= self.epoch_batches
@@ -142,6 +144,7 @@ class Lengths:
         """Epochs trained, with a fraction where the length of one is known."""
         if self.steps_per_epoch is None:
             return float(progress.epoch)
+        # Rounded for the logs: most fractions of an epoch have no short decimal.
         return float(round((progress.step + self.epoch_offset) / self.steps_per_epoch, 4))
 
     def start_at(self, train_loader: Any, progress: Progress) -> None:

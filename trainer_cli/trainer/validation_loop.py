@@ -86,6 +86,7 @@ class Evaluations:
         names = list(loaders)
         shared = callbacks or not names or any(name not in self._intervals for name in names)
         intervals = [self.interval if shared else None, *(self._intervals.get(name) for name in names)]
+        # Each once: several loaders may have the same.
         return list(dict.fromkeys(interval for interval in intervals if interval is not None))
 
     def due(self, now: Progress, loaders: Mapping[str, Any]) -> Due | None:
@@ -112,6 +113,7 @@ def exceptions_reported(trainer: Trainer) -> Iterator[None]:
     """Call `on_validate_exception` for an exception in the block, except for a requested stop."""
     try:
         yield
+    # A stop is no failure: the next attempt makes the evaluation.
     except EvaluationInterruptedError:
         raise
     except BaseException as error:

@@ -55,6 +55,7 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
         return _load(next(folder / name for name in WHOLE_FILES if (folder / name).is_file()), allow_pickle)
     names_of: dict[str, list[str]] = {}
     for name, file in _weight_map(folder / index).items():
+        # By file, so that each is loaded once.
         names_of.setdefault(file, []).append(name)
     weights: dict[str, torch.Tensor] = {}
     for file, names in sorted(names_of.items()):

@@ -40,9 +40,11 @@ def kind_of(path: Path) -> Kind | None:
         if not path.is_file():
             return None
         with path.open("rb") as file:
+            # As far as the mark of a tar archive, at byte 257.
             begin = file.read(512)
     except OSError:
         return None
+    # Torch wrote a pickle or a tar archive before version 1.6, and a zip archive since.
     if begin.startswith((b"PK\x03\x04", *_PICKLE)) or begin[257:262] == b"ustar":
         return Kind.torch_file
     size = int.from_bytes(begin[:8], "little")
@@ -64,6 +66,7 @@ def refuse_foreign(path: Path, states: Sequence[str]) -> None:
 
 
 def _of_folder(path: Path) -> Kind | None:
+    # First: the huggingface format has a manifest beside a model.safetensors.
     if (path / MANIFEST_FILE).is_file():
         return None
     if (path / DCP_METADATA).is_file():

@@ -142,6 +142,7 @@ class _Members(Mapping[str, FileEntry]):
         return self._entries[file]
 
     def __contains__(self, file: object) -> bool:
+        # Mapping would ask `__getitem__`, which reads the archive.
         return file in self._archive_of
 
     def __iter__(self) -> Iterator[str]:
@@ -171,6 +172,7 @@ class _Members(Mapping[str, FileEntry]):
 
 
 def _entry(content: bytearray) -> FileEntry:
+    # Readers of single files verify a digest; the archive was verified as a whole.
     digest = new_digest(DigestAlgorithm.xxh3_128)
     digest.update(content)
     return FileEntry(len(content), f"{DigestAlgorithm.xxh3_128.value}:{digest.hexdigest()}")

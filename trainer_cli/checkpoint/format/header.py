@@ -97,6 +97,7 @@ def read_entries(take: Callable[[int], bytes], file_bytes: int) -> list[TensorEn
     if not isinstance(fields, dict):
         raise ValueError("its header is not a JSON object")
     fields.pop("__metadata__", None)
+    # In the order of the bytes, which need not be that of the JSON.
     located = sorted((_parse_entry(name, raw) for name, raw in fields.items()), key=lambda entry: entry[:2])
     offset = 0
     for begin, end, entry in located:
@@ -118,6 +119,7 @@ def _parse_entry(name: str, raw: object) -> tuple[int, int, TensorEntry]:
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _MOST_DIMENSIONS:
         raise ValueError(f"{name[:80]!r} has a shape or place that cannot be")
     size_bytes = math.prod(shape) * ELEMENT_BYTES[code]
+    # Without the zeros: torch multiplies the sizes in 64 bits, also those of an empty tensor.
     if math.prod(size for size in shape if size) >= _LARGEST or offsets[1] - offsets[0] != size_bytes:
         raise ValueError(f"{name[:80]!r} has a shape that does not fit its place")
     return offsets[0], offsets[1], TensorEntry(name, code, tuple(shape), size_bytes)
@@ -129,6 +131,7 @@ def _are_sizes(raw: object) -> bool:
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object, for `object_pairs_hook`. ValueError if a name occurs twice."""
+    # Python keeps the last of two equal names, and other readers may keep the first.
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a name occurs twice")

@@ -65,6 +65,7 @@ class HuggingFaceLayout(FileLayout):
         for entry, offset in self._located_tensors():
             if not entry.name.startswith(_MODEL):
                 continue
+            # A tensor larger than a shard has one of its own, since a tensor is never divided.
             if not shards or size_bytes + entry.size_bytes > self.shard_bytes:
                 shards.append([])
                 size_bytes = 0
@@ -125,6 +126,7 @@ class HuggingFaceFormat:
             for file in manifest.files:
                 if not file.endswith(".safetensors"):
                     continue
+                # In files of the model the names lack the prefix, as other libraries expect.
                 prefix = "" if file == tensor_file(0) else _MODEL
                 names = {name.removeprefix(prefix) for name in stored.values() if name.startswith(prefix)}
                 if names:

@@ -75,6 +75,7 @@ class ShardedFormat:
     def plan(self, tree: Mapping[str, Any], *, shapes_only: bool = False) -> FileLayout:
         per_rank = encode_own({key: value for key, value in tree.items() if key in self.per_rank})
         text, tensors = codec.encode({key: value for key, value in tree.items() if key not in self.per_rank})
+        # The text is the same on all ranks, so that one writes it.
         text = text if self.rank == 0 else b""
         layout = lay_out_rank(
             text, tensors, self.rank, self.world_size, tensor_size=self.tensor_size, shapes_only=shapes_only
@@ -141,6 +142,7 @@ def lay_out_rank(
         for name, local in replicas.items():
             if writer.get(name, rank if sharded else 0) == rank:
                 leaves[name], shards[name] = local.leaf, local.shard
+    # Aliases of tensors in other files are in the manifest entries of those.
     written = {alias: name for alias, name in aliases.items() if name in shards}
     return replace(lay_out(text, leaves, shapes_only=shapes_only), rank=rank, parts=shards, aliases=written)
 
@@ -220,6 +222,7 @@ def decode_own(text: bytes, only: Collection[str] | None = None) -> dict[str, An
     """
     try:
         content = json.loads(text)
+        # Without `validate`, base64 skips characters that it does not know.
         file = io.BytesIO(base64.b64decode(content["tensors"], validate=True))
         tensors = {}
         for entry in read_entries(file.read, len(file.getbuffer())):
@@ -279,6 +282,7 @@ def read_sharded(
             if source not in requests:
                 target_of = None if source in bases else targets
                 requests[source] = _new_request(name, shards[source], target_of, tensor_file(rank))
+        # By file, not by tensor: each file is read once, since a digest covers the whole of it.
         for file in manifest.files:
             if in_file := {name: request for name, request in requests.items() if file in request.sources}:
                 _read_shards(folder, manifest, file, in_file)
@@ -286,6 +290,7 @@ def read_sharded(
         tree = decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
         if bases and targets is not None:
             tree = distributed(tree, targets)
+        # Otherwise all requested keys are shared, and no further file is needed.
         if only is None or any(key not in tree for key in only):
             tree |= _read_per_rank_states(folder, manifest, only, rank, group)
         return tree
@@ -312,6 +317,7 @@ def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> dict[str, dic
     shards: Mapping[str, Mapping[str, Shard]] = manifest.shards
     if not is_sharded(manifest):
         file_of_one = VerifiedFile(folder, manifest, tensor_file(0))
+        # The header alone: the file is digested when its tensors are read.
         with file_of_one.without_digest():
             whole = {entry.name: Shard.all_of(entry.shape) for entry in parsed_header(file_of_one)}
         shards = {tensor_file(0): whole}
@@ -370,6 +376,7 @@ def _destinations(layout: list[TensorEntry], requests: Mapping[str, _Request], f
     for entry in layout:
         request = requests.get(entry.name)
         if request is None or request.tensor is None or not request.tensor.numel():
+            # Also bytes that nobody needs are read, since the digest covers them.
             if entry.size_bytes:
                 yield entry.size_bytes
             continue
@@ -429,6 +436,7 @@ def _read_tensors(
     aliases = manifest.aliases.get(file_name, {})
     stored = {name: aliases.get(name, name) for name in names}
     tensors = read_file(folder, manifest, file_name, set(stored.values()))
+    # An alias leads to a stored tensor, never to another alias.
     if missing := set(stored.values()) - tensors.keys() | set(stored.values()) & set(aliases):
         raise damaged_file(folder.path / file_name, f"it lacks the tensor {min(missing)[:80]!r}")
     return {name: tensors[stored[name]] for name in names}

@@ -24,6 +24,7 @@ Leaf = torch.Tensor | np.ndarray[Any, Any]
 
 _VERSION = 1
 _TAG = "$"
+# Far below the limits of recursion in Python and in other readers of JSON.
 _DEEPEST = 64
 _SMALL_INT = 2**53
 _KEYS = (str, int, float, bool, type(None), bytes, tuple)
@@ -52,8 +53,10 @@ def encode(tree: Mapping[str, Any], *, share_views: bool = True) -> tuple[bytes,
         if type(key) is not str:
             raise UnsavableState(f"the state has the top-level key {key!r}, which is no text")
         state[key] = encoder.value(value, (key,))
+    # After the whole tree: a view may come before its base.
     if share_views:
         encoder.share_views()
+    # `allow_nan=False`: NaN is no JSON, and was tagged above.
     text = json.dumps({"version": _VERSION, "state": state}, allow_nan=False, separators=(",", ":"))
     return text.encode("ascii"), encoder.tensors
 
@@ -65,6 +68,7 @@ def decode(text: bytes, only: Collection[str] | None = None) -> Decoder:
         Undecodable: the text is malformed; the message gives the reason.
     """
     try:
+        # Python would read NaN and Infinity, which are no JSON.
         raw = json.loads(text.decode("ascii"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise Undecodable(f"it is not JSON: {str(error)[:120]}") from None
@@ -85,6 +89,7 @@ class Decoder:
         """Name of each stored tensor -> whether it was a numpy array."""
         self.views: dict[str, View] = {}
         """Name of each tensor that is a view of a stored one."""
+        # A first walk without tensors: it collects names, and finds damage before a tensor is read.
         self._walk(lambda name: None)
         if unclear := self.wanted.keys() & self.views.keys():
             raise Undecodable(f"the tensor {min(unclear)[:80]!r} is also a view")
@@ -149,6 +154,7 @@ class Decoder:
             array = tensor.numpy()
         except TypeError as error:
             raise Undecodable(f"{name[:80]!r} cannot be an array: {error}") from None
+        # `[()]` makes a numpy scalar of an array without dimensions.
         return array if tag == "array" else array[()]
 
     def _view(self, raw: Any, find: Callable[[str], torch.Tensor | None]) -> torch.Tensor | None:
@@ -199,6 +205,7 @@ class _Encoder:
     def value(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
             raise UnsavableState(f"{_shown(path)} is nested deeper than {_DEEPEST} levels, or holds itself")
+        # The exact type: a subclass would be loaded as its base, so it is refused.
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -269,6 +276,7 @@ def _may_be_view(leaf: Leaf) -> TypeGuard[torch.Tensor]:
 
 
 def _is_plain_mapping(value: dict[Any, Any]) -> bool:
+    # A mapping of the user with the key of tags would be read as a tag.
     return all(type(key) is str and key != _TAG and _is_sound(key) for key in value)
 
 

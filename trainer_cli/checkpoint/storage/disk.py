@@ -44,6 +44,7 @@ class Disk:
 
     def open_new(self, path: Path) -> int:
         """Open a file that must not exist yet, for writing."""
+        # O_EXCL: a file that is there is an error, and never written over. 0o666: the user's umask applies.
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def open(self, path: StrPath) -> int:
@@ -67,6 +68,7 @@ class Disk:
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """Write the beginning of `data` at an offset of the file; returns the number of bytes. From any thread."""
+        # Not os.write: threads share the descriptor, and with it the position in the file.
         return os.pwrite(fd, data, offset)
 
     def bypass_cache(self, fd: int, *, on: bool) -> None:
@@ -89,6 +91,7 @@ class Disk:
     def read(self, fd: int, into: Sequence[memoryview], offset: int) -> int:
         """Fill the buffers in order from an offset of the file; returns the number of bytes, 0 at the end of the file.
         From any thread."""
+        # At an offset, as threads share the descriptor; into several buffers, so that nothing is copied again.
         return os.preadv(fd, into, offset)
 
     def fsync(self, fd: int) -> None:
@@ -157,6 +160,7 @@ class Disk:
         On a file system without locks every lock is granted.
         """
         try:
+            # LOCK_NB: the caller decides whether to wait. A removal does not: a reader may take hours.
             fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
@@ -168,11 +172,13 @@ class Disk:
     def free_bytes(self, path: Path) -> int:
         """Number of bytes that this user can still write."""
         status = os.statvfs(path)
+        # f_bavail, not f_bfree: that counts blocks that only root may use.
         return status.f_bavail * status.f_frsize
 
     def free_files(self, path: Path) -> int | None:
         """Number of files that this user can still create; None if the file system has no such limit."""
         status = os.statvfs(path)
+        # A file system without a table of inodes, such as btrfs, reports 0 of them.
         return status.f_favail if status.f_files else None
 
 
@@ -212,6 +218,7 @@ def delete_tree(disk: Disk, path: Path) -> None:
     if not stat.S_ISDIR(mode):
         disk.unlink(path)
         return
+    # Not shutil.rmtree: a test can make each of these operations fail.
     for name in disk.listdir(path):
         delete_tree(disk, path / name)
     disk.rmdir(path)
