@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trainer_cli.data.loader import Loader
     from trainer_cli.data.mixture import Mixture
     from trainer_cli.data.text import Documents, Packing, Text
+    from trainer_cli.data.tokens import TokenFiles
     from trainer_cli.errors import (
         CheckpointError,
         ConfigError,
@@ -108,6 +109,7 @@ _NAMES = {
     "data.loader": "Loader",
     "data.mixture": "Mixture",
     "data.text": "Documents Packing Text",
+    "data.tokens": "TokenFiles",
     "errors": "CheckpointError ConfigError NotFiniteError RunDirectoryError SaveError TrainError UserError",
     "loggers.base": "Logger Record RunFacts",
     "loggers.console": "ConsoleLogger",
@@ -210,6 +212,7 @@ __all__ = [
     "TextSamples",
     "ThresholdStopper",
     "Throughput",
+    "TokenFiles",
     "TorchProfiler",
     "TrackioLogger",
     "TrainError",

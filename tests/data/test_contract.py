@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import random
+import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +33,7 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.data.mixture import Mixture
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.text import PackedRows, Sequences
+from trainer_cli.data.tokens import TokenFiles
 from trainer_cli.data.user_loader import UserLoader
 
 LENGTH = 23
@@ -186,6 +190,17 @@ def _rows() -> Any:
     return PackedRows(Sequences(tokens, np.arange(1, 40)), 32)
 
 
+@cache
+def _token_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+def _tokens() -> Any:
+    file = Path(_token_folder().name) / "ids.bin"
+    np.arange(LENGTH * 4 + 1, dtype=np.uint16).tofile(file)
+    return TokenFiles(str(file), vocab_size=LENGTH * 4 + 1, context=4, val_fraction=0).train
+
+
 def _torchdata() -> UserLoader:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -212,6 +227,8 @@ KINDS: dict[str, Callable[[], Any]] = {
     "ours, a mixture, 2 workers": _ours(_mixture, num_workers=2),
     "ours, packed rows": _ours(_rows),
     "ours, packed rows, 2 workers": _ours(_rows, num_workers=2),
+    "ours, files of tokens": _ours(_tokens),
+    "ours, files of tokens, 2 workers": _ours(_tokens, num_workers=2),
     "a stream": _stream(Stream),
     "a stream, 1 worker": _stream(Stream, num_workers=1, persistent_workers=True),
     "a stream, 2 workers": _stream(Stream, num_workers=2, persistent_workers=False),
@@ -332,6 +349,7 @@ ALIKE = {
     "ours, augmented digits": ("ours, augmented digits, 2 workers",),
     "ours, a mixture": ("ours, a mixture, 2 workers",),
     "ours, packed rows": ("ours, packed rows, 2 workers",),
+    "ours, files of tokens": ("ours, files of tokens, 2 workers",),
     "a stream": ("a stream, 1 worker", "a forgetful stream"),
     "a stream, 2 workers": ("a stream, 2 persistent workers", "a forgetful stream, 2 workers"),
 }

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import make_project, train
 from compare import assert_same_run, assert_same_state, checkpoints
@@ -142,6 +143,10 @@ EACH_KIND = {
         *TINY_GPT, "data=documents", "data.source.path=numbers.txt", "data.source.document=line", "data.length=16",
         "data.batch_size=4", "loop.max_duration=2000tok", "loop.eval_interval=9st",
     ),
+    "tokens": (
+        *TINY_GPT, "data=tokens", "data.path=ids*.bin", "data.vocab_size=90", "data.context=8", "data.end_token=0",
+        "data.val_fraction=0.1", "data.batch_size=4",
+    ),
     "map-style in workers": (*LINE, "data=own", "data.num_workers=2"),
     "map-style in workers of one epoch": (*LINE, "data=own", "data.num_workers=2", "data.persistent_workers=false"),
     "stream": (*LINE, "data=own", "data._target_=parts.Streamed"),
@@ -183,7 +188,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "parts.py": CODE, "configs/data/two.yaml": TWO_SOURCES, "letters.txt": letters, "numbers.txt": numbers,
         "configs/data/own.yaml": OWN, "configs/model/plain.yaml": "# A line\n_target_: parts.Line\n",
     }  # fmt: skip
-    return make_project(root, **files)
+    project = make_project(root, **files)
+    for part in range(2):
+        np.random.default_rng(part).integers(0, 90, 405, dtype=np.uint16).tofile(project / f"ids_{part}.bin")
+    return project
 
 
 @pytest.fixture(scope="module")
@@ -230,6 +238,17 @@ def test_a_mixture_evaluates_every_source_and_refuses_another_mixture(project: P
     code, said = ran(project, tmp_path, "mixture", "data.weights.numbers=2", allow)
     assert code == 2
     assert "fingerprint was" in said
+
+
+def test_a_resume_refuses_a_file_of_tokens_that_has_grown(project: Path, tmp_path: Path) -> None:
+    tokens = (*EACH_KIND["tokens"][1:], f"data.path={tmp_path}/ids.bin")
+    ids = (project / "ids_0.bin").read_bytes()
+    (tmp_path / "ids.bin").write_bytes(ids)
+    assert ran(project, tmp_path, "tokens", *tokens, INTERRUPT="SIGTERM train 7 0")[0] == 75
+    (tmp_path / "ids.bin").write_bytes(ids + ids[:2])
+    code, said = ran(project, tmp_path, "tokens", *tokens)
+    assert code == 2
+    assert "the data is not what step8 was trained with" in said
 
 
 def test_a_stream_goes_on_with_its_workers_and_no_others(project: Path, tmp_path: Path) -> None:
