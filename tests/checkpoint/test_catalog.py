@@ -53,7 +53,7 @@ def test_the_newest_of_a_run_is_not_another_runs_and_is_finite(root):
 
 def test_the_facts_for_the_policy_come_from_the_manifest(root):
     (root / "step10" / "pinned").touch()
-    saved = [entry.saved() for entry in Catalog(LocalStorage(root)).entries()]
+    saved = [entry.facts for entry in Catalog(LocalStorage(root)).entries()]
     assert saved[0] == Saved("step9", 9, Kind.ephemeral)
     assert saved[1] == Saved("step10", 10, Kind.permanent, pinned=True)
     assert saved[3] == Saved("step200", 200, Kind.permanent, finite=False)

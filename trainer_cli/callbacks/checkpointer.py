@@ -139,8 +139,10 @@ class CheckpointerCallback(Callback):
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite, by its manifest."""
         self.drain(_DELETING_S)
-        finite = [entry.name for entry in self.retention.own() if entry.manifest is not None and entry.manifest.finite]
-        return self.folder / finite[-1] if finite else None
+        catalog = self.retention.catalog
+        # It is loaded, so what is remembered of it does not count.
+        newest_first = (catalog.entry(entry.name) for entry in reversed(self.retention.own()) if entry.resumable)
+        return next((self.folder / entry.name for entry in newest_first if entry.resumable), None)
 
     def go_back(self, trainer: Trainer) -> Path | None:
         """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it.
@@ -451,7 +453,9 @@ class CheckpointerCallback(Callback):
         if moment.occasion is not Occasion.pre_train:
             self.save_requested = False
         entry = next((candidate for candidate in self.retention.own() if candidate.step == moment.now.step), None)
-        if entry is None or entry.manifest is None or self._rules is None:
+        # Its manifest is replaced, so what is remembered of it does not count.
+        entry = None if entry is None else self.retention.catalog.entry(entry.name)
+        if entry is None or entry.manifest is None or not entry.valid or self._rules is None:
             return
         self.retention.fsync_names(entry.name)
         manifest = entry.manifest

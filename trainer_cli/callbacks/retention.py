@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, is_intact
@@ -11,7 +12,7 @@ from trainer_cli.checkpoint.save import disk_error
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.core.checkpoint_config import Newer, Removal
 from trainer_cli.core.manifest import Manifest
-from trainer_cli.core.policy import RetentionRules, Saved, why_keep, why_remove
+from trainer_cli.core.policy import RetentionRules, Saved, plan_removal, why_keep
 from trainer_cli.errors import NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.loggers.base import SAVES
 
@@ -31,27 +32,38 @@ class Retention:
         self._reported: set[str] = set()
 
     def own(self) -> list[Entry]:
-        """This run's valid checkpoints, oldest first."""
-        return self.catalog.valid(self.run_id)
+        """This run's valid checkpoints, oldest first, as of `Catalog.remembered`."""
+        return self.catalog.valid(self.run_id, self.catalog.remembered())
 
     def facts(self, newest: int | None) -> list[Saved]:
         """The checkpoints for the policy, up to the step that was saved or resumed last. A newer one could not be
         read, so it must not count when others are removed."""
-        entries = [entry for entry in self.own() if newest is None or entry.step <= newest]
-        return [saved for entry in entries if (saved := entry.saved()) is not None]
+        return self._apply_policy(newest)[0]
+
+    def _apply_policy(self, newest: int | None) -> tuple[list[Saved], dict[str, str]]:
+        """The checkpoints for the policy, and why some of them are to be removed.
+
+        Names come from the disk, the facts of most checkpoints from memory. All that the policy's answer depends on is
+        looked at now: what would be removed, and what would stay in its place.
+        """
+        while True:
+            saved = _facts_up_to(newest, self.own())
+            removable, deciding = plan_removal(saved, self.rules)
+            if not self.catalog.look_again(deciding):
+                return saved, removable
 
     def kept(self, newest: int | None) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
-        return why_keep(self.facts(newest), self.rules)
+        return why_keep(_facts_up_to(newest, self.catalog.valid(self.run_id)), self.rules)
 
     def retire(self, newest: int | None) -> None:
         """Remove what the policy does not keep. A failure is logged once, and tried again each time."""
         try:
-            removable = why_remove(self.facts(newest), self.rules)
+            _, removable = self._apply_policy(newest)
         except OSError as error:
             log.warning("could not see which checkpoints may go: %s; it will be tried again", error)
             return
-        # Oldest first, as `why_remove` lists them: a kill midway leaves the newest.
+        # Oldest first, as `plan_removal` lists them: a kill midway leaves the newest.
         for name, reason in removable.items():
             try:
                 removed = self.storage.remove(name)
@@ -142,3 +154,7 @@ class Retention:
                 raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
             self._history.removed(entry.name, reason)
         log.warning("went back to step %d: removed %s", step, names)
+
+
+def _facts_up_to(newest: int | None, entries: Iterable[Entry]) -> list[Saved]:
+    return [entry.facts for entry in entries if entry.facts is not None and (newest is None or entry.step <= newest)]

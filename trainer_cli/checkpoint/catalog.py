@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from threading import Thread
 
@@ -38,6 +39,12 @@ class Entry:
     problem: str | None
     """Why it is not valid: partial, damaged, or in conflict with its name."""
     pinned: bool = False
+    facts: Saved | None = field(init=False, compare=False)
+    """The facts for the policy; None if it is not valid."""
+
+    def __post_init__(self) -> None:
+        # Once: the policy is applied to all checkpoints at each save.
+        object.__setattr__(self, "facts", self._facts())
 
     @property
     def partial(self) -> bool:
@@ -70,8 +77,7 @@ class Entry:
         """The bytes of all its files; 0 if they are unknown."""
         return sum(file.size_bytes for file in self.manifest.files.values()) if self.manifest is not None else 0
 
-    def saved(self) -> Saved | None:
-        """The facts for the policy; None if it is not valid."""
+    def _facts(self) -> Saved | None:
         if self.manifest is None or not self.valid:
             return None
         return Saved(
@@ -91,6 +97,9 @@ class Catalog:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
+        self._settled: dict[str, Entry] = {}
+        """The checkpoints that were valid and not pinned when they were looked at last. Replaced as a whole: the thread
+        that writes and the main thread may list at once."""
 
     @property
     def folder(self) -> Path:
@@ -107,13 +116,27 @@ class Catalog:
 
     def entries(self) -> list[Entry]:
         """All checkpoints by step, partial and damaged ones too, but no copies. Sizes are checked."""
-        entries = [entry for name in self.storage.names() if (entry := self._look(name)) is not None]
-        return sorted(entries, key=lambda entry: (entry.step, entry.name))
+        return self._list({})
 
-    def entry(self, name: str) -> Entry:
-        """The checkpoint of that name, or the copy."""
+    def remembered(self) -> list[Entry]:
+        """As `entries`, but a checkpoint that was valid and not pinned is not looked at again while its name is there.
+
+        Beside any number of these it costs one listing of names. Call `look_again` for those that a decision depends
+        on: a user may have pinned, damaged or replaced one since.
+        """
+        return self._list(self._settled)
+
+    def look_again(self, names: Iterable[str]) -> bool:
+        """Look at these remembered checkpoints now. Returns whether one has changed, and is listed anew next time."""
+        settled = self._settled
+        changed = {name for name in names if name in settled and self._look(name) != settled[name]}
+        self._settled = {name: entry for name, entry in settled.items() if name not in changed} if changed else settled
+        return bool(changed)
+
+    def entry(self, name: str, known: Collection[str] = ()) -> Entry:
+        """The checkpoint of that name, or the copy; `known` as of `Storage.names`."""
         step = parse_step(name)
-        manifest, problem = examine(self.storage, name)
+        manifest, problem = examine(self.storage, name, known)
         if manifest is not None and manifest.name is not None:
             step = manifest.step
         elif manifest is not None and problem is None and step not in (None, manifest.step):
@@ -130,19 +153,33 @@ class Catalog:
             step = manifest.step if manifest is not None else 0
         return Entry(name, step, manifest, problem, pinned)
 
-    def valid(self, run_id: str | None = None) -> list[Entry]:
-        """The valid checkpoints of a run, or of any run, by step."""
-        valid = [entry for entry in self.entries() if entry.valid]
-        return [entry for entry in valid if entry.manifest and run_id in (None, entry.manifest.run_id)]
+    def valid(self, run_id: str | None = None, entries: Iterable[Entry] | None = None) -> list[Entry]:
+        """The valid checkpoints of a run, or of any run, by step; among `entries`, by default as they are now."""
+        return [
+            entry
+            for entry in (self.entries() if entries is None else entries)
+            # A valid one has facts and a manifest; without calls, as there may be thousands.
+            if entry.facts is not None and entry.manifest is not None and run_id in (None, entry.manifest.run_id)
+        ]
 
     def newest_valid(self, run_id: str | None = None) -> Entry | None:
         """The newest one of a run, or of any run, that a resume may start from."""
         return next((entry for entry in reversed(self.valid(run_id)) if entry.resumable), None)
 
-    def _look(self, name: str) -> Entry | None:
+    def _list(self, settled: Mapping[str, Entry]) -> list[Entry]:
+        """All checkpoints by step, those in `settled` as they are there."""
+        names = self.storage.names(settled.keys())
+        if settled.keys() - set(names):
+            settled = {name: settled[name] for name in names if name in settled}
+        looked = [self._look(name, settled.keys()) for name in names if name not in settled]
+        others = [entry for entry in looked if entry is not None]
+        self._settled = {**settled, **{entry.name: entry for entry in others if entry.valid and not entry.pinned}}
+        return sorted([*settled.values(), *others], key=attrgetter("step", "name"))
+
+    def _look(self, name: str, known: Collection[str] = ()) -> Entry | None:
         """The entry of a folder; None if it does not exist, has neither a checkpoint's name nor a manifest, or is a
         copy."""
-        entry = self.entry(name)
+        entry = self.entry(name, known)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
         return None if is_other or entry.is_copy or entry.problem == GONE else entry
 
@@ -153,16 +190,19 @@ def _parsed(data: bytes) -> Manifest:
     return Manifest.parse(data)
 
 
-def examine(storage: Storage, name: str) -> tuple[Manifest | None, str | None]:
+def examine(storage: Storage, name: str, known: Collection[str] = ()) -> tuple[Manifest | None, str | None]:
     """The manifest of a checkpoint, and what is wrong with it, its files or their sizes.
 
     A problem counts only if the manifest is the same before and after: a removal in between looks like damage.
+
+    Args:
+        known: as of `Storage.names`.
     """
     try:
         while True:
             data = storage.peek(name, MANIFEST_FILE)
             manifest, problem = (
-                _without_manifest(storage, name) if data is None else _with_manifest(storage, name, data)
+                _without_manifest(storage, name, known) if data is None else _with_manifest(storage, name, data)
             )
             # Read again: a save or a removal in between shows up as another manifest.
             if problem is None or storage.peek(name, MANIFEST_FILE) == data:
@@ -185,10 +225,10 @@ def _with_manifest(storage: Storage, name: str, data: bytes) -> tuple[Manifest |
     return manifest, None
 
 
-def _without_manifest(storage: Storage, name: str) -> tuple[None, str]:
+def _without_manifest(storage: Storage, name: str, known: Collection[str]) -> tuple[None, str]:
     if any(file.startswith(REMOVED_PREFIX) for file in storage.sizes(name)):
         return None, REMOVING
-    return None, PARTIAL if name in storage.names() else GONE
+    return None, PARTIAL if name in storage.names(known) else GONE
 
 
 _LISTED = 20

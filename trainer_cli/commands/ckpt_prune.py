@@ -46,7 +46,7 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
                 cure="Name the run: train ckpt prune RUN_DIRECTORY.",
             )
         entries = _usable(folder, run.run_id)
-        saved = [facts for entry in entries if (facts := entry.saved()) is not None]
+        saved = [entry.facts for entry in entries if entry.facts is not None]
         rules = _rules(run, entries)
         chosen = {item.path for item in in_folder}
         keep = {folder / name: why for name, why in why_keep(saved, rules).items()}

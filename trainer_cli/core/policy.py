@@ -7,10 +7,12 @@ from the facts of one moment, `why_keep` and `why_remove` on removals from the c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any
+from itertools import islice
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Mode, Removal, ephemeral_too_rare
 from trainer_cli.core.intervals import Duration, Interval
@@ -244,42 +246,59 @@ class RetentionRules:
 
 def why_keep(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
     """The reason why each checkpoint stays; those not named may go. Newest first."""
-    return {checkpoint.name: reason for checkpoint, reason in _reasons(saved, rules) if reason is not None}
+    ordered = _newest_first(saved)
+    leading = _leading(ordered, rules)
+    reasons = {checkpoint.name: _why_stays(checkpoint, rules, leading) for checkpoint in ordered}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def why_remove(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
     """The reason why each checkpoint is removed, oldest first: all that `why_keep` does not name."""
-    reasons = list(_reasons(saved, rules))
-    return {
-        checkpoint.name: _why_goes(checkpoint, rules, reasons[0][0])
-        for checkpoint, reason in reversed(reasons)
-        if reason is None
+    return plan_removal(saved, rules)[0]
+
+
+def plan_removal(saved: Sequence[Saved], rules: RetentionRules) -> tuple[dict[str, str], list[str]]:
+    """As `why_remove`, and the names of all checkpoints on which it depends: those to remove, and those that stay in
+    their place or would be replaced by a better one."""
+    ordered = _newest_first(saved)
+    leading = _leading(ordered, rules)
+    # Thousands may stay for this reason alone.
+    keeps_permanent = rules.remove is Removal.ephemeral_only and rules.max_checkpoints is None
+    removable = {
+        checkpoint.name: _why_goes(checkpoint, rules, ordered[0])
+        for checkpoint in reversed(ordered)
+        if not (keeps_permanent and checkpoint.kind is Kind.permanent and checkpoint.finite)
+        and _why_stays(checkpoint, rules, leading) is None
     }
+    return removable, [*removable, *leading.newest, *leading.best, *(leading.counted if removable else ())]
 
 
-def _reasons(saved: Sequence[Saved], rules: RetentionRules) -> Iterator[tuple[Saved, str | None]]:
-    """Each checkpoint, newest first, with the reason why it stays, or None."""
+class _Leading(NamedTuple):
+    """Names of checkpoints that stay because of their rank among all."""
+
+    newest: Collection[str]
+    """The newest, and where that is not finite, the one that a resume would choose."""
+    counted: Collection[str]
+    """The `max_checkpoints` newest permanents; empty if that is None."""
+    best: Collection[str]
+
+
+def _newest_first(saved: Sequence[Saved]) -> list[Saved]:
     # By name as well, so that two checkpoints of one step keep their order from call to call.
-    ordered = sorted(saved, key=lambda checkpoint: (checkpoint.step, checkpoint.name), reverse=True)
-    finite = [checkpoint for checkpoint in ordered if checkpoint.finite]
-    permanents = [checkpoint.name for checkpoint in finite if checkpoint.kind is Kind.permanent]
-    # Where max_checkpoints is None the slice holds all.
-    counted = frozenset(permanents[: rules.max_checkpoints])
+    return sorted(saved, key=attrgetter("step", "name"), reverse=True)
+
+
+def _leading(ordered: Sequence[Saved], rules: RetentionRules) -> _Leading:
+    """The leading ones of checkpoints that are ordered newest first."""
+    finite = (checkpoint for checkpoint in ordered if checkpoint.finite)
+    newest = {checkpoint.name for checkpoint in (*ordered[:1], *islice(finite, 1))}
+    permanents = (checkpoint.name for checkpoint in ordered if checkpoint.finite and checkpoint.kind is Kind.permanent)
     best = [] if rules.keep_best is None else [checkpoint.name for checkpoint in rules.keep_best.ranked(ordered)]
-    for checkpoint in ordered:
-        reason = _why_stays(
-            checkpoint,
-            rules,
-            # The newest, and where that is not finite, the one that a resume would choose.
-            newest=checkpoint in (*ordered[:1], *finite[:1]),
-            counted=checkpoint.name in counted,
-            best=checkpoint.name in best,
-        )
-        yield checkpoint, reason
+    return _Leading(newest, frozenset(islice(permanents, rules.max_checkpoints or 0)), best)
 
 
-def _why_stays(checkpoint: Saved, rules: RetentionRules, *, newest: bool, counted: bool, best: bool) -> str | None:
-    """Why a checkpoint stays, or None. `counted`: it is among the `max_checkpoints` newest permanents."""
+def _why_stays(checkpoint: Saved, rules: RetentionRules, leading: _Leading) -> str | None:
+    """Why a checkpoint stays, or None."""
     # The strongest reasons first: the one that is returned is logged and shown.
     if rules.remove is Removal.never:
         return "nothing is removed"
@@ -287,9 +306,9 @@ def _why_stays(checkpoint: Saved, rules: RetentionRules, *, newest: bool, counte
         return "pinned"
     if checkpoint.step in rules.fixed_steps:
         return "fixed step"
-    if newest:
+    if checkpoint.name in leading.newest:
         return "final" if checkpoint.finished else "newest"
-    if best and rules.keep_best is not None:
+    if rules.keep_best is not None and checkpoint.name in leading.best:
         return f"{rules.keep_best.metric} {checkpoint.metrics[rules.keep_best.metric]:g} is {rules.keep_best.among}"
     if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:
         return None
@@ -298,13 +317,15 @@ def _why_stays(checkpoint: Saved, rules: RetentionRules, *, newest: bool, counte
     if rules.remove is Removal.ephemeral_only:
         if rules.max_checkpoints is None:
             return "permanent"
-        return _among(rules.max_checkpoints) if counted else None
+        return _among(rules.max_checkpoints) if checkpoint.name in leading.counted else None
     # No interval is due at step 0, so it has a rule of its own.
     if checkpoint.step == 0:
         return "step 0"
     if rules.save_interval is not None and (named := _names(rules.save_interval, checkpoint)):
         return named
-    return _among(rules.max_checkpoints) if rules.max_checkpoints is not None and counted else None
+    if rules.max_checkpoints is not None and checkpoint.name in leading.counted:
+        return _among(rules.max_checkpoints)
+    return None
 
 
 def _names(interval: Interval, checkpoint: Saved) -> str | None:

@@ -241,7 +241,7 @@ def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Comp
     return StartPoint(
         progress,
         path,
-        tuple(facts for saved in before if (facts := saved.saved()) is not None),
+        tuple(saved.facts for saved in before if saved.facts is not None),
         {saved.name: saved.size_bytes for saved in before},
         max((saved.step for saved in before), default=None),
         path is not None and whole and entry is not None and _has_pending_evaluation(source, entry),

@@ -425,7 +425,7 @@ def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
 
 def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
     """The best of these checkpoints of a run, by `best_rule`; None if none was saved at an evaluation."""
-    facts = [saved for entry in valid if (saved := entry.saved()) is not None]
+    facts = [entry.facts for entry in valid if entry.facts is not None]
     # Read now: the rule of the run may have changed since the checkpoint was saved.
     keep_best = None if run is None else keep_best_of(run_config(run))
     rule = best_rule(keep_best, (name for saved in facts for name in saved.metrics))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -66,8 +66,12 @@ class Storage(Protocol):
     root: Path
     """The folder of the checkpoints: a local path, or the URL of an object store."""
 
-    def names(self) -> list[str]:
-        """The folders with a plain name, valid checkpoints or not."""
+    def names(self, known: Collection[str] = ()) -> list[str]:
+        """The folders with a plain name, valid checkpoints or not.
+
+        Args:
+            known: names that were folders before; they are listed, but not examined again.
+        """
         ...
 
     def location(self, name: str) -> str:

@@ -7,7 +7,7 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from operator import call
@@ -81,7 +81,7 @@ class LocalStorage:
         self._reported_links: set[str] = set()
         self._root_synced = False
 
-    def names(self) -> list[str]:
+    def names(self, known: Collection[str] = ()) -> list[str]:
         try:
             names = self.disk.listdir(self.root)
         except FileNotFoundError:
@@ -89,8 +89,7 @@ class LocalStorage:
         replaced = [name.removeprefix(REPLACED_PREFIX) for name in names if name.startswith(REPLACED_PREFIX)]
         # A replacement that was cut short may give a checkpoint its name back.
         names += [name for name in replaced if is_plain(name) and self._finish_replacement(name) and name not in names]
-        folders = [name for name in names if is_plain(name) and is_folder(self.disk, f"{self.root}/{name}")]
-        return [name for name in folders if not self._is_latest_link(name)]
+        return [name for name in names if name in known or self._is_listed(name)]
 
     def location(self, name: str) -> str:
         return str(self._path(name))
@@ -410,6 +409,10 @@ class LocalStorage:
             if not exists(self.disk, path):
                 return path
             serial += 1
+
+    def _is_listed(self, name: str) -> bool:
+        """Whether a name in the root is plain, and of a folder that is not the link to the newest."""
+        return is_plain(name) and is_folder(self.disk, f"{self.root}/{name}") and not self._is_latest_link(name)
 
     def _is_latest_link(self, name: str) -> bool:
         """Whether it is the link to the newest checkpoint, which is not a checkpoint itself."""

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from operator import call
@@ -87,7 +87,7 @@ class ObjectStorage:
         """Checkpoints that are being sent, removed or changed."""
         self._unlocked = threading.Condition()
 
-    def names(self) -> list[str]:
+    def names(self, known: Collection[str] = ()) -> list[str]:
         self._refresh()
         return sorted({*self._unsent(), *(self._remote or {})})
 

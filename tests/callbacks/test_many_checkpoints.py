@@ -1,0 +1,140 @@
+"""A save beside many checkpoints: what it asks of the disk, and what it does not take from memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from states import small_state
+from tiny import loader, trainer
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.retention import Retention
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
+from trainer_cli.checkpoint.storage.local import LocalStorage
+from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.policy import BestRule, Kind, RetentionRules
+from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.trainer.hooks import Callback
+
+
+@pytest.fixture
+def memory_path() -> Iterator[Path]:
+    """A folder whose fsync takes no time."""
+    shared = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+class CallsBefore(Callback):
+    """Notes how many operations the disk has done before the first step."""
+
+    def __init__(self, disk: FaultyDisk) -> None:
+        self.disk, self.count = disk, 0
+
+    def on_train_start(self, *args: Any) -> None:
+        self.count = len(self.disk.operations)
+
+
+def copy_as(path: Path, step: int, **changes: Any) -> None:
+    """Another checkpoint of the same run, beside this one."""
+    other = path.parent / f"step{step}"
+    shutil.copytree(path, other)
+    manifest = replace(Manifest.parse((path / "manifest.json").read_bytes()), name=other.name, step=step, **changes)
+    (other / "manifest.json").write_bytes(manifest.to_bytes())
+
+
+def calls_of_saves(folder: Path, beside: int, **rules: Any) -> int:
+    """Operations of the disk at six steps, all saved, of an attempt that resumes beside so many."""
+
+    def new_trainer(length: int, *callbacks: Callback, **settings: Any) -> Any:
+        checkpoint = CheckpointerCallback(folder, save_async=False, **settings)
+        # Before the first use: everything is counted.
+        checkpoint.storage.disk = disk  # type: ignore[attr-defined]
+        return trainer(callbacks=list(callbacks), settings={"max_duration": length}, checkpoint=checkpoint)
+
+    disk = FaultyDisk()
+    new_trainer(60, save_interval=None, pre_train_checkpoint=False).fit(loader(4, 4))
+    for step in range(beside):
+        copy_as(folder / "step60", step, finished=None)
+    (folder / "notes").mkdir()
+    before = CallsBefore(disk)
+    new_trainer(66, before, **{"save_interval": 1, **rules}).fit(loader(4, 4))
+    assert len(os.listdir(folder)) >= beside + 2
+    return len(disk.operations) - before.count
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"max_checkpoints": 2, "keep_every": 1},
+        {"remove": "never"},
+        {"ephemeral_save_interval": 1, "save_interval": 3},
+    ],
+    ids=["all are kept", "all are multiples", "nothing is removed", "ephemeral ones go"],
+)
+def test_a_save_asks_no_more_of_the_disk_beside_more_checkpoints(memory_path: Path, rules: dict[str, Any]) -> None:
+    few, many = (calls_of_saves(memory_path / str(beside), beside, **rules) for beside in (5, 50))
+    assert few == many
+    assert many < 6 * 100
+
+
+@pytest.fixture
+def retention(memory_path: Path) -> Retention:
+    """Of four checkpoints, that of step 3 pinned, which were all looked at while nothing was to be removed."""
+    for step in (1, 2, 3, 4):
+        facts = CheckpointMetadata(run_id="r", step=step, metrics={"loss": float(step)})
+        SyncCheckpointer().save(small_state(step), memory_path / f"step{step}", metadata=facts)
+    (memory_path / "step3" / "pinned").touch()
+    made = Retention(memory_path, LocalStorage(memory_path, run_id="r"), "r")
+    made.retire(None)
+    return made
+
+
+def amend(path: Path, **changes: Any) -> None:
+    file = path / "manifest.json"
+    file.write_bytes(replace(Manifest.parse(file.read_bytes()), **changes).to_bytes())
+
+
+ONE, TWO = RetentionRules(max_checkpoints=1), RetentionRules(max_checkpoints=2)
+BEST = RetentionRules(max_checkpoints=1, keep_best=BestRule("loss"))
+HANDS: dict[str, tuple[RetentionRules, Callable[[Path], object], list[int]]] = {
+    "nothing": (ONE, lambda root: None, [3, 4]),
+    "one is pinned": (ONE, lambda root: (root / "step1" / "pinned").touch(), [1, 3, 4]),
+    "one is unpinned": (ONE, lambda root: (root / "step3" / "pinned").unlink(), [4]),
+    "one is damaged, which then stays": (ONE, lambda root: os.truncate(root / "step1/rank0.json", 1), [1, 3, 4]),
+    "the newest is damaged": (ONE, lambda root: os.truncate(root / "step4/rank0.json", 1), [3, 4]),
+    "one that counts is damaged": (TWO, lambda root: os.truncate(root / "step3/rank0.json", 1), [2, 3, 4]),
+    "one is deleted": (ONE, lambda root: shutil.rmtree(root / "step4"), [3]),
+    "the best is damaged": (BEST, lambda root: os.truncate(root / "step1/rank0.json", 1), [1, 2, 3, 4]),
+    "one is another run's": (ONE, lambda root: amend(root / "step2", run_id="other"), [2, 3, 4]),
+}
+
+
+@pytest.mark.parametrize(("rules", "hand", "left"), HANDS.values(), ids=HANDS)
+def test_what_others_did_since_the_last_save_counts_at_the_next(
+    retention: Retention, rules: RetentionRules, hand: Callable[[Path], object], left: list[int]
+) -> None:
+    retention.rules = rules
+    hand(retention.folder)
+    retention.retire(None)
+    assert sorted(os.listdir(retention.folder)) == [f"step{step}" for step in left]
+
+
+def test_one_that_became_permanent_is_not_removed_as_ephemeral(retention: Retention) -> None:
+    for step in (1, 2):
+        amend(retention.folder / f"step{step}", kind=Kind.ephemeral)
+    retention.rules = RetentionRules(keep_every=Interval(Duration.parse("1st")))
+    seen = retention.catalog.entries()
+    amend(retention.folder / "step2", kind=Kind.permanent)
+    retention.retire(None)
+    assert [entry.manifest and entry.manifest.kind for entry in seen[:2]] == [Kind.ephemeral] * 2
+    assert sorted(os.listdir(retention.folder)) == ["step2", "step3", "step4"]
