@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,29 @@ def test_what_takes_the_place_of_a_section_is_named_for_all_of_it() -> None:
 def test_an_item_of_a_list_is_reported_with_its_own_line() -> None:
     provenance = Provenance([source("a", "steps:\n  - 1\n  - 2\n")])
     assert provenance.source(("steps", "1")) == "a:3"
+
+
+def work_of_origins(items: int) -> int:
+    """Number of instructions that are run to find the origins of a list that two files set."""
+    text = f"steps: [{', '.join(map(str, range(items)))}]\n"
+    provenance, instructions, before = Provenance([source("a", text), source("b", text)]), 0, sys.gettrace()
+
+    def count(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal instructions
+        frame.f_trace_opcodes = True
+        instructions += event == "opcode"
+        return count
+
+    sys.settrace(count)
+    try:
+        assert str(provenance.exact(("steps",))) == "b:1"
+    finally:
+        sys.settrace(before)
+    return instructions
+
+
+def test_the_work_for_the_origins_of_a_list_grows_with_its_length_alone() -> None:
+    assert work_of_origins(400) < 2.5 * work_of_origins(200)
 
 
 def test_a_recovered_config_is_named_with_what_is_put_on_top(rich: Path) -> None:

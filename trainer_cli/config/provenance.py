@@ -74,6 +74,8 @@ class Provenance:
     choices: Mapping[KeyPath, Choice] = field(default_factory=dict)
     """Section -> the option of its group that was chosen; what is merged into the tree's root under its group."""
     _settings: dict[KeyPath, _Setting] | None = None
+    _parents: set[KeyPath] = field(default_factory=set)
+    """The paths of `_settings`, and others, that have settings below them."""
 
     def source(self, key: KeyPath) -> str:
         """`file:line`, `command line` or `default`: of the key, of one below it, or of the nearest above.
@@ -170,11 +172,14 @@ class Provenance:
     def _set(self, path: KeyPath, setting: _Setting) -> None:
         """Record a setting. A mapping is merged with the existing one; any other value replaces all below it."""
         settings = self._read()
-        if not setting.is_mapping:
+        # Not for each item of a list: of thousands, each would be compared with all others.
+        if not setting.is_mapping and path in self._parents:
             # A list first: the mapping changes while its keys are removed.
             for below in [other for other in settings if len(other) > len(path) and _below(other, path)]:
                 del settings[below]
+                self._parents.discard(below)
         settings[path] = setting
+        self._parents.update(path[:length] for length in range(1, len(path)))
         # A key below a former single value turns that value into a mapping.
         for length in range(1, len(path) if path[0] not in OPEN else 0):
             above = settings.get(path[:length])
