@@ -181,6 +181,49 @@ def exchanges(group: ProcessGroup) -> dict[str, Any]:
     }
 
 
+def blocks(group: ProcessGroup) -> dict[str, list[Any]]:
+    """What each rank raises by how a block ends on one of them: rank 0 in `leading`, rank 1 in `checking`; and what it
+    gets in the next exchange, which is wrong if a rank has left out one, or made one too many."""
+
+    def end(how: Any) -> None:
+        if isinstance(how, BaseException):
+            raise how
+
+    def leave_leading(how: Any) -> None:
+        for _ in range(1):
+            with group.leading() as leads:
+                if how == "return":
+                    return
+                if how == "break":
+                    break
+                if leads:
+                    end(how)
+
+    def leave_checking(how: Any) -> None:
+        for _ in range(1):
+            with group.checking("setup"):
+                if group.rank == 1 and how == "return":
+                    return
+                if group.rank == 1 and how == "break":
+                    break
+                if group.rank == 1:
+                    end(how)
+
+    def outcome(leave: Any, how: Any) -> list[Any]:
+        raised = None
+        try:
+            leave(how)
+        except BaseException as error:
+            raised = f"{type(error).__name__} {getattr(error, 'exit_code', '')}".strip()
+        return [raised, group.gather(str(how))[0] == group.broadcast(str(how)) == str(how)]
+
+    ends = [ValueError("bad"), UserError("bad"), StopIteration(), "return", "break"]
+    return {
+        **{f"leading {how!r}": outcome(leave_leading, how) for how in (*ends, KeyboardInterrupt(), SystemExit(7))},
+        **{f"checking {how!r}": outcome(leave_checking, how) for how in ends},
+    }
+
+
 def saves(folder: Path, group: ProcessGroup) -> dict[str, Any]:
     """Saved while the training goes on, saved while it waits, and loaded into another model."""
     training = Training(0)
@@ -330,6 +373,7 @@ def death(folder: Path, group: ProcessGroup) -> dict[str, Any]:
 def main(folder: Path) -> None:
     group = from_environment(os.environ, timeout_s=60)
     answers: dict[str, Any] = exchanges(group)
+    answers["blocks"] = blocks(group)
     answers |= saves(folder, group)
     answers["layouts"] = layouts(folder, group)
     answers["default group"] = default_group(folder, group)

@@ -71,6 +71,27 @@ def test_two_ranks_agree(answers: list[dict[str, Any]], asked: str, rank_0: Any,
     assert [answer[asked] for answer in answers] == [rank_0, rank_1]
 
 
+@pytest.mark.parametrize("how", ["return", "break", "ValueError", "UserError", "StopIteration"])
+@pytest.mark.parametrize(("block", "failing"), [("leading", 0), ("checking", 1)])
+def test_however_a_block_ends_on_one_rank_the_other_hears_of_it(
+    answers: list[dict[str, Any]], block: str, failing: int, how: str
+) -> None:
+    outcomes = [_outcome(answer, f"{block} {how}") for answer in answers]
+    exit_code = 2 if how == "UserError" else 1
+    own = None if how in ("return", "break") else f"UserError {exit_code}" if how == "UserError" else how
+    assert outcomes[failing] == [own, True]
+    assert outcomes[1 - failing] == [own and f"PeerError {exit_code}", True]
+
+
+@pytest.mark.parametrize("how", ["KeyboardInterrupt", "SystemExit"])
+def test_an_interrupt_of_rank_0_in_its_block_ends_the_other(answers: list[dict[str, Any]], how: str) -> None:
+    assert [_outcome(answer, f"leading {how}") for answer in answers] == [[how, True], ["PeerError 1", True]]
+
+
+def _outcome(answer: dict[str, Any], begin: str) -> Any:
+    return next(outcome for name, outcome in answer["blocks"].items() if name.replace("'", "").startswith(begin))
+
+
 def test_after_a_rank_is_lost_the_innermost_activity_is_reported_and_of_other_errors_none() -> None:
     for message, expected in (
         ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer", "while evaluating"),
