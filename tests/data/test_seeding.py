@@ -1,13 +1,13 @@
 """Seeds of samples: as if python, numpy and torch were seeded for each, also where python and numpy are not."""
 
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, default_collate
 
 from trainer_cli.core.order import sample_indices, sample_seed
 from trainer_cli.data.loader import Loader
@@ -189,6 +189,106 @@ def test_a_users_loader_leaves_the_generators_as_they_were(name: str) -> None:
     batches = list(UserLoader(Drawing(), seed=SEED).iterate(EPOCH))
     assert plain_states() == before
     assert list(UserLoader(Drawing(), seed=SEED).iterate(EPOCH, batch=5)) == batches[5:]
+
+
+class PythonSampler(Sampler[int]):
+    """A sampler that draws from python's and numpy's generators, one number at a time."""
+
+    def __init__(self, data: Samples) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(len(self)):
+            yield random.randrange(LENGTH // 2) + np.random.randint(LENGTH // 2)
+
+
+BATCH_NUMBERS = {
+    generator.random()
+    for number in range(7)
+    for generator in [random.Random(sample_seed(SEED, EPOCH, number))]
+    for _ in range(4)
+}
+
+
+def strict_in_batch(index: int) -> float:
+    """An augmentation that fails for numbers other than those of the seeds of the batches."""
+    number = random.random()
+    if number not in BATCH_NUMBERS:
+        raise ValueError("not seeded")
+    return number
+
+
+USERS_DRAWS = {**DRAWS, "fails unless it is seeded": strict_in_batch}
+LOADERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "sequential": lambda data: {"batch_size": 4},
+    "shuffled": lambda data: {"batch_size": 4, "shuffle": True},
+    "shuffled by a generator": lambda data: {"batch_size": 4, "shuffle": True, "generator": torch.Generator()},
+    "single samples": lambda data: {"batch_size": None},
+    "single samples, a sampler that draws from python": lambda data: {
+        "batch_size": None, "sampler": PythonSampler(data),
+    },
+    "batch sampler": lambda data: {"batch_sampler": BatchSampler(RandomSampler(data, replacement=True), 4, True)},
+    "nested batch sampler": lambda data: {
+        "batch_sampler": BatchSampler(cast(Any, BatchSampler(PythonSampler(data), 1, False)), 4, False),
+        "collate_fn": str,
+    },
+    "a sampler that draws from python": lambda data: {"batch_size": 4, "sampler": PythonSampler(data)},
+    "two workers": lambda data: {"batch_size": 4, "shuffle": True, "num_workers": 2},
+    "two workers, a sampler that draws from python": lambda data: {
+        "batch_size": 4, "sampler": PythonSampler(data), "num_workers": 2,
+    },
+}  # fmt: skip
+
+
+class Listed(Samples):
+    """Its samples are read a batch at a time."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index])[0] if isinstance(index, int) else self.__getitems__(index)
+
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        flat = [index if isinstance(index, int) else index[0] for index in indices]
+        return [[float(index), float(self.draw(index))] for index in flat]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "collate"),
+    [
+        *((name, "shuffled", None) for name in USERS_DRAWS),
+        *(("draws nothing", "shuffled", collate) for collate in (mix_python, mix_numpy, mix_torch)),
+        *(("python at some indices", settings, None) for settings in LOADERS),
+        *(("torch", settings, None) for settings in LOADERS if "two" not in settings),
+    ],
+)
+def test_batches_of_a_users_loader_are_those_of_generators_that_are_seeded_for_each_batch(
+    name: str, settings: str, collate: Any
+) -> None:
+    def made() -> Any:
+        dataset: Any = Listed(USERS_DRAWS[name])
+        return DataLoader(dataset, **({"collate_fn": collate} | LOADERS[settings](dataset)))
+
+    before = plain_states()
+    batches = list(UserLoader(made(), seed=SEED).iterate(EPOCH))
+    resumed = list(UserLoader(made(), seed=SEED).iterate(EPOCH, batch=2, samples=2 if "single" in settings else 8))
+    assert plain_states() == before
+    seed_random(sample_seed(SEED, EPOCH, 0))
+    iterator = iter(made())
+    reference = []
+    for number in range(len(made())):
+        seed_random(sample_seed(SEED, EPOCH, number + 1))
+        reference.append(next(iterator))
+    assert str(batches) == str(reference)
+    assert str(resumed) == str(reference[2:])
+
+
+@pytest.mark.parametrize(("name", "calls"), [("draws nothing", 23), ("torch", 23), ("python", 27), ("numpy", 27)])
+def test_a_users_loader_loads_only_the_first_batch_that_draws_from_python_or_numpy_twice(name: str, calls: int) -> None:
+    dataset: Any = Samples(DRAWS[name])
+    list(UserLoader(DataLoader(dataset, 4), seed=SEED).iterate(EPOCH))
+    assert dataset.calls == calls
 
 
 TOUCHES: dict[str, Callable[[], Any]] = {

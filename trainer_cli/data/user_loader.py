@@ -7,13 +7,21 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+)
 
 from trainer_cli.core.naming import class_name
 from trainer_cli.core.order import sample_seed
 from trainer_cli.data.loader import EpochParts
 from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same
-from trainer_cli.data.random_state import kept_random_state, seed_random
+from trainer_cli.data.random_state import (
+    kept_random_state,
+    seed_random,
+    seed_torch,
+)
+from trainer_cli.data.rebuilt_loader import Fetcher, WalkedSampler, draws_from_torch_alone, length_of, rebuild_loader
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
 
@@ -22,10 +30,12 @@ class UserLoader:
     """Iterate a loader made by the user: a DataLoader, or any object that can be iterated once an epoch.
 
     Before `iter()` and before each batch the random generators are seeded from (seed, epoch, batch), and restored
-    afterwards. A resume loads the state of a loader with `state_dict` and `load_state_dict`. For a plain DataLoader
-    with a map-style dataset and no workers it walks the sampler past the samples already seen. For other loaders it
-    replays the batches already seen, and drops them. Both start from the states that the torch generators of the
-    loader and its samplers had at the start of the epoch.
+    afterwards. Of a plain DataLoader with samplers of torch, only torch's generator is seeded, until a batch draws from
+    those of python or numpy; without workers this batch is loaded again with all of them seeded. A resume loads the
+    state of a loader with `state_dict` and `load_state_dict`. For a plain DataLoader with a map-style dataset and no
+    workers it walks the sampler past the samples already seen. For other loaders it replays the batches already seen,
+    and drops them. Both start from the states that the torch generators of the loader and its samplers had at the start
+    of the epoch.
 
     If the sampler is walked and the DataLoader makes batches of `batch_size` samples, a position counts samples, so
     the batch size may change inside an epoch. Otherwise it counts batches.
@@ -61,14 +71,19 @@ class UserLoader:
             )
         self.persistent = _keeps_workers(loader) and not self._renews
         self._processes = WorkerProcesses()
-        self._walked_sampler: _WalkedSampler | None = None
+        self._walked_sampler: WalkedSampler | None = None
         self._inner = self.loader
+        self._fetcher: Fetcher | None = None
+        self._seeds_all = not draws_from_torch_alone(loader)
+        """Whether python's and numpy's generators are seeded, and not only torch's."""
+        if not self._seeds_all and self.loader.num_workers == 0:
+            self._fetcher = Fetcher(loader)
         self._is_started = False
         if self._is_torchs and type(self.loader) is DataLoader:
             self._rebuild()
         self.walks = self._walked_sampler is not None and self.loader.num_workers == 0
         counts_samples = self.walks and self.loader.batch_size is not None
-        self.length = _length(self.loader.sampler) if counts_samples else None
+        self.length = length_of(self.loader.sampler) if counts_samples else None
         """Number of samples in an epoch, if a position counts samples."""
         self.batch_size: int | None = None if self.length is None else self.loader.batch_size
         self.samples_per_batch = self.batch_size
@@ -173,7 +188,9 @@ class UserLoader:
                 self.loader._iterator = None
 
     def _rebuild(self) -> None:
-        self._inner, self._walked_sampler = _rebuild_loader(self.loader, self._processes, persistent=self.persistent)
+        self._inner, self._walked_sampler = rebuild_loader(
+            self.loader, self._processes, self._fetcher, persistent=self.persistent
+        )
 
     def _batches(self, epoch: int, first: int, replayed: int, offset: int) -> Generator[Any, None, None]:
         # A kept worker may have died between two epochs: then new ones are started.
@@ -197,11 +214,14 @@ class UserLoader:
                 self._is_started = self._walked_sampler is not None
             while True:
                 # Not around the yield: the training shall draw its own random numbers.
-                with kept_random_state():
+                with kept_random_state() as before:
                     if self._epochs:
                         # An evaluation in between may have set the epoch of a shared dataset.
                         self._epochs.set(epoch)
-                    seed_random(sample_seed(self.seed, epoch, number + 1))
+                    seed = sample_seed(self.seed, epoch, number + 1)
+                    if self._fetcher is not None:
+                        self._fetcher.before, self._fetcher.seed = before, seed
+                    self._seed(seed)
                     try:
                         batch = next(iterator)
                     except StopIteration:
@@ -235,13 +255,19 @@ class UserLoader:
                 iterator = None
                 self.close()
 
+    def _seed(self, seed: int) -> None:
+        if self._seeds_all or (self._fetcher is not None and self._fetcher.seeds_all):
+            seed_random(seed)
+        else:
+            seed_torch(seed)
+
     def _seed_walk(self, epoch: int, offset: int, first: int, number: int) -> None:
         """Seed as before the batch for which entry `number` of the sampler was drawn."""
         entries_per_batch = self.samples_per_batch or 1
         if number == offset:
-            seed_random(sample_seed(self.seed, epoch, first + 1))
+            self._seed(sample_seed(self.seed, epoch, first + 1))
         elif number % entries_per_batch == 0:
-            seed_random(sample_seed(self.seed, epoch, number // entries_per_batch + 1))
+            self._seed(sample_seed(self.seed, epoch, number // entries_per_batch + 1))
 
     def _leave(self, iterator: Iterator[Any], epoch: int, number: int) -> None:
         """Let the loader see the end of its epoch, so that its state becomes that of the next epoch."""
@@ -314,43 +340,6 @@ class UserLoader:
         return [generator.get_state() for generator in self._generators]
 
 
-class _CountingCollate:
-    """A collate_fn that returns (number of samples or None, batch). A class, because spawned workers pickle it."""
-
-    def __init__(self, collate_fn: Callable[[Any], Any], *, counts: bool) -> None:
-        self.collate_fn, self.counts = collate_fn, counts
-
-    def __call__(self, samples: Any) -> tuple[int | None, Any]:
-        # `__getitems__` of the dataset may return columns instead of samples.
-        count = len(samples) if self.counts and isinstance(samples, list | tuple) else None
-        return count, self.collate_fn(samples)
-
-
-class _WalkedSampler:
-    """A sampler that skips its first `skip` entries."""
-
-    def __init__(self, sampler: Any) -> None:
-        self.sampler = sampler
-        self.skip = 0
-        self.before: Callable[[int], None] = lambda number: None
-        """Called with the number of each skipped entry before its draw, and then with `skip`, to seed the sampler."""
-
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[Any]:
-        # Not in the generator, so that the sampler's first draw comes before the seed of the workers.
-        iterator = iter(self.sampler)
-        return self._walk(iterator) if self.skip else iterator
-
-    def _walk(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        for number in range(self.skip):
-            self.before(number)
-            next(iterator, None)
-        self.before(self.skip)
-        yield from iterator
-
-
 def _is_per_rank(data: Any) -> bool:
     """Whether a loader or a dataset yields different samples on each rank by itself."""
     is_distributed = isinstance(getattr(data, "sampler", None), DistributedSampler)
@@ -368,53 +357,6 @@ def _shut_down_of(iterator: Any) -> Callable[[], None] | None:
 def _keeps_workers(loader: Any) -> bool:
     """Whether a loader has persistent workers."""
     return bool(getattr(loader, "persistent_workers", False))
-
-
-def _rebuild_loader(loader: Any, processes: WorkerProcesses, *, persistent: bool) -> tuple[Any, _WalkedSampler | None]:
-    """Make a DataLoader with the same settings, a sampler that can be walked, and workers that exit on request.
-
-    Args:
-        persistent: whether it has persistent workers. `loader.persistent_workers` is ignored.
-    """
-    settings: dict[str, Any] = {}
-    walked = None
-    batching = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
-    if isinstance(loader.dataset, IterableDataset):
-        settings |= batching
-    elif loader.batch_size is not None and _length(loader.sampler) is not None:
-        walked = settings["sampler"] = _WalkedSampler(loader.sampler)
-        settings |= batching
-    elif loader.batch_sampler is not None:
-        walked = settings["batch_sampler"] = _WalkedSampler(loader.batch_sampler)
-    else:
-        walked = settings["sampler"] = _WalkedSampler(loader.sampler)
-        settings["batch_size"] = None
-    if loader.num_workers:
-        settings |= {
-            "timeout": loader.timeout,
-            "worker_init_fn": processes.init_fn(loader.worker_init_fn),
-            "multiprocessing_context": loader.multiprocessing_context,
-            "prefetch_factor": loader.prefetch_factor,
-            "persistent_workers": persistent,
-            "in_order": loader.in_order,
-        }
-    rebuilt: Any = DataLoader(
-        loader.dataset,
-        num_workers=loader.num_workers,
-        collate_fn=_CountingCollate(loader.collate_fn, counts=loader.batch_sampler is not None),
-        pin_memory=loader.pin_memory,
-        generator=loader.generator,
-        **settings,
-    )
-    return rebuilt, walked
-
-
-def _length(sampler: Any) -> int | None:
-    """The length of a sampler; None if it has none."""
-    try:
-        return len(sampler)
-    except TypeError:
-        return None
 
 
 def _samplers(loader: Any) -> list[Any]:
