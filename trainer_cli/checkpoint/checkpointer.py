@@ -51,7 +51,7 @@ from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager, Snapshot, St
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
-from trainer_cli.core.checkpoint_config import DigestAlgorithm
+from trainer_cli.core.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, DigestAlgorithm
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import is_plain
 from trainer_cli.core.url_path import as_path
@@ -264,7 +264,7 @@ class Checkpointer:
             raise UserError(
                 f"checkpoint.format={self.format.name} saves the state of one process, and this training has "
                 f"{group.world_size}",
-                cure="Use checkpoint.format=tensors or archive; train ckpt export writes the others.",
+                cure=f"Use checkpoint.format={FORMATS_OF_SEVERAL_PROCESSES}; train ckpt export writes the others.",
             )
         if not isinstance(self.writer, CheckpointWriter):
             raise UserError(f"{type(self.writer).__name__} cannot write what several processes save together")

@@ -24,6 +24,7 @@ from trainer_cli.checkpoint.format.header import (
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified
 from trainer_cli.checkpoint.format.views import STORAGE, View, views_in
 from trainer_cli.checkpoint.storage.base import ReadableFolder
+from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.shards import Shard, why_incomplete
@@ -172,7 +173,7 @@ def opened(path: Path) -> Iterator[Content]:
     if entry.manifest is None or entry.problem is not None:
         raise CheckpointError(f"{path} is not valid: {entry.problem}")
     manifest = entry.manifest
-    read = _read_tensor_files if manifest.format in ("tensors", "huggingface") else _read_other_format
+    read = _read_tensor_files if CheckpointFormat(manifest.format).has_tensor_files else _read_other_format
     try:
         # Held, so that a run that trains meanwhile does not remove the files while they are read.
         with catalog.storage.reading(path.name) as folder:

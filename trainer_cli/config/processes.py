@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.fields import GLOBAL_BATCH_SIZE
-from trainer_cli.core.checkpoint_config import CheckpointFormat
+from trainer_cli.core.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, CheckpointFormat
 from trainer_cli.core.ranks import check_shards, check_tensor_size
 from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.errors import ConfigError
-
-_FORMATS_OF_ONE_PROCESS = (CheckpointFormat.torch_file, CheckpointFormat.huggingface)
 
 
 def check_processes(config: TrainConfig, world_size: int) -> None:
@@ -66,11 +64,11 @@ def _check_format(config: TrainConfig, world_size: int) -> None:
     # A CheckpointerCallback under `callbacks` overrides the section.
     subclass = config.callbacks.get(SAVER) or {}
     format = subclass.get("format", config.checkpoint.format)
-    if world_size > 1 and format in _FORMATS_OF_ONE_PROCESS:
+    if world_size > 1 and format in [known for known in CheckpointFormat if known.one_process]:
         raise ConfigError(
             f"checkpoint.format is {format}, which saves the state of one process, and there are {world_size}",
             location="checkpoint.format",
-            hint="Choose tensors or archive; train ckpt export writes the others.",
+            hint=f"Choose {FORMATS_OF_SEVERAL_PROCESSES}; train ckpt export writes the others.",
         )
 
 

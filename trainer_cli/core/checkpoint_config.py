@@ -55,6 +55,25 @@ class CheckpointFormat(StrEnum):
     archive = "archive"
     huggingface = "huggingface"
 
+    @property
+    def one_process(self) -> bool:
+        """Whether it saves the state of one process only."""
+        return self in (CheckpointFormat.torch_file, CheckpointFormat.huggingface)
+
+    @property
+    def has_tensor_files(self) -> bool:
+        """Whether tensors are in files of safetensors, whose headers can be read alone."""
+        return self in (CheckpointFormat.tensors, CheckpointFormat.huggingface)
+
+    @property
+    def uncounted_bytes(self) -> str | None:
+        """What makes its files larger than the announced size; None if that is exact before compression."""
+        return "torch.save adds a little" if self is CheckpointFormat.torch_file else None
+
+
+FORMATS_OF_SEVERAL_PROCESSES = " or ".join(format for format in CheckpointFormat if not format.one_process)
+"""For the advice in errors."""
+
 
 class Compression(StrEnum):
     none = "none"

@@ -6,11 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.format import tree as codec
-from trainer_cli.checkpoint.format.archive import unpack
+from trainer_cli.checkpoint.format.archive import ArchiveFormat, unpack
 from trainer_cli.checkpoint.format.header import own_file, parsed_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.open import new_format
 from trainer_cli.checkpoint.format.sharded import decode_own, is_sharded, why_uncovered
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified, undecodable
+from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.errors import CheckpointError
 
@@ -27,9 +28,9 @@ def check_readable(folder: ReadableFolder, manifest: Manifest) -> None:
     """
     format = new_format(manifest.format, str(folder.path))
     try:
-        if manifest.format == "archive":
+        if isinstance(format, ArchiveFormat):
             _check_tensor_files(*unpack(folder, manifest))
-        elif manifest.format in ("tensors", "huggingface"):
+        elif CheckpointFormat(manifest.format).has_tensor_files:
             _check_tensor_files(folder, manifest)
         else:
             format.read(folder, manifest)
