@@ -27,14 +27,16 @@ from trainer_cli.checkpoint.checkpointer import (
     make_sync_checkpointer,
 )
 from trainer_cli.checkpoint.format import huggingface
+from trainer_cli.checkpoint.format import open as open_format
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.huggingface import HuggingFaceFormat
-from trainer_cli.checkpoint.format.sharded import TensorsFormat
+from trainer_cli.checkpoint.format.open import format_of_rank, new_format
+from trainer_cli.checkpoint.format.sharded import ShardedFormat, TensorsFormat
 from trainer_cli.checkpoint.format.torch_file import TorchFileFormat
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands.ckpt_inspect import opened
-from trainer_cli.core.checkpoint_config import Compression
+from trainer_cli.core.checkpoint_config import CheckpointFormat, Compression
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.errors import CheckpointError, UserError
 
@@ -111,9 +113,32 @@ def test_the_plan_has_the_bytes_that_a_save_takes(tmp_path: Path, name: str, mon
     assert planned == sum(entry.size_bytes for entry in files.values())
 
 
+def test_every_format_of_the_config_can_be_written_and_read() -> None:
+    assert list(open_format.FORMATS) == list(CheckpointFormat)
+    assert [new_format(name).name for name in CheckpointFormat] == list(CheckpointFormat)
+
+
+@pytest.mark.parametrize("name", CheckpointFormat)
+def test_the_facts_of_a_format_are_what_it_does(tmp_path: Path, name: CheckpointFormat) -> None:
+    format = new_format(name)
+    assert name.one_process is (format_of_rank(format, ShardedFormat(0, 2)) is None)
+    save(tmp_path / "step3", "archive none" if name is CheckpointFormat.archive else name)
+    contents = files(tmp_path / "step3")
+    assert name.has_tensor_files is any(file.endswith(".safetensors") for file in contents)
+    del contents["manifest.json"]
+    planned = format.plan(state(), shapes_only=True).total_bytes
+    assert (name.uncounted_bytes is None) is (planned == sum(map(len, contents.values())))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_parts_are_loaded_alone(tmp_path: Path, name: str) -> None:
     save(tmp_path / "step3", name)
+    catalog = Catalog(LocalStorage(tmp_path))
+    manifest = catalog.entry("step3").manifest
+    assert manifest is not None
+    with catalog.storage.reading("step3") as folder:
+        values = FORMATS[name].read_values(folder, manifest, ["progress", "rng"])
+    assert same(values, {"rng": {"keys": None, "number": None}, "progress": state()["progress"]})
     assert same(SyncCheckpointer().read(tmp_path / "step3", ["progress"]), {"progress": state()["progress"]})
     assert same(SyncCheckpointer().read(tmp_path / "step3", ["model"]), {"model": state()["model"]})
 

@@ -8,19 +8,16 @@ simulate the policy from the step at which the run would start
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
-from trainer_cli.checkpoint.format.header import state_file
-from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import Composed, to_yaml
 from trainer_cli.config.targets import import_from, import_target
-from trainer_cli.core.checkpoint_config import CheckpointConfig, CheckpointFormat, Compression, Newer, Removal
+from trainer_cli.core.checkpoint_config import CheckpointConfig, Compression, Newer, Removal
 from trainer_cli.core.intervals import StepCounts
 from trainer_cli.core.left_out import left_out
 from trainer_cli.core.naming import Naming
@@ -244,7 +241,7 @@ def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Comp
         tuple(saved.facts for saved in before if saved.facts is not None),
         {saved.name: saved.size_bytes for saved in before},
         max((saved.step for saved in before), default=None),
-        path is not None and whole and entry is not None and _has_pending_evaluation(source, entry),
+        path is not None and whole and entry is not None and has_pending_evaluation(source, entry),
         tuple(saved.name for saved in newer) if composed.config.checkpoint.newer is Newer.trash else (),
     )
 
@@ -254,14 +251,15 @@ def _progress(entry: Entry) -> Progress:
     return Progress.of(entry.manifest.progress) or Progress(step=entry.step, epoch=entry.manifest.epoch)
 
 
-def _has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
+def has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
     """Whether the attempt that saved a checkpoint was stopped before an evaluation that was due."""
-    file, manifest = state_file(0), entry.manifest
-    if manifest is None or file not in manifest.files:
+    # Not above: it imports torch, and errors of a config are reported without waiting for that.
+    from trainer_cli.checkpoint.format.open import new_format
+
+    if (manifest := entry.manifest) is None:
         return False
     with catalog.storage.reading(entry.name) as folder:
-        content = json.loads(read_verified(folder, manifest, file))
-    loop = content.get("state", {}).get("loop")
+        loop = new_format(manifest.format, entry.name).read_values(folder, manifest, ["loop"]).get("loop")
     return isinstance(loop, dict) and loop.get("owed_record") is not None
 
 
@@ -338,8 +336,8 @@ def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
 def _of_format(checkpoint: CheckpointConfig) -> Iterator[str]:
     if checkpoint.compression is not Compression.none:
         yield f"checkpoint.compression ({checkpoint.compression}): sizes are those before compression"
-    if checkpoint.format is CheckpointFormat.torch_file:
-        yield "checkpoint.format (torch_file): sizes are those of the format tensors; torch.save adds a little"
+    if (uncounted := checkpoint.format.uncounted_bytes) is not None:
+        yield f"checkpoint.format ({checkpoint.format}): sizes are those of the format tensors; {uncounted}"
 
 
 def _unknown(

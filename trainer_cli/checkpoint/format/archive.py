@@ -82,6 +82,9 @@ class ArchiveFormat:
     ) -> dict[str, Any]:
         return self._inner.read(*unpack(folder, manifest), only, targets=targets)
 
+    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        return self._inner.read_values(*unpack(folder, manifest), only)
+
 
 def unpack(folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, Manifest]:
     """A folder of the files in the archives of a checkpoint, and its manifest. Archives are read when they are needed.

@@ -37,3 +37,13 @@ class Format(Protocol):
             DamagedCheckpoint: a file differs from its digest; the message names it.
         """
         ...
+
+    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        """The top-level keys of the tree in `only`, as rank 0 saved them, with None in place of tensors.
+
+        Only small files are read where the format has them.
+
+        Raises:
+            DamagedCheckpoint: a file differs from its digest; the message names it.
+        """
+        ...

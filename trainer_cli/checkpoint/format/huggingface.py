@@ -11,7 +11,7 @@ import torch
 
 from trainer_cli.checkpoint.format import tree as codec
 from trainer_cli.checkpoint.format.header import TensorEntry, rendered_header, state_file, tensor_file
-from trainer_cli.checkpoint.format.sharded import read_file
+from trainer_cli.checkpoint.format.sharded import read_file, read_values
 from trainer_cli.checkpoint.format.tensor_file import FileLayout, bytes_of, lay_out
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
@@ -138,3 +138,6 @@ class HuggingFaceFormat:
         except codec.Undecodable as error:
             where = str(folder.path / state_file(0))
             raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
+
+    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        return read_values(folder, manifest, only)

@@ -148,11 +148,22 @@ class TorchFileFormat:
         return TorchLayout(**{field.name: getattr(base, field.name) for field in fields(base)})
 
     def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
+        return self._read(folder, manifest, only)
+
+    def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+        return self._read(folder, manifest, only, with_tensors=False)
+
+    @staticmethod
+    def _read(
+        folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None, *, with_tensors: bool = True
+    ) -> dict[str, Any]:
         file = _file_of(0)
         content = read_verified(folder, manifest, file)
         try:
             loaded = load_torch_bytes(content)
             decoder = codec.decode(loaded["state"].encode("utf-8"), only)
+            if not with_tensors:
+                return decoder.values()
             return decoder.tree({name: loaded["tensors"][name] for name in decoder.wanted})
         except Exception as error:  # torch raises errors of many types for bytes that it did not write.
             where = str(folder.path / file)

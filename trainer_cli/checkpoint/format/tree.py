@@ -98,6 +98,10 @@ class Decoder:
         """The tree, with the tensors that `wanted` names. They are not copied."""
         return self._walk((dict(tensors) | self.views_of(tensors)).__getitem__)
 
+    def values(self) -> dict[str, Any]:
+        """The tree with None in place of each tensor."""
+        return self._walk(lambda name: None)
+
     def views_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tensors that are views of those that `wanted` names."""
         by_geometry: dict[View, torch.Tensor] = {}
