@@ -34,7 +34,7 @@ torch.optim.optimizer.torch.os.system torch.optim.lr_scheduler.torch.utils.cpp_e
 trainer_cli.runs.fit.os.system trainer_cli.commands.main.os.system trainer_cli.runs.run_dir.os.system
 trainer_cli.config.targets.importlib.import_module trainer_cli.trainer.trainer.torch.os.system
 trainer_cli.data.datasets.torch.os.system trainer_cli.models.mlp.torch.hub.os.system
-trainer_cli.data.text.sysconfig.os.system trainer_cli.loggers.console.sys.modules trainer_cli.commands.main.main
+trainer_cli.data.read_text.sysconfig.os.system trainer_cli.loggers.console.sys.modules trainer_cli.commands.main.main
 trainer_cli.runs.fit.fit trainer_cli.runs.validate.validate trainer_cli.__main__.main webbrowser.open
 mine_hole.go mine_hole.os.system mine_hole.bound mine_hole.late mine_hole.Inside.go mine_hole.Liar
 mine_hole.lying mine_hole.made mine_hole.Net.__subclasses__ mine_hole.Net.__class__ mine_hole.Net.mro
@@ -79,8 +79,8 @@ trainer_cli.core.files.replace trainer_cli.core.files.keep_spans trainer_cli.cor
 trainer_cli.checkpoint.storage.local.LocalStorage trainer_cli.checkpoint.storage.disk.Disk
 trainer_cli.runs.run_dir.RunDir
 trainer_cli.trainer.trainer.Trainer trainer_cli.Trainer trainer_cli.data.datasets.torch.load trainer_cli.loggers
-trainer_cli.loggers.text_files.encode trainer_cli.data.text.Path.touch trainer_cli.loggers.text_files.Path
-trainer_cli.models.gpt.classification trainer_cli.data.text._read trainer_cli.testing.faults.Disk.write
+trainer_cli.loggers.text_files.encode trainer_cli.data.read_text.Path.touch trainer_cli.loggers.text_files.Path
+trainer_cli.models.gpt.classification trainer_cli.data.text._digest trainer_cli.testing.faults.Disk.write
 mine_hole.load mine_hole.np.save mine_hole.Path.touch mine_hole.torch.load mine_hole.wrapped other_hole.X
 """)
 TARGETS = [*COMMANDS, *CODES, *FILES]

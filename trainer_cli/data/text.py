@@ -6,13 +6,10 @@ rows, their order is the usual permutation, and a resume at any row is immediate
 
 from __future__ import annotations
 
-import re
-import sysconfig
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,33 +18,28 @@ from torch import Tensor
 
 from trainer_cli.core.naming import class_name
 from trainer_cli.data.random_state import kept_random_state
+from trainer_cli.data.read_text import (
+    DocumentUnit,
+    Integers,
+    TextUnit,
+    count_characters,
+    find_documents,
+    keep_documents,
+    read_text,
+    tokenize,
+)
 from trainer_cli.errors import UserError
-
-_STANDARD_LIBRARY_BYTES = 2_000_000
 
 IGNORED = -100
 """Target of a position without a next token, which `torch.nn.functional.cross_entropy` ignores."""
 
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class TextUnit(StrEnum):
-    """The unit of a token."""
-
-    bytes = "bytes"
-    characters = "characters"
-
-
-class DocumentUnit(StrEnum):
-    """The unit of a document."""
-
-    line = "line"
-    paragraph = "paragraph"
-    file = "file"
+_CHARACTER_DTYPE = torch.int32
+"""Type of the tokens of characters in a fingerprint, whatever they are stored in, so that checkpoints stay valid."""
+_CHUNK_TOKENS = 1 << 20
 
 
 class Text:
-    """A text in windows of `context` tokens, the last `val_fraction` of it held out.
+    """A text in windows of `context` tokens, the last `val_fraction` of it held out. From about 1 GB use `TokenFiles`.
 
     `path` is a file, a list of files, or a folder (all its files, sorted by path). Null takes the sources of the
     running interpreter's standard library, up to 2 MB. Tokens are bytes (`vocab_size` 256) or the characters that occur
@@ -65,9 +57,9 @@ class Text:
         _check_choice("unit", unit, TextUnit)
         if context < 1:
             raise UserError(f"data.context is {context}, but it must be at least 1", where="data.context")
-        content = b"".join(_read_contents(path))
+        content, _ = read_text(path)
         self.context = context
-        tokens, self.characters = _tokenize([content], unit)
+        tokens, self.characters = tokenize(content, unit)
         """The characters in the order of their tokens; None if tokens are bytes."""
         self.vocab_size = 256 if self.characters is None else len(self.characters)
         split = len(tokens) - round(len(tokens) * val_fraction)
@@ -93,7 +85,7 @@ class Windows:
 
     def __init__(self, tokens: Tensor, context: int, *, stride: int, characters: str | None = None) -> None:
         self._characters = characters
-        self.fingerprint = blake2b(tokens.numpy().tobytes(), digest_size=16).hexdigest()
+        self.fingerprint = _digest(tokens, None if characters is None else _CHARACTER_DTYPE)
         self._tokens = tokens
         self._context = context
         self._stride = stride
@@ -135,7 +127,7 @@ class Windows:
 
 
 class Documents:
-    """A text as documents of different lengths, the last `val_fraction` of them held out.
+    """A text as documents of different lengths, the last `val_fraction` of them held out. From 1 GB use `TokenFiles`.
 
     `path` and `unit` are those of `Text`. A document is a `line`, a `paragraph` (lines up to an empty one) or a `file`,
     and ends with its newline. Empty documents are left out. `train` and `val` are `Sequences`; pack them with
@@ -151,33 +143,39 @@ class Documents:
     ) -> None:
         _check_choice("unit", unit, TextUnit)
         _check_choice("document", document, DocumentUnit)
-        documents = [text for content in _read_contents(path) for text in _split_documents(content, document)]
-        split = len(documents) - round(len(documents) * val_fraction)
-        if not 0 < split < len(documents):
+        content, ends = read_text(path)
+        starts, stops = find_documents(content, ends, document)
+        split = len(starts) - round(len(starts) * val_fraction)
+        if not 0 < split < len(starts):
             raise UserError(
-                f"{len(documents)} documents, {val_fraction:g} of them held out, leave nothing to train on or to "
-                "evaluate",
+                f"{len(starts)} documents, {val_fraction:g} of them held out, leave nothing to train on or to evaluate",
                 where="data",
                 cure="Give more text, or change val_fraction.",
             )
-        tokens, self.characters = _tokenize(documents, unit)
+        content, lengths = keep_documents(content, starts, stops), stops - starts
+        if unit == TextUnit.characters:
+            lengths = count_characters(content, np.cumsum(lengths))
+        tokens, self.characters = tokenize(content, unit)
         """The characters in the order of their tokens; None if tokens are bytes."""
         self.vocab_size = 256 if self.characters is None else len(self.characters)
-        sizes = map(len, documents) if self.characters is None else (len(text.decode()) for text in documents)
-        lengths = np.fromiter(sizes, dtype=np.int64, count=len(documents))
+        digest_dtype = None if self.characters is None else _CHARACTER_DTYPE
         train_tokens = int(lengths[:split].sum())
-        self.train = Sequences(tokens[:train_tokens], lengths[:split])
-        self.val = Sequences(tokens[train_tokens:], lengths[split:])
+        self.train = Sequences(tokens[:train_tokens], lengths[:split], digest_dtype)
+        self.val = Sequences(tokens[train_tokens:], lengths[split:], digest_dtype)
 
 
 class Sequences:
-    """Sequences of different `lengths`, which are stored one after another in `tokens`."""
+    """Sequences of different `lengths`, which are stored one after another in `tokens`.
+
+    Args:
+        digest_dtype: type of the tokens in the fingerprint; None: that of `tokens`.
+    """
 
     deterministic = True
 
-    def __init__(self, tokens: Tensor, lengths: np.ndarray) -> None:
+    def __init__(self, tokens: Tensor, lengths: Integers, digest_dtype: torch.dtype | None = None) -> None:
         self.lengths = lengths
-        self.fingerprint = blake2b(tokens.numpy().tobytes() + lengths.tobytes(), digest_size=16).hexdigest()
+        self.fingerprint = _digest(tokens, digest_dtype, lengths.tobytes())
         self._tokens = tokens
         self._ends = np.cumsum(lengths)
 
@@ -191,88 +189,19 @@ class Sequences:
         return self._tokens[end - int(self.lengths[index]) : end].long()
 
 
+def _digest(tokens: Tensor, dtype: torch.dtype | None, more: bytes = b"") -> str:
+    """The digest of the tokens as `dtype`, or as they are, and of `more` after them."""
+    digest = blake2b(digest_size=16)
+    # By chunks, because a conversion to a wider type takes memory.
+    for chunk in torch.split(tokens, _CHUNK_TOKENS):
+        digest.update(chunk.to(dtype or tokens.dtype).numpy().data)
+    digest.update(more)
+    return digest.hexdigest()
+
+
 def _check_choice(name: str, value: str, choices: type[StrEnum]) -> None:
     if value not in list(choices):
         raise UserError(f"data.{name} is {value!r}, but it must be one of {', '.join(choices)}", where=f"data.{name}")
-
-
-def _read_contents(path: str | Sequence[str] | None) -> list[bytes]:
-    return _read_standard_library() if path is None else [_read(file) for file in _list_files(path)]
-
-
-def _split_documents(content: bytes, document: str) -> list[bytes]:
-    if document == DocumentUnit.file:
-        return [content] if content else []
-    if document == DocumentUnit.line:
-        documents = content.splitlines(keepends=True)
-    else:
-        documents = [paragraph + b"\n" for paragraph in re.split(rb"\n(?:[ \t\r]*\n)+", content)]
-        # No newline was removed at the end of the text.
-        documents[-1] = documents[-1][:-1]
-    return [text for text in documents if text.strip()]
-
-
-def _tokenize(documents: Sequence[bytes], unit: str) -> tuple[Tensor, str | None]:
-    """The tokens of all documents, one after another, and their characters unless they are bytes."""
-    content = b"".join(documents)
-    if unit == TextUnit.bytes:
-        # Copied, because torch warns of a tensor in memory that cannot be written.
-        return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy()), None
-    codes = np.frombuffer(_decode(content).encode("utf-32-le"), dtype=np.uint32)
-    characters, tokens = np.unique(codes, return_inverse=True)
-    return torch.from_numpy(tokens.astype(np.int32)), characters.tobytes().decode("utf-32-le")
-
-
-def _list_files(path: str | Sequence[str]) -> list[Path]:
-    files: list[Path] = []
-    for entry in map(Path, [path] if isinstance(path, str) else path):
-        # Sorted, because the order of a folder differs between file systems.
-        matches = sorted(file for file in entry.rglob("*") if file.is_file()) if entry.is_dir() else [entry]
-        if not entry.exists() or not matches:
-            raise UserError(
-                f"the folder {str(entry)!r} has no files" if entry.exists() else f"there is no text at {str(entry)!r}",
-                where="data.path",
-                cure="Give a file, a list of files or a folder; paths are relative to the current directory.",
-            )
-        files += matches
-    if not files:
-        raise UserError("data.path is an empty list", where="data.path")
-    return files
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {str(file)!r}: {error.strerror}", where="data.path") from error
-
-
-def _decode(content: bytes) -> str:
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"the text is not UTF-8 (byte {error.start:,})", where="data.path", cure="Use data.unit=bytes."
-        ) from None
-
-
-def _read_standard_library() -> list[bytes]:
-    """Read the top-level modules of the standard library in the order of their names, up to 2 MB."""
-    folder = Path(sysconfig.get_paths()["stdlib"])
-    contents: list[bytes] = []
-    remaining = _STANDARD_LIBRARY_BYTES
-    for file in sorted(folder.glob("*.py")):
-        if remaining == 0:
-            break
-        contents.append(_read(file)[:remaining])
-        remaining -= len(contents[-1])
-    if not contents:
-        raise UserError(
-            f"this Python has no sources of its standard library in {str(folder)!r}",
-            where="data.path",
-            cure="Say which text to use with data.path=FILE.",
-        )
-    return contents
 
 
 class Packing:
