@@ -273,18 +273,23 @@ class PackedRows:
                 where="data",
             )
         pieces = -(-targets // length)
-        sequence = np.repeat(np.arange(len(lengths)), pieces)
-        number = np.arange(len(sequence)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        offset = number * length
-        size = np.minimum(targets[sequence] - offset, length)
+        # In 32 bits where they suffice: of short documents these arrays are as large as the text.
+        dtype = np.int32 if max(int(pieces.sum()), int(lengths.max()) + length) < 1 << 31 else np.int64
+        sequence = np.repeat(np.arange(len(lengths), dtype=dtype), pieces)
+        offset: np.ndarray[Any, Any] = np.arange(len(sequence), dtype=dtype)
+        offset -= np.repeat((np.cumsum(pieces) - pieces).astype(dtype), pieces)
+        offset *= length
+        size = np.minimum(np.repeat(targets.astype(dtype), pieces) - offset, length)
+        del targets, pieces
         row = best_fit(size, length)
         # Stable, so that the pieces of a row keep the order of their sequences.
         order = np.argsort(row, kind="stable")
         self._sequence, self._offset, self._size = sequence[order], offset[order], size[order]
         self._start = np.concatenate([[0], np.cumsum(np.bincount(row))])
         self._lengths = lengths
-        facts = f"{length} {getattr(dataset, 'fingerprint', None)} ".encode() + lengths.tobytes()
-        self.fingerprint = blake2b(facts, digest_size=16).hexdigest()
+        digest = blake2b(f"{length} {getattr(dataset, 'fingerprint', None)} ".encode(), digest_size=16)
+        digest.update(lengths.tobytes())
+        self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._start) - 1
@@ -311,7 +316,7 @@ class PackedRows:
         return {"tokens": tokens, "targets": targets, "segments": segments, "positions": positions, "count": filled}
 
 
-def best_fit(sizes: Integers, capacity: int) -> Integers:
+def best_fit(sizes: np.ndarray[Any, Any], capacity: int) -> np.ndarray[Any, Any]:
     """The row of each piece, by best fit: the largest pieces first, each into the fullest row that has space for it.
 
     Equal sizes are placed together, so the time depends on the number of different sizes, not on that of pieces.
@@ -322,7 +327,8 @@ def best_fit(sizes: Integers, capacity: int) -> Integers:
     """
     # Stable, so that the rows do not depend on the machine.
     order = np.argsort(-sizes, kind="stable")
-    row = np.empty(len(sizes), dtype=np.int64)
+    # As wide as the sizes, which are numbers of pieces too.
+    row = np.empty(len(sizes), dtype=sizes.dtype)
     rows_by_space: dict[int, list[Integers]] = {}
     spaces: list[int] = []  # the keys of rows_by_space, ascending
     row_count = placed_count = 0
