@@ -21,10 +21,14 @@ def final_state(run: Path) -> dict[str, Any]:
     state = json.loads((folder / "rank0.json").read_text())
     for name in ("seconds", "last_seconds"):
         del state["state"]["progress"][name]
-    # The ranges of metrics are the same; sizes and digests depend on the clock, which is in the records.
-    for mark in state["state"].get("log_marks", {}).values():
-        del mark["size_bytes"], mark["digest"]
-    return {"name": folder.name, "state": state, **tensors(folder / "rank0.safetensors")}
+    # Of the logs only what was measured: sizes and digests depend on the clock, which is in the records.
+    marks = state["state"].pop("log_marks", {})
+    return {
+        "name": folder.name,
+        "ranges": marks.get("jsonl", {}).get("ranges"),
+        "state": state,
+        **tensors(folder / "rank0.safetensors"),
+    }
 
 
 def tensors(path: Path) -> dict[str, Any]:
