@@ -284,6 +284,17 @@ def test_batches_of_a_users_loader_are_those_of_generators_that_are_seeded_for_e
     assert str(resumed) == str(reference[2:])
 
 
+def test_a_profiler_sees_the_batches_of_a_users_loader() -> None:
+    dataset: Any = Samples(DRAWS["python"])
+    batches = UserLoader(DataLoader(dataset, 4), seed=SEED).iterate(EPOCH)
+    next(batches)
+    with torch.autograd.profiler.profile() as profile:
+        profiled = [next(batches) for _ in range(2)]
+    assert sum("DataLoader" in event.key for event in profile.key_averages()) == 1
+    alone = list(UserLoader(DataLoader(dataset, 4), seed=SEED).iterate(EPOCH))
+    assert str(profiled) == str(alone[1:3])
+
+
 @pytest.mark.parametrize(("name", "calls"), [("draws nothing", 23), ("torch", 23), ("python", 27), ("numpy", 27)])
 def test_a_users_loader_loads_only_the_first_batch_that_draws_from_python_or_numpy_twice(name: str, calls: int) -> None:
     dataset: Any = Samples(DRAWS[name])

@@ -223,7 +223,7 @@ class UserLoader:
                         self._fetcher.before, self._fetcher.seed = before, seed
                     self._seed(seed)
                     try:
-                        batch = next(iterator)
+                        batch = self._next(iterator)
                     except StopIteration:
                         return
                 number += 1
@@ -254,6 +254,13 @@ class UserLoader:
                     self._processes.end(_shut_down_of(iterator))
                 iterator = None
                 self.close()
+
+    def _next(self, iterator: Any) -> Any:
+        """The next batch of an iterator over `_inner`."""
+        # Torch's __next__ only adds a range for profilers, which takes longer than many batches.
+        if self._fetcher is not None and not torch._C._autograd._profiler_enabled():
+            return iterator._next_data()
+        return next(iterator)
 
     def _seed(self, seed: int) -> None:
         if self._seeds_all or (self._fetcher is not None and self._fetcher.seeds_all):

@@ -306,7 +306,9 @@ class WeightedMeans:
 
         With a weight of 0 it adds nothing, even if a value is NaN.
         """
-        loss = loss.detach().reshape(())
+        loss = loss.detach()
+        if loss.ndim:
+            loss = loss.reshape(())
         if self._only_finite:
             # By torch.where, because a test on the host would wait for the device.
             counts = torch.isfinite(loss)
