@@ -9,6 +9,7 @@ import os
 import shutil
 import tarfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,8 @@ def test_the_facts_of_a_format_are_what_it_does(tmp_path: Path, name: Checkpoint
     del contents["manifest.json"]
     planned = format.plan(state(), shapes_only=True).total_bytes
     assert (name.uncounted_bytes is None) is (planned == sum(map(len, contents.values())))
+    with nullcontext() if name.holds_every_dtype else pytest.raises(UserError, match="cannot hold"):
+        format.plan({"model": {"weight": torch.zeros(2, dtype=torch.complex128)}})
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -50,7 +50,7 @@ def flat(count: int = 20) -> torch.Tensor:
 
 def stored_bytes(**tensors: torch.Tensor) -> int:
     layout = TensorsFormat().plan({"model": tensors})
-    return layout.tensor_bytes - len(layout.header)
+    return layout.image_bytes - len(layout.header)
 
 
 def there_and_back(format: Format, tree: dict[str, Any], only: list[str] | None = None) -> dict[str, Any]:

@@ -82,15 +82,15 @@ class SnapshotBuffer:
         if self._memory is not None and self._memory.pid != os.getpid():
             # A forked child does not have its parent's memory.
             self._memory = None
-        if self._memory is None or self._memory.size_bytes < layout.tensor_bytes:
-            needed, available = layout.tensor_bytes, self._available()
+        if self._memory is None or self._memory.size_bytes < layout.image_bytes:
+            needed, available = layout.image_bytes, self._available()
             if available is not None and needed > (available := available + self.held_bytes) // 2:
                 raise MemoryError(
                     f"a copy of the state takes {needed:,} bytes, more than half of the {available:,} available"
                 )
             self.close()
             on_gpu = any(isinstance(span.leaf, torch.Tensor) and span.leaf.is_cuda for span in layout.spans)
-            self._memory = HostMemory(layout.tensor_bytes, pinned=on_gpu)
+            self._memory = HostMemory(layout.image_bytes, pinned=on_gpu)
         return self._memory
 
     def capture(self, layout: FileLayout, trained: Iterable[torch.Tensor] = ()) -> Snapshot:
@@ -104,7 +104,7 @@ class SnapshotBuffer:
             OSError, MemoryError: the system has no memory for the copy.
         """
         memory = self.reserve(layout)
-        image = memory.view(layout.tensor_bytes)
+        image = memory.view(layout.image_bytes)
         # The image is the file itself, header first, so that the writer hands it to the disk in one piece.
         image[: len(layout.header)] = layout.header
         leaves = [span.leaf for span in layout.spans]

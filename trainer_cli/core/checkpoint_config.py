@@ -66,13 +66,19 @@ class CheckpointFormat(StrEnum):
         return self in (CheckpointFormat.tensors, CheckpointFormat.huggingface)
 
     @property
+    def holds_every_dtype(self) -> bool:
+        """Whether it also holds tensors of types that safetensors lacks, such as complex128."""
+        return self is CheckpointFormat.torch_file
+
+    @property
     def uncounted_bytes(self) -> str | None:
         """What makes its files larger than the announced size; None if that is exact before compression."""
         return "torch.save adds a little" if self is CheckpointFormat.torch_file else None
 
 
 FORMATS_OF_SEVERAL_PROCESSES = " or ".join(format for format in CheckpointFormat if not format.one_process)
-"""For the advice in errors."""
+FORMATS_OF_EVERY_DTYPE = " or ".join(format for format in CheckpointFormat if format.holds_every_dtype)
+"""Both for the advice in errors."""
 
 
 class Compression(StrEnum):

@@ -26,11 +26,6 @@ MIX_1 = 0xBF58476D1CE4E5B9
 MIX_2 = 0x94D049BB133111EB
 
 
-def sample_index(seed: int, epoch: int, position: int, length: int) -> int:
-    """The index at `position` in the shuffled order of an epoch over `length` samples."""
-    return sample_indices(seed, epoch, position, position + 1, length)[0]
-
-
 def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) -> list[int]:
     """The indices at positions `start` to `stop` of the shuffled order; over a whole epoch each appears once.
 

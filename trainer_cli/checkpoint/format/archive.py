@@ -48,8 +48,8 @@ class ArchiveLayout(FileLayout):
         return {self.container: self.aliases} if self.aliases else {}
 
     def _sizes(self) -> dict[str, int]:
-        small_sizes = {name: len(content) for name, content in self.small_files.items()}
-        return {tensor_file(self.rank): self.tensor_bytes, **small_sizes}
+        small_sizes = {name: len(content) for name, content in self._small_files.items()}
+        return {tensor_file(self.rank): self.image_bytes, **small_sizes}
 
 
 class ArchiveFormat:

@@ -1,4 +1,9 @@
-"""The interface of a file format: a state tree becomes files in a folder, and is read from them."""
+"""The interface of a file format: a state tree becomes files in a folder, and is read from them.
+
+A new format is a class with these methods, which usually encodes the tree by `tree.encode`, and decodes it by
+`tree.decode`; a subclass of `FileLayout`, whose docstring has what to override; a value of `CheckpointFormat` with its
+facts; and an entry in `FORMATS` of open.py.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.tensor_file import FileLayout
-    from trainer_cli.checkpoint.storage.base import ReadableFolder
+    from trainer_cli.checkpoint.storage.base import FileWriter, ReadableFolder
     from trainer_cli.core.manifest import Manifest
 
 
@@ -47,3 +52,18 @@ class Format(Protocol):
             DamagedCheckpoint: a file differs from its digest; the message names it.
         """
         ...
+
+
+class WriteStream:
+    """A file of a checkpoint as a file object, for libraries that write to one, such as torch.save."""
+
+    def __init__(self, file: FileWriter) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Nothing: the folder writes the file on exit."""

@@ -17,6 +17,7 @@ from trainer_cli.checkpoint.format.dtensor import undistributed
 from trainer_cli.checkpoint.format.header import LINE, TensorEntry, own_file, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.tree import Leaf, UnsavableState
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile, damaged_file
+from trainer_cli.core.checkpoint_config import FORMATS_OF_EVERY_DTYPE
 from trainer_cli.core.shards import Shard
 
 if TYPE_CHECKING:
@@ -66,12 +67,21 @@ class TensorSpan:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """Content of one rank's files, and the position of each tensor: known before any tensor is copied."""
+    """Content of one rank's files, and the position of each tensor: known before any tensor is copied.
+
+    A snapshot copies `header` and the tensors of `spans` into one memory, the image, whatever files are written from
+    it. This class writes the image itself as the file of safetensors. The layout of a format with other files overrides
+
+    - `write`, which gets the image, or None where the tensors themselves are written. The tensors of `entries` follow
+      `header` in the image in their order, without holes;
+    - `container`, if its tensors are in a file of another name;
+    - `total_bytes`, if its size is known; otherwise it is an estimate, and `CheckpointFormat.uncounted_bytes` says so.
+    """
 
     text: bytes
-    """The file of small states."""
+    """All values but tensors, as `tree.encode` returns them."""
     header: bytes
-    """The beginning of the tensor file."""
+    """The beginning of the image: the header of a file of safetensors."""
     entries: list[TensorEntry]
     """The tensors that the header names, in order."""
     spans: list[TensorSpan]
@@ -85,33 +95,33 @@ class FileLayout:
     """Of a distributed run: content of the file of the states that this rank saves for itself."""
 
     @property
-    def tensor_bytes(self) -> int:
-        """The size of the tensor file."""
+    def image_bytes(self) -> int:
+        """The size of the image, and of the file that this class writes it to."""
         return self.spans[-1].offset + self.spans[-1].size_bytes if self.spans else len(self.header)
 
     @property
     def container(self) -> str:
-        """The name of the file that contains the tensors."""
+        """The name of the file that contains the tensors. With several ranks, the manifest has `parts` under it."""
         return tensor_file(self.rank)
 
     @property
-    def small_files(self) -> dict[str, bytes]:
-        """The files beside the tensor file, by name."""
+    def _small_files(self) -> dict[str, bytes]:
+        """The files that this class writes beside the tensor file, by name."""
         contents = {state_file(self.rank): self.text, own_file(self.rank): self.per_rank}
         return {name: content for name, content in contents.items() if content}
 
     @property
     def total_bytes(self) -> int:
         """The size of all files."""
-        return len(self.text) + len(self.per_rank) + self.tensor_bytes
+        return len(self.text) + len(self.per_rank) + self.image_bytes
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         """Write the files.
 
         Args:
-            image: a copy of the whole tensor file; without it the tensors themselves are written.
+            image: a copy of `header` and all tensors; without it the tensors themselves are written.
 
-        Returns the aliases of the tensor file under its name, for the manifest.
+        Returns the aliases of a file under its name, for the manifest; none if the format stores ties in its files.
         """
         with folder.create(tensor_file(self.rank)) as file:
             if image is not None:
@@ -120,7 +130,7 @@ class FileLayout:
                 file.write(self.header)
                 for span in self.spans:
                     file.write(bytes_of(span.leaf).data)
-        for name, content in self.small_files.items():
+        for name, content in self._small_files.items():
             with folder.create(name) as file:
                 file.write(content)
         return {tensor_file(self.rank): self.aliases} if self.aliases else {}
@@ -152,8 +162,8 @@ def lay_out(
         code, element_bytes = _code_of(name, leaf, shapes_only)
         if code not in dtypes:
             raise UnsavableState(
-                f"{name} is of {leaf.dtype}, which a file of safetensors cannot hold",
-                cure="Write checkpoint.format=torch_file, or save it as another type.",
+                f"{name} is of {leaf.dtype}, which this format of checkpoints cannot hold",
+                cure=f"Write checkpoint.format={FORMATS_OF_EVERY_DTYPE}, or save it as another type.",
             )
         shape = tuple(leaf.shape)
         count = math.prod(shape)

@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 import torch
 
 from trainer_cli.checkpoint.format import tree as codec
+from trainer_cli.checkpoint.format.base import WriteStream
 from trainer_cli.checkpoint.format.header import TensorEntry
 from trainer_cli.checkpoint.format.tensor_file import TORCH_DTYPES, FileLayout, bytes_of, lay_out, memory_of
 from trainer_cli.checkpoint.format.verified_file import read_verified
@@ -28,7 +29,7 @@ from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from trainer_cli.checkpoint.storage.base import FileWriter, ReadableFolder, WritableFolder
+    from trainer_cli.checkpoint.storage.base import ReadableFolder, WritableFolder
 
 ZIP_BEGIN = b"PK\x03\x04"
 _LARGEST_PICKLE = 256 * 1024 * 1024
@@ -100,24 +101,13 @@ _STAND_INS: dict[str, Any] = {
 """
 
 
-class _WriteStream:
-    """A file object with the methods that torch.save calls."""
-
-    def __init__(self, file: FileWriter) -> None:
-        self._file = file
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data).cast("B")
-        self._file.write(view)
-        return len(view)
-
-    def flush(self) -> None:
-        """Nothing: the folder writes the file on exit."""
-
-
 @dataclass(frozen=True, slots=True)
 class TorchLayout(FileLayout):
     """A layout that is written by torch.save."""
+
+    @property
+    def container(self) -> str:
+        return _file_of(self.rank)
 
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         tensors: dict[str, torch.Tensor] = {}
@@ -133,8 +123,8 @@ class TorchLayout(FileLayout):
         tensors |= {alias: tensors[name] for alias, name in self.aliases.items()}
         tensors |= codec.decode(self.text).views_of(tensors)
         saved = {"tensors": tensors, "state": self.text.decode("utf-8")}
-        with folder.create(_file_of(self.rank)) as file:
-            torch.save(saved, _WriteStream(file))  # type: ignore[arg-type]
+        with folder.create(self.container) as file:
+            torch.save(saved, WriteStream(file))  # type: ignore[arg-type]
         return {}
 
 

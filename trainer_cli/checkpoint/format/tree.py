@@ -86,7 +86,7 @@ class Decoder:
     def __init__(self, state: dict[str, Any]) -> None:
         self._state = state
         self.wanted: dict[str, bool] = {}
-        """Name of each stored tensor -> whether it was a numpy array."""
+        """Name of each stored tensor -> whether it was a numpy array. Views are not in it, but their bases are."""
         self.views: dict[str, View] = {}
         """Name of each tensor that is a view of a stored one."""
         # A first walk without tensors: it collects names, and finds damage before a tensor is read.
