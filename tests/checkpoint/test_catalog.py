@@ -13,13 +13,22 @@ from functools import partial
 import pytest
 from states import reseal, same, small_state
 
-from trainer_cli.checkpoint.catalog import GONE, REMOVING, Catalog, newest_intact, verify_beside, why_damaged
+from trainer_cli.checkpoint.catalog import (
+    GONE,
+    REMOVING,
+    Catalog,
+    newest_intact,
+    newest_of_all,
+    verify_beside,
+    why_damaged,
+)
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.naming import Naming, removed_marker
 from trainer_cli.core.policy import Kind, Saved
+from trainer_cli.errors import CheckpointError
 from trainer_cli.testing.faults import FaultyDisk
 
 
@@ -271,3 +280,27 @@ def test_whatever_reading_raises_is_damage_and_the_next_older_one_is_taken(catal
     assert found is not None
     assert found.step == 2
     assert "step3 is not used, and is quarantined" in caplog.text
+
+
+@pytest.mark.parametrize("damage_of_copy", ["content", "size", "manifest"])
+@pytest.mark.parametrize("own", ["none", "damaged", "valid"])
+def test_damaged_copies_are_an_error_unless_the_run_has_a_checkpoint_of_its_own(tmp_path, own, damage_of_copy):
+    folders = {name: Catalog(LocalStorage(tmp_path / name)) for name in ("own", "copies")}
+    for name in folders:
+        if name == "copies" or own != "none":
+            SyncCheckpointer().save(
+                small_state(), tmp_path / name / "step3", metadata=CheckpointMetadata(run_id="r", step=3)
+            )
+    if own == "damaged":
+        damage(folders["own"], 3)
+    if damage_of_copy == "content":
+        damage(folders["copies"], 3)
+    else:
+        file = "manifest.json" if damage_of_copy == "manifest" else "rank0.json"
+        (tmp_path / "copies" / "step3" / file).write_bytes(b"{")
+    choose = partial(newest_of_all, list(folders.values()), "r", quarantine=False)
+    if own == "valid":
+        assert choose()[0] is folders["own"]
+    else:
+        with pytest.raises(CheckpointError, match=f"{'own' if own == 'damaged' else 'copies'} holds checkpoints, but"):
+            choose()

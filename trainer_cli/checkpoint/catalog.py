@@ -432,8 +432,9 @@ def newest_of_all(
     failure: CheckpointError | None = None
     for catalog in catalogs:
         step = -1 if newest is None else newest[1].step
-        # A copy is downloaded and verified only if it would be taken.
-        if catalog is not catalogs[0] and not any(entry.step > step for entry in catalog.valid(run_id)):
+        # A copy is downloaded and verified only if it would be taken. Damaged ones count if the run has no checkpoint:
+        # it must not silently begin anew beside them.
+        if newest is not None and not any(entry.step > step for entry in catalog.valid(run_id)):
             continue
         try:
             entry = newest_intact(catalog, run_id, limit=limit, check=check, quarantine=quarantine)
