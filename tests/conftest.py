@@ -44,6 +44,7 @@ _PROCESSES = (
     "tests/pages/",
     "tests/peers/test_commands",
     "tests/runs/test_children",
+    "tests/runs/test_fork_server",
     "tests/runs/test_finalize",
     "tests/runs/test_load_model",
     "tests/runs/test_read_only_runs",

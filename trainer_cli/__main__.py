@@ -14,6 +14,11 @@ def main() -> int:
     Before anything else is imported, signals are made to end a training with 75. A signal that comes while Python
     itself starts, in the first hundredths of a second, still kills the process.
     """
+    if sys.argv[1:2] == ["_fork_server"]:
+        from trainer_cli.runs.fork_server import serve
+
+        # Returns in each fork, as the process of another command.
+        serve(int(sys.argv[2]))
     # Before the imports below, which take a second in which a scheduler may already send its signal.
     if sys.argv[1:2] and sys.argv[1] in _TRAINING:
         exit_early()

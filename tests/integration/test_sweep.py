@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,23 @@ def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) ->
     assert last.code == 0, last.err
     assert list(message(project, "status").values()) == ["finished", "finished"]
     assert list(message(project, "attempts").values()) == ["3", "1"]
+
+
+def test_a_job_that_is_forked_trains_what_a_process_alone_does(tmp_path: Path) -> None:
+    notes = CODE.replace(
+        "class Data:\n",
+        "with open('/proc/self/cmdline') as file, open('commands', 'a') as out:\n"
+        "    out.write(file.read().replace(chr(0), ' ') + chr(10))\n\n\nclass Data:\n",
+    )
+    project = make_project(tmp_path, **{"mine/parts.py": notes})
+    assert train("fit", "-m", "experiment=mine", "seed=1,2", "name=swept", cwd=project).code == 0
+    assert train("fit", "experiment=mine", "seed=2", "name=alone", cold=True, cwd=project).code == 0
+    forked = [" _fork_server " in line for line in (project / "commands").read_text().splitlines()]
+    # The sweep imports the parts as well, to check them.
+    assert forked == [False, False, sys.platform == "linux", False]
+    runs = [project / "runs/swept/sweep/seed=2", project / "runs/alone"]
+    weights = [(run / "checkpoints/step40/rank0.safetensors").read_bytes() for run in runs]
+    assert weights[0] == weights[1]
 
 
 def test_the_traceback_of_a_training_that_failed_is_in_its_log(tmp_path: Path) -> None:

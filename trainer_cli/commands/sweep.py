@@ -43,11 +43,12 @@ from trainer_cli.core.schema import ParallelConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.runs.find_runs import refuse_nested
+from trainer_cli.runs.fork_server import own_command
 from trainer_cli.runs.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import refuse_no_optimizer
-from trainer_cli.runs.supervise import Children, own_command
+from trainer_cli.runs.supervise import Children
 from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
@@ -86,14 +87,13 @@ def sweep(
         # Slurm runs the jobs on other machines: all may wait in its queue at once.
         at_once, cores = at_once or len(planned), None
     at_once = at_once or 1
-    children: Children | Submitted
     if submission is None:
-        children = Children(prefixed=at_once > 1)
-    else:
-        for job in planned:
-            check_processes(submission, job.parallel)
-        children = Submitted(submission, folder_of([job.base for job in planned]))
-    return Sweep(planned, command, at_once, cores, children).run()
+        with contextlib.closing(Children(prefixed=at_once > 1)) as children:
+            return Sweep(planned, command, at_once, cores, children).run()
+    for job in planned:
+        check_processes(submission, job.parallel)
+    submitted = Submitted(submission, folder_of([job.base for job in planned]))
+    return Sweep(planned, command, at_once, cores, submitted).run()
 
 
 @dataclass(frozen=True, slots=True)

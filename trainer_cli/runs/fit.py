@@ -165,11 +165,11 @@ def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
 def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGroup) -> Start | Done:
     """Lock a run that exists, and choose the checkpoint to resume."""
     if not run.exists_as_run():
-        return start_new(run, composed, meanwhile=_import_torch, group=group)
+        return start_new(run, composed, meanwhile=import_torch, group=group)
     # Before anything is read: another process may be writing checkpoints.
     lock = stack.enter_context(run.lock())
     stack.enter_context(to_file(run.log_file))
-    start = start_existing(run, composed, meanwhile=_import_torch, group=group)
+    start = start_existing(run, composed, meanwhile=import_torch, group=group)
     if not isinstance(start, Done):
         _log_start(start)
         lock.name_holder()
@@ -220,7 +220,7 @@ def _restore_config_if_nothing_loaded(start: Start, trainer: Trainer) -> Iterato
         raise
 
 
-def _import_torch() -> None:
+def import_torch() -> None:
     """Import torch and what a training needs."""
     if "torch" not in sys.modules:
         if "OMP_WAIT_POLICY" not in os.environ:
@@ -267,7 +267,7 @@ def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: D
 
 
 def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data, Origin]:
-    _import_torch()
+    import_torch()
     composed.check_targets()
     from trainer_cli.callbacks.state_saver import RunIdentity
     from trainer_cli.runs.build import Builder, target_packages

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import trainer_cli
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default
 from trainer_cli.config.overrides import strip_quotes
@@ -43,6 +42,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noted_activity, noting
+from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
 from trainer_cli.trainer.messages import to_console
@@ -201,7 +201,8 @@ class Children:
 
     def __init__(self, *, prefixed: bool) -> None:
         self._prefixed = prefixed
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._starter = ProcessStarter()
+        self._processes: dict[str, Process] = {}
         self._selector = selectors.DefaultSelector()
 
     def __len__(self) -> int:
@@ -213,9 +214,8 @@ class Children:
 
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a process in this process group, so that the terminal's Ctrl-C and Ctrl-Z reach it too."""
-        output = subprocess.PIPE if self._prefixed else None
         # The open end of the pipe to its stdin is what tells the child that this process lives.
-        process = subprocess.Popen(command, env=dict(env), stdin=subprocess.PIPE, stdout=output, stderr=output)
+        process = self._starter.start(command, env, piped=self._prefixed)
         self._processes[name] = process
         # Non-blocking, so that a silent child does not delay the output of the others.
         for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
@@ -251,7 +251,11 @@ class Children:
                 process.wait(_KILL_TIMEOUT_S)
             self._forget(name, process)
 
-    def _forget(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def close(self) -> None:
+        """Start no more. Running processes are left alone: they stop when this process ends."""
+        self._starter.close()
+
+    def _forget(self, name: str, process: Process) -> None:
         del self._processes[name]
         for pipe in (process.stdout, process.stderr):
             if pipe is None:
@@ -313,7 +317,8 @@ class Child:
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._process: subprocess.Popen[bytes] | None = None
+        self._starter = ProcessStarter()
+        self._process: Process | None = None
         self._wake = threading.Event()
         self._before: dict[int, object] = {}
 
@@ -325,7 +330,7 @@ class Child:
     def run(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
         """Start it, wait for its end, and return its exit code; negative for a signal."""
         # A session of its own: otherwise the terminal sends Ctrl-C to the child too, a second time.
-        with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True) as process:
+        with self._starter.start(command, env, piped=False, new_session=True) as process:
             # Before the check below: a signal from here on is forwarded by the handler.
             self._process = process
             # A signal that came before the child existed was not forwarded.
@@ -352,17 +357,9 @@ class Child:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._starter.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-
-
-def own_command(arguments: Sequence[str]) -> list[str]:
-    """The command that starts this program with these arguments."""
-    # -P: like the installed script, import nothing from the current folder unless this package is in it.
-    # Otherwise a file of the user could hide a module.
-    root = Path(trainer_cli.__file__).parents[1]
-    alone = [] if root == Path.cwd() else ["-P"]
-    return [sys.executable, *alone, "-m", "trainer_cli", *arguments]
 
 
 def stop_with_parent() -> None:
