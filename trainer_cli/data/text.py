@@ -327,7 +327,7 @@ def best_fit(sizes: np.ndarray[Any, Any], capacity: int) -> np.ndarray[Any, Any]
     """
     # Stable, so that the rows do not depend on the machine.
     order = np.argsort(-sizes, kind="stable")
-    # As wide as the sizes, which are numbers of pieces too.
+    # In the type of the sizes, which the caller chooses for the number of pieces too.
     row = np.empty(len(sizes), dtype=sizes.dtype)
     rows_by_space: dict[int, list[Integers]] = {}
     spaces: list[int] = []  # the keys of rows_by_space, ascending
@@ -349,16 +349,16 @@ def best_fit(sizes: np.ndarray[Any, Any], capacity: int) -> np.ndarray[Any, Any]
                 rows = np.concatenate(rows_by_space.pop(space))
             else:
                 space = capacity
-                rows = np.arange(row_count, row_count + -(-remaining // (capacity // size)))
+                rows = np.arange(row_count, row_count + -(-remaining // (capacity // size)), dtype=row.dtype)
                 row_count += len(rows)
             per_row = space // size
             full_count, extra = divmod(remaining, per_row)
             full_rows = rows[:full_count]
             last_row = rows[full_count : full_count + 1] if extra else rows[:0]
-            placed = np.concatenate([np.repeat(full_rows, per_row), np.repeat(last_row, extra)])
-            row[order[placed_count : placed_count + len(placed)]] = placed
-            placed_count += len(placed)
-            remaining -= len(placed)
+            for placed in (np.repeat(full_rows, per_row), np.repeat(last_row, extra)):
+                row[order[placed_count : placed_count + len(placed)]] = placed
+                placed_count += len(placed)
+                remaining -= len(placed)
             add_rows(space - per_row * size, full_rows)
             add_rows(space - extra * size, last_row)
             add_rows(space, rows[len(full_rows) + len(last_row) :])
