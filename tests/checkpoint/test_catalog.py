@@ -279,7 +279,7 @@ def test_whatever_reading_raises_is_damage_and_the_next_older_one_is_taken(catal
     found = newest_intact(catalog, "r")
     assert found is not None
     assert found.step == 2
-    assert "step3 is not used, and is quarantined" in caplog.text
+    assert "step3 is quarantined as " in caplog.text
 
 
 @pytest.mark.parametrize("damage_of_copy", ["content", "size", "manifest"])

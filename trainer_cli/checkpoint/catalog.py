@@ -370,7 +370,7 @@ def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict
     for name, problem in unread.items():
         log.warning("checkpoint %s is not used: %s", name, problem)
     for name, problem in unfit.items():
-        log.warning("checkpoint %s is not used, and is quarantined: %s", name, problem)
+        # The storage logs it.
         storage.quarantine(name, problem)
 
 
