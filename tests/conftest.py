@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -128,6 +130,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if marked and not met():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=why))
+
+
+def pytest_make_parametrize_id(val: Any) -> str | None:
+    """Lists and settings as they are written, where pytest would only count them.
+
+    Without addresses in memory, which differ between the processes that share the tests.
+    """
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(val)) if isinstance(val, dict | list | range) else None
 
 
 def _has_gpu() -> bool:

@@ -1,4 +1,4 @@
-"""What the tests of tests/peers share: a folder of their own, and ids that show the arguments.
+"""What the tests of tests/peers share: a folder of their own.
 
 The tables beside this file, one for each other trainer, list what its own test suite claims: its test, the claim, the
 test of this suite that tries it, and what differs here and why. A claim that another folder's tests show already names
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,8 +22,3 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, new for each test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def pytest_make_parametrize_id(val: Any) -> str | None:
-    """Lists and settings as they are written, where pytest would only count them."""
-    return repr(val) if isinstance(val, dict | list | range) else None
