@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.parallel.strategy import Single
 from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.trainer.state import checkpoint_state
 
 METRIC = "val/loss"
 EPOCH_STEPS = 3
@@ -217,6 +219,7 @@ class Attempts:
             stop_reason=None,
             interrupt=self._interrupt,
         )
+        self.trainer.checkpoint_state = partial(checkpoint_state, self.trainer)
         if source is not None:
             manifest = json.loads((self.root / source.name / "manifest.json").read_text())
             assert manifest["progress"] == self.trainer.progress.state_dict(), "the checkpoint says what was counted"
