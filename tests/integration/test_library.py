@@ -60,4 +60,7 @@ def test_a_trainer_made_in_python_trains_as_one_of_the_config(tmp_path: Path) ->
     command, library = (final_state(tmp_path / name) for name in ("command", "library"))
     assert command["name"] == library["name"] == "step20"
     assert any(name.startswith("optimizer") for name in command)
+    # Without loggers, the program's checkpoints say nothing of logs.
+    assert command.pop("ranges").keys() == {"val/loss", "val/accuracy"}
+    assert library.pop("ranges") is None
     assert command == library

@@ -21,6 +21,8 @@ _AFFORDABLE_BYTES = 2**30
 """A state up to this size is built with values if the optimizer needs them."""
 _SMALL_BYTES = 2**26
 """A state up to this size is built with values at once: a step without them imports torch's compiler for seconds."""
+_LOG_MARKS_BYTES = 560
+"""Where the logs stood, in a checkpoint after step 0: about this with the default loggers and two validation metrics."""
 _IMPLEMENTATIONS = ("fused", "foreach", "capturable")
 
 
@@ -62,7 +64,8 @@ def checkpoint_size(
             doubt = _create_optimizer_state(trainer)
         # At the end, because numbers of more digits make the JSON of the state longer.
         trainer.progress.load_state_dict(end.state_dict())
-        return CheckpointSize(before + beside, _size(trainer, data, format, leave_out) + beside, doubt)
+        after = _size(trainer, data, format, leave_out) + _LOG_MARKS_BYTES
+        return CheckpointSize(before + beside, after + beside, doubt)
     except RuntimeError as error:
         return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")
 
