@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -148,8 +148,9 @@ class Running:
             time.sleep(0.01)
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to the process, or to all of its group."""
-        (os.killpg if group else os.kill)(self.process.pid, number)
+        """Send a signal to the process, or to all of its group; like Popen, to none that has ended."""
+        with suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(self.process.pid, number)
 
     def notice(self) -> None:
         """Wait until the held process has run on since the last signal, so that it has handled it."""

@@ -22,7 +22,7 @@ _AFFORDABLE_BYTES = 2**30
 _SMALL_BYTES = 2**26
 """A state up to this size is built with values at once: a step without them imports torch's compiler for seconds."""
 _LOG_MARKS_BYTES = 560
-"""Where the logs stood, in a checkpoint after step 0: about this with the default loggers and two validation metrics."""
+"""Size of where the logs stood, after step 0: about this with the default loggers and two validation metrics."""
 _IMPLEMENTATIONS = ("fused", "foreach", "capturable")
 
 
