@@ -21,7 +21,11 @@ from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.config.sweep import jobs
 from trainer_cli.runs.run_dir import RunDir
 
-NEEDS = {"experiment=char_gpt": ["data.path=text.txt"], "data=characters": ["data.path=text.txt"]}
+NEEDS = {
+    "experiment=char_gpt": ["data.path=text.txt"],
+    "data=characters": ["data.path=text.txt"],
+    "data=tokens": ["data.path=tokens.bin", "data.vocab_size=50257"],
+}
 """What must be said with an option, since its file leaves it open."""
 
 

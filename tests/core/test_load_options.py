@@ -77,7 +77,7 @@ def test_what_cannot_be_meant_is_refused(wrong: dict[str, object], said: str) ->
     [
         (["all"], None),
         (["model"], ["progress", "model"]),
-        (["model", "progress"], ["progress", "model", "loop", "data"]),
+        (["model", "progress"], ["progress", "model", "loop", "data", "log_marks"]),
         (["optimizer"], ["progress", "optimizer", "optimizers", "scaler", "step"]),
     ],
 )

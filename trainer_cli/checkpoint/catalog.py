@@ -119,7 +119,7 @@ class Catalog:
         return self._list({})
 
     def remembered(self) -> list[Entry]:
-        """As `entries`, but a checkpoint that was valid and not pinned is not looked at again while its name is there.
+        """Like `entries`, but without reading again a checkpoint that was valid and not pinned, while its name exists.
 
         Beside any number of these it costs one listing of names. Call `look_again` for those that a decision depends
         on: a user may have pinned, damaged or replaced one since.

@@ -258,8 +258,8 @@ def why_remove(saved: Sequence[Saved], rules: RetentionRules) -> dict[str, str]:
 
 
 def plan_removal(saved: Sequence[Saved], rules: RetentionRules) -> tuple[dict[str, str], list[str]]:
-    """As `why_remove`, and the names of all checkpoints on which it depends: those to remove, and those that stay in
-    their place or would be replaced by a better one."""
+    """Apply `why_remove`. Also returns the names of all checkpoints that decide the result: those to remove, and those
+    that stay in their place or would be replaced by a better one."""
     ordered = _newest_first(saved)
     leading = _leading(ordered, rules)
     # Thousands may stay for this reason alone.

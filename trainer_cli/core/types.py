@@ -344,7 +344,7 @@ def _read_parameter(parameter: inspect.Parameter) -> Parameter:
 
 
 class ConstructorSignature:
-    """The attribute `__signature__` of a class: the arguments of its constructor, whatever `__new__` takes.
+    """Compute the attribute `__signature__` of a class from its constructor; `__new__` is ignored.
 
     It is computed for each class, because a subclass inherits it and may have another constructor.
     """

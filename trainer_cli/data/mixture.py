@@ -70,7 +70,7 @@ class Mixture:
 
 
 class MixedDataset:
-    """Samples of several datasets, each with the key (index of the dataset, key in that dataset)."""
+    """Concatenation of several datasets. The key of a sample is (index of the dataset, key in that dataset)."""
 
     order_version = f"mixture-1 {ORDER_VERSION}"
 

@@ -58,7 +58,7 @@ class SampleOrder:
 
 
 def _permute(positions: _Words, seed: int, epoch: int, length: int) -> _Words:
-    """As `sample_indices`."""
+    """Compute `sample_indices` for an array of positions."""
     rows, columns = map(np.uint64, grid_of(length))
     keys = [tuple(map(np.uint64, pair)) for pair in round_keys(seed, epoch, length)]
     column, row = np.divmod(positions, rows)
@@ -80,7 +80,7 @@ def _mix(values: _Words) -> _Words:
 
 
 def _seed(numbers: _Words, seed: int, epoch: int) -> _Words:
-    """As `sample_seeds`."""
+    """Compute `sample_seeds` for an array of numbers."""
     mixed = numbers * np.uint64(GOLDEN) + np.uint64(sample_key(seed, epoch))
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(MIX_1)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(MIX_2)

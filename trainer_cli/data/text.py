@@ -34,7 +34,7 @@ IGNORED = -100
 """Target of a position without a next token, which `torch.nn.functional.cross_entropy` ignores."""
 
 _CHARACTER_DTYPE = torch.int32
-"""Type of the tokens of characters in a fingerprint, whatever they are stored in, so that checkpoints stay valid."""
+"""Type of the tokens in a fingerprint. It does not depend on how they are stored, so checkpoints stay valid."""
 _CHUNK_TOKENS = 1 << 20
 
 

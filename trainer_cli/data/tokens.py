@@ -153,7 +153,7 @@ def mark_documents(window: Tokens, end_token: int) -> dict[str, Any]:
 
 
 def check_ids(tokens: Tokens, file: TokenFile, start: int, vocab_size: int) -> None:
-    """Raise UserError if one of the tokens that begin at `start` is none of the vocabulary."""
+    """Raise UserError if one of the tokens, which begin at `start`, is not in the vocabulary."""
     wrong = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
     if len(wrong):
         raise UserError(

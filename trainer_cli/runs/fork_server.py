@@ -157,8 +157,8 @@ class ProcessStarter:
         if os.environ.get("TRAIN_FORK") == "0" or sys.platform != "linux":
             return None
         try:
-            ours = own_command([])
-            if list(command[: len(ours)]) != ours:
+            program = own_command([])
+            if list(command[: len(program)]) != program:
                 return None
             if not self._started_one:
                 self._started_one = True
@@ -166,7 +166,7 @@ class ProcessStarter:
             if self._inherited is None:
                 self._start_server(env)
             if self._control is not None and self._inherited == (env, os.getcwd()):
-                process = _ask(self._control, command[len(ours) :], piped=piped, new_session=new_session)
+                process = _ask(self._control, command[len(program) :], piped=piped, new_session=new_session)
                 if process is not None:
                     return process
             why = "a fork is not safe, or the environment or the folder is another"
@@ -179,17 +179,17 @@ class ProcessStarter:
     def _start_server(self, env: dict[str, str]) -> None:
         self._inherited = (env, os.getcwd())
         # Packets: a request is read whole or not at all.
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Blocked in the server from its first instruction: Ctrl-C reaches it too, and the jobs save in their own time.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
-            with theirs:
+            with server_end:
                 self._server = subprocess.Popen(
-                    own_command([SERVER, str(theirs.fileno())]),
+                    own_command([SERVER, str(server_end.fileno())]),
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[server_end.fileno()],
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -204,27 +204,27 @@ def _ask(control: socket.socket, arguments: Sequence[str], *, piped: bool, new_s
         # Those that are blocked in this process: a fresh interpreter would inherit them.
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
     }
-    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+    with contextlib.ExitStack() as server_ends, contextlib.ExitStack() as parent_ends:
         pipes: list[IO[bytes]] = []
         streams: list[int] = []
         for mode in ("wb", "rb", "rb") if piped else ("wb",):
             read, write = os.pipe()
             mine, other = (write, read) if mode == "wb" else (read, write)
-            pipes.append(ours.enter_context(os.fdopen(mine, mode, buffering=0)))
-            theirs.callback(os.close, other)
+            pipes.append(parent_ends.enter_context(os.fdopen(mine, mode, buffering=0)))
+            server_ends.callback(os.close, other)
             streams.append(other)
         if not piped:
             streams += [1, 2]
         report, its = socket.socketpair()
-        ours.enter_context(report)
-        theirs.enter_context(its)
+        parent_ends.enter_context(report)
+        server_ends.enter_context(its)
         socket.send_fds(control, [json.dumps(request).encode()], [*streams, its.fileno()])
         # Else the end of the server would not be seen.
-        theirs.close()
+        server_ends.close()
         pid = report.recv(_NUMBER.size)
         if not pid:
             return None
-        ours.pop_all()
+        parent_ends.pop_all()
         stdout, stderr = pipes[1:] or (None, None)
         return Forked(_NUMBER.unpack(pid)[0], report, pipes[0], stdout, stderr)
 
