@@ -21,7 +21,7 @@ _AFFORDABLE_BYTES = 2**30
 """A state up to this size is built with values if the optimizer needs them."""
 _SMALL_BYTES = 2**26
 """A state up to this size is built with values at once: a step without them imports torch's compiler for seconds."""
-_LOG_MARKS_BYTES = 560
+LOG_MARKS_BYTES = 560
 """Size of where the logs stood, after step 0: about this with the default loggers and two validation metrics."""
 _IMPLEMENTATIONS = ("fused", "foreach", "capturable")
 
@@ -42,12 +42,20 @@ class CheckpointSize:
 
 
 def checkpoint_size(
-    builder: Builder, data: Data, end: Progress, format: Format, *, beside: int = 0, leave_out: Sequence[str] = ()
+    builder: Builder,
+    data: Data,
+    end: Progress,
+    format: Format,
+    *,
+    beside: int = 0,
+    log_marks: int = 0,
+    leave_out: Sequence[str] = (),
 ) -> CheckpointSize:
     """Compute the size of a checkpoint at step 0 and of one at `end`.
 
     Args:
         beside: size in bytes of the small files in it.
+        log_marks: size in bytes of where the logs stood, after step 0.
         leave_out: `checkpoint.leave_out`.
 
     Raises:
@@ -64,7 +72,7 @@ def checkpoint_size(
             doubt = _create_optimizer_state(trainer)
         # At the end, because numbers of more digits make the JSON of the state longer.
         trainer.progress.load_state_dict(end.state_dict())
-        after = _size(trainer, data, format, leave_out) + _LOG_MARKS_BYTES
+        after = _size(trainer, data, format, leave_out) + log_marks
         return CheckpointSize(before + beside, after + beside, doubt)
     except RuntimeError as error:
         return CheckpointSize(doubt=f"the size of a checkpoint is unknown: {str(error).splitlines()[0]}")

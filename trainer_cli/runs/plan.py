@@ -114,7 +114,7 @@ def _plan_nothing(run: RunDir, done: Done) -> Plan:
 def _plan_training(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
     from trainer_cli.checkpoint.format.open import format_of
     from trainer_cli.runs.build import Builder
-    from trainer_cli.runs.checkpoint_size import checkpoint_size
+    from trainer_cli.runs.checkpoint_size import LOG_MARKS_BYTES, checkpoint_size
 
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
@@ -142,7 +142,13 @@ def _plan_training(composed: Composed, start: Start, step_time_s: float | None, 
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
     format = format_of(checkpoint.format, checkpoint.compression)
     size = checkpoint_size(
-        builder, data, end, format, beside=len(to_yaml(composed).encode()), leave_out=checkpoint.leave_out
+        builder,
+        data,
+        end,
+        format,
+        beside=len(to_yaml(composed).encode()),
+        log_marks=LOG_MARKS_BYTES,
+        leave_out=checkpoint.leave_out,
     )
     name = _name(composed, checkpoint, group.world_size)
     # Simulated again, now with sizes and names, which retention needs.
