@@ -13,8 +13,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils.data import DataLoader
 
-from trainer_cli.parallel.torch_compat import foreach_copy_, foreach_div_, foreach_lerp_, overflow_flags, step_lightly
+from trainer_cli.parallel.torch_compat import (
+    foreach_copy_,
+    foreach_div_,
+    foreach_lerp_,
+    next_batch,
+    overflow_flags,
+    step_lightly,
+)
 
 MADE: dict[str, Callable[[Any], Optimizer]] = {
     "AdamW": lambda parameters: AdamW(parameters, lr=0.1, fused=False),
@@ -200,8 +208,29 @@ def test_overflow_flags_say_whether_a_step_is_skipped(gradient: float, overflowe
     assert overflow_flags(object(), optimizer) == []  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_batch_is_the_same_without_torchs_range_for_profilers(
+    is_missing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert hasattr(torch._C._autograd, "_profiler_enabled"), "torch has no such name any more: remove its use"
+    numbers: Any = range(5)
+    iterator = iter(DataLoader(numbers, 2))
+    assert hasattr(iterator, "_next_data"), "torch has no such name any more: remove its use"
+    if is_missing:
+        monkeypatch.delattr(torch._C._autograd, "_profiler_enabled")
+    monkeypatch.setattr(type(iterator), "__next__", lambda self: "with the range")
+    batches = [next_batch(iterator) for _ in range(3)]
+    assert str(batches) == str(
+        ["with the range"] * 3 if is_missing else [torch.tensor([0, 1]), torch.tensor([2, 3]), torch.tensor([4])]
+    )
+
+
 def test_private_names_of_torch_are_used_in_this_module_alone() -> None:
     package = Path(__file__).parents[2] / "trainer_cli"
-    private = re.compile(r"torch\._\w+|\._(opt_called|found_inf_per_device|dynamo|foreach_\w+|profiler_enabled)\b")
-    files = [path for folder in ("parallel", "trainer", "callbacks") for path in (package / folder).glob("*.py")]
+    private = re.compile(
+        r"torch\._\w+|\._(opt_called|found_inf_per_device|dynamo|foreach_\w+|profiler_enabled|next_data)\b"
+    )
+    files = [
+        path for folder in ("parallel", "data", "trainer", "callbacks") for path in (package / folder).glob("*.py")
+    ]
     assert {file.name for file in files if private.search(file.read_text(encoding="utf-8"))} == {"torch_compat.py"}

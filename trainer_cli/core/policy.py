@@ -262,13 +262,10 @@ def plan_removal(saved: Sequence[Saved], rules: RetentionRules) -> tuple[dict[st
     that stay in their place or would be replaced by a better one."""
     ordered = _newest_first(saved)
     leading = _leading(ordered, rules)
-    # Thousands may stay for this reason alone.
-    keeps_permanent = rules.remove is Removal.ephemeral_only and rules.max_checkpoints is None
     removable = {
         checkpoint.name: _why_goes(checkpoint, rules, ordered[0])
         for checkpoint in reversed(ordered)
-        if not (keeps_permanent and checkpoint.kind is Kind.permanent and checkpoint.finite)
-        and _why_stays(checkpoint, rules, leading) is None
+        if _why_stays(checkpoint, rules, leading) is None
     }
     return removable, [*removable, *leading.newest, *leading.best, *(leading.counted if removable else ())]
 

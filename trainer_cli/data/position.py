@@ -121,3 +121,11 @@ def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
             f"{before}, but its batch size is {batch_size}: go on with {before} (at the end of an epoch it may change)",
             where="data.batch_size",
         )
+
+
+def length_of(sized: Any) -> int | None:
+    """The length of a loader, in batches, or of a sampler; None if it has none."""
+    try:
+        return len(sized)
+    except TypeError:
+        return None

@@ -18,6 +18,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from trainer_cli.data.position import length_of
 from trainer_cli.data.random_state import RandomState, is_random_state_without_torch, seed_random
 from trainer_cli.data.workers import WorkerProcesses, unchanged
 
@@ -173,11 +174,3 @@ def rebuild_loader(
         **settings,
     )
     return rebuilt, walked
-
-
-def length_of(sampler: Any) -> int | None:
-    """The length of a sampler; None if it has none."""
-    try:
-        return len(sampler)
-    except TypeError:
-        return None

@@ -15,15 +15,16 @@ from torch.utils.data import (
 from trainer_cli.core.naming import class_name
 from trainer_cli.core.order import sample_seed
 from trainer_cli.data.loader import EpochParts
-from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same
+from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same, length_of
 from trainer_cli.data.random_state import (
     kept_random_state,
     seed_random,
     seed_torch,
 )
-from trainer_cli.data.rebuilt_loader import Fetcher, WalkedSampler, draws_from_torch_alone, length_of, rebuild_loader
+from trainer_cli.data.rebuilt_loader import Fetcher, WalkedSampler, draws_from_torch_alone, rebuild_loader
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
+from trainer_cli.parallel.torch_compat import next_batch
 
 
 class UserLoader:
@@ -223,7 +224,7 @@ class UserLoader:
                         self._fetcher.before, self._fetcher.seed = before, seed
                     self._seed(seed)
                     try:
-                        batch = self._next(iterator)
+                        batch = next(iterator) if self._fetcher is None else next_batch(iterator)
                     except StopIteration:
                         return
                 number += 1
@@ -254,13 +255,6 @@ class UserLoader:
                     self._processes.end(_shut_down_of(iterator))
                 iterator = None
                 self.close()
-
-    def _next(self, iterator: Any) -> Any:
-        """The next batch of an iterator over `_inner`."""
-        # Torch's __next__ only adds a range for profilers, which takes longer than many batches.
-        if self._fetcher is not None and not torch._C._autograd._profiler_enabled():
-            return iterator._next_data()
-        return next(iterator)
 
     def _seed(self, seed: int) -> None:
         if self._seeds_all or (self._fetcher is not None and self._fetcher.seeds_all):

@@ -209,10 +209,10 @@ def read_record(line: bytes) -> Line | None:
         return None
     metrics = {}
     for name, value in record.items():
-        if is_validation_metric(name) and (number := _number(value)) is not None:
+        if is_validation_metric(name) and (number := read_number(value)) is not None:
             metrics[name] = number
     # A record without them is not of this package, and readers leave it out.
-    has_facts = all(_number(record.get(name)) is not None for name in ("epoch", "time"))
+    has_facts = all(read_number(record.get(name)) is not None for name in ("epoch", "time"))
     return Line(step, metrics if has_facts else {})
 
 
@@ -233,7 +233,8 @@ def read_ranges(file: Path) -> Mapping[str, MetricRange]:
     return mark.ranges
 
 
-def _number(value: Any) -> float | None:
+def read_number(value: Any) -> float | None:
+    """A value of a record as a number: JSON has NaN and infinity as strings. None if it is none."""
     try:
         return float(value)
     except (ValueError, TypeError):

@@ -7,6 +7,8 @@ step_lightly         the same wrappers cost time at each step; where they differ
 foreach_…_           one kernel for many tensors; where it is missing, one call for each tensor.
 ddp_with_fixed_…     the same buckets of gradients at every step. Where a torch before 2.13 does not assign
                      them by the expected function, there is one, whose all-reduce starts after the backward.
+next_batch           `__next__` of a DataLoader adds a range for profilers, which takes longer than many batches;
+                     where the names are missing, it is called.
 overflow_flags       which steps GradScaler skips, without waiting for the device; where missing, none is counted.
 """
 
@@ -223,6 +225,13 @@ def overflow_flags(scaler: torch.amp.GradScaler, optimizer: Optimizer) -> list[T
     """A tensor for each device, above zero if gradients on it overflowed in this step."""
     flags_per_device = getattr(scaler, "_found_inf_per_device", None)
     return [] if flags_per_device is None else list(flags_per_device(optimizer).values())
+
+
+def next_batch(iterator: Any) -> Any:
+    """The next batch of a DataLoader without workers."""
+    is_profiling = getattr(torch._C._autograd, "_profiler_enabled", None)
+    fetch = getattr(iterator, "_next_data", None)
+    return next(iterator) if fetch is None or is_profiling is None or is_profiling() else fetch()
 
 
 def compile_deterministically() -> None:

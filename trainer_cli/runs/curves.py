@@ -11,6 +11,7 @@ import numpy as np
 
 from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.loggers.marks import MetricRange
+from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.metrics import modes_of, read_json_lines
 
 Array = np.ndarray[Any, Any]
@@ -70,19 +71,12 @@ def _series(rows: Sequence[int], values: Sequence[Any]) -> Series:
     except (ValueError, TypeError):
         # Some values are no numbers: convert one at a time and leave these out.
         numbers = {
-            row: number for row, value in zip(rows, values, strict=True) if (number := _number(value)) is not None
+            row: number for row, value in zip(rows, values, strict=True) if (number := read_number(value)) is not None
         }
         series = Series(np.array(list(numbers), np.int64), np.array(list(numbers.values()), float))
     # Grouping by keys has put records of different keys out of the order of the file.
     order = np.argsort(series.rows, kind="stable")
     return Series(series.rows[order], series.values[order])
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except (ValueError, TypeError):
-        return None
 
 
 def best_values(columns: Columns, modes: Mapping[str, str]) -> dict[str, tuple[float, int]]:

@@ -17,9 +17,9 @@ from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
+from trainer_cli.data.position import length_of
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.hooks import Callback, second_to
-from trainer_cli.trainer.lengths import length_of
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
 from trainer_cli.trainer.model_call import ForwardState

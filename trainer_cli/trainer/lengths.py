@@ -9,6 +9,7 @@ from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Duration, Interval, Unit, epoch_steps, limited_batches, total_steps
 from trainer_cli.core.schema import LoopConfig
 from trainer_cli.core.stopping import Limits
+from trainer_cli.data.position import length_of
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.validation_loop import Evaluations
 
@@ -168,11 +169,3 @@ class Lengths:
             return limited_batches(batches, self.settings.limit_train_batches)
         except ValueError as error:
             raise UserError(str(error), where="loop.limit_train_batches") from None
-
-
-def length_of(loader: Any) -> int | None:
-    """Batches of an epoch; None if unknown."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
