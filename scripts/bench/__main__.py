@@ -2,24 +2,25 @@
 
 Each table is measured in a process of its own, contenders in turn, round after round. Writes results.md and
 results.json (and plots) to the folder named by --out. With --compare, reports what got slower since an earlier
-results.json and exits with 1 if anything did. Peers that are not installed are skipped: `pip install -r
-scripts/bench/peers.txt` into an environment of its own.
+results.json and exits with 1 if anything did. A row says where a peer is not installed: scripts/bench/peers.txt lists
+them. With --publish, all of it with every peer, in an environment that is made for it, becomes BENCHMARKS.md: half an
+hour on two cores that do nothing else. A table that fails is reported, the others go on, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import chart
 import machine
+import peers_environment
+import publish
+from measuring import TableFailed, answer_as_child, measured
 from settings import Settings, Size
 from slower import TOLERANCE, Comparison, compare
 from table import Table
@@ -40,25 +41,37 @@ NOTES = {
 def main() -> int:
     args = _arguments()
     if args.child is not None:
-        tables = importlib.import_module(TABLES[args.child]).measure(Settings.from_text(args.settings))
-        print(json.dumps([table.to_json() for table in tables]))
+        return answer_as_child(TABLES[args.child], Settings.from_text(args.settings))
+    if args.render:
+        publish.render(args.root)
         return 0
+    if args.publish:
+        return _publish(args)
     before = None if args.compare is None else _read(args.compare)
     args.out.mkdir(parents=True, exist_ok=True)
-    tables = []
+    tables: list[Table] = []
+    failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="bench-", dir=args.folder) as scratch:
         result: dict[str, Any] = {"machine": machine.facts(Path(scratch)), "size": args.size, "tables": []}
         settings = Settings(args.size, args.rounds, scratch)
         for name in args.only or TABLES:
             began = time.perf_counter()
             print(f"{name} …", file=sys.stderr, flush=True)
-            tables += _measured(name, settings)
+            try:
+                tables += measured(name, settings)
+            except TableFailed as error:
+                failed.append(name)
+                print(f"FAILED: {name}: {error}", file=sys.stderr, flush=True)
+                continue
             print(f"{name}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
             # After each table, so that a run that is broken off has what it had.
             result["tables"] = [table.to_json() for table in tables]
             (args.out / "results.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
             (args.out / "results.md").write_text(_page(result, tables, args.out), encoding="utf-8")
-    print((args.out / "results.md").read_text(encoding="utf-8"))
+    if tables:
+        print((args.out / "results.md").read_text(encoding="utf-8"))
+    if failed:
+        return 1
     if before is None:
         return 0
     comparison = compare(before, tables, args.tolerance)
@@ -66,6 +79,16 @@ def main() -> int:
     if comparison.compared == 0:
         return 2
     return 1 if comparison.slower else 0
+
+
+def _publish(args: argparse.Namespace) -> int:
+    if args.size is Size.whole:
+        peers_environment.enter()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=args.folder) as scratch:
+        settings = Settings(args.size, args.rounds, scratch)
+        state = args.out / "published.json"
+        return publish.publish(args.only or list(TABLES), settings, measured, state=state, root=args.root)
 
 
 def message(comparison: Comparison) -> str:
@@ -92,6 +115,15 @@ def _arguments() -> argparse.Namespace:
         help="every row once in its smallest form: shows that all can be measured; the figures say nothing",
     )  # fmt: skip
     parser.set_defaults(size=Size.whole)
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="write BENCHMARKS.md, its plots and the rows of the README; tables that an earlier call finished are kept",
+    )
+    parser.add_argument("--render", action="store_true", help="write these again from docs/benchmarks/results.json")
+    parser.add_argument(
+        "--root", type=Path, default=publish.ROOT, metavar="FOLDER", help="whose pages are written (the project's)"
+    )
     parser.add_argument("--only", nargs="+", choices=TABLES, metavar="TABLE", help=", ".join(TABLES))
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each table, instead of its own number")
     parser.add_argument("--out", type=Path, default=Path("bench-results"), metavar="FOLDER", help="(bench-results)")
@@ -113,15 +145,6 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _measured(name: str, settings: Settings) -> list[Table]:
-    """In a process of its own, so that no table inherits another's memory or imports."""
-    command = [sys.executable, str(Path(__file__).parent), "--child", name, "--settings", settings.to_text()]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"the table {name} could not be measured")
-    return [Table.from_json(plain) for plain in json.loads(done.stdout.strip().splitlines()[-1])]
-
-
 def _read(file: Path) -> list[Table]:
     return [Table.from_json(plain) for plain in json.loads(file.read_text(encoding="utf-8"))["tables"]]
 
@@ -132,16 +155,9 @@ def _page(result: dict[str, Any], tables: list[Table], folder: Path) -> str:
     parts = ["# Benchmarks", f"{NOTES[result['size']]}{' · '.join(facts)}"]
     for table in tables:
         parts.append(f"## {table.name}\n\n{table.to_markdown()}")
-        column, points = table.columns[0], table.points()
-        if points:
-            drawing = chart.svg(table.title, table.x_label, f"{column.name}, {column.unit}", points)
-            (folder / f"{table.name}.svg").write_text(drawing, encoding="utf-8")
-            parts.append(f"![{table.title}]({table.name}.svg)")
-            parts += [
-                f"{name}: the cost grows with the {slope:.2f}th power (1 is linear)."
-                for name, line in points.items()
-                if (slope := chart.exponent(line)) is not None
-            ]
+        if table.points():
+            (folder / f"{table.name}.svg").write_text(publish.drawing(table), encoding="utf-8")
+            parts += [f"![{table.title}]({table.name}.svg)", publish.growth_note(table)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,10 +1,11 @@
-"""Lines on two logarithmic axes, as SVG; and how a cost grows, as an exponent."""
+"""Lines on two logarithmic axes, and bars, as SVG; and how a cost grows, as an exponent."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from statistics import median
 
 Point = tuple[float, float]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 80, 170, 40, 56
@@ -58,6 +59,39 @@ def svg(title: str, x_label: str, y_label: str, series: Mapping[str, Sequence[Po
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in places]
         key = TOP + 14 + 18 * number
         parts.append(f'<text x="{WIDTH - RIGHT + 12}" y="{key}" fill="{color}">{escape(name)}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+BAR, LABELS = 22, 250
+"""Height of a bar with its gap, and width of the names."""
+
+
+def bars(title: str, x_label: str, rows: Sequence[tuple[str, Sequence[float]]]) -> str:
+    """A bar for the median of each row, with a line from its least to its most; from 0, or from the least below it."""
+    low = min(0.0, *(min(samples) for _, samples in rows))
+    high = max(0.0, *(max(samples) for _, samples in rows))
+    height = TOP + BAR * len(rows) + 30
+
+    def x(value: float) -> float:
+        return LABELS + (value - low) / ((high - low) or 1.0) * (WIDTH - LABELS - 90)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+        f'font-size="12"><rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<text x="12" y="22" font-size="14">{escape(title)}</text>',
+        f'<text x="{LABELS}" y="{height - 10}" font-size="11" fill="#555">{escape(x_label)}</text>',
+    ]
+    for number, (name, samples) in enumerate(rows):
+        y, middle = TOP + BAR * number, median(samples)
+        color = COLORS[0] if name.startswith("train") else COLORS[5]
+        start, end = sorted((x(0.0), x(middle)))
+        box = f'x="{start:.1f}" y="{y + 2}" width="{max(end - start, 0.5):.1f}" height="{BAR - 7}"'
+        parts += [
+            f'<text x="{LABELS - 8}" y="{y + 13}" text-anchor="end">{escape(name)}</text>',
+            f'<rect {box} fill="{color}"/>',
+            f'<path d="M{x(min(samples)):.1f} {y + 9}H{x(max(samples)):.1f}" stroke="#222"/>',
+            f'<text x="{x(max(samples)) + 6:.1f}" y="{y + 13}">{middle:.3g}</text>',
+        ]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

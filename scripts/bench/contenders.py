@@ -8,11 +8,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 from peers import PEERS
-from timing import HERE, Measure, Skipped, children_processor, run, seconds
+from timing import HERE, Measure, Skipped, children_processor, require, run, seconds
 
 FIT = (
     sys.executable, "-m", "trainer_cli", "fit", "--config-dir", str(HERE / "project" / "configs"), "+experiment=loop",
@@ -25,21 +24,15 @@ OURS: Mapping[str, tuple[str, ...]] = {
 """`train fit` with the shipped configuration: checkpointer, console, metrics.jsonl and TensorBoard are on."""
 
 
-def contenders(names: list[str], steps: int, warm: int) -> tuple[dict[str, Measure], dict[str, str]]:
-    """What measures each name, and why others cannot be measured: their package is not installed."""
-    found: dict[str, Measure] = {}
-    missing: dict[str, str] = {}
-    for name in names:
-        package = None if name in OURS else PEERS[name][0]
-        if package is not None and find_spec(package) is None:
-            missing[name] = f"{package} is not installed"
-        else:
-            found[name] = partial(trained, name, steps, warm)
-    return found, missing
+def contenders(names: list[str], steps: int, warm: int) -> dict[str, Measure]:
+    """What measures each name."""
+    return {name: partial(trained, name, steps, warm) for name in names}
 
 
 def trained(name: str, steps: int, warm: int) -> dict[str, float]:
     """What the network's clock saw in a process of its own."""
+    if name not in OURS and (needed := PEERS[name][0]) is not None:
+        require(needed, {"ignite": "pytorch-ignite"}.get(needed))
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "seen.json"
         command = (

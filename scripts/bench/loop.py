@@ -21,7 +21,7 @@ def measure(settings: Settings) -> list[Table]:
     steps, warm = settings.pick(smoke=(20, 5), quick=(1200, 300), whole=(5500, 500))
     rounds = settings.rounds_or(3, 6)
     ours = settings.pick(smoke=SMOKE, quick=OURS, whole=OURS)
-    measures, missing = contenders(ours + ([] if settings.small else PEERS), steps, warm)
+    measures = contenders(ours + ([] if settings.small else PEERS), steps, warm)
     samples, skipped = interleaved(measures, rounds, warm=0, needed=ours)
     rows = [
         Row(name, {"step": found["step"], "processor": found["processor"]}, base=BASES.get(name))
@@ -38,7 +38,7 @@ def measure(settings: Settings) -> list[Table]:
                 Column("over base", "µs", 1, resolution=15.0, ratio=False),
                 Column("processor", "µs", 1, resolution=5.0),
             ],
-            rows, {"steps": steps, "warm": warm}, {**missing, **skipped},
+            rows, {"steps": steps, "warm": warm}, skipped,
             [
                 "`train fit` is the shipped configuration (fused AdamW, checkpointer, console, metrics.jsonl, "
                 "TensorBoard); `not fused` has the optimizer of `bare`. `own loader` puts batches together from "

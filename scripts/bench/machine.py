@@ -9,7 +9,18 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PEERS = ("torch", "lightning", "accelerate", "transformers", "pytorch-ignite", "safetensors", "xxhash", "numpy")
+PEERS = (
+    "torch",
+    "lightning",
+    "accelerate",
+    "transformers",
+    "pytorch-ignite",
+    "torch-checkpointing",
+    "torchdata",
+    "safetensors",
+    "xxhash",
+    "numpy",
+)
 
 
 def facts(folder: Path) -> dict[str, str | int | float]:

@@ -112,12 +112,18 @@ class Table:
                 if column.ratio:
                     cells.append(_cell(self.ratios(row, column.name), 2))
             lines.append(_line(cells))
+        empty = [""] * (len(heads) - 2)
+        lines += [_line([name, f"not measured: {reason}", *empty]) for name, reason in self.skipped.items()]
         bases = sorted({base.name for row in self.rows if (base := self.base_of(row)) is not None})
         named = " · ".join(bases[:3]) + (" and so on" if len(bases) > 3 else "")
-        said = [f"Base: {named}. Medians, [least to most]." if bases else "Medians, [least to most]."]
-        said += self.notes
-        said += [f"Skipped: {name} ({reason})." for name, reason in self.skipped.items()]
-        return "\n\n".join(["\n".join(lines), *said])
+        said = f"Medians, [least to most], of {self._counts()}."
+        return "\n\n".join(["\n".join(lines), f"Base: {named}. {said}" if bases else said, *self.notes])
+
+    def _counts(self) -> str:
+        """How many samples the rows have, by the first column."""
+        counts = sorted({len(row.samples.get(self.columns[0].name, ())) for row in self.rows})
+        each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        return f"{each} sample{'' if counts == [1] else 's'} a row"
 
 
 def spread(samples: list[float]) -> dict[str, float]:

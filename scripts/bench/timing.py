@@ -12,10 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+NOT_INSTALLED = "not-installed.json"
+"""In an environment of peers: the name of each package that could not be installed, and why."""
 Samples = dict[str, list[float]]
 Measure = Callable[[], Mapping[str, float | list[float]]]
 
@@ -52,6 +55,22 @@ def interleaved(
             for column, value in measured.items() if number >= 0 else ():
                 found[name].setdefault(column, []).extend(value if isinstance(value, list) else [value])
     return {name: samples for name, samples in found.items() if name not in skipped}, skipped
+
+
+def require(module: str, package: str | None = None) -> None:
+    """Refuse to go on without a module; the name of its package, where that is another.
+
+    Raises:
+        Skipped: it is not installed.
+    """
+    if find_spec(module) is not None:
+        return
+    try:
+        reasons = json.loads((Path(sys.prefix) / NOT_INSTALLED).read_text())
+    except OSError:
+        reasons = {}
+    package = package or module
+    raise Skipped(f"{package} is not installed" + (f": {reasons[package]}" if package in reasons else ""))
 
 
 def say(text: str) -> None:

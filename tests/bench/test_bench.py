@@ -57,9 +57,9 @@ def test_a_table_shows_medians_spread_ratios_and_who_was_skipped() -> None:
         "| A step | step, s | step, × base |\n"
         "| --- | --- | --- |\n"
         "| bare | 1.00 [1.00 to 1.00] |  |\n"
-        "| ours | 2.50 [2.00 to 3.00] | 2.50 [2.00 to 3.00] |\n\n"
-        "Base: bare. Medians, [least to most].\n\n"
-        "Skipped: ignite (it is not installed)."
+        "| ours | 2.50 [2.00 to 3.00] | 2.50 [2.00 to 3.00] |\n"
+        "| ignite | not measured: it is not installed |  |\n\n"
+        "Base: bare. Medians, [least to most], of 3 samples a row."
     )
 
 
@@ -187,7 +187,7 @@ def test_the_exit_code_says_whether_anything_got_slower(
     spec.loader.exec_module(command)
     earlier = tmp_path / "old.json"
     earlier.write_text(json.dumps({"tables": [_table([2.0] * 3, [1.0] * 3).to_json()]}))
-    monkeypatch.setattr(command, "_measured", lambda name, settings: [_table(after, [1.0] * 3)])
+    monkeypatch.setattr(command, "measured", lambda name, settings: [_table(after, [1.0] * 3)])
     arguments = ["--only", "loop", "--out", str(tmp_path / "new"), "--folder", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["bench", *arguments, "--compare", str(earlier)])
     assert command.main() == code
