@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
 from trainer_cli.core.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
-from trainer_cli.core.policy import Saved
+from trainer_cli.core.policy import Kind, Saved
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import CheckpointError, ConfigError, one_line
 
@@ -63,6 +63,12 @@ class Entry:
         return self.manifest is not None and self.manifest.name not in (None, self.name)
 
     @property
+    def is_replayed(self) -> bool:
+        """Whether it was computed after its step, from an earlier checkpoint. As with a copy, nothing counts, resumes
+        or removes it unless it is named."""
+        return self.manifest is not None and self.manifest.kind is Kind.replayed
+
+    @property
     def valid(self) -> bool:
         """Whether manifest, files and sizes fit. Digests are verified when it is read."""
         return self.manifest is not None and self.problem is None
@@ -93,7 +99,8 @@ class Entry:
 
 
 class Catalog:
-    """The checkpoints of one storage: folders called `step{N}`, and all others that hold a manifest, but no copies."""
+    """The checkpoints of one storage: folders called `step{N}`, and all others that hold a manifest, but no copies and
+    no replayed ones."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -177,11 +184,11 @@ class Catalog:
         return sorted([*settled.values(), *others], key=attrgetter("step", "name"))
 
     def _look(self, name: str, known: Collection[str] = ()) -> Entry | None:
-        """The entry of a folder; None if it does not exist, has neither a checkpoint's name nor a manifest, or is a
-        copy."""
+        """The entry of a folder; None if it does not exist, has neither a checkpoint's name nor a manifest, is a copy,
+        or was replayed."""
         entry = self.entry(name, known)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
-        return None if is_other or entry.is_copy or entry.problem == GONE else entry
+        return None if is_other or entry.is_copy or entry.is_replayed or entry.problem == GONE else entry
 
 
 @lru_cache(maxsize=4096)

@@ -73,10 +73,12 @@ def _best(settings: CheckpointConfig) -> BestRule | None:
 
 
 class Kind(StrEnum):
-    """Permanent, or ephemeral: only until the next save."""
+    """Permanent; ephemeral, only until the next save; or replayed."""
 
     permanent = "permanent"
     ephemeral = "ephemeral"
+    replayed = "replayed"
+    """Computed later from an earlier checkpoint of the run. No rule of a run saves, counts or removes it."""
 
 
 class Occasion(StrEnum):

@@ -245,14 +245,25 @@ class Builder:
         identity: RunIdentity,
         run_dir: Path,
         hparams: Mapping[str, bool | int | float | str] | None = None,
+        saver: Any = None,
+        loggers: Mapping[str, Any] | None = None,
+        observers: Mapping[str, Any] | None = None,
     ) -> Trainer:
         """Build the trainer of a fit, with all its parts except the data.
 
         Args:
             hparams: hyperparameters for loggers.
+            saver: used in place of the callback that saves.
+            loggers: used in place of those of the config.
+            observers: further callbacks, called after those of the config.
         """
         config = self.config
-        folder = config.checkpoint.folder
+        if saver is None:
+            folder = config.checkpoint.folder
+            saver = self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity)
+        if loggers is None:
+            # Only rank 0 logs.
+            loggers = self._components("loggers", config.loggers if self.group.is_main else {})
         loop = self.loop()
         # With the loop of this trainer: its length, known once the data is, is read when a schedule is built.
         schedulers = self.schedulers(loop)
@@ -268,10 +279,9 @@ class Builder:
             precision=Precision(config=config.precision),
             sparsity=self._sparsity(),
             loop=loop,
-            checkpoint=self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity),
-            callbacks=self._callbacks(),
-            # Only rank 0 logs.
-            loggers=self._components("loggers", config.loggers if self.group.is_main else {}),
+            checkpoint=saver,
+            callbacks={**self._callbacks(), **(observers or {})},
+            loggers=loggers,
             seed=config.seed,
             deterministic=config.deterministic,
             device=config.device,

@@ -133,7 +133,7 @@ class EvaluatedOrigin:
 
     def __init__(self, composed: Composed, loaders: Mapping[str, Any]) -> None:
         self._composed, self._loaders = composed, loaders
-        self._now = origin_of(loaders, composed.project_root)
+        self.now = origin_of(loaders, composed.project_root)
         self._changes_samples: bool | None = None
         self._reported: dict[str, str] = {}
 
@@ -158,7 +158,7 @@ class EvaluatedOrigin:
         if self._changes_samples is None:
             self._changes_samples = _changes_samples(_changes_since(checkpoint, self._composed))
         if not self._changes_samples:
-            _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self._now)
+            _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self.now)
 
 
 def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Origin) -> None:

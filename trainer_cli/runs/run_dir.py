@@ -7,6 +7,7 @@
       train.log  metrics.jsonl  tensorboard/  validation/  checkpoints/
       summary.json                    how it ended, and the list of attempts
       checkpoints.jsonl               each save and removal, and why
+      replayed/                       checkpoints of steps that were computed again
       .lock                           held while a process trains here
 
 `config.yaml` is written last when a directory is made, so one without it was never a run.
@@ -115,6 +116,7 @@ class RunDir:
         self.tensorboard_folder = self.path / "tensorboard"
         self.validation_folder = self.path / "validation"
         self.checkpoints_folder = self.path / "checkpoints"
+        self.replayed_folder = self.path / "replayed"
         self.copies_cache = self.checkpoints_folder / COPIES_CACHE
         self.history_file = self.path / "checkpoints.jsonl"
         self.lock_file = self.path / ".lock"
@@ -150,6 +152,10 @@ class RunDir:
         except OSError as error:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES) and not self.is_locked():
+                raise RunDirectoryError(
+                    f"{self.path} is being replayed by another process", cure="Wait until that command has ended."
+                ) from None
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise RunDirectoryError(
                     f"{self.path} is in use by {holder or 'another process'}",
@@ -159,6 +165,22 @@ class RunDir:
                 f"{self.path} cannot be locked: {error.strerror}",
                 cure="Its filesystem has no file locks; choose a run_dir= on another.",
             ) from error
+        return RunLock(descriptor)
+
+    def share(self) -> RunLock | None:
+        """Hold off trainings, beside other readers; None while a training holds the directory, or without a lock file.
+
+        Nothing is written.
+        """
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            return None
         return RunLock(descriptor)
 
     def is_locked(self) -> bool:

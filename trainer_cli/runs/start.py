@@ -149,7 +149,7 @@ def start_existing(
         choice.reason,
         is_new=False,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
-        keep_settings=_kept_settings(changes),
+        keep_settings=kept_settings(changes),
         finished=finished,
     )
 
@@ -294,12 +294,12 @@ def _start_lost(
         f"{run.path} is gone, but {choice.catalog.folder} holds its checkpoints",
         is_new=True,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
-        keep_settings=_kept_settings(changes),
+        keep_settings=kept_settings(changes),
     )
 
 
-def _kept_settings(changes: Sequence[Change]) -> tuple[str, ...]:
-    """The optimizer settings among accepted changes."""
+def kept_settings(changes: Sequence[Change]) -> tuple[str, ...]:
+    """The optimizer settings among changes of the config: these stay as configured, not as in the checkpoint."""
     keys = [change.key for change in changes]
     settings = [key.removeprefix("optimizer.") for key in keys if key.startswith("optimizer.")]
     return (*settings, *(key.rpartition(".")[2] for key in keys if key.startswith("param_groups.")))
@@ -324,9 +324,14 @@ def options_of(entry: Entry, folder: Path, config: LoadConfig) -> LoadOptions:
 
 def fork_of(composed: Composed, start: Start) -> Path | None:
     """The checkpoint of `ckpt=`, whose weights a new run loads; None once the run has a checkpoint of its own."""
-    ckpt = composed.config.ckpt
     # A checkpoint of the run itself already contains what the fork loaded.
-    if ckpt is None or start.entry is not None:
+    return None if start.entry is not None else fork_path(composed)
+
+
+def fork_path(composed: Composed) -> Path | None:
+    """The checkpoint that `ckpt=` names, which the start of the run loads; None without it."""
+    ckpt = composed.config.ckpt
+    if ckpt is None:
         return None
     fork = select_one(ckpt)
     refuse_foreign(fork, composed.config.load.states)

@@ -22,7 +22,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
-from trainer_cli.trainer.state import load_all, load_weights
+from trainer_cli.trainer.state import load_all, load_weights, rank_state_of
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -132,6 +132,12 @@ class Loading:
         trainer.hooks.call("preprocess_checkpoint", trainer, state)
         self.path, self.step = path, int(state.get("progress", {}).get("step", 0))
         return state
+
+    def read_state(self, path: Path) -> dict[str, Any]:
+        """The whole state in a checkpoint as this rank saved it, without hooks; nothing is loaded. Collective."""
+        checkpointer, targets = self._trainer.checkpointer, self._sharded_targets(WHOLE)
+        state = checkpointer.read(path) if targets is None else checkpointer.read(path, targets=targets)
+        return dict(rank_state_of(state, self._trainer))
 
     def _read(self, path: Path, load: LoadOptions, more: Sequence[str]) -> dict[str, Any]:
         """Read a checkpoint; of what is for sharded tensors, read this rank's part.

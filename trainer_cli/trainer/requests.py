@@ -48,6 +48,10 @@ class Requests:
             self.held_stop, self.stop_request = self.stop_request, stop
         self.interrupt()
 
+    def stop_on_all(self, stop: Stop) -> None:
+        """Request an end before the next step. Every rank calls it between two steps."""
+        self.stop_request, self.interrupt_requested = stop, True
+
     def save(self) -> None:
         """Request a save after the current step; from any thread."""
         if self._saver is not None:

@@ -1,0 +1,158 @@
+"""The state after any step of a run is computed again: it equals the checkpoint that the run saved there."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.commands.main import main
+from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
+from trainer_cli.runs.replay import compose_replay, find_step, plan_replay, replay
+from trainer_cli.runs.run_dir import RunDir
+
+STEPS = 60
+FIXED = sorted(random.Random(0).sample(range(1, STEPS), 10))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a checkpoint at the start, at random steps and at the end."""
+    run = tmp_path_factory.mktemp("replay") / "run"
+    arguments = [
+        "fit", "+experiment=digits_mlp", f"run_dir={run}", f"loop.max_duration={STEPS}", "loop.log_interval=7",
+        "loop.eval_interval=25", "checkpoint.save_interval=null", f"checkpoint.fixed_steps={FIXED}", "callbacks=ema",
+        "logging.console=off",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the run that a test may change."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def remove(run: Path, *steps: int) -> None:
+    """Remove checkpoints of a run; without steps all."""
+    for step in steps or (0, *FIXED, STEPS):
+        shutil.rmtree(run / "checkpoints" / f"step{step}")
+
+
+def contents(run: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file of a run but the replayed ones, with its time of change and its bytes."""
+    files = (path for path in run.rglob("*") if path.is_file() and "replayed" not in path.parts)
+    return {str(path.relative_to(run)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+@pytest.mark.parametrize("from_start", [True, False])
+def test_the_state_after_every_step_is_that_of_the_run(run: Path, from_start: bool) -> None:
+    if from_start:
+        remove(run, 0)
+    before = contents(run)
+    plan = plan_replay(run, STEPS, first=1)
+    assert (plan.start_step, plan.start is None) == (0, from_start)
+    replayed = replay(plan, compose_replay(plan), keep=[13])
+    assert replayed.states == dict.fromkeys([*FIXED, STEPS])
+    assert replayed.records == STEPS // 7 + len((25, 50, STEPS))
+    assert replayed.equal
+    assert contents(run) == before
+    assert find_step(run, 13) == run / "replayed" / "step13"
+    assert find_step(run, 14) is None
+
+
+def test_a_replayed_checkpoint_is_not_one_of_the_run(run: Path) -> None:
+    remove(run, FIXED[-1], STEPS)
+    plan = plan_replay(run, FIXED[-1])
+    assert replay(plan, compose_replay(plan), keep=[plan.last]).kept
+    replayed = catalog_of(run / "replayed")
+    entry = replayed.entry(f"step{plan.last}")
+    assert entry.valid
+    assert entry.manifest is not None
+    assert entry.manifest.kind == "replayed"
+    # Also where a user has copied it: no resume and no rule may take it for one that the run has saved.
+    shutil.copytree(run / "replayed" / entry.name, run / "checkpoints" / entry.name)
+    newest = catalog_of(run / "checkpoints").newest_valid()
+    assert newest is not None
+    assert newest.step == FIXED[-2]
+
+
+def test_a_replay_begins_with_the_newest_checkpoint_before_the_step(run: Path) -> None:
+    last = FIXED[1]
+    assert plan_replay(run, last).start == run / "checkpoints" / f"step{last}"
+    assert plan_replay(run, last, first=last).start == run / "checkpoints" / f"step{FIXED[0]}"
+    remove(run, last)
+    assert plan_replay(run, last + 1).start_step == FIXED[0]
+
+
+def test_a_damaged_checkpoint_is_passed_over(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = run / "checkpoints" / f"step{FIXED[1]}" / "rank0.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    assert plan_replay(run, FIXED[1] + 1).start_step == FIXED[0]
+    assert f"step{FIXED[1]} is passed over" in caplog.text
+
+
+def test_the_first_record_that_differs_is_named_and_nothing_is_kept(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    changed = next(line for line in lines if line["step"] == 14)
+    recorded = changed["train/loss"]
+    changed["train/loss"] = recorded * (1 + 2**-52)
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    plan = plan_replay(run, 22, first=1)
+    replayed = replay(plan, compose_replay(plan), keep=[12, 20])
+    assert list(replayed.kept) == [12]
+    assert (
+        str(replayed) == f"not equal: step 14: train/loss is {recorded}, and the run recorded {changed['train/loss']}"
+    )
+    assert not replayed.equal
+
+
+def test_a_state_that_differs_from_a_kept_checkpoint_is_named(run: Path) -> None:
+    plan = plan_replay(run, FIXED[1], first=1)
+    replayed = replay(plan, compose_replay(plan, ["optimizer.weight_decay=0.5"]))
+    assert replayed.states[FIXED[1]] is not None
+    assert not replayed.equal
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [(STEPS + 1, f"has made {STEPS} steps, so there is no step {STEPS + 1}"), (-1, "there is no step -1")],
+)
+def test_a_step_that_was_not_made_is_refused(trained: Path, step: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        plan_replay(trained, step)
+
+
+def test_a_run_that_was_not_begun_here_needs_a_checkpoint(run: Path) -> None:
+    remove(run)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["attempts"][0]["start_step"] = 30
+    (run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(CheckpointError, match="no valid checkpoint at or before step 40"):
+        plan_replay(run, 40)
+
+
+def test_a_run_in_training_is_replayed_up_to_its_newest_checkpoint(run: Path) -> None:
+    remove(run, STEPS)
+    with RunDir(run).lock():
+        assert plan_replay(run, FIXED[-1] - 1).last == FIXED[-1] - 1
+        with pytest.raises(UserError, match=f"its newest checkpoint is of step {FIXED[-1]}"):
+            plan_replay(run, FIXED[-1] + 1)
+
+
+def test_no_training_begins_while_a_run_is_replayed(run: Path) -> None:
+    first, second = RunDir(run).share(), RunDir(run).share()
+    assert first is not None
+    assert second is not None
+    with pytest.raises(RunDirectoryError, match="is being replayed"):
+        RunDir(run).lock()
+    first.release()
+    second.release()
+    RunDir(run).lock().release()

@@ -1,0 +1,281 @@
+"""Make steps of a run again, and compare all that was recorded of them: every step of a run is a checkpoint.
+
+    plan = plan_replay(run, 437)                        from which checkpoint, how many steps, how long
+    composed = compose_replay(plan)                     the run's own config, with overrides
+    replayed = replay(plan, composed, keep=[437])       RUN/replayed/step437, if no record differs
+
+A resume is bit-exact, so the state after a step that was never saved is computed from the checkpoint before it. The
+replay trains with the run's own loop, data and callbacks, and evaluates where the run did. It writes nothing into the
+run but `RUN/replayed`: its loggers are replaced by one that compares each record with `metrics.jsonl`, and the
+callback that saves by `ReplaySaver`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import platform
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.config.arguments import SAVER, SECTIONS
+from trainer_cli.config.compose import Composed, diff, from_yaml
+from trainer_cli.config.diff import hparams
+from trainer_cli.core.intervals import Duration, Unit
+from trainer_cli.core.load_options import WHOLE
+from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.schema import TrainConfig
+from trainer_cli.core.url_path import as_path
+from trainer_cli.errors import TrainError
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.runs.environment import versions
+from trainer_cli.runs.fit import import_torch
+from trainer_cli.runs.origin import EvaluatedOrigin
+from trainer_cli.runs.replay_plan import ReplayPlan, environment_of, find_step, plan_replay
+from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.select import checkpoints_of, config_of
+from trainer_cli.runs.start import fork_path, kept_settings, load_options
+
+if TYPE_CHECKING:
+    from trainer_cli.callbacks.state_saver import RunIdentity
+    from trainer_cli.checkpoint.checkpointer import Checkpointer
+    from trainer_cli.checkpoint.storage.base import Storage
+    from trainer_cli.runs.origin import Origin
+    from trainer_cli.trainer.hooks import Callback
+    from trainer_cli.trainer.trainer import Trainer
+
+__all__ = ["ReplayPlan", "Replayed", "compose_replay", "find_step", "plan_replay", "replay"]
+
+log = logging.getLogger(__name__)
+
+NAME = "replay"
+"""Name of the logger that compares the records."""
+_COMPUTING = ("python", "trainer-cli", "torch", "numpy")
+"""Versions that may change numbers."""
+_REPLAYED_SECTIONS = tuple(section for section in SECTIONS if section != "loggers")
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The outcome of a replay."""
+
+    plan: ReplayPlan
+    records: int
+    """Number of the run's records that it passed."""
+    differences: Sequence[RecordDifference]
+    """The first difference of each record that differs."""
+    states: Mapping[int, str | None]
+    """Step of each kept checkpoint that it passed -> the first part of its state that differs; None: all is equal."""
+    kept: Mapping[int, Path]
+    """Step -> the checkpoint that was written into `RUN/replayed`."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether no record and no kept checkpoint differs."""
+        return not self.differences and not any(self.states.values())
+
+    def __str__(self) -> str:
+        differing = [
+            f"step {step}: {name} differs from the kept checkpoint" for step, name in self.states.items() if name
+        ]
+        lines = [*map(str, self.differences[:1]), *differing[:1]]
+        if lines:
+            return f"not equal: {'; '.join(lines)}"
+        states = f", and {len(self.states)} kept checkpoint{'s' * (len(self.states) > 1)}" if self.states else ""
+        return f"verified: equal at {self.records} of {self.records} records{states}"
+
+
+def compose_replay(
+    plan: ReplayPlan, overrides: Sequence[str] = (), *, config_dir: Path | None = None, config_name: str = "config"
+) -> Composed:
+    """The config that made the steps, with overrides on top."""
+    return from_yaml(
+        plan.config, overrides, config_dir=config_dir, config_name=config_name, sections=_REPLAYED_SECTIONS
+    )
+
+
+def replay(
+    plan: ReplayPlan,
+    composed: Composed,
+    *,
+    keep: Collection[int] = (),
+    callbacks: Mapping[str, Callback] | None = None,
+    group: ProcessGroup = ALONE,
+) -> Replayed:
+    """Make the steps of a plan.
+
+    Args:
+        composed: of `compose_replay`.
+        keep: steps whose state is written into `RUN/replayed`, unless a record up to it differs.
+        callbacks: further callbacks by name, which look at the steps. They are called after the run's own, and must
+            change nothing.
+        group: the processes that train together, all of which call this with rank 0's plan and config.
+
+    Raises:
+        TrainError: the steps cannot be made here.
+    """
+    import_torch()
+    from trainer_cli.runs.build import Builder
+    from trainer_cli.runs.replay_saver import ReplaySaver
+
+    run, config = RunDir(plan.run), _config_of_replay(composed.config)
+    environment = environment_of(run, plan.attempt)
+    _use_threads(environment.get("threads"))
+    composed.check_targets(_REPLAYED_SECTIONS)
+    comparison = RecordComparison.of_file(run.metrics_file, _not_comparable(config))
+    # The records of the first step of the plan are the run's own if it was loaded.
+    first = plan.start_step if plan.start is not None else -1
+    with ExitStack() as stack:
+        if group.is_main:
+            stack.enter_context(_held(run, plan, keeps=bool(keep)))
+        with group.checking("while data and model were made"):
+            group.divide_layers(config.parallel.tensor_size)
+            builder = Builder(config, composed.trust, group)
+            data = builder.data()
+            origin = EvaluatedOrigin(composed, data.loaders)
+            if group.is_main and plan.reference is not None:
+                origin.compare(plan.reference)
+            identity = _identity(plan, composed, origin.now)
+            saver = ReplaySaver(
+                plan,
+                _new_checkpointer(run, plan, config),
+                identity,
+                folder=checkpoints_of(run.path),
+                replayed=run.replayed_folder,
+                keep=keep,
+                is_equal=lambda step: not any(comparison.differences(first, step, ended=False)),
+            )
+            trainer = builder.trainer(
+                data,
+                identity=identity,
+                run_dir=run.replayed_folder,
+                hparams=hparams(composed.raw),
+                saver=saver,
+                loggers={NAME: ReplayLogger(comparison)} if group.is_main else {},
+                observers=callbacks,
+            )
+        if group.is_main:
+            for line in _other_environment(environment, trainer):
+                log.warning("%s", line)
+        path, load = plan.start, WHOLE
+        if path is None:
+            path, load = group.on_main(lambda: fork_path(composed)), load_options(config.load)
+        result = trainer.fit(data.train, data.val, path, load=load, keep_settings=_changed_settings(plan, composed))
+    if result.step < plan.last:
+        raise TrainError(
+            f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
+        )
+    return Replayed(
+        plan,
+        records=len(comparison.steps(first, plan.last)),
+        differences=list(comparison.differences(first, plan.last)),
+        states=saver.states,
+        kept=saver.kept,
+    )
+
+
+def _config_of_replay(config: TrainConfig) -> TrainConfig:
+    """The config without what writes, notifies or ends a process by the clock."""
+    callbacks = {name: node for name, node in config.callbacks.items() if name != SAVER}
+    return replace(config, loggers={}, callbacks=callbacks, loop=replace(config.loop, max_time=None))
+
+
+def _not_comparable(config: TrainConfig) -> list[str]:
+    """Globs of metrics that are logged at steps which the clock chose."""
+    loop = config.loop
+    intervals = {"train/*": loop.log_interval, "*/*": loop.eval_interval}
+    return [
+        pattern
+        for pattern, interval in intervals.items()
+        if interval is not None and Duration.parse(interval).unit is Unit.SECOND
+    ]
+
+
+def _use_threads(threads: Any) -> None:
+    """Compute with as many threads as the run: sums are made in another order by another number."""
+    import torch
+
+    if isinstance(threads, int) and threads > 0 and threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
+    """Hold off a training and the removal of the checkpoint to begin with; and other replays that write."""
+    with ExitStack() as stack:
+        if (lock := run.share()) is not None:
+            stack.enter_context(lock)
+        if plan.start is not None:
+            stack.enter_context(catalog_of(plan.start.parent).storage.reading(plan.start.name))
+        if keeps:
+            run.replayed_folder.mkdir(exist_ok=True)
+            file = stack.enter_context((run.replayed_folder / ".lock").open("w"))
+            # Waits: two replays of one step would write the same folder.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            open_storage(run.replayed_folder, run_id=plan.run_id).sweep()
+        yield
+
+
+def _new_checkpointer(run: RunDir, plan: ReplayPlan, config: TrainConfig) -> Checkpointer:
+    """A checkpointer that reads the run's checkpoints and writes replayed ones in the same format."""
+    from trainer_cli.checkpoint.checkpointer import Checkpointer
+    from trainer_cli.checkpoint.format.open import format_of
+
+    settings = config.checkpoint
+    copies = None if settings.copy_to.folder is None else as_path(settings.copy_to.folder).absolute()
+
+    def storage_of(root: Path) -> Storage:
+        cache = run.copies_cache if root == copies else run.checkpoints_folder
+        return open_storage(root, cache=cache, run_id=plan.run_id)
+
+    return Checkpointer(
+        format=format_of(settings.format, settings.compression), storage=storage_of, digest=settings.digest
+    )
+
+
+def _identity(plan: ReplayPlan, composed: Composed, origin: Origin) -> RunIdentity:
+    from trainer_cli.callbacks.state_saver import RunIdentity
+    from trainer_cli.runs.build import target_packages
+
+    text = plan.config.read_bytes()
+    return RunIdentity(
+        run_id=plan.run_id,
+        attempt=plan.attempt,
+        config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
+        target_packages=target_packages(composed.config),
+        extra_files={CONFIG_FILE: text},
+        samples=origin.samples,
+        source=origin.source,
+    )
+
+
+def _changed_settings(plan: ReplayPlan, composed: Composed) -> tuple[str, ...]:
+    """Optimizer settings that have changed since the checkpoint to begin with."""
+    source, _ = ("", "") if plan.start is None else config_of(plan.start)
+    return kept_settings(diff(from_yaml(source, trusted=True, missing_ok=True).raw, composed.raw)) if source else ()
+
+
+def _other_environment(environment: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
+    """What this process has in another version or number than the attempt that made the steps."""
+    recorded = {**(environment.get("versions") or {}), "python": environment.get("python")}
+    now = {**versions(), "python": platform.python_version()}
+    other = [
+        f"{name} {recorded[name]} (here {now[name]})"
+        for name in now
+        if recorded.get(name) is not None and now[name] != recorded[name] and name in _COMPUTING
+    ]
+    facts = {"device": str(trainer.device), "processes": trainer.strategy.world_size}
+    other += [
+        f"{name} {environment[name]} (here {value})"
+        for name, value in facts.items()
+        if environment.get(name, value) != value
+    ]
+    if other:
+        yield f"the run had {', '.join(other)}: the comparison shows whether its numbers are the same"

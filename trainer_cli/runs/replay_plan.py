@@ -1,0 +1,241 @@
+"""Plan the replay of steps of a run: the checkpoint that it begins with, the config, and how long it takes.
+
+    RUN@step437   on the disk, or replayed before: that checkpoint
+                  else: the newest valid checkpoint before it, or the start of the run, and the steps up to it
+
+Without `verify` only small files are read, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, why_damaged
+from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.policy import Kind
+from trainer_cli.core.url_path import as_path
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.loggers.text_files import read_number
+from trainer_cli.runs.metrics import read_json_lines
+from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.select import checkpoints_of, run_config
+
+log = logging.getLogger(__name__)
+
+_MOST_RATES = 50
+"""Records whose times are used to estimate the duration of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """Which steps are made again, and from where."""
+
+    run: Path
+    run_id: str
+    start: Path | None
+    """The checkpoint that is loaded; None: the start of the run."""
+    start_step: int
+    last: int
+    """The last step that is made."""
+    attempt: int
+    """The attempt that made it, whose config is used."""
+    config: Path
+    """The file with that config."""
+    reference: Path | None
+    """A checkpoint of the run whose samples and source are compared with those here; None without any."""
+    kept: Mapping[int, Path]
+    """The run's checkpoints of later steps up to the last one, by step: the replay is compared with them."""
+    seconds: float | None
+    """Estimate from the times of the run's records, without the start of the process; None if there are too few."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps to make."""
+        return self.last - self.start_step
+
+    def __str__(self) -> str:
+        start = "the start of the run" if self.start is None else self.start.name
+        took = "" if self.seconds is None else f", about {max(1, round(self.seconds)):,} s"
+        return f"replays {self.steps:,} step{'' if self.steps == 1 else 's'} from {start}{took}"
+
+
+def find_step(run: Path, step: int) -> Path | None:
+    """The valid checkpoint of a step of a run: one that was kept, else one that was replayed; None without any."""
+    directory = RunDir(run)
+    for entry, path in [*_kept_entries(directory), *_replayed_entries(directory)]:
+        if entry.step == step:
+            return path
+    return None
+
+
+def plan_replay(
+    run: Path, last: int, *, first: int | None = None, from_replayed: bool = True, verify: bool = True
+) -> ReplayPlan:
+    """Plan how to reach a step of a run.
+
+    Args:
+        last: the last step to make.
+        first: the first step of which more than the resulting state is wanted, so that it is made again even if its
+            checkpoint was kept; by default none is.
+        from_replayed: whether the replay may begin with a checkpoint that was replayed itself.
+        verify: whether every byte of the checkpoint to begin with is read; else its sizes alone are checked.
+
+    Raises:
+        UserError: there is no such run, or it has not made that step.
+        CheckpointError: no valid checkpoint is early enough, and the run did not begin at step 0.
+    """
+    directory = RunDir(run)
+    if not directory.exists_as_run():
+        raise UserError(f"{run} is no run's directory", cure="Name the folder that holds its config.yaml.")
+    entries = _kept_entries(directory)
+    records = read_json_lines(directory.metrics_file)
+    _check_step(directory, last, entries, records)
+    latest_start = last if first is None else first - 1
+    candidates = [*entries, *(_replayed_entries(directory) if from_replayed else [])]
+    # A kept one before a replayed one of the same step; the sort is stable.
+    candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
+    start = next(_usable(candidates, latest_start, verify=verify), None)
+    attempts = directory.attempts
+    if start is None and _first_step(attempts) != 0:
+        raise CheckpointError(
+            f"{run} has no valid checkpoint at or before step {latest_start}, and was not begun at step 0 there",
+            cure=f"The earliest valid one is step {entries[0][0].step}." if entries else None,
+        )
+    start_step = 0 if start is None else start[0].step
+    attempt = attempt_of(attempts, last)
+    return ReplayPlan(
+        run=run,
+        run_id=directory.run_id,
+        start=None if start is None else start[1],
+        start_step=start_step,
+        last=last,
+        attempt=attempt,
+        config=_config_of_attempt(directory, attempt, entries),
+        reference=start[1] if start is not None else entries[0][1] if entries else None,
+        kept={entry.step: path for entry, path in entries if start_step < entry.step <= last},
+        seconds=_estimate_s(records, start_step, last),
+    )
+
+
+def attempt_of(attempts: Sequence[Mapping[str, Any]], step: int) -> int:
+    """The number of the attempt that made a step: the last one that began before it."""
+    earlier = [attempt for attempt in attempts if int(attempt.get("start_step") or 0) < max(step, 1)]
+    return int((earlier or attempts or [{}])[-1].get("attempt") or 1)
+
+
+def environment_of(run: RunDir, attempt: int) -> dict[str, Any]:
+    """The recorded environment of an attempt."""
+    changed = next((entry for entry in run.attempts if entry.get("attempt") == attempt), {})
+    return {**run.read_environment(), **(changed.get("changed_environment") or {})}
+
+
+def _kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
+    """The run's valid checkpoints by step, with those of its copies whose originals were removed."""
+    folder, run_id = checkpoints_of(run.path), run.run_id
+    entries = {entry.step: (entry, folder / entry.name) for entry in run.catalog(folder).valid(run_id)}
+    section = run_config(run.path).get("checkpoint")
+    copy_to = section.get("copy_to") if isinstance(section, dict) else None
+    copies = copy_to.get("folder") if isinstance(copy_to, dict) else None
+    if isinstance(copies, str) and "${" not in copies:
+        catalog = catalog_of(as_path(copies.replace("{run_name}", run.path.name)), run.copies_cache)
+        try:
+            for entry in catalog.valid(run_id):
+                entries.setdefault(entry.step, (entry, catalog.folder / entry.name))
+        except OSError as error:
+            log.warning("the copies in %s cannot be listed, so none is used: %s", catalog.folder, error)
+    return [entries[step] for step in sorted(entries)]
+
+
+def _replayed_entries(run: RunDir) -> list[tuple[Entry, Path]]:
+    """The run's valid checkpoints that were replayed, by step."""
+    if not run.replayed_folder.is_dir():
+        return []
+    catalog, run_id = Catalog(catalog_of(run.replayed_folder).storage), run.run_id
+    entries = [catalog.entry(name) for name in catalog.names()]
+    replayed = [
+        (entry, run.replayed_folder / entry.name)
+        for entry in entries
+        if entry.valid
+        and entry.manifest is not None
+        and entry.manifest.kind is Kind.replayed
+        and entry.manifest.run_id == run_id
+    ]
+    return sorted(replayed, key=lambda candidate: candidate[0].step)
+
+
+def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bool) -> Iterator[tuple[Entry, Path]]:
+    """Those that a replay can begin with, the newest first."""
+    for entry, path in candidates:
+        if entry.step > latest or entry.manifest is None:
+            continue
+        if entry.manifest.left_out:
+            log.warning("%s is passed over: it was saved without %s", path, ", ".join(entry.manifest.left_out))
+            continue
+        try:
+            problem = why_damaged(catalog_of(path.parent).storage, entry) if verify else None
+        except OSError as error:
+            problem = f"it cannot be read: {error}"
+        if problem is None:
+            yield entry, path
+        else:
+            log.warning("%s is passed over: %s", path, problem)
+
+
+def _check_step(
+    run: RunDir, step: int, entries: Sequence[tuple[Entry, Path]], records: Sequence[Mapping[str, Any]]
+) -> None:
+    """Refuse a step that the run has not made."""
+    newest = entries[-1][0].step if entries else 0
+    if run.is_locked():
+        # Its records go on while it is replayed, and its next checkpoint may not come.
+        if step > newest:
+            raise UserError(
+                f"{run.path} is being trained, and its newest checkpoint is of step {newest}: step {step} cannot be "
+                "replayed yet"
+            )
+        return
+    summary = run.read_summary()
+    recorded = max((int(record.get("step") or 0) for record in records), default=0)
+    reached = max(newest, recorded, int(summary.get("step") or 0))
+    # The step that raised an error was begun, and is what one wants to look at.
+    begun = reached + (summary.get("status") != RunStatus.finished)
+    if not 0 <= step <= begun:
+        raise UserError(f"{run.path} has made {reached} steps, so there is no step {step}")
+
+
+def _first_step(attempts: Sequence[Mapping[str, Any]]) -> int:
+    return int(attempts[0].get("start_step") or 0) if attempts else 0
+
+
+def _config_of_attempt(run: RunDir, attempt: int, entries: Sequence[tuple[Entry, Path]]) -> Path:
+    """The file with the config of an attempt: in a checkpoint that it saved; of the last attempt, that of the run."""
+    numbers = [entry.get("attempt") for entry in run.attempts]
+    if numbers and attempt != numbers[-1]:
+        for entry, path in entries:
+            if entry.manifest is not None and entry.manifest.attempt == attempt and (path / CONFIG_FILE).is_file():
+                return path / CONFIG_FILE
+    return run.config_file
+
+
+def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> float | None:
+    """Seconds that the steps after `start` up to `last` took, by the times of the records around them."""
+    points = [
+        (int(record["step"]), at)
+        for record in records
+        if isinstance(record.get("step"), int) and (at := read_number(record.get("time"))) is not None
+    ]
+    points.sort(key=lambda point: abs(point[0] - (start + last) / 2))
+    points = sorted(points[:_MOST_RATES])
+    # The median, because evaluations, saves and pauses between two attempts lie between some of them.
+    rates = [
+        (at - before_at) / (step - before)
+        for (before, before_at), (step, at) in pairwise(points)
+        if step > before and at > before_at
+    ]
+    return statistics.median(rates) * (last - start) if rates else None

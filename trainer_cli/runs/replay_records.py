@@ -1,0 +1,104 @@
+"""Compare the records of a replay with those in `metrics.jsonl`, bit for bit but for what depends on the clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.core.patterns import matches
+from trainer_cli.loggers.base import Logger, Record
+from trainer_cli.loggers.text_files import encode
+from trainer_cli.runs.metrics import read_json_lines
+
+CLOCKED = ("time", "*_per_s", "*/time/*", "*/throughput/*", "*/memory/*", "*seconds*")
+"""Globs of the keys of a record whose values differ from run to run: times, rates and memory."""
+_COUNTS = {"step", "epoch"}
+"""Keys that every record has: alone they prove nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordDifference:
+    """The first value of a record that differs. `replayed` is None if the replay has no such key."""
+
+    step: int
+    key: str
+    recorded: Any
+    replayed: Any
+
+    def __str__(self) -> str:
+        replayed = "missing" if self.replayed is None else self.replayed
+        return f"step {self.step}: {self.key} is {replayed}, and the run recorded {self.recorded}"
+
+
+class RecordComparison:
+    """The records of a run, and those of a replay.
+
+    Args:
+        records: lines of `metrics.jsonl`.
+        without: further globs of keys that are not compared.
+    """
+
+    def __init__(self, records: Iterable[Mapping[str, Any]], without: Iterable[str] = ()) -> None:
+        self._without = (*CLOCKED, *without)
+        self._recorded = by_step(records)
+        self._replayed: dict[int, dict[str, Any]] = {}
+
+    @classmethod
+    def of_file(cls, file: Path, without: Iterable[str] = ()) -> RecordComparison:
+        """The records in a `metrics.jsonl`; a missing file has none."""
+        return cls(read_json_lines(file), without)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a record of the replay. A step may have several, which count as one."""
+        self._replayed.setdefault(int(record["step"]), {}).update(record)
+
+    def steps(self, after: int, last: int) -> list[int]:
+        """The steps later than `after`, up to `last`, whose records hold something to compare."""
+        return sorted(
+            step
+            for step, record in self._recorded.items()
+            if after < step <= last and set(self._keys(record)) - _COUNTS
+        )
+
+    def differences(self, after: int, last: int, *, ended: bool = True) -> Iterator[RecordDifference]:
+        """The first difference of each record that differs, by step.
+
+        What the replay records besides is ignored: callbacks may have been added to it.
+
+        Args:
+            ended: False: more may be added to the replayed record of the last step.
+        """
+        for step in self.steps(after, last):
+            recorded, replayed = self._recorded[step], self._replayed.get(step, {})
+            for key in self._keys(recorded):
+                if key not in replayed and step == last and not ended:
+                    continue
+                if recorded[key] != replayed.get(key):
+                    yield RecordDifference(step, key, recorded[key], replayed.get(key))
+                    break
+
+    def _keys(self, record: Mapping[str, Any]) -> list[str]:
+        return [key for key in record if not any(matches(key, pattern) for pattern in self._without)]
+
+
+def by_step(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The records by step; those of one step are one."""
+    steps: dict[int, dict[str, Any]] = {}
+    for record in records:
+        if isinstance(step := record.get("step"), int):
+            steps.setdefault(step, {}).update(record)
+    return steps
+
+
+class ReplayLogger(Logger):
+    """Adds each record to a comparison, as `metrics.jsonl` would hold it."""
+
+    def __init__(self, comparison: RecordComparison) -> None:
+        self._comparison = comparison
+
+    def log(self, record: Record) -> None:
+        if record.metrics or not record.has_media:
+            self._comparison.add(json.loads(encode(record)))

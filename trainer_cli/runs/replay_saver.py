@@ -1,0 +1,160 @@
+"""The callback that saves in a replay: compares states with kept checkpoints, writes replayed ones, and ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.checkpoint.checkpointer import Checkpointer, CheckpointMetadata
+from trainer_cli.checkpoint.format.dtensor import local_of
+from trainer_cli.checkpoint.format.tensor_file import bytes_of
+from trainer_cli.checkpoint.model_state import evaluated_average, model_files
+from trainer_cli.core.load_options import LOG_MARKS
+from trainer_cli.core.policy import Kind, Occasion
+from trainer_cli.core.stopping import Stop
+from trainer_cli.runs.replay_plan import ReplayPlan
+from trainer_cli.trainer.hooks import Callback
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+_NOT_COMPARED = frozenset({"progress.seconds", "progress.last_seconds", "loop.ended", "loop.owed_record", LOG_MARKS})
+"""Parts of a state that depend on the clock, or on how the run was stopped and logged."""
+_BEFORE_EVALUATION = ("model", "optimizer", "optimizers", "rng", "data")
+"""Keys of a state that a pending evaluation does not change."""
+
+
+class ReplaySaver(Callback):
+    """Compares the state at each kept checkpoint of a plan, saves at the steps of `keep`, and stops at the last step.
+
+    Args:
+        folder: of the run's checkpoints.
+        replayed: the folder of replayed checkpoints.
+        is_equal: whether the records up to the step are those of the run; called on rank 0.
+    """
+
+    save_requested = False
+    tolerates_errors = False
+
+    def __init__(
+        self,
+        plan: ReplayPlan,
+        checkpointer: Checkpointer,
+        identity: RunIdentity,
+        *,
+        folder: Path,
+        replayed: Path,
+        keep: Collection[int],
+        is_equal: Callable[[int], bool],
+    ) -> None:
+        self._plan, self.checkpointer, self._identity = plan, checkpointer, identity
+        self.folder, self._replayed, self._is_equal = folder, replayed, is_equal
+        self._keep = {step for step in keep if plan.start_step <= step <= plan.last}
+        self.states: dict[int, str | None] = {}
+        """Step of each kept checkpoint -> the first part of the state that differs; None: all is equal."""
+        self.kept: dict[int, Path] = {}
+        """Step -> the checkpoint that was written."""
+
+    def setup(self, trainer: Trainer) -> None:
+        self.checkpointer.join(trainer.strategy.group)
+
+    def newest(self) -> Path | None:
+        return self._plan.start
+
+    newest_finite = newest
+
+    def go_back(self, trainer: Trainer) -> Path | None:
+        """The newest checkpoint before the present step, as the run had it unless it has been removed since."""
+        kept = [step for step in self._plan.kept if step < trainer.progress.step]
+        return self._plan.kept[max(kept)] if kept else self._plan.start
+
+    def next_step(self, trainer: Trainer) -> int | None:
+        steps = {*self._plan.kept, *self._keep, self._plan.last}
+        return min((step for step in steps if step > trainer.progress.step), default=None)
+
+    def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
+        step = trainer.progress.step
+        if step in self._plan.kept and step not in self.states:
+            self.states[step] = self._compare(trainer, self._plan.kept[step])
+        if step in self._keep and step not in self.kept:
+            self._save(trainer)
+        if step >= self._plan.last and trainer.stop_request is None:
+            trainer.requests.stop_on_all(Stop(f"replayed up to step {step}", finished=False))
+
+    def _compare(self, trainer: Trainer, path: Path) -> str | None:
+        """The first part of the state that differs from a kept checkpoint on some rank. Collective."""
+        kept = trainer.loading.read_state(path)
+        live = trainer.checkpoint_state()
+        keys = kept.keys() & live.keys()
+        if kept.get("loop", {}).get("owed_record") is not None:
+            # The run was stopped before the evaluation of this step, which has been made here.
+            keys &= set(_BEFORE_EVALUATION)
+        difference = next((name for key in sorted(keys) for name in differing(kept[key], live[key], key)), None)
+        return next(filter(None, trainer.strategy.group.gather(difference)), None)
+
+    def _save(self, trainer: Trainer) -> None:
+        """Write the present state, unless a record or a kept state up to this step differs. Collective."""
+        group, step = trainer.strategy.group, trainer.progress.step
+        # On a device records wait for later ones.
+        trainer.metric_logger.settle()
+        equal = group.on_main(lambda: self._is_equal(step))
+        if not equal or any(self.states.values()):
+            return
+        path, identity = self._replayed / f"step{step}", self._identity
+        start = "the start of the run" if self._plan.start is None else self._plan.start.name
+        metadata = CheckpointMetadata(
+            run_id=identity.run_id,
+            attempt=identity.attempt,
+            step=step,
+            epoch=trainer.progress.epoch,
+            kind=Kind.replayed,
+            reason=f"replayed from {start}",
+            metrics=dict(trainer.metric_logger.last),
+            average=evaluated_average(trainer.callbacks),
+            config_digest=identity.config_digest,
+            target_packages=identity.target_packages,
+            world_size=trainer.strategy.world_size,
+            files={**model_files(trainer.model), **identity.extra_files},
+            progress=trainer.progress.state_dict(),
+            samples=identity.samples,
+            source=identity.source,
+        )
+        trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
+        self.checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trained)
+        self.kept[step] = path
+
+
+def differing(expected: Any, value: Any, name: str) -> Iterator[str]:
+    """The names of the leaves of a state that are not equal bit for bit."""
+    if name in _NOT_COMPARED:
+        return
+    if isinstance(expected, Mapping) and isinstance(value, Mapping):
+        for key in {**expected, **value}:
+            inner = f"{name}.{key}"
+            if key in expected and key in value:
+                yield from differing(expected[key], value[key], inner)
+            elif inner not in _NOT_COMPARED:
+                yield inner
+    elif isinstance(expected, list | tuple) and isinstance(value, list | tuple) and len(expected) == len(value):
+        for index, pair in enumerate(zip(expected, value, strict=True)):
+            yield from differing(*pair, f"{name}[{index}]")
+    elif not _is_equal_leaf(expected, value):
+        yield name
+
+
+def _is_equal_leaf(expected: Any, value: Any) -> bool:
+    if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor):
+        first, second = (local_of(tensor).detach().cpu() for tensor in (expected, value))
+        if first.dtype != second.dtype or first.shape != second.shape:
+            return False
+        # By their bytes: NaN equals NaN, and -0 is not 0.
+        return first.numel() == 0 or np.array_equal(bytes_of(first), bytes_of(second))
+    if isinstance(expected, np.ndarray) and isinstance(value, np.ndarray):
+        return expected.dtype == value.dtype and expected.tobytes() == value.tobytes()
+    # NaN is the only value that differs from itself.
+    return bool(expected == value) or (expected != expected and value != value)
