@@ -54,6 +54,7 @@ _PROCESSES = (
     "tests/runs/test_submitted",
     "tests/runs/test_sweep.py",
     "tests/test_architecture",
+    "tests/test_changed",
     "tests/parallel/test_torch_compat",
 )
 """Files that start processes. `scripts/test fast` leaves these out, and the long ones."""

@@ -1,0 +1,195 @@
+"""Print the test files that the changes since main can reach: what `scripts/test --changed` runs.
+
+A file reaches what it imports, inside functions too, and what it names in a string:
+
+    "trainer_cli.runs.fit"      that module, as in a table of modules to import
+    "trainer_cli.EMA"           the module that has this public name
+    "rank_claims.py"            in tests: that helper, started as a process
+    "*.py", "*.yaml"            in tests: all modules, all configs
+    "fit", "experiment=text"    in tests that reach the command: the verb, and the config with the classes it names
+
+A test also reaches the conftest.py files above it. A changed page, script, config or other file stands for the files
+that name it, or one of its folders, in a path. `tests`, all of them, is printed where there is none, for a module that
+is gone, and for a file of the project's root that is no page (pyproject.toml).
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
+
+PACKAGE = "trainer_cli"
+TOP = f"{PACKAGE}/__init__.py"
+"""Imports the public names when they are used, so that it reaches none by itself."""
+MAIN = f"{PACKAGE}/commands/main.py"
+"""Imports verbs when they are called."""
+CONFIGS = f"{PACKAGE}/config/search_path.py"
+"""Finds configs by their names."""
+ALL = ["tests"]
+
+
+class Graph:
+    """What each Python file and each config of a project reaches."""
+
+    def __init__(self, root: Path) -> None:
+        python = {
+            str(path.relative_to(root)): path for folder in (PACKAGE, "tests") for path in (root / folder).rglob("*.py")
+        }
+        self._nodes = {file: list(ast.walk(ast.parse(path.read_bytes(), file))) for file, path in python.items()}
+        self._strings = {file: _strings(nodes) for file, nodes in self._nodes.items()}
+        self._helpers = {_stem(file): file for file in python if file.startswith("tests/") and not _is_test(file)}
+        self._public = {name: module for module, name in _imported(self._nodes[TOP])}
+        self._verbs = verbs_in(self._nodes[MAIN])
+        self._configs: dict[str, list[str]] = {}
+        self._texts = {
+            str(path.relative_to(root)): re.sub("#.*", "", path.read_text("utf-8"))
+            for path in (root / "configs").rglob("*.yaml")
+        }
+        for file in self._texts:
+            self._configs.setdefault(_stem(file), []).append(file)
+        self._edges = {file: set(self._reached(file)) for file in python if file != TOP}
+        for file, text in self._texts.items():
+            self._edges[file] = {*self._modules_in(text), *self._configs_in([text])}
+
+    def reach(self, changed: Iterable[str]) -> list[str]:
+        """The test files that the changed files reach; `ALL` if one may reach any."""
+        sources: set[str] = set()
+        for file in changed:
+            if file in self._nodes and file != TOP:
+                sources.add(file)
+            elif not _is_test(file):
+                naming = self._naming(file)
+                if not naming:
+                    return ALL
+                sources |= naming
+        return sorted(test for test in self._edges if _is_test(test) and not sources.isdisjoint(self.closure(test)))
+
+    def closure(self, test: str) -> set[str]:
+        """All that a test reaches."""
+        reached = self._follow({test})
+        words = {word for file in reached if file.startswith("tests/") for word in self._strings[file]}
+        if MAIN in reached:
+            verbs = {part for word in words for part in word.split()} & self._verbs.keys()
+            reached |= self._follow({self._verbs[verb] for verb in verbs})
+        if CONFIGS in reached:
+            reached |= self._follow({"configs/config.yaml", *self._configs_in(words)})
+        if any(word.endswith("*.yaml") for word in words):
+            reached |= self._follow(set(self._texts))
+        if any(word.endswith("*.py") for word in words):
+            # It reads them, and runs none.
+            reached |= self._nodes.keys()
+        return reached
+
+    def _follow(self, files: set[str]) -> set[str]:
+        reached: set[str] = set()
+        while files:
+            reached |= files
+            files = {other for file in files for other in self._edges.get(file, ())} - reached
+        return reached
+
+    def _naming(self, file: str) -> set[str]:
+        """The files with a string that names this one, or one of its folders without modules, in a path."""
+        *folders, name = PurePosixPath(file).parts
+        if (not folders and not name.endswith(".md")) or (name.endswith(".py") and folders[0] in (PACKAGE, "tests")):
+            return set()
+        parts = {name} if "." in name else set()
+        parts |= set(folders) - {folder for module in self._nodes for folder in PurePosixPath(module).parts[:-1]}
+        return {
+            other
+            for other, strings in self._strings.items()
+            if _stem(other) != "conftest" and any(not parts.isdisjoint(text.split("/")) for text in strings)
+        }
+
+    def _reached(self, file: str) -> Iterator[str]:
+        for module, name in _imported(self._nodes[file]):
+            yield from self._files_of(f"{module}.{name}")
+        strings, tested = self._strings[file], file.startswith("tests/")
+        for text in strings if file != MAIN else ():
+            yield from self._modules_in(text)
+            if tested and text.endswith(".py") and _stem(text) in self._helpers:
+                yield self._helpers[_stem(text)]
+        if {"-m", PACKAGE} <= strings:
+            yield f"{PACKAGE}/__main__.py"
+        if file != MAIN and any(isinstance(node, ast.Name) and node.id == "VERBS" for node in self._nodes[file]):
+            yield from self._verbs.values()
+        for folder in PurePosixPath(file).parents if tested else ():
+            yield from {f"{folder}/conftest.py"} & self._nodes.keys()
+
+    def _files_of(self, name: str) -> Iterator[str]:
+        """The file of a module, or of one of its names, of the package or of the helpers of the tests."""
+        first, _, rest = name.partition(".")
+        if first != PACKAGE and first in self._helpers:
+            yield self._helpers[first]
+        while name and first == PACKAGE:
+            path = self._public.get(rest, name).replace(".", "/")
+            yield from {f"{path}.py", f"{path}/__init__.py"} & self._nodes.keys() - {TOP}
+            name = name.rpartition(".")[0]
+            rest = name.partition(".")[2]
+
+    def _modules_in(self, text: str) -> Iterator[str]:
+        for name in re.findall(rf"\b{PACKAGE}\.[\w.]*\w", text):
+            yield from self._files_of(name)
+
+    def _configs_in(self, texts: Iterable[str]) -> set[str]:
+        words = {word for text in texts for word in re.findall(r"\w+", text)}
+        return {file for word in words & self._configs.keys() for file in self._configs[word]}
+
+
+def _stem(file: str) -> str:
+    return PurePosixPath(file).stem
+
+
+def _is_test(file: str) -> bool:
+    return file.startswith("tests/") and PurePosixPath(file).match("test_*.py")
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, str]]:
+    """(module, name) for each name that is imported, or taken from the package as an attribute."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == PACKAGE:
+            yield PACKAGE, node.attr
+
+
+def _strings(nodes: Iterable[ast.AST]) -> set[str]:
+    """The strings of a module without its docstrings."""
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    constants = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings)
+    return {node.value for node in constants if isinstance(node.value, str)}
+
+
+def verbs_in(nodes: Iterable[ast.AST]) -> dict[str, str]:
+    """The verbs of the command, with the files of their modules."""
+    dicts = [node for node in nodes if isinstance(node, ast.Dict)]
+    return {
+        ast.literal_eval(verb): ast.literal_eval(entry.args[0]).replace(".", "/") + ".py"
+        for table in dicts
+        for verb, entry in zip(table.keys, table.values, strict=True)
+        if isinstance(verb, ast.Constant) and isinstance(entry, ast.Call) and ast.unparse(entry.func) == "Verb"
+    }
+
+
+def changed_files(root: Path) -> list[str]:
+    """The files that differ from where this branch left main, committed or not, and the new ones."""
+
+    def git(*arguments: str) -> list[str]:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    # A clone of another branch has no main.
+    base = git("merge-base", "HEAD", "main")[0] if git("branch", "--list", "main") else "HEAD"
+    return [*git("diff", "--name-only", "--no-renames", base), *git("ls-files", "--others", "--exclude-standard")]
+
+
+if __name__ == "__main__":
+    # A collection would take longer than the parsing, and find nothing.
+    gc.disable()
+    project = Path(__file__).resolve().parents[1]
+    print("\n".join(Graph(project).reach(changed_files(project))))
