@@ -28,7 +28,7 @@ from table import Table
 TABLES = {
     "cli": "answers", "start": "start", "loop": "loop", "callbacks": "callbacks", "save": "save", "load": "load",
     "stall": "stall", "scale": "scale", "files": "files", "console": "console", "ranks": "ranks",
-    "gpu": "gpu",
+    "gpu": "gpu", "stores": "stores",
 }  # fmt: skip
 """By name: the module that measures it."""
 NOTES = {
