@@ -51,6 +51,7 @@ _PROCESSES = (
     "tests/runs/test_load_model",
     "tests/runs/test_read_only_runs",
     "tests/runs/test_run_dir",
+    "tests/runs/test_step_samples",
     "tests/runs/test_submitted",
     "tests/runs/test_sweep.py",
     "tests/test_architecture",

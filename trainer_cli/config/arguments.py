@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.config.fields import DATA_KEYS, GLOBAL_BATCH_SIZE
+from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.config.modules import find_missing
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
@@ -21,6 +21,7 @@ from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration
 from trainer_cli.core.patterns import nearest
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval, TrainConfig
+from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.types import MISSING, Parameter, call_parameters, misfits
 from trainer_cli.errors import Code, ConfigError
 

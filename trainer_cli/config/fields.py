@@ -19,6 +19,7 @@ from typing import Any
 from trainer_cli.core import schema
 from trainer_cli.core.left_out import KEY, can_resume, check_leave_out, described, left_out
 from trainer_cli.core.patterns import alternatives, did_you_mean, matches
+from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.errors import Code, ConfigError
 
 KeyPath = tuple[str, ...]
@@ -60,7 +61,6 @@ MAY_CHANGE: Mapping[str, str] = {
     "data.worker_timeout": "samples do not depend on who loads them",
 }
 """Glob of config keys -> why they may change."""
-GLOBAL_BATCH_SIZE = "global_batch_size"
 DATA_KEYS = (
     "batch_size", "val_batch_size", GLOBAL_BATCH_SIZE, "num_workers", "collate_fn", "persistent_workers",
     "worker_timeout", "overfit_batches",

@@ -369,9 +369,7 @@ class KeyedSource:
         epoch, start, stop = batch_range
         if self.epochs:
             self.epochs.set(epoch)
-        keys, seeds = self._order.read(epoch, start, stop)
-        if self.own_order is not None:
-            keys = self.own_order(self.seed, epoch, start, stop)
+        keys, seeds = self.order(epoch, start, stop)
         if not self.draws:
             return self._make(keys, seeds, epoch, seed_torch)
         with kept_random_state() as before:
@@ -388,6 +386,11 @@ class KeyedSource:
                 # For good: what drew once may draw for any later sample.
                 self.seeds_all = True
             return self._make(keys, seeds, epoch, seed_random)
+
+    def order(self, epoch: int, start: int, stop: int) -> tuple[Sequence[Any], list[int]]:
+        """The arguments of the dataset's `[]` at positions `start` to `stop` of an epoch, and the samples' seeds."""
+        keys, seeds = self._order.read(epoch, start, stop)
+        return (keys if self.own_order is None else self.own_order(self.seed, epoch, start, stop)), seeds
 
     def _make(self, keys: Sequence[Any], seeds: Sequence[int], epoch: int, seed: Callable[[int], Any]) -> Any:
         """Make a batch, with generators that `seed` seeds for each sample."""

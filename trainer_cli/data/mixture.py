@@ -77,7 +77,7 @@ class MixedDataset:
     def __init__(
         self, datasets: Mapping[str, MapDataset], weights: Sequence[float], epoch_samples: int | None = None
     ) -> None:
-        self.datasets = list(datasets.values())
+        self.names, self.datasets = list(map(str, datasets)), list(datasets.values())
         self.lengths = [len(dataset) for dataset in self.datasets]
         self.quotas = tuple(quotas(dict(zip(datasets, weights, strict=True)), BLOCK))
         if epoch_samples is not None and (

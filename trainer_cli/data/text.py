@@ -294,15 +294,21 @@ class PackedRows:
     def __len__(self) -> int:
         return len(self._start) - 1
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def pieces(self, index: int) -> list[tuple[int, int, int]]:
+        """The (index of the sequence, first token, number of targets) of each piece in a row."""
         if not 0 <= index < len(self):
             raise IndexError(f"{index} is not one of {len(self)} rows")
+        span = slice(self._start[index], self._start[index + 1])
+        columns = (self._sequence[span], self._offset[span], self._size[span])
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        pieces = self.pieces(index)
         tokens, targets, segments, positions = (torch.zeros(self.length, dtype=torch.int64) for _ in range(4))
         # Before the pieces: what they do not fill is padding.
         targets.fill_(IGNORED)
         filled = 0
-        for segment, piece in enumerate(range(self._start[index], self._start[index + 1]), start=1):
-            size, offset, number = int(self._size[piece]), int(self._offset[piece]), int(self._sequence[piece])
+        for segment, (number, offset, size) in enumerate(pieces, start=1):
             sequence = _sequence(self.dataset[number])
             if len(sequence) != self._lengths[number]:
                 raise ValueError(

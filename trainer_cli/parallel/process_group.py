@@ -178,6 +178,14 @@ class ProcessGroup:
 ALONE = ProcessGroup()
 
 
+def group_without_processes(world_size: int, tensor_size: int = 1) -> ProcessGroup:
+    """A group as rank 0 of several processes sees it, without starting the others: it only has their numbers."""
+    group = ProcessGroup()
+    group.world_size = world_size
+    group.divide_layers(tensor_size)
+    return group
+
+
 def default_ranks() -> Ranks:
     """The rank in torch's default group; rank 0 of one process where no such group is initialised."""
     # Without an import: if torch.distributed is not loaded, no other code has initialised it.

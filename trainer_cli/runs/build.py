@@ -25,11 +25,12 @@ from trainer_cli.config.arguments import (
     list_optimizers,
     node_error,
 )
-from trainer_cli.config.fields import DATA_KEYS, GLOBAL_BATCH_SIZE
+from trainer_cli.config.fields import DATA_KEYS
 from trainer_cli.config.processes import batches_of_step, check_strategy
 from trainer_cli.config.targets import Trust, import_target
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
+from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.types import call_parameters, misfits
 from trainer_cli.core.url_path import as_path
 from trainer_cli.data.adapt import as_loader

@@ -23,10 +23,10 @@ from trainer_cli.core.left_out import left_out
 from trainer_cli.core.naming import Naming
 from trainer_cli.core.policy import Saved, retention_rules, save_rules, settings_of
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import TRAIN_PREFIX, ParallelConfig
+from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.core.simulation import Simulation, Timeline, simulate
 from trainer_cli.core.stopping import Stop
-from trainer_cli.parallel.process_group import ProcessGroup
+from trainer_cli.parallel.process_group import group_without_processes
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.start import Done, Start, fork_of, load_options, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.trainer.messages import to_console
@@ -121,7 +121,8 @@ def _plan_training(composed: Composed, start: Start, step_time_s: float | None, 
     # Before the data is built, which may take minutes.
     composed.check_targets()
     start_point = start_point_of(start, fork_of(composed, start), folder, composed)
-    group = _group_of(config.parallel)
+    # No process is started: sizes and lengths depend on the number of ranks alone.
+    group = group_without_processes(config.parallel.processes_per_node or 1, config.parallel.tensor_size)
     builder = Builder(config, composed.trust, group)
     data = builder.data()
     loop = builder.loop()
@@ -273,15 +274,6 @@ def _overrides(kind: Any, hook: str) -> bool:
     from trainer_cli.trainer.hooks import Callback
 
     return getattr(kind, hook, None) is not getattr(Callback, hook)
-
-
-def _group_of(parallel: ParallelConfig) -> ProcessGroup:
-    """A group as rank 0 of the configured processes sees it, without starting the others."""
-    # No process is started: sizes and lengths depend on the number of ranks alone.
-    group = ProcessGroup()
-    group.world_size = parallel.processes_per_node or 1
-    group.divide_layers(parallel.tensor_size)
-    return group
 
 
 def _name(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> Callable[[Progress], str]:

@@ -68,7 +68,7 @@ class ReplayPlan:
 def find_step(run: Path, step: int) -> Path | None:
     """The valid checkpoint of a step of a run: one that was kept, else one that was replayed; None without any."""
     directory = RunDir(run)
-    for entry, path in [*_kept_entries(directory), *_replayed_entries(directory)]:
+    for entry, path in [*kept_entries(directory), *_replayed_entries(directory)]:
         if entry.step == step:
             return path
     return None
@@ -93,7 +93,7 @@ def plan_replay(
     directory = RunDir(run)
     if not directory.exists_as_run():
         raise UserError(f"{run} is no run's directory", cure="Name the folder that holds its config.yaml.")
-    entries = _kept_entries(directory)
+    entries = kept_entries(directory)
     records = read_json_lines(directory.metrics_file)
     _check_step(directory, last, entries, records)
     latest_start = last if first is None else first - 1
@@ -135,7 +135,7 @@ def environment_of(run: RunDir, attempt: int) -> dict[str, Any]:
     return {**run.read_environment(), **(changed.get("changed_environment") or {})}
 
 
-def _kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
+def kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
     """The run's valid checkpoints by step, with those of its copies whose originals were removed."""
     folder, run_id = checkpoints_of(run.path), run.run_id
     entries = {entry.step: (entry, folder / entry.name) for entry in run.catalog(folder).valid(run_id)}
