@@ -78,7 +78,8 @@ def measure(settings: Settings) -> list[Table]:
     ]
     notes = [
         "Loaded into tensors that are there already; `memory` is what the peak grew by meanwhile, mapped files "
-        f"included. `train` reads and verifies every byte; `{MODEL_ONLY}` is a third of the state."
+        "included. `train` reads every byte to verify it, and again into the tensors; "
+        f"`{MODEL_ONLY}` is a third of the state."
     ]
     title = f"Load of {size / 1e9:.2f} GB"
     return [Table("load", title, f"{RAW}, cold", columns, rows, {"bytes": size}, skipped, notes)]

@@ -1,4 +1,4 @@
-"""Loading: verified before anything is touched, bit for bit, and in no more memory than one copy of what is loaded."""
+"""Loading: verified before anything is touched, bit for bit, and in no more memory than one copy of what is new."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.format import verified_file
+from trainer_cli.checkpoint.format.live_tensors import LiveTensors
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.model_state import capture_model, fit_model
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
@@ -157,6 +158,74 @@ def test_damage_that_only_the_digest_shows_leaves_everything_untouched(tmp_path,
     assert same(capture_model(model), before)
 
 
+def test_a_file_that_changes_after_it_was_verified_is_no_damage_of_which_nothing_was_loaded(tmp_path, monkeypatch):
+    checkpointer = SyncCheckpointer()
+    checkpointer.save({"model": {"weight": torch.ones(9000)}}, tmp_path / "step1")
+    read = LiveTensors.read
+
+    def change_file_and_read(live):
+        flip(tmp_path / "step1")
+        read(live)
+
+    monkeypatch.setattr(LiveTensors, "read", change_file_and_read)
+    with pytest.raises(CheckpointError, match="could not be read again") as raised:
+        checkpointer.load(tmp_path / "step1", {"model": {"weight": torch.zeros(9000)}})
+    # A resume takes an older checkpoint only of a damaged one.
+    assert not isinstance(raised.value, DamagedCheckpoint)
+    assert "partly overwritten" in str(raised.value.cure)
+
+
+def _overlapping() -> dict[str, torch.Tensor]:
+    memory = torch.zeros(81, 50)
+    return {"a": memory[:80], "b": memory[79:].reshape(-1)[:6]}
+
+
+@pytest.mark.parametrize(
+    ("make", "in_place"),
+    [
+        pytest.param(lambda: {"a": torch.zeros(80, 50), "b": torch.zeros(6)}, {"a", "b"}, id="plain"),
+        pytest.param(lambda: {"a": nn.Parameter(torch.zeros(80, 50)), "b": torch.zeros(6)}, {"a", "b"}, id="parameter"),
+        pytest.param(lambda: {"a": torch.zeros(50, 80).T, "b": torch.zeros(6)}, set(), id="most bytes not contiguous"),
+        pytest.param(lambda: {"a": torch.zeros(80, 50), "b": torch.zeros(12)[::2]}, {"a"}, id="strided"),
+        pytest.param(lambda: {"a": torch.zeros(80, 50), "missing": torch.zeros(6)}, {"a"}, id="missing"),
+        pytest.param(lambda: {"a": torch.zeros(80, 50), "b": None}, {"a"}, id="new value"),
+        pytest.param(lambda: {"b": torch.zeros(6)}, set(), id="few of the bytes"),
+        pytest.param(_overlapping, set(), id="shared memory"),
+        pytest.param(lambda: {"a": torch.zeros(80, 50), "1": torch.zeros(2)}, {"a"}, id="key of another type"),
+        pytest.param(lambda: {"a": torch.zeros(80, 50), "list": {"0": torch.zeros(2)}}, {"a"}, id="item of a list"),
+        pytest.param(
+            lambda: {"a": torch.zeros(80, 50), "mask": torch.zeros(3, dtype=torch.bool)}, {"a"}, id="booleans"
+        ),
+        pytest.param(lambda: {"a": torch.zeros(80, 50), "tied": torch.zeros(2)}, {"a"}, id="tied in the checkpoint"),
+        pytest.param(lambda: {"a": torch.zeros(80, 50), "view": torch.zeros(2)}, {"a"}, id="view in the checkpoint"),
+    ],
+)
+def test_reading_into_live_tensors_gives_what_copying_gives(tmp_path, monkeypatch, checkpointer, make, in_place):
+    base, tied = torch.rand(4), torch.rand(2)
+    state = {
+        "a": torch.rand(80, 50), "b": torch.rand(6), 1: torch.rand(2), "list": [torch.rand(2)], "tied": tied,
+        "twin": tied, "base": base, "view": base[1:3], "mask": torch.tensor([True, False, True]),
+    }  # fmt: skip
+    checkpointer.save({"state": state}, tmp_path / "step1")
+    live, copied = make(), make()
+    versions = {name: value._version for name, value in live.items() if isinstance(value, torch.Tensor)}
+    selected = []
+    select = LiveTensors.select
+
+    def record(self, layout, file_bytes):
+        selected.extend(found := select(self, layout, file_bytes))
+        return found
+
+    monkeypatch.setattr(LiveTensors, "select", record)
+    loaded = checkpointer.load(tmp_path / "step1", {"state": live})
+    assert set(selected) == {f"state/{name}" for name in in_place}
+    monkeypatch.setattr(LiveTensors, "select", lambda *_: {})
+    assert checkpointer.load(tmp_path / "step1", {"state": copied}).missing == loaded.missing
+    assert same(live, copied)
+    # Autograd must notice that a tensor changed which it has kept for the backward pass.
+    assert all(live[name]._version > versions[name] for name in in_place)
+
+
 def test_damage_is_reported_as_damage_where_the_state_does_not_fit_either(tmp_path):
     checkpointer = saved(tmp_path / "step1", Model(1))
     flip(tmp_path / "step1")
@@ -194,6 +263,8 @@ def test_loading_takes_one_copy_of_what_is_loaded_and_a_constant(memory_path):
     load(checkpointer, memory_path / "step1", model)
     assert peak_growth(lambda: load(checkpointer, memory_path / "step1", model)) < weights + 28 * MB
     assert peak_growth(lambda: load(checkpointer, memory_path / "step1", model, optimizer)) < 3 * weights + 28 * MB
+    live = {"model": capture_model(model), "optimizer": capture_optimizer(model, optimizer)}
+    assert peak_growth(lambda: checkpointer.load(memory_path / "step1", live)) < 28 * MB
     assert peak_growth(lambda: checkpointer.verify(memory_path / "step1")) < 28 * MB
 
 

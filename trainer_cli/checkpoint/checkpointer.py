@@ -17,8 +17,7 @@ import logging
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +29,7 @@ from trainer_cli.checkpoint.find import checkpoint_at, errors_of_reading, read_v
 from trainer_cli.checkpoint.foreign.torch_checkpointer import file_of_rank, read_rank
 from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.dtensor import Targets, local_of, targets_in
+from trainer_cli.checkpoint.format.live_tensors import LiveTensors
 from trainer_cli.checkpoint.format.open import format_of_rank, new_format
 from trainer_cli.checkpoint.format.reader import CheckpointReader as CheckpointReader
 from trainer_cli.checkpoint.format.reader import Reader
@@ -50,7 +50,7 @@ from trainer_cli.checkpoint.save import (
 from trainer_cli.checkpoint.snapshot import CopyStager, LiveStager, Snapshot, Stager
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.open import open_storage
-from trainer_cli.checkpoint.writer_thread import WriterThread, run_now
+from trainer_cli.checkpoint.writer_thread import WriterThread, report_failure, run_now
 from trainer_cli.core.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, DigestAlgorithm
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import is_plain
@@ -191,7 +191,7 @@ class Checkpointer:
         save = InFlightSave(job, thread.submit(job.write) if is_copied else run_now(job.write))
         if self._ends_thread:
             self._last_save = save
-            save.written.add_done_callback(partial(_report_failure, job.storage.location(job.name)))
+            save.written.add_done_callback(partial(report_failure, job.storage.location(job.name)))
         return save
 
     def locate(self, path: str | Path) -> Path:
@@ -208,11 +208,10 @@ class Checkpointer:
     ) -> LoadedState:
         """Load the checkpoint at `path`: all of it, or into `state_dict` only the keys that it names.
 
-        Of a folder of torch's own Checkpointer each rank loads its `checkpoint_{rank}.pt`, which has no digests.
-
         Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
         are listed in the result's `missing`, or refused if `strict`. Damage, and what does not fit, is refused before
-        anything is touched.
+        anything is touched. Of a folder of torch's own Checkpointer each rank loads its `checkpoint_{rank}.pt`, which
+        has no digests. A file that changes while it is loaded is a CheckpointError that says what is overwritten.
 
         Args:
             default_map_location: where new tensors go: a device, its name, or a mapping or function as `torch.load`
@@ -226,15 +225,20 @@ class Checkpointer:
         """
         path = self.locate(path)
         (arguments,) = arguments_of_parts("load", kwargs, reader=self.reader.read)
-        if state_dict is not None and (targets := targets_in(state_dict)) is not None:
-            arguments["targets"] = targets
-        tree = self._read_as_rank(path, None if state_dict is None else list(state_dict), arguments)
-        if state_dict is None:
-            return LoadedState(move_tensors(tree, default_map_location))
-        return load_into(state_dict, tree, str(path.absolute()), default_map_location, strict=strict)
+        # Not removed before the state is filled: files are read a second time, into live tensors.
+        with ExitStack() as held:
+            if state_dict is None:
+                return LoadedState(move_tensors(self._read_as_rank(path, None, arguments, held), default_map_location))
+            live = LiveTensors(state_dict)
+            if (targets := targets_in(state_dict)) is not None:
+                arguments["targets"] = targets
+            elif isinstance(self.reader, CheckpointReader):
+                arguments["live"] = live
+            tree = self._read_as_rank(path, list(state_dict), arguments, held)
+            return load_into(state_dict, tree, str(path.absolute()), default_map_location, live, strict=strict)
 
     def _read_as_rank(
-        self, path: str | Path, only: Collection[str] | None, arguments: Mapping[str, Any]
+        self, path: str | Path, only: Collection[str] | None, arguments: Mapping[str, Any], held: ExitStack
     ) -> dict[str, Any]:
         """Read what this rank saved; without a group given, as a rank of torch's default group."""
         ranks = default_ranks()
@@ -244,8 +248,9 @@ class Checkpointer:
         if not self._joined and ranks.world_size > 1 and isinstance(self.reader, CheckpointReader):
             self.reader.sharded = ShardedFormat(ranks.rank, ranks.world_size)
         storage, name = self._split(path)
-        with self._reading(storage, name) as (folder, manifest):
-            tree = self.reader.read(folder, manifest, only=only, **arguments)
+        with errors_of_reading(storage, name):
+            folder = held.enter_context(storage.reading(name))
+            tree = self.reader.read(folder, read_valid_manifest(storage, name), only=only, **arguments)
         if not tree.get(RANKS, True):
             del tree[RANKS]  # One process saved it.
         return tree
@@ -368,8 +373,8 @@ class Checkpointer:
     @property
     def timeout_s(self) -> float:
         """The limit of the wait for a save in flight."""
-        longest = max(_TIMEOUT_S, self.stager.held_bytes / _SLOWEST_BYTES_PER_S)
-        return _INTERRUPTED_TIMEOUT_S if self._interrupted else longest
+        of_size = self.stager.held_bytes / _SLOWEST_BYTES_PER_S
+        return _INTERRUPTED_TIMEOUT_S if self._interrupted else max(_TIMEOUT_S, of_size)
 
     def prepare(self, state_dict: Mapping[str, Any]) -> None:
         """Allocate the memory for copies of such a state in the writing thread; the first save would wait for it."""
@@ -493,8 +498,3 @@ def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
         if save is not None and save.job.waits_for_commit and not save.ended:
             # Other ranks may be gone, so that no collective commits it now.
             logger.error("%s is not committed, since close() was not called on all ranks", save.path)
-
-
-def _report_failure(where: str, written: Future[None]) -> None:
-    if (error := written.exception()) is not None:
-        logger.error("the checkpoint %s was not saved: %s", where, error)

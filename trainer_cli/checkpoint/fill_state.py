@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trainer_cli.checkpoint.format.live_tensors import LiveTensors
 from trainer_cli.errors import CheckpointError, MissingStateError, UserError
 
 logger = logging.getLogger(__name__)
@@ -33,10 +34,15 @@ def load_into(
     tree: Mapping[str, Any],
     where: str,
     location: MapLocation,
+    live: LiveTensors,
     *,
     strict: bool,
 ) -> LoadedState:
-    """Fill a live state from the tree of a checkpoint, see `Checkpointer.load`. Nothing is touched before all fits."""
+    """Fill a live state from the tree of a checkpoint, see `Checkpointer.load`. Nothing is touched before all fits.
+
+    Args:
+        live: tensors of the state that are in the tree too, and have not been filled yet.
+    """
     missing, faults = compare(state_dict, tree, "")
     if faults:
         raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
@@ -45,7 +51,9 @@ def load_into(
         if strict:
             raise MissingStateError(f"the checkpoint lacks {listed}", where=where)
         logger.warning("%s lacks %s", where, listed)
-    fill(state_dict, tree, move_tensors(new_values(state_dict, tree), location))
+    new = move_tensors(new_values(state_dict, tree), location)
+    live.read()
+    fill(state_dict, tree, new)
     return LoadedState(state_dict, missing)
 
 
@@ -162,7 +170,8 @@ def fill(target: MutableMapping[Any, Any], tree: Mapping[Any, Any], new: Mapping
             continue
         if isinstance(value, torch.Tensor):
             with torch.no_grad():
-                # In place: optimizers and compiled functions hold this tensor.
+                # In place: optimizers and compiled functions hold this tensor. A copy of a tensor to itself, which was
+                # read into, only increments its version.
                 value.copy_(tree[key])
         elif isinstance(value, MutableMapping) and isinstance(tree[key], Mapping):
             fill(value, tree[key], new[key])

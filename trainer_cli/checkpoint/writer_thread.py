@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
+
+logger = logging.getLogger(__name__)
 
 Job = Callable[[], object]
 _Jobs = SimpleQueue["tuple[Job, Future[None]] | None"]
@@ -80,6 +83,12 @@ def run_now(job: Job) -> Future[None]:
     if error is not None and not isinstance(error, Exception):
         raise error
     return done
+
+
+def report_failure(where: str, written: Future[None]) -> None:
+    """Log the failure of a save that nobody waits for."""
+    if (error := written.exception()) is not None:
+        logger.error("the checkpoint %s was not saved: %s", where, error)
 
 
 def _work(jobs: _Jobs) -> None:

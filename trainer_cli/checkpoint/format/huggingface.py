@@ -11,7 +11,8 @@ import torch
 
 from trainer_cli.checkpoint.format import tree as codec
 from trainer_cli.checkpoint.format.header import TensorEntry, rendered_header, state_file, tensor_file
-from trainer_cli.checkpoint.format.sharded import read_file, read_values
+from trainer_cli.checkpoint.format.read_file import read_file
+from trainer_cli.checkpoint.format.sharded import read_values
 from trainer_cli.checkpoint.format.tensor_file import FileLayout, bytes_of, lay_out
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest

@@ -13,6 +13,7 @@ from trainer_cli.checkpoint.format.sharded import ShardedFormat, TensorsFormat
 from trainer_cli.core.manifest import Manifest
 
 if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.live_tensors import LiveTensors
     from trainer_cli.checkpoint.storage.base import ReadableFolder
 
 
@@ -55,13 +56,21 @@ class CheckpointReader:
         only: Collection[str] | None = None,
         *,
         targets: Targets | None = None,
+        live: LiveTensors | None = None,
     ) -> dict[str, Any]:
+        """See `Reader.read`.
+
+        Args:
+            live: what it selects is in the result instead of new tensors, and filled by `live.read`.
+        """
         format = self.format
         if format is None or format.name != manifest.format:
             format = new_format(manifest.format, str(folder.path))
         if self.sharded is not None:
             format = format_of_rank(format, self.sharded) or format
         if targets is None:
+            if live is not None and type(format) is TensorsFormat:
+                return format.read(folder, manifest, only, live=live)
             return format.read(folder, manifest, only)
         if isinstance(format, TensorsFormat | ShardedFormat | ArchiveFormat):
             return format.read(folder, manifest, only, targets=targets)

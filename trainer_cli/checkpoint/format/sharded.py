@@ -31,6 +31,7 @@ from trainer_cli.checkpoint.format.header import (
     state_file,
     tensor_file,
 )
+from trainer_cli.checkpoint.format.read_file import read_tensors
 from trainer_cli.checkpoint.format.tensor_file import (
     DTYPES,
     FileLayout,
@@ -41,12 +42,13 @@ from trainer_cli.checkpoint.format.tensor_file import (
     memory_of,
     new_tensor,
 )
-from trainer_cli.checkpoint.format.verified_file import Destination, VerifiedFile, damaged_file, read_verified
+from trainer_cli.checkpoint.format.verified_file import Destination, VerifiedFile, read_verified
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, new_digest
 from trainer_cli.core.shards import PER_RANK, Shard, runs, spread, why_incomplete
 
 if TYPE_CHECKING:
+    from trainer_cli.checkpoint.format.live_tensors import LiveTensors
     from trainer_cli.checkpoint.storage.base import ReadableFolder
 
 RANKS = "ranks"
@@ -433,43 +435,24 @@ class TensorsFormat:
         manifest: Manifest,
         only: Collection[str] | None = None,
         targets: Targets | None = None,
+        live: LiveTensors | None = None,
     ) -> dict[str, Any]:
+        """The state as saved, see `Reader.read`.
+
+        Args:
+            live: the tensors of it that are in the result instead of new ones; the caller fills them by `live.read`.
+        """
         if is_sharded(manifest) or targets is not None:
             return read_sharded(folder, manifest, only, targets)
         text = read_verified(folder, manifest, state_file(0))
         try:
             decoder = codec.decode(text, only)
-            return decoder.tree(_read_tensors(folder, manifest, tensor_file(0), decoder.wanted))
+            if live is not None:
+                live.match(decoder, manifest.aliases.get(tensor_file(0), {}))
+            return decoder.tree(read_tensors(folder, manifest, tensor_file(0), decoder.wanted, live))
         except codec.Undecodable as error:
             where = str(folder.path / state_file(0))
             raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
         return read_values(folder, manifest, only)
-
-
-def _read_tensors(
-    folder: ReadableFolder, manifest: Manifest, file_name: str, names: Collection[str]
-) -> dict[str, torch.Tensor]:
-    """The tensors of these names; tied ones are the same tensor. The whole file is digested."""
-    aliases = manifest.aliases.get(file_name, {})
-    stored = {name: aliases.get(name, name) for name in names}
-    tensors = read_file(folder, manifest, file_name, set(stored.values()))
-    # An alias leads to a stored tensor, never to another alias.
-    if missing := set(stored.values()) - tensors.keys() | set(stored.values()) & set(aliases):
-        raise damaged_file(folder.path / file_name, f"it lacks the tensor {min(missing)[:80]!r}")
-    return {name: tensors[stored[name]] for name in names}
-
-
-def read_file(
-    folder: ReadableFolder, manifest: Manifest, file_name: str, names: Collection[str]
-) -> dict[str, torch.Tensor]:
-    """The tensors of a file that have one of these names. The whole file is digested."""
-    with VerifiedFile(folder, manifest, file_name) as file:
-        layout = parsed_header(file)
-        tensors = {entry.name: new_tensor(file, entry, entry.shape) for entry in layout if entry.name in names}
-        file.read(memory_of(tensors[e.name]) if e.name in names else e.size_bytes for e in layout if e.size_bytes)
-    # After the digest: a damaged file is reported as such, not by what its bytes happen to be.
-    for name, tensor in tensors.items():
-        check_booleans(file.path, name, tensor)
-    return tensors

@@ -38,6 +38,10 @@ class Undecodable(ValueError):
     """The text cannot be the output of `encode`."""
 
 
+_Find = Callable[[str], Any]
+"""Name of a tensor -> what is put in its place."""
+
+
 def encode(tree: Mapping[str, Any], *, share_views: bool = True) -> tuple[bytes, dict[str, Leaf]]:
     """The JSON text of a tree and the tensors to store by name, in the order of the tree. Tensors are not copied.
 
@@ -80,6 +84,12 @@ def decode(text: bytes, only: Collection[str] | None = None) -> Decoder:
     return Decoder({key: value for key, value in state.items() if only is None or key in only})
 
 
+class TensorName(str):
+    """The name of a stored tensor, in the place of that tensor."""
+
+    __slots__ = ()
+
+
 class Decoder:
     """A decoded tree without its tensors. `wanted` has their names, and `tree` inserts them."""
 
@@ -97,6 +107,10 @@ class Decoder:
     def tree(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """The tree, with the tensors that `wanted` names. They are not copied."""
         return self._walk((dict(tensors) | self.views_of(tensors)).__getitem__)
+
+    def names(self) -> dict[str, Any]:
+        """The tree with a `TensorName` in place of each tensor, and None in place of each array."""
+        return self._walk(lambda name: None if self.wanted.get(name) else TensorName(name))
 
     def values(self) -> dict[str, Any]:
         """The tree with None in place of each tensor."""
@@ -117,10 +131,10 @@ class Decoder:
             views[name] = by_geometry[geometry]
         return views
 
-    def _walk(self, find: Callable[[str], torch.Tensor | None]) -> dict[str, Any]:
+    def _walk(self, find: _Find) -> dict[str, Any]:
         return {key: self._value(value, find, 1) for key, value in self._state.items()}
 
-    def _value(self, raw: Any, find: Callable[[str], torch.Tensor | None], depth: int) -> Any:
+    def _value(self, raw: Any, find: _Find, depth: int) -> Any:
         if depth > _DEEPEST:
             raise Undecodable(f"it is nested deeper than {_DEEPEST} levels")
         if isinstance(raw, list):
@@ -133,7 +147,7 @@ class Decoder:
             raise Undecodable("a tag has more than a value")
         return self._tagged(raw[_TAG], raw["v"], find, depth)
 
-    def _tagged(self, tag: Any, raw: Any, find: Callable[[str], torch.Tensor | None], depth: int) -> Any:
+    def _tagged(self, tag: Any, raw: Any, find: _Find, depth: int) -> Any:
         if tag in ("tensor", "array", "scalar"):
             return self._leaf(tag, raw, find)
         if tag == "view":
@@ -147,7 +161,7 @@ class Decoder:
             return _decode_scalar(tag, raw)
         raise Undecodable(f"it has the tag {str(tag)[:40]!r}, which does not exist")
 
-    def _leaf(self, tag: str, name: Any, find: Callable[[str], torch.Tensor | None]) -> Any:
+    def _leaf(self, tag: str, name: Any, find: _Find) -> Any:
         if not isinstance(name, str):
             raise Undecodable("the name of a tensor is no text")
         self.wanted[name] = tag != "tensor"
@@ -161,7 +175,7 @@ class Decoder:
         # `[()]` makes a numpy scalar of an array without dimensions.
         return array if tag == "array" else array[()]
 
-    def _view(self, raw: Any, find: Callable[[str], torch.Tensor | None]) -> torch.Tensor | None:
+    def _view(self, raw: Any, find: _Find) -> Any:
         try:
             view = View.parse(raw)
         except ValueError as error:
@@ -171,9 +185,7 @@ class Decoder:
         self.wanted.setdefault(view.base, False)
         return find(view.name)
 
-    def _mapping(
-        self, tag: str, raw: list[Any], find: Callable[[str], torch.Tensor | None], depth: int
-    ) -> dict[Any, Any]:
+    def _mapping(self, tag: str, raw: list[Any], find: _Find, depth: int) -> dict[Any, Any]:
         mapping: dict[Any, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}[tag]()
         for pair in raw:
             if not isinstance(pair, list) or len(pair) != 2:
