@@ -9,6 +9,7 @@ import shutil
 import threading
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 from states import reseal, same, small_state
@@ -66,6 +67,35 @@ def test_the_facts_for_the_policy_come_from_the_manifest(root):
     assert saved[0] == Saved("step9", 9, Kind.ephemeral)
     assert saved[1] == Saved("step10", 10, Kind.permanent, pinned=True)
     assert saved[3] == Saved("step200", 200, Kind.permanent, finite=False)
+
+
+def manifests_read(root: Path) -> tuple[list[str], int]:
+    """The checkpoints as a new catalog remembers them, and how many manifests it read for that."""
+    disk = FaultyDisk()
+    names = [entry.name for entry in Catalog(LocalStorage(root, disk=disk)).remembered()]
+    return names, disk.operations.count("open manifest.json")
+
+
+def test_the_catalogs_of_a_process_read_a_manifest_once_until_it_changes(root):
+    assert manifests_read(root) == (["step9", "step10", "step100", "step200"], 4)
+    assert manifests_read(root) == (["step9", "step10", "step100", "step200"], 0)
+    path = root / "step9" / "manifest.json"
+    path.write_bytes(replace(Manifest.parse(path.read_bytes()), step=150).to_bytes())
+    shutil.rmtree(root / "step10")
+    assert manifests_read(root) == (["step100", "step9", "step200"], 1)
+
+
+def test_only_the_newest_are_looked_at_as_a_whole_when_the_newest_is_chosen(root):
+    os.truncate(root / "step100" / "rank0.safetensors", 5)
+    (root / "step10" / "pinned").touch()
+    disk = FaultyDisk()
+    newest = Catalog(LocalStorage(root, disk=disk)).newest_valid()
+    assert (newest.name, newest.pinned) == ("step10", True)
+    assert [call for call in disk.operations if call.startswith("listdir step")] == [
+        "listdir step200",
+        "listdir step100",
+        "listdir step10",
+    ]
 
 
 def test_what_is_partial_or_damaged_is_listed_with_its_problem_and_never_newest(root):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.manifest import FileEntry, Manifest, ManifestError, _rendered, _self_digest, new_digest
+from trainer_cli.core.manifest import FileEntry, Manifest, ManifestError, new_digest
 from trainer_cli.core.policy import Kind
 
 DIGEST = "xxh3_128:" + "0" * 32
@@ -33,6 +33,16 @@ SAMPLE = Manifest(
 )
 
 
+def sealed(fields: dict[str, object]) -> bytes:
+    """A manifest of these fields with a fitting digest of itself, by its version."""
+    if fields.get("schema_version") == 1:
+        canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode("ascii")
+        fields = {**fields, "digest": "sha256:" + hashlib.sha256(canonical).hexdigest()}
+        return json.dumps(fields, indent=1, sort_keys=True).encode("ascii") + b"\n"
+    content = json.dumps(fields, indent=1, sort_keys=True)[: -len("\n}")]
+    return f'{content},\n "digest": "sha256:{hashlib.sha256(content.encode()).hexdigest()}"\n}}\n'.encode("ascii")
+
+
 def forged(**changes: object) -> bytes:
     """A manifest with changed fields and a fitting digest of itself: what a hostile hand would write."""
     fields = json.loads(SAMPLE.to_bytes())
@@ -42,9 +52,10 @@ def forged(**changes: object) -> bytes:
             del fields[key]
         else:
             fields[key] = value
-    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":")).encode("ascii")
-    fields["digest"] = "sha256:" + hashlib.sha256(canonical).hexdigest()
-    return json.dumps(fields, indent=1, sort_keys=True).encode("ascii") + b"\n"
+    return sealed(fields)
+
+
+VERSIONS = [pytest.param(SAMPLE.to_bytes(), id="2"), pytest.param(forged(schema_version=1), id="1")]
 
 
 def test_a_manifest_comes_back_as_it_was():
@@ -52,13 +63,27 @@ def test_a_manifest_comes_back_as_it_was():
     assert forged() == SAMPLE.to_bytes()
 
 
+def test_a_manifest_of_version_1_is_read_and_written_again_in_the_present_version():
+    old = Manifest.parse(forged(schema_version=1))
+    assert old == SAMPLE
+    assert old.to_bytes() == SAMPLE.to_bytes()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_digest_of_one_version_is_none_of_the_other(version):
+    data = forged(schema_version=version)
+    other = data.replace(b'"schema_version": %d' % version, b'"schema_version": %d' % (3 - version))
+    with pytest.raises(ManifestError, match="altered"):
+        Manifest.parse(other)
+
+
 def test_nan_comes_back_as_nan():
     manifest = Manifest(run_id="", attempt=0, step=0, epoch=0, kind=Kind.permanent, reason="", metrics={"a": math.nan})
     assert math.isnan(Manifest.parse(manifest.to_bytes()).metrics["a"])
 
 
-def test_every_flipped_bit_is_found():
-    data = SAMPLE.to_bytes()
+@pytest.mark.parametrize("data", VERSIONS)
+def test_every_flipped_bit_is_found(data):
     for place in range(len(data)):
         for bit in range(8):
             altered = bytearray(data)
@@ -67,8 +92,8 @@ def test_every_flipped_bit_is_found():
                 Manifest.parse(bytes(altered))
 
 
-def test_every_truncation_is_found():
-    data = SAMPLE.to_bytes()
+@pytest.mark.parametrize("data", VERSIONS)
+def test_every_truncation_is_found(data):
     for length in range(len(data)):
         with pytest.raises(ManifestError):
             Manifest.parse(data[:length])
@@ -80,14 +105,16 @@ def test_appended_bytes_are_found(more):
         Manifest.parse(SAMPLE.to_bytes() + more)
 
 
-def test_another_layout_of_the_same_json_is_found():
+@pytest.mark.parametrize("data", VERSIONS)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_another_layout_of_the_same_json_is_found(data, indent):
     with pytest.raises(ManifestError, match="altered"):
-        Manifest.parse(json.dumps(json.loads(SAMPLE.to_bytes())).encode())
+        Manifest.parse(json.dumps(json.loads(data), indent=indent).encode())
 
 
 def test_a_newer_schema_says_that_a_newer_program_is_needed():
     with pytest.raises(ManifestError, match="newer version"):
-        Manifest.parse(forged(schema_version=2))
+        Manifest.parse(forged(schema_version=3))
 
 
 @pytest.mark.parametrize(
@@ -167,4 +194,4 @@ def test_digests_are_the_published_ones(algorithm, hexdigest):
 def test_a_manifest_without_progress_is_an_older_one_and_is_read():
     raw = json.loads(Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="r").to_bytes())
     del raw["progress"], raw["digest"]
-    assert Manifest.parse(_rendered({**raw, "digest": _self_digest(raw)})).progress == {}
+    assert Manifest.parse(sealed({**raw, "schema_version": 1})).progress == {}

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
-from trainer_cli.checkpoint.catalog import Check, catalog_of, newest_of_all, reachable
+from trainer_cli.checkpoint.catalog import Check, Entry, catalog_of, newest_of_all
+from trainer_cli.checkpoint.copies import reachable
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.writer_thread import WriterThread
@@ -139,10 +140,8 @@ class CheckpointerCallback(Callback):
     def newest_finite(self) -> Path | None:
         """The newest valid checkpoint of this run whose weights are finite, by its manifest."""
         self.drain(_DELETING_S)
-        catalog = self.retention.catalog
-        # It is loaded, so what is remembered of it does not count.
-        newest_first = (catalog.entry(entry.name) for entry in reversed(self.retention.own()) if entry.resumable)
-        return next((self.folder / entry.name for entry in newest_first if entry.resumable), None)
+        newest = self.retention.catalog.newest_valid(self.identity.run_id)
+        return None if newest is None else self.folder / newest.name
 
     def go_back(self, trainer: Trainer) -> Path | None:
         """The newest intact checkpoint, as `newest`, after the save in flight; the training continues from it.
@@ -154,7 +153,7 @@ class CheckpointerCallback(Callback):
         path = group.on_main(self.newest, GroupVerifier(group))
         # The steps after the checkpoint are made anew, and saved anew.
         self._failed_step = None
-        self._last_saved_step = max((entry.step for entry in self.retention.own()), default=None)
+        self._last_saved_step = _step_of(self.retention.newest())
         return path
 
     def on_fit_start(
@@ -191,23 +190,21 @@ class CheckpointerCallback(Callback):
         # Raises here where checkpoint.name names no variable that there is.
         self.saver.path()
         self.storage.sweep()
-        entries = self.retention.own()
-        if entries and not self._resumes_from_folder(trainer):
+        newest = self.retention.newest()
+        if newest is not None and not self._resumes_from_folder(trainer):
             raise UserError(
-                f"{self.folder} holds checkpoints of this run (the newest is step {entries[-1].step}), but this "
+                f"{self.folder} holds checkpoints of this run (the newest is step {newest.step}), but this "
                 "training does not go on from them, and they would not be replaced",
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
         if self.saver.in_background:
             log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
-        if entries:
+        if newest is not None:
             # An attempt that was killed may have missed the fsync after its last rename: do it before any removal.
-            self.retention.fsync_names(entries[-1].name)
+            self.retention.fsync_names(newest.name)
         # Before any save: newer checkpoints of a branch that was left would be resumed in its place.
         self.retention.leave_branch(trainer.progress.step, self.settings.newer)
-        self._last_saved_step = max(
-            (entry.step for entry in entries if entry.step <= trainer.progress.step), default=None
-        )
+        self._last_saved_step = _step_of(self.retention.newest(trainer.progress.step))
         self.retention.retire(self._last_saved_step)
         if self.copier is not None:
             self.copier.on_failure = trainer.interrupt
@@ -486,6 +483,10 @@ class CheckpointerCallback(Callback):
             if newest is not None and newest.manifest is not None:
                 return newest.manifest.run_id
         return None
+
+
+def _step_of(entry: Entry | None) -> int | None:
+    return None if entry is None else entry.step
 
 
 def _same_metrics(first: Mapping[str, float], second: Mapping[str, float]) -> bool:

@@ -74,7 +74,7 @@ class Copier:
         self.retention.rules, self._begun_at = source_retention.rules, step
         self._opened, self._abandoned, self._reported = False, False, False
         # The numbers go on from the resumed checkpoint, and from copies whose originals were removed.
-        before = [entry for entry in source_retention.own() if entry.step <= step]
+        before = (entry for entry in source_retention.own() if entry.step <= step)
         self._number = max((_number(entry.manifest) for entry in before), default=0)
         try:
             self._open()
@@ -83,9 +83,11 @@ class Copier:
         except OSError as error:
             self._failure = self._failed(self.folder, error)
             self.raise_failure()
-        due = [entry.name for entry in before if (number := _number(entry.manifest)) and number % self.every == 0]
-        if due:
-            self.copy(due[-1])
+        for entry in source_retention.catalog.newest_first(source_retention.run_id):
+            number = _number(entry.manifest)
+            if entry.valid and entry.step <= step and number and number % self.every == 0:
+                self.copy(entry.name)
+                break
 
     def on_committed(self, name: str, metadata: CheckpointMetadata) -> None:
         """Copy this checkpoint if it is due; called in the thread that committed it, before any removal."""
@@ -141,9 +143,9 @@ class Copier:
             SaveError: as of `raise_failure`.
         """
         # One that is older than the copy that was resumed is no news.
-        for entry in source_retention.own()[-1:]:
-            if entry.step >= self._begun_at:
-                self.copy(entry.name)
+        newest = source_retention.newest()
+        if newest is not None and newest.step >= self._begun_at:
+            self.copy(newest.name)
         # Before the uploads: a copy that is still written is not yet in their queue.
         self._thread.drain()
         self.raise_failure()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, is_intact
@@ -32,8 +33,13 @@ class Retention:
         self._reported: set[str] = set()
 
     def own(self) -> list[Entry]:
-        """This run's valid checkpoints, oldest first, as of `Catalog.remembered`."""
+        """This run's checkpoints, oldest first, as of `Catalog.remembered`: one of them may be incomplete or pinned."""
         return self.catalog.valid(self.run_id, self.catalog.remembered())
+
+    def newest(self, step: int | None = None) -> Entry | None:
+        """This run's newest valid checkpoint, at most of this step; it is looked at now."""
+        entries = self.catalog.newest_first(self.run_id)
+        return next((entry for entry in entries if entry.valid and (step is None or entry.step <= step)), None)
 
     def facts(self, newest: int | None) -> list[Saved]:
         """The checkpoints for the policy, up to the step that was saved or resumed last. A newer one could not be
@@ -47,14 +53,25 @@ class Retention:
         looked at now: what would be removed, and what would stay in its place.
         """
         while True:
-            saved = _facts_up_to(newest, self.own())
+            saved = self._facts_of(self.catalog.remembered(), newest)
             removable, deciding = plan_removal(saved, self.rules)
             if not self.catalog.look_again(deciding):
                 return saved, removable
 
+    def _facts_of(self, entries: Iterable[Entry], newest: int | None) -> list[Saved]:
+        # One pass and no calls: there may be thousands.
+        return [
+            facts
+            for entry in entries
+            if (facts := entry.facts) is not None
+            and entry.manifest is not None
+            and entry.manifest.run_id == self.run_id
+            and (newest is None or entry.step <= newest)
+        ]
+
     def kept(self, newest: int | None) -> dict[str, str]:
         """Each checkpoint of this run on the disk now, and why it is kept."""
-        return why_keep(_facts_up_to(newest, self.catalog.valid(self.run_id)), self.rules)
+        return why_keep(self._facts_of(self.catalog.entries(), newest), self.rules)
 
     def retire(self, newest: int | None) -> None:
         """Remove what the policy does not keep. A failure is logged once, and tried again each time."""
@@ -128,7 +145,8 @@ class Retention:
         Raises:
             UserError: there are newer ones, and they may not go, or cannot.
         """
-        later = [entry for entry in self.own() if entry.step > step and is_intact(self.storage, entry)]
+        after = takewhile(lambda entry: entry.step > step, self.catalog.newest_first(self.run_id))
+        later = [entry for entry in after if is_intact(self.storage, entry)][::-1]
         if not later:
             return
         names = ", ".join(entry.name for entry in later)
@@ -154,7 +172,3 @@ class Retention:
                 raise UserError(f"{entry.name} is being read, so it cannot be removed now", cure="Try again later.")
             self._history.removed(entry.name, reason)
         log.warning("went back to step %d: removed %s", step, names)
-
-
-def _facts_up_to(newest: int | None, entries: Iterable[Entry]) -> list[Saved]:
-    return [entry.facts for entry in entries if entry.facts is not None and (newest is None or entry.step <= newest)]

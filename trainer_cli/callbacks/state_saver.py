@@ -13,8 +13,9 @@ from uuid import uuid4
 
 from trainer_cli.callbacks.copier import Copier
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint.catalog import check_copies
+from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.copies import check_copies
 from trainer_cli.checkpoint.format.open import format_of
 from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.history import CheckpointHistory
@@ -305,7 +306,7 @@ class StateSaver(SaveCaller):
         storage = self._new_storage(folder)
         path = folder / self.path().name
         storage.sweep()
-        for earlier in Retention(folder, storage, self.identity.run_id).own():
+        for earlier in Catalog(storage).valid(self.identity.run_id):
             if not earlier.pinned and storage.remove(earlier.name):
                 SAVES.info("removed %s (of an earlier failure)", folder / earlier.name)
         decision = Decision(Kind.ephemeral, f"after {type(exception).__name__}: {exception}"[:500])

@@ -1,11 +1,10 @@
-"""Lists the checkpoints in a run's folder and in that of its copies, says which are valid, and finds the newest intact
-one. It reads the disk."""
+"""Lists the checkpoints in a folder, says which are valid, and finds the newest intact one. It reads the disk."""
 
 from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
@@ -20,7 +19,7 @@ from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.core.policy import Kind, Saved
 from trainer_cli.core.progress import Progress
-from trainer_cli.errors import CheckpointError, ConfigError, one_line
+from trainer_cli.errors import CheckpointError, one_line
 
 log = logging.getLogger(__name__)
 
@@ -104,9 +103,11 @@ class Catalog:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._settled: dict[str, Entry] = {}
-        """The checkpoints that were valid and not pinned when they were looked at last. Replaced as a whole: the thread
-        that writes and the main thread may list at once."""
+        self._settled: dict[str, Entry] | None = None
+        """Checkpoints that are taken to be valid and not pinned. Replaced as a whole: the thread that writes and the
+        main thread may list at once. None before the first listing."""
+        self._doubtful: set[str] = set()
+        """Those of them that were found not to be, by a whole look."""
 
     @property
     def folder(self) -> Path:
@@ -123,42 +124,61 @@ class Catalog:
 
     def entries(self) -> list[Entry]:
         """All checkpoints by step, partial and damaged ones too, but no copies. Sizes are checked."""
-        return self._list({})
+        looked = [self._look(name) for name in self.storage.names()]
+        return _by_step(entry for entry in looked if entry is not None)
 
     def remembered(self) -> list[Entry]:
-        """Like `entries`, but without reading again a checkpoint that was valid and not pinned, while its name exists.
+        """Like `entries`, but one with a manifest is taken to be valid and not pinned, and is read once.
 
         Beside any number of these it costs one listing of names. Call `look_again` for those that a decision depends
-        on: a user may have pinned, damaged or replaced one since.
+        on: one may be pinned or incomplete, and a user may have pinned, damaged or replaced one since.
         """
-        return self._list(self._settled)
+        settled = self._read_before() if self._settled is None else self._settled
+        names = self.storage.names(settled.keys())
+        if gone := settled.keys() - set(names):
+            settled = {name: settled[name] for name in names if name in settled}
+            for name in gone:
+                _read_in(self.folder).pop(name, None)
+        others: list[Entry] = []
+        for name in names:
+            if name in settled:
+                continue
+            entry = None if name in self._doubtful else self._glance(name)
+            entry = self._look(name, settled.keys()) if entry is None else entry
+            if entry is not None:
+                others.append(entry)
+        self._settled = {**settled, **{entry.name: entry for entry in others if entry.valid and not entry.pinned}}
+        self._doubtful = self._doubtful.intersection(names) - self._settled.keys()
+        return _by_step([*settled.values(), *others])
 
     def look_again(self, names: Iterable[str]) -> bool:
         """Look at these remembered checkpoints now. Returns whether one has changed, and is listed anew next time."""
-        settled = self._settled
+        settled = self._settled or {}
         changed = {name for name in names if name in settled and self._look(name) != settled[name]}
-        self._settled = {name: entry for name, entry in settled.items() if name not in changed} if changed else settled
+        if changed:
+            self._doubtful |= changed
+            self._settled = {name: entry for name, entry in settled.items() if name not in changed}
         return bool(changed)
+
+    def newest_first(self, run_id: str | None = None) -> Iterator[Entry]:
+        """The checkpoints of a run, or of any, from the newest on, each looked at when it is its turn. One without a
+        readable manifest may be of any run."""
+        for seen in reversed(self.remembered()):
+            if seen.manifest is None or run_id in (None, seen.manifest.run_id):
+                entry = self._look(seen.name)
+                if entry is not None and (entry.manifest is None or run_id in (None, entry.manifest.run_id)):
+                    yield entry
 
     def entry(self, name: str, known: Collection[str] = ()) -> Entry:
         """The checkpoint of that name, or the copy; `known` as of `Storage.names`."""
-        step = parse_step(name)
         manifest, problem = examine(self.storage, name, known)
-        if manifest is not None and manifest.name is not None:
-            step = manifest.step
-        elif manifest is not None and problem is None and step not in (None, manifest.step):
-            problem = f"its manifest is of step {manifest.step}"
-        if manifest is not None and problem is None and manifest.format not in tuple(CheckpointFormat):
-            problem = f"its format {one_line(manifest.format[:40])!r} is unknown"
         try:
             pinned = self.storage.is_pinned(name)
         except OSError as error:
             log.warning("cannot see whether %s is pinned, so it is kept: %s", name, error)
             # When in doubt it stays: a removal cannot be undone.
             pinned = True
-        if step is None:
-            step = manifest.step if manifest is not None else 0
-        return Entry(name, step, manifest, problem, pinned)
+        return _entry_of(name, manifest, problem, pinned)
 
     def valid(self, run_id: str | None = None, entries: Iterable[Entry] | None = None) -> list[Entry]:
         """The valid checkpoints of a run, or of any run, by step; among `entries`, by default as they are now."""
@@ -171,17 +191,29 @@ class Catalog:
 
     def newest_valid(self, run_id: str | None = None) -> Entry | None:
         """The newest one of a run, or of any run, that a resume may start from."""
-        return next((entry for entry in reversed(self.valid(run_id)) if entry.resumable), None)
+        return next((entry for entry in self.newest_first(run_id) if entry.resumable), None)
 
-    def _list(self, settled: Mapping[str, Entry]) -> list[Entry]:
-        """All checkpoints by step, those in `settled` as they are there."""
-        names = self.storage.names(settled.keys())
-        if settled.keys() - set(names):
-            settled = {name: settled[name] for name in names if name in settled}
-        looked = [self._look(name, settled.keys()) for name in names if name not in settled]
-        others = [entry for entry in looked if entry is not None]
-        self._settled = {**settled, **{entry.name: entry for entry in others if entry.valid and not entry.pinned}}
-        return sorted([*settled.values(), *others], key=attrgetter("step", "name"))
+    def _read_before(self) -> dict[str, Entry]:
+        """What this process has read of the checkpoints before, as far as their manifests are the same now."""
+        read = _read_in(self.folder)
+        return {name: entry for name, (id, entry) in list(read.items()) if self.storage.manifest_id(name) == id}
+
+    def _glance(self, name: str) -> Entry | None:
+        """The entry of a checkpoint by its manifest alone; None if the manifest does not suffice."""
+        try:
+            # Before it is read: if it is replaced in between, the value fits no later one.
+            id = self.storage.manifest_id(name)
+            data = None if id is None else self.storage.peek(name, MANIFEST_FILE)
+            manifest = None if data is None else _parsed(data)
+        except (OSError, ManifestError):
+            return None
+        if id is None or manifest is None:
+            return None
+        entry = _entry_of(name, manifest, None, pinned=False)
+        if entry.is_copy or not entry.valid:
+            return None
+        _read_in(self.folder)[name] = id, entry
+        return entry
 
     def _look(self, name: str, known: Collection[str] = ()) -> Entry | None:
         """The entry of a folder; None if it does not exist, has neither a checkpoint's name nor a manifest, is a copy,
@@ -189,6 +221,30 @@ class Catalog:
         entry = self.entry(name, known)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
         return None if is_other or entry.is_copy or entry.is_replayed or entry.problem == GONE else entry
+
+
+def _by_step(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=attrgetter("step", "name"))
+
+
+def _entry_of(name: str, manifest: Manifest | None, problem: str | None, pinned: bool) -> Entry:
+    step = parse_step(name)
+    if manifest is not None and manifest.name is not None:
+        step = manifest.step
+    elif manifest is not None and problem is None and step not in (None, manifest.step):
+        problem = f"its manifest is of step {manifest.step}"
+    if manifest is not None and problem is None and manifest.format not in tuple(CheckpointFormat):
+        problem = f"its format {one_line(manifest.format[:40])!r} is unknown"
+    if step is None:
+        step = manifest.step if manifest is not None else 0
+    return Entry(name, step, manifest, problem, pinned)
+
+
+# The last two: the folder of a run's checkpoints, and that of their copies.
+@lru_cache(maxsize=2)
+def _read_in(folder: Path) -> dict[str, tuple[tuple[int, ...], Entry]]:
+    """The checkpoints of a folder that this process has read, each with `Storage.manifest_id`. Filled by catalogs."""
+    return {}
 
 
 @lru_cache(maxsize=4096)
@@ -337,14 +393,11 @@ def newest_intact(
     """
     unfit: dict[str, str] = {}
     unread: dict[str, str] = {}
-    for entry in reversed(catalog.entries()):
+    for entry in catalog.newest_first(run_id):
         if entry.manifest is None:
             # A partial one was never committed, so that nothing is lost; it is not worth a warning.
             if not entry.partial:
                 unread[entry.name] = entry.problem or ""
-            continue
-        # Another run may save into the same folder.
-        if entry.manifest.run_id != run_id:
             continue
         if limit is not None and entry.step > limit:
             log.warning("checkpoint %s is not used: the training went back to step %d", entry.name, limit)
@@ -381,44 +434,8 @@ def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict
         storage.quarantine(name, problem)
 
 
-def check_copies(folder: Path, copies: Path) -> None:
-    """Refuse a folder for copies that is the folder of the checkpoints, or inside it.
-
-    Raises:
-        ConfigError: with the folder.
-    """
-    if copies.resolve() == folder.resolve() or folder.resolve() in copies.resolve().parents:
-        raise ConfigError(
-            f"checkpoint.copy_to.folder is {copies}, which is in the folder of the checkpoints, {folder}",
-            location="checkpoint.copy_to.folder",
-            hint="Name one on another disk or in an object store.",
-        )
-
-
-def reachable(primary: Catalog, copies: Sequence[Catalog], run_id: str | None) -> list[Catalog]:
-    """Of a run's own folder, and of those of its copies that can be listed. One that cannot is left out with a warning.
-
-    Raises:
-        CheckpointError: one cannot be listed, and the run's own folder has no valid checkpoint: where the run stands
-            is unknown.
-    """
-    catalogs = [primary]
-    for catalog in copies:
-        try:
-            # A listing alone: manifests of copies are read only if one of them may be newer.
-            catalog.names()
-        except OSError as error:
-            if primary.newest_valid(run_id) is None:
-                raise CheckpointError(
-                    f"{primary.folder} holds no valid checkpoint, and whether copies are in {catalog.folder} "
-                    f"cannot be seen: {error}",
-                    where="checkpoint.copy_to.folder",
-                    cure="To start without them, set checkpoint.copy_to.folder=null.",
-                ) from error
-            log.warning("the copies in %s cannot be listed, so none is resumed: %s", catalog.folder, error)
-        else:
-            catalogs.append(catalog)
-    return catalogs
+def _newest_step(catalog: Catalog, run_id: str) -> int:
+    return next((entry.step for entry in catalog.newest_first(run_id) if entry.valid), -1)
 
 
 def newest_of_all(
@@ -441,7 +458,7 @@ def newest_of_all(
         step = -1 if newest is None else newest[1].step
         # A copy is downloaded and verified only if it would be taken. Damaged ones count if the run has no checkpoint:
         # it must not silently begin anew beside them.
-        if newest is not None and not any(entry.step > step for entry in catalog.valid(run_id)):
+        if newest is not None and _newest_step(catalog, run_id) <= step:
             continue
         try:
             entry = newest_intact(catalog, run_id, limit=limit, check=check, quarantine=quarantine)

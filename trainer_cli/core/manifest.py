@@ -18,7 +18,8 @@ from trainer_cli.core.policy import Kind
 from trainer_cli.core.shards import Shard
 from trainer_cli.errors import CheckpointError, one_line
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version 1 has its own digest among the other fields, and over their values instead of over bytes."""
 _DIGEST = re.compile(r"xxh3_128:[0-9a-f]{32}|sha256:[0-9a-f]{64}")
 # Larger counts fit no 64-bit integer, so none was ever counted; a hostile file may hold any.
 _LARGEST = 2**63
@@ -110,12 +111,11 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON, with its own digest."""
-        fields = self._fields()
-        return _rendered({**fields, "digest": _self_digest(fields)})
+        return _sealed(self._fields())
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
-        """Read a manifest. Anything that differs by a bit from the output of `to_bytes` is refused.
+        """Read a manifest, also of an earlier version. Anything that differs by a bit from what was written is refused.
 
         Raises:
             ManifestError: saying why.
@@ -128,15 +128,10 @@ class Manifest:
                 f"the manifest has schema version {version}, but this program knows {SCHEMA_VERSION} at most",
                 cure="Use a newer version of trainer-cli.",
             )
-        if type(version) is not int or version != SCHEMA_VERSION:
+        if type(version) is not int or version < 1:
             raise ManifestError(f"the manifest's schema version is {str(version)[:40]!r}, which does not exist")
         digest = raw.pop("digest", None)
-        # Written again and compared byte by byte: JSON has many spellings of one value, and the digest covers values.
-        try:
-            altered = digest != _self_digest(raw) or _rendered({**raw, "digest": digest}) != data
-        except (ValueError, RecursionError) as error:
-            raise _not_json(error) from None
-        if altered:
+        if not (_is_intact_version_1(raw, digest, data) if version == 1 else _is_intact(data, digest)):
             raise ManifestError("the manifest was altered: its own digest does not fit")
         return _read(raw)
 
@@ -173,15 +168,36 @@ class Manifest:
         }
 
 
-def _rendered(fields: Mapping[str, Any]) -> bytes:
+def _sealed(fields: Mapping[str, Any]) -> bytes:
     # Sorted, so that equal manifests have equal bytes.
-    return json.dumps(fields, indent=1, sort_keys=True).encode("ascii") + b"\n"
+    content = json.dumps(fields, indent=1, sort_keys=True, allow_nan=False).removesuffix("\n}").encode("ascii")
+    return content + _end_of_file(_digest_of(content))
 
 
-def _self_digest(fields: Mapping[str, Any]) -> str:
-    # Sorted and without spaces, so that the digest does not depend on the order of insertion or on layout.
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return "sha256:" + hashlib.sha256(text.encode("ascii")).hexdigest()
+def _digest_of(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+def _end_of_file(digest: object) -> bytes:
+    return f',\n "digest": "{digest}"\n}}\n'.encode("ascii", errors="replace")
+
+
+def _is_intact(data: bytes, digest: object) -> bool:
+    """Whether a manifest ends with the digest of all bytes before it."""
+    end = _end_of_file(digest)
+    return data.endswith(end) and digest == _digest_of(data[: -len(end)])
+
+
+def _is_intact_version_1(raw: Mapping[str, Any], digest: object, data: bytes) -> bool:
+    """Whether a manifest of version 1 has the digest of its values, and the spelling that was written."""
+    try:
+        # Sorted and without spaces, so that the digest does not depend on the order of insertion or on layout.
+        values = json.dumps(raw, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+        # Written again and compared byte by byte: JSON has many spellings of one value, and the digest covers values.
+        spelling = json.dumps({**raw, "digest": digest}, indent=1, sort_keys=True).encode("ascii") + b"\n"
+    except (ValueError, RecursionError) as error:
+        raise _not_json(error) from None
+    return digest == _digest_of(values) and spelling == data
 
 
 def _number(value: float) -> float | str:

@@ -264,9 +264,13 @@ def plan_removal(saved: Sequence[Saved], rules: RetentionRules) -> tuple[dict[st
     that stay in their place or would be replaced by a better one."""
     ordered = _newest_first(saved)
     leading = _leading(ordered, rules)
+    may_go = ordered
+    if rules.remove is Removal.ephemeral_only and rules.max_checkpoints is None:
+        # Each permanent one stays, and there may be thousands.
+        may_go = [checkpoint for checkpoint in ordered if checkpoint.kind is Kind.ephemeral or not checkpoint.finite]
     removable = {
         checkpoint.name: _why_goes(checkpoint, rules, ordered[0])
-        for checkpoint in reversed(ordered)
+        for checkpoint in reversed(may_go)
         if _why_stays(checkpoint, rules, leading) is None
     }
     return removable, [*removable, *leading.newest, *leading.best, *(leading.counted if removable else ())]

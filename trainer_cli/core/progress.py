@@ -50,9 +50,9 @@ class Progress:
 
 
 _OPTIONAL = "passed_over"
+_NAMES = frozenset(field.name for field in fields(Progress))
 
 
 def _misfit(counts: Mapping[str, int | float]) -> list[str]:
     """The names of counts that are missing or unknown."""
-    names = {field.name for field in fields(Progress)}
-    return sorted(names.symmetric_difference({*counts, _OPTIONAL}))
+    return sorted(_NAMES.symmetric_difference({*counts, _OPTIONAL}))

@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +129,9 @@ def choose(
             f"resume=never, but {folder.parent} holds a run already",
             cure="Start another run with name=OTHER, or remove the directory.",
         )
-    entries = {catalog.folder: _entries(catalog, run_id) for catalog in catalogs}
     back = _last_return(attempts)
     saved_since = back is not None and any(
-        _is_saved_since(entry, back.attempt) for entry in chain.from_iterable(entries.values())
+        _is_saved_since(entry, back.attempt) for catalog in catalogs for entry in catalog.newest_first(run_id)
     )
     repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
     if resume not in ("auto", "must") and not repeated:
@@ -142,7 +140,7 @@ def choose(
         catalog = next(
             (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent), catalogs[0]
         )
-        return _choose_named(path, entries[catalog.folder], catalog, newer, check)
+        return _choose_named(path, _entries(catalog, run_id), catalog, newer, check)
     # What was saved after the step that the run returned to belongs to the abandoned course.
     limit = None if back is None or saved_since else back.step
     newest = newest_of_all(catalogs, run_id, limit=limit, check=check, quarantine=quarantine)
@@ -202,8 +200,7 @@ def unsaved_end(
     step, reason = summary.get("step"), str(summary.get("reason"))
     if summary.get("status") != "finished" or not isinstance(step, int):
         return None
-    valid = catalog.valid(run_id)
-    last = valid[-1] if valid else None
+    last = next((entry for entry in catalog.newest_first(run_id) if entry.valid), None)
     # A checkpoint of that step that lacks states cannot be resumed: the summary alone records the end.
     if last is not None and last.step == step:
         return None if last.resumable else (step, reason)

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, check_copies, reachable, verify_beside
+from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_beside
+from trainer_cli.checkpoint.copies import check_copies, reachable
 from trainer_cli.checkpoint.foreign.kind import refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
@@ -237,7 +238,7 @@ def refuse_other_runs(catalogs: Sequence[Catalog], run_id: str | None, config: C
     for catalog, configured, key in zip(
         catalogs, (config.folder, config.copy_to.folder), ("folder", "copy_to.folder"), strict=False
     ):
-        entries = [] if configured is None else catalog.entries()
+        entries = [] if configured is None else catalog.remembered()
         saved = [(entry.name, entry.manifest.run_id) for entry in entries if entry.manifest is not None]
         if saved and run_id not in [owner for _, owner in saved]:
             raise RunDirectoryError(
@@ -257,7 +258,7 @@ def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check
 def _find_lost_run(catalog: Catalog, run_dir: str) -> str | None:
     """The id of the run in `run_dir` that saved the checkpoints of a folder; None if another run saved them."""
     # The newest first: earlier ones may be of a run that had the folder before.
-    for entry in reversed(catalog.entries()):
+    for entry in catalog.newest_first():
         if entry.manifest is not None and entry.valid:
             source, _ = config_of(catalog.folder / entry.name)
             if source and from_yaml(source, trusted=True, missing_ok=True).config.run_dir == run_dir:

@@ -100,6 +100,10 @@ class Storage(Protocol):
         """The content of a small file, or None if it does not exist."""
         ...
 
+    def manifest_id(self, name: str) -> tuple[int, ...] | None:
+        """A value that changes when a folder's manifest is replaced or altered; None if it has none, or unknown."""
+        ...
+
     def sizes(self, name: str) -> dict[str, int]:
         """The regular files in a folder and their sizes in bytes; empty if there is no such folder."""
         ...

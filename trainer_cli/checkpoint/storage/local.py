@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -86,7 +87,9 @@ class LocalStorage:
             names = self.disk.listdir(self.root)
         except FileNotFoundError:
             return []
-        replaced = [name.removeprefix(REPLACED_PREFIX) for name in names if name.startswith(REPLACED_PREFIX)]
+        # The names are sorted, and there may be thousands.
+        hidden = names[: bisect_left(names, "0")]
+        replaced = [name.removeprefix(REPLACED_PREFIX) for name in hidden if name.startswith(REPLACED_PREFIX)]
         # A replacement that was cut short may give a checkpoint its name back.
         names += [name for name in replaced if is_plain(name) and self._finish_replacement(name) and name not in names]
         return [name for name in names if name in known or self._is_listed(name)]
@@ -166,6 +169,14 @@ class LocalStorage:
             return bytes(content)
         finally:
             source.close()
+
+    def manifest_id(self, name: str) -> tuple[int, ...] | None:
+        try:
+            status = self.disk.stat(f"{self._path_text(name)}/{MANIFEST_FILE}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        # The time of the last change of the inode too, which no program can set back.
+        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
     def sizes(self, name: str) -> dict[str, int]:
         path = self._path_text(name)

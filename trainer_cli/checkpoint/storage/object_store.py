@@ -156,6 +156,9 @@ class ObjectStorage:
             return None if remote is None else remote.manifest
         return self.client.get(f"{_check_plain(name)}/{file}")
 
+    def manifest_id(self, name: str) -> tuple[int, ...] | None:
+        return None  # `_remote` has the manifests of a store in memory.
+
     def sizes(self, name: str) -> dict[str, int]:
         if self._is_unsent(name):
             return {file: size for file, size in self.local.sizes(name).items() if file != _SENT_FILE}
