@@ -92,6 +92,14 @@ PAGES = {
             r"finished at step 90",
         ),
     ),
+    "docs/look-inside.md": Page(
+        shows=(
+            r"^runs/digits_mlp: replays 7 steps from step30",
+            r"^verified: equal at 1 of 1 records",
+            r"^runs/digits_mlp@step36 was not kept: replays 6 steps from step30",
+            r"^\*? +runs/digits_mlp/replayed/step37 +37 ",
+        )
+    ),
     "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
     "docs/python.md": Page(
         shows=(

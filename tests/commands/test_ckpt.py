@@ -269,7 +269,15 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
     "several for one": (["show", "runs/fine"], 2, ["names 3 checkpoints", "runs/fine@latest"]),
     "nothing of that name": (["ls", "runs/fines"], 3, ["runs/fines names no checkpoint", "Did you mean 'fine'?"]),
     "a glob that matches nothing": (["verify", f"{FINE}/step7*"], 3, ["holds step10, step20, step30"]),
-    "no such step": (["show", "runs/fine@step11"], 3, ["runs/fine@step11: there is none", "step10, step20, step30"]),
+    "no such step": (["pin", "runs/fine@step11"], 3, ["runs/fine@step11: there is none", "step10, step20, step30"]),
+    "a step that must be computed": (
+        ["show", "runs/fine@step11", "--no-replay"],
+        3,
+        [
+            "runs/fine@step11: no checkpoint of that step is there",
+            "--no-replay out to compute it: replays 1 step from step10",
+        ],
+    ),
     "no such run": (["pin", "runs/fines@latest"], 3, ["Did you mean 'fine'?"]),
     "a folder of runs": (["ls", "runs"], 3, ["It holds runs", "'runs/*'"]),
     "a file": (["show", "runs/fine/config.yaml"], 3, ["config.yaml names no checkpoint"]),
@@ -305,7 +313,8 @@ def test_a_mistake_is_one_message_and_changes_nothing(
 
 
 FLAGS = {
-    "ls": set(), "show": {"--norms", "--states"}, "verify": set(), "diff": set(), "pin": set(), "unpin": set(),
+    "ls": set(), "show": {"--norms", "--states", "--no-replay"}, "verify": {"--no-replay"},
+    "diff": {"--no-replay"}, "pin": set(), "unpin": set(),
     "rm": {"--yes", "--force", "--dry-run"}, "prune": {"--yes", "--dry-run"},
 }  # fmt: skip
 

@@ -96,7 +96,7 @@ def test_a_line_is_split_into_words_as_a_shell_does(line: str, words: list[str],
         ("train report configs te", ["tests/"]),
         ("train report tests --out", ["--output"]),
         ("train ckpt pr", ["prune"]),
-        ("train ckpt show --", ["--help", "--json", "--norms", "--states"]),
+        ("train ckpt show --", ["--help", "--json", "--no-replay", "--norms", "--states"]),
     ],
 )  # fmt: skip
 def test_what_is_offered(made: Path, line: str, expected: list[str]) -> None:

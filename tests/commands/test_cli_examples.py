@@ -15,6 +15,7 @@ import torch
 from trainer_cli.commands import main as main_module
 from trainer_cli.commands.choices import Choices
 from trainer_cli.commands.main import VERBS, main, parser_of
+from trainer_cli.commands.replay import parse_steps
 from trainer_cli.config import search_path
 from trainer_cli.config.compose import compose
 from trainer_cli.config.search_path import PACKAGE
@@ -58,6 +59,8 @@ def test_an_example_can_be_run(
             [list(job.overrides) for job in jobs(parsed.overrides, lambda group: None)] if many else [parsed.overrides]
         ):
             compose(overrides)
+    elif verb == "replay":
+        assert parse_steps(parsed.steps, keeps=parsed.keep)
     elif verb == "config" and parsed.diff:
         assert not parsed.diff.startswith("-")
     else:

@@ -82,6 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the action that the command names."""
     try:
+        if "--no-replay" in ACTIONS[args.action].flags:
+            from trainer_cli.runs.replay_named import provide_steps
+
+            provide_steps(args.names, replays=not args.no_replay)
         return ACTIONS[args.action].run(args)
     except BrokenPipeError:
         raise
@@ -316,8 +320,13 @@ def _rm(args: argparse.Namespace) -> int:
 def _prune(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_prune import apply_pruning, prunings
     from trainer_cli.commands.ckpt_remove import look
+    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.runs.select import is_run, replayed_entries
 
-    items = look(args.names)
+    # A run names the checkpoints that it saved; those that were replayed are removed with them.
+    runs = [RunDir(name) for name in args.names if is_run(Path(name))]
+    replayed = [str(run.replayed_folder) for run in runs if replayed_entries(run)]
+    items = look([*args.names, *replayed])
     plans = list(prunings(items))
     removals = {path: why for plan in plans for path, why in plan.remove.items()}
     if not args.json:
@@ -346,14 +355,17 @@ _FLAGS = {
     "--states": (("--states",), "show the small states too"),
     "--yes": (("-y", "--yes"), "do not ask"),
     "--force": (("--force",), "remove pinned ones too, and the last valid one of a run"),
+    "--no-replay": (("--no-replay",), "refuse RUN@stepN if it is not there, instead of computing it"),
     "--dry-run": (("-n", "--dry-run"), "only show what would be removed"),
     "--json": (("--json",), "print the answer as JSON"),
 }
 ACTIONS: Mapping[str, _Action] = {
     "ls": _Action(_ls, "*", "WHAT", (), "show a table of checkpoints, by default of all runs in ./runs"),
-    "show": _Action(_show, 1, "CKPT", ("--norms", "--states"), "show where a checkpoint comes from, and its tensors"),
-    "verify": _Action(_verify, "+", "WHAT", (), "read every byte and compare the digests"),
-    "diff": _Action(_diff, 2, "CKPT", (), "compare configs, names, shapes and values of two checkpoints"),
+    "show": _Action(
+        _show, 1, "CKPT", ("--norms", "--states", "--no-replay"), "show where a checkpoint comes from, and its tensors"
+    ),
+    "verify": _Action(_verify, "+", "WHAT", ("--no-replay",), "read every byte and compare the digests"),
+    "diff": _Action(_diff, 2, "CKPT", ("--no-replay",), "compare configs, names, shapes and values of two checkpoints"),
     "pin": _Action(_pin, "+", "WHAT", (), "keep checkpoints, whatever the rules of retention say"),
     "unpin": _Action(_pin, "+", "WHAT", (), "remove the pins of checkpoints"),
     "rm": _Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after a question"),
@@ -363,7 +375,7 @@ ACTIONS: Mapping[str, _Action] = {
         "CKPT",
         (
             "--format", "--output", "--dtype", "--shard-size", "--ema", "--merge-lora", "--key-mapping", "--hf-config",
-            "--overwrite",
+            "--overwrite", "--no-replay",
         ),
         "write the weights of a checkpoint for other programs",
     ),

@@ -17,6 +17,7 @@ from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.select import is_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,10 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
     # By folder, since the rules count all checkpoints of a run, also those that the command does not name.
     for folder in dict.fromkeys(item.path.parent for item in items):
         in_folder = [item for item in items if item.path.parent == folder]
+        if is_run(folder.parent) and folder == RunDir(folder.parent).replayed_folder:
+            removals = {item.path: "it was replayed" for item in in_folder if item.entry.is_replayed}
+            yield Pruning(RunDir(folder.parent), {}, removals)
+            continue
         run = RunDir(next((item.run for item in in_folder if item.run is not None), folder))
         if not run.exists_as_run():
             raise CheckpointError(

@@ -97,8 +97,10 @@ def look(patterns: Sequence[str]) -> list[Item]:
         catalog = catalog_of(folder)
         entries = catalog.entries()
         missing = names.keys() - {entry.name for entry in entries}
-        # Copies of checkpoints under other names are not in the catalog's list, but a command may name them.
-        copies = [catalog.entry(name) for name in sorted(missing) if names[name].itself]
+        # Copies of checkpoints under other names, and replayed ones, are not in the catalog's list, but a command may
+        # name them.
+        unlisted = [catalog.entry(name) for name in sorted(missing)]
+        copies = [entry for entry in unlisted if names[entry.name].itself or entry.is_replayed]
         if lost := [entry.name for entry in copies if entry.manifest is None]:
             raise CheckpointError(f"{folder / min(lost)} is no checkpoint, or was removed meanwhile")
         run = next((match.run for match in names.values() if match.run is not None), None)

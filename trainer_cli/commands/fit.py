@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from functools import partial
+from typing import TYPE_CHECKING
 
-from trainer_cli.commands.main import add_allow_pickle, add_config_arguments
+from trainer_cli.commands.main import add_allow_pickle, add_config_arguments, add_no_replay
 from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, UserError
+
+if TYPE_CHECKING:
+    from trainer_cli.config.compose import Composed
 
 EXAMPLES = """examples:
   train fit +experiment=digits
@@ -31,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one run for each combination of values: key=a,b, range(…), choice(…), glob(…)",
     )
     add_allow_pickle(parser)
+    add_no_replay(parser)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="with -m: so many runs at a time (1; all with --submit slurm)"
@@ -57,9 +61,14 @@ def run(args: argparse.Namespace) -> int:
 
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
+    from trainer_cli.runs.replay_named import provide_fork
     from trainer_cli.runs.supervise import compose_fit, fit_in_processes
 
-    compose = partial(compose_fit, args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    def compose() -> Composed:
+        composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+        provide_fork(composed.config, replays=not args.no_replay, config_dir=args.config_dir)
+        return composed
+
     child = ["fit", *_child_arguments(args)]
     return fit_in_processes(compose, child, supervised=args.supervised, allow_pickle=args.allow_pickle)
 
@@ -86,4 +95,7 @@ def _child_arguments(args: argparse.Namespace) -> list[str]:
     """The arguments of the supervised child process."""
     flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
     settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    return [*args.overrides, *settings, *(["--allow-pickle"] if args.allow_pickle else []), "--supervised"]
+    switches = [
+        flag for flag, is_set in (("--allow-pickle", args.allow_pickle), ("--no-replay", args.no_replay)) if is_set
+    ]
+    return [*args.overrides, *settings, *switches, "--supervised"]

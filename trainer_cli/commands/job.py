@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer_cli.commands.main import add_config_dir
+
+if TYPE_CHECKING:
+    from trainer_cli.config.compose import Composed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,9 +29,14 @@ def run(args: argparse.Namespace) -> int:
     stop_with_parent()
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
+        from trainer_cli.runs.replay_named import provide_fork
         from trainer_cli.runs.supervise import fit_in_processes
 
-        compose = partial(thaw, args.file, args.overrides, config_dir=args.config_dir)
+        def compose() -> Composed:
+            composed = thaw(args.file, args.overrides, config_dir=args.config_dir)
+            provide_fork(composed.config, config_dir=args.config_dir)
+            return composed
+
         flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
         child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
         return fit_in_processes(compose, child, supervised=args.supervised)

@@ -39,6 +39,7 @@ VERBS: Mapping[str, Verb] = {
     "top": Verb("trainer_cli.commands.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
     "report": Verb("trainer_cli.commands.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"),
+    "replay": Verb("trainer_cli.commands.replay", "make a step of a run again, look into it and verify it"),
     "check": Verb("trainer_cli.commands.check", "check that a stopped and resumed training equals one without a stop"),
     "data": Verb("trainer_cli.commands.data", "show which samples a step of a run used, or will use"),
     "config": Verb("trainer_cli.commands.config", "print the composed config, and where each value comes from"),
@@ -139,6 +140,15 @@ def add_allow_pickle(parser: argparse.ArgumentParser) -> None:
         "--allow-pickle",
         action="store_true",
         help="load a ckpt= of another program even if it can run any code: only for files that you trust",
+    )
+
+
+def add_no_replay(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that refuses checkpoints which would have to be computed."""
+    parser.add_argument(
+        "--no-replay",
+        action="store_true",
+        help="refuse RUN@stepN if no checkpoint of that step is there, instead of computing it",
     )
 
 

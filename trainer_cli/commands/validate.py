@@ -7,7 +7,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from trainer_cli.commands.main import add_allow_pickle, add_config_arguments
+from trainer_cli.commands.main import add_allow_pickle, add_config_arguments, add_no_replay
 from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.terminal import print_json
@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the overrides, and the flags that say where configs are and what may be loaded."""
     add_config_arguments(parser)
     add_allow_pickle(parser)
+    add_no_replay(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON instead of a table")
 
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         config_dir=args.config_dir,
         config_name=args.config_name,
         allow_pickle=args.allow_pickle,
+        replays=not args.no_replay,
         show=_show_json if args.json else show_table,
     )
 

@@ -64,6 +64,14 @@ def ranks_in(environ: Mapping[str, str]) -> Ranks:
     return Ranks()
 
 
+def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a process that is none of those which torchrun or srun has started."""
+    names = {*_TORCHRUN, *_SLURM, "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    return {
+        name: value for name, value in environ.items() if name not in names and not name.startswith("TORCHELASTIC_")
+    }
+
+
 def refuse_other_processes(ranks: Ranks, per_node: int | None) -> None:
     """Check that `parallel.processes_per_node` is the number of processes that was started.
 

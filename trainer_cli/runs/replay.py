@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
-__all__ = ["ReplayPlan", "Replayed", "compose_replay", "find_step", "plan_replay", "replay"]
+__all__ = ["ReplayPlan", "Replayed", "compose_replay", "environment_of", "find_step", "plan_replay", "replay"]
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,8 @@ class Replayed:
         lines = [*map(str, self.differences[:1]), *differing[:1]]
         if lines:
             return f"not equal: {'; '.join(lines)}"
+        if not self.records and not self.states:
+            return "nothing to compare: no record and no kept checkpoint is among these steps"
         states = f", and {len(self.states)} kept checkpoint{'s' * (len(self.states) > 1)}" if self.states else ""
         return f"verified: equal at {self.records} of {self.records} records{states}"
 

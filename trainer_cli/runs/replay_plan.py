@@ -16,15 +16,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, why_damaged
+from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
 from trainer_cli.core.naming import CONFIG_FILE
-from trainer_cli.core.policy import Kind
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.select import checkpoints_of, run_config
+from trainer_cli.runs.select import checkpoints_of, replayed_entries, run_config
 
 log = logging.getLogger(__name__)
 
@@ -153,20 +152,7 @@ def kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
 
 
 def _replayed_entries(run: RunDir) -> list[tuple[Entry, Path]]:
-    """The run's valid checkpoints that were replayed, by step."""
-    if not run.replayed_folder.is_dir():
-        return []
-    catalog, run_id = Catalog(catalog_of(run.replayed_folder).storage), run.run_id
-    entries = [catalog.entry(name) for name in catalog.names()]
-    replayed = [
-        (entry, run.replayed_folder / entry.name)
-        for entry in entries
-        if entry.valid
-        and entry.manifest is not None
-        and entry.manifest.kind is Kind.replayed
-        and entry.manifest.run_id == run_id
-    ]
-    return sorted(replayed, key=lambda candidate: candidate[0].step)
+    return [(entry, run.replayed_folder / entry.name) for entry in replayed_entries(run)]
 
 
 def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bool) -> Iterator[tuple[Entry, Path]]:

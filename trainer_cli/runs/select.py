@@ -1,6 +1,7 @@
 """Which checkpoints `ckpt=` names, and their small files.
 
-It names paths, globs, runs, and `RUN@latest`, `RUN@best` or `RUN@step500`.
+It names paths, globs, runs, and `RUN@latest`, `RUN@best` or `RUN@step500`: the checkpoint of that step, or the one that
+was replayed. `runs/replay_named` replays it.
 """
 
 from __future__ import annotations
@@ -157,6 +158,33 @@ def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
     if not folders:
         raise CheckpointError(f"{', '.join(empty)}: there is no checkpoint yet")
     return folders
+
+
+def named_steps(patterns: Sequence[str]) -> list[tuple[Path, int]]:
+    """The (run, step) of each pattern `RUN@stepN` whose run is in a local folder."""
+    parts = chain.from_iterable(_split_list(_fill_in(pattern)) for pattern in patterns)
+    matches = [match for match in map(_match_run_at, parts) if match is not None and not is_url(match["run"])]
+    return [(Path(match["run"]), step) for match in matches if (step := parse_step(match["selector"])) is not None]
+
+
+def has_step(run: Path, step: int) -> bool:
+    """Whether a checkpoint of a step of a run was kept, valid or damaged, or was replayed."""
+    kept = catalog_of(checkpoints_of(run)).entries()
+    run_id = id_of(run)
+    return any(
+        entry.step == step and not entry.partial and (entry.manifest is None or entry.manifest.run_id == run_id)
+        for entry in kept
+    ) or any(entry.step == step for entry in replayed_entries(RunDir(run)))
+
+
+def replayed_entries(run: RunDir) -> list[Entry]:
+    """The valid checkpoints in a run's folder of replayed ones, by step."""
+    if not run.replayed_folder.is_dir():
+        return []
+    catalog, run_id = catalog_of(run.replayed_folder), id_of(run.path)
+    entries = [entry for name in catalog.names() if (entry := catalog.entry(name)).valid and entry.is_replayed]
+    of_run = [entry for entry in entries if entry.manifest is not None and entry.manifest.run_id == run_id]
+    return sorted(of_run, key=lambda entry: entry.step)
 
 
 def ckpt_argument(pattern: str | Path) -> str:
@@ -406,7 +434,11 @@ def _select_from_run(run: Path, selector: str) -> Path:
             for entry in catalog.entries()
             if f"step{entry.step}" == selector and (entry.manifest is None or run_id in (None, entry.manifest.run_id))
         ]
-        chosen = next((entry for entry in of_step if entry.valid), of_step[0] if of_step else None)
+        chosen = min(of_step, key=lambda entry: (not entry.valid, entry.partial), default=None)
+        if chosen is None or chosen.partial:
+            replayed = [] if is_url(run) else replayed_entries(RunDir(run))
+            chosen = next((entry for entry in replayed if f"step{entry.step}" == selector), chosen)
+            folder = RunDir(run).replayed_folder if chosen in replayed else folder
     if chosen is None:
         names = [entry.name for entry in catalog.valid(run_id)]
         listed = ", ".join([*names[:4], "…", *names[-4:]] if len(names) > 9 else names) or "no valid checkpoint"

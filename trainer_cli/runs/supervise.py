@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -92,7 +93,7 @@ def _fit_in_processes(
                 check_processes(composed.config, ranks.world_size)
             return composed
 
-        return _fit_as_rank(composed_by_main, allow_pickle=allow_pickle)
+        return run_as_rank(composed_by_main, partial(_fit, allow_pickle=allow_pickle))
     composed = compose()
     config = composed.config
     processes = config.parallel.processes_per_node or 1
@@ -118,11 +119,15 @@ def _fit_in_processes(
         )
     if config.parallel.strategy == "fsdp":
         # One process needs a group, too.
-        return _fit_as_rank(lambda: composed, allow_pickle=allow_pickle)
+        return run_as_rank(lambda: composed, partial(_fit, allow_pickle=allow_pickle))
+    return _fit(composed, ALONE, allow_pickle=allow_pickle)
+
+
+def _fit(composed: Composed, group: ProcessGroup, *, allow_pickle: bool) -> int:
     # Imported here: a mistake in the config is reported before torch is imported.
     from trainer_cli.runs.fit import fit
 
-    return fit(composed, allow_pickle=allow_pickle)
+    return fit(composed, allow_pickle=allow_pickle, group=group)
 
 
 def _refuse_early(composed: Composed, processes: int) -> None:
@@ -142,10 +147,13 @@ def _refuse_early(composed: Composed, processes: int) -> None:
             accepted_changes(run, composed)
 
 
-def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
-    """Fit as one of the processes that torchrun or srun has started, with the config that rank 0 composes.
+def run_as_rank(compose: Callable[[], Composed], work: Callable[[Composed, ProcessGroup], int]) -> int:
+    """Do the work of one of the processes that torchrun or srun has started, with the config that rank 0 composes.
 
     Only the rank that fails reports the error; all ranks exit with its code.
+
+    Args:
+        work: called on every rank; returns the exit code.
     """
     # If rank 0, which serves the store, ends first, torch logs a warning of thirty lines on each other rank.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -158,9 +166,7 @@ def _fit_as_rank(compose: Callable[[], Composed], *, allow_pickle: bool) -> int:
             composed = group.on_main(compose)
         # Only now: the limit is in the config, which rank 0 has just sent.
         group.set_timeout(composed.config.parallel.timeout_s)
-        from trainer_cli.runs.fit import fit
-
-        code = fit(composed, allow_pickle=allow_pickle, group=group)
+        code = work(composed, group)
         # A launcher kills all ranks when one exits with 75, and rank 0 may still be writing the summary.
         with noting("while the ranks ended"):
             group.barrier()

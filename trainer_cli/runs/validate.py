@@ -34,6 +34,7 @@ from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.runs.metrics import shared_keep_best
 from trainer_cli.runs.origin import EvaluatedOrigin
+from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.results import Results, Row, show_table
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import Selection, config_of, run_holding, select
@@ -62,12 +63,14 @@ def validate(
     config_dir: Path | None = None,
     config_name: str = "config",
     allow_pickle: bool = False,
+    replays: bool = False,
     show: Callable[[Results], None] = show_table,
 ) -> int:
     """Evaluate what `ckpt=` names, write and show the results, and return the exit code.
 
     Args:
         allow_pickle: checkpoints of other programs may run any code when they are loaded.
+        replays: whether a step that `RUN@stepN` names is computed if no checkpoint of it is there.
         show: prints the results at the end.
     """
     # The other overrides may name keys that only the configs of the checkpoints have.
@@ -87,6 +90,7 @@ def validate(
     if command.ckpt == "none":
         return validation.run_random_weights(compose(overrides, **settings))
     patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
+    provide_steps(patterns, replays=replays, config_dir=config_dir)
     return validation.run_watching(patterns) if command.validate.watch else validation.run(patterns)
 
 

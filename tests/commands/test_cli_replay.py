@@ -1,0 +1,150 @@
+"""`train replay RUN STEP`, and checkpoints named as `RUN@stepN` that were not kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_cli.commands.main import main
+from trainer_cli.commands.replay import parse_steps
+from trainer_cli.errors import UserError
+from trainer_cli.runs.run_dir import RunDir
+
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("replayed") / "run"
+    arguments = [
+        "fit", "+experiment=digits_mlp", f"run_dir={run}", f"loop.max_duration={STEPS}", "loop.log_interval=4",
+        "loop.eval_interval=10", "loop.eval_steps=2", "checkpoint.save_interval=8", "precision.clip_norm=1",
+        "logging.console=off",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    return run
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained, "run")
+    return Path("run")
+
+
+def recorded(run: Path, step: int) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return next(line for line in lines if line["step"] == step)
+
+
+def test_a_step_is_shown_as_it_was(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(run), "9..12", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    steps = shown["steps"]
+    assert [step["step"] for step in steps] == [9, 10, 11, 12]
+    # The record of step 12 holds the mean since step 8, and the rate and norm of the last step.
+    record = recorded(run, 12)
+    losses = [step["batches"][0]["loss"] for step in steps]
+    assert sum(losses) / 4 == pytest.approx(record["train/loss"], rel=1e-6)
+    assert steps[-1]["lr"]["optimizer"][0] == record["train/lr"]
+    assert steps[-1]["grad_norm"] == pytest.approx(record["train/grad_norm"], rel=1e-6)
+    assert max(steps[0]["grad_norms"].values()) <= steps[0]["grad_norm"]
+    assert all(step["not_finite"] is None for step in steps)
+    assert (shown["equal"], shown["records"], shown["start_step"], shown["states"]) == (True, 2, 8, {})
+
+
+def test_the_result_of_the_comparison_is_the_last_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(run), "16"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "verified: equal at 3 of 3 records, and 1 kept checkpoint"
+    file = run / "metrics.jsonl"
+    file.write_text(file.read_text().replace(str(recorded(run, 12)["train/loss"]), "1.5"))
+    assert main(["replay", str(run), "16", "--keep"]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1].startswith("not equal: step 12: train/loss is ")
+    assert not (run / "replayed/step16").exists()
+
+
+def test_what_is_not_finite_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(run), "9..10", "--json", "optimizer.lr=1e30"]) == 1
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert steps[0]["not_finite"] is None
+    assert steps[1]["not_finite"].startswith("activation of ")
+
+
+def test_a_callback_that_is_added_writes_into_the_folder_of_replays(run: Path) -> None:
+    before = sorted(path for path in run.iterdir() if path.name != "replayed")
+    profiler = "{_target_: trainer_cli.TorchProfiler, wait: 0, warmup: 1, active: 1}"
+    assert main(["replay", str(run), "10", "--quiet", f"+callbacks.profile={profiler}"]) == 0
+    assert list(run.glob("replayed/**/trace-step10.json"))
+    assert sorted(path for path in run.iterdir() if path.name != "replayed") == before
+
+
+def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ckpt", "show", f"{run}@step11", "--no-replay"]) == 3
+    assert "Leave --no-replay out to compute it: replays 3 steps from step8" in capfd.readouterr().err
+    assert main(["ckpt", "show", f"{run}@step11", "--json"]) == 0
+    output = capfd.readouterr()
+    assert json.loads(output.out)["kind"] == "replayed"
+    assert f"{run}@step11 was not kept: replays 3 steps from step8" in output.err
+    assert "verified: equal at 1 of 1 records" in output.err
+    # It is there now.
+    assert main(["validate", f"ckpt={run}@step11", "--no-replay"]) == 0
+    assert main(["fit", "+experiment=digits_mlp", "name=fork", f"ckpt={run}@step11", "loop.max_duration=1"]) == 0
+    assert "weights from run/replayed/step11 step 11" in capfd.readouterr().err
+    assert main(["ckpt", "ls", f"{run}/replayed/*", "--json"]) == 0
+    assert [item["step"] for item in json.loads(capfd.readouterr().out)] == [11]
+    assert main(["ckpt", "prune", str(run), "--yes"]) == 0
+    assert not (run / "replayed/step11").exists()
+    assert (run / "checkpoints/step24").exists()
+
+
+MISTAKES = {
+    "after the end": ([f"{STEPS + 1}"], [], f"has made {STEPS} steps, so there is no step {STEPS + 1}"),
+    "no number": (["last"], [], "'last' is no step"),
+    "backwards": (["9..7"], [], "ends before it begins"),
+    "step 0": (["0"], [], "the first is 1"),
+    "an unknown key": (["9"], ["model.widht=3"], "widht"),
+    "missing data": (["9"], ["data._target_=nowhere.Digits"], "nowhere"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_one_message(run: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    steps, overrides, message = MISTAKES[what]
+    assert main(["replay", str(run), *steps, *overrides]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_a_folder_that_is_no_run_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "nowhere", "3"]) == 2
+    assert "nowhere is no run's directory" in capsys.readouterr().err
+
+
+def test_a_step_of_a_run_in_training_must_be_before_its_newest_checkpoint(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(run / "checkpoints/step24")
+    with RunDir(run).lock():
+        assert main(["replay", str(run), "15", "--quiet"]) == 0
+        assert main(["replay", str(run), "17"]) == 2
+    assert "its newest checkpoint is of step 16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "steps"), [("7", (7, 7)), ("step7", (7, 7)), ("7..9", (7, 9))])
+def test_steps_are_written_as_a_number_or_a_range(text: str, steps: tuple[int, int]) -> None:
+    assert parse_steps(text, keeps=False) == steps
+
+
+def test_step_0_can_only_be_kept() -> None:
+    assert parse_steps("0", keeps=True) == (0, 0)
+    with pytest.raises(UserError, match="the first is 1"):
+        parse_steps("0", keeps=False)

@@ -1,0 +1,179 @@
+"""`train replay RUN STEP`: make steps of a run again, show what happened in them, and compare all that was recorded."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.commands.main import add_config_arguments
+from trainer_cli.core.ranks import ranks_in
+from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.terminal import print_json
+
+if TYPE_CHECKING:
+    from trainer_cli.config.compose import Composed
+    from trainer_cli.parallel.process_group import ProcessGroup
+    from trainer_cli.runs.replay import Replayed, ReplayPlan
+    from trainer_cli.runs.step_view import StepView
+
+EXAMPLES = """examples:
+  train replay runs/digits 437                     what happened in step 437
+  train replay runs/digits 430..440 --json         in each of these steps
+  train replay runs/digits 437 callbacks=norms     with a callback, whose output is in RUN/replayed
+  train replay runs/digits 437 --keep              write its state to RUN/replayed/step437
+
+The steps from the newest checkpoint before are made again. Every record on the way is compared with metrics.jsonl, and
+every kept checkpoint with the state. Exit code 0: all are equal, bit for bit. 1: some are not; the first is printed.
+"""
+_STEPS = re.compile(r"(?:step)?(\d+)(?:\.\.(?:step)?(\d+))?")
+_OF_BATCH = ("rank", "samples", "batch")
+"""What a batch has besides its loss and other outputs."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, the steps, the overrides and the flags."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
+    parser.add_argument("steps", metavar="STEP", help="a step, or the first and the last: 430..440")
+    add_config_arguments(parser)
+    parser.add_argument("--keep", action="store_true", help="write the state after the last step into RUN/replayed")
+    parser.add_argument("--json", action="store_true", help="print the steps and the comparison as JSON")
+    parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
+    parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the steps in as many processes as the run had."""
+    from trainer_cli.runs.replay import compose_replay, environment_of, plan_replay
+    from trainer_cli.runs.run_dir import RunDir
+    from trainer_cli.runs.supervise import run_as_rank, stop_with_parent
+    from trainer_cli.trainer.messages import to_console
+
+    if args.supervised:
+        stop_with_parent()
+    first, last = parse_steps(args.steps, keeps=args.keep)
+    plans: list[ReplayPlan] = []
+
+    def compose() -> Composed:
+        to_console("warning")
+        plans.append(plan_replay(args.run_dir, last, first=first))
+        return compose_replay(plans[0], args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+
+    def work(composed: Composed, group: ProcessGroup) -> int:
+        plan = group.broadcast(plans[0] if group.is_main else None)
+        assert plan is not None
+        with composed.placing():
+            return _replay(args, plan, composed, range(first, last + 1), group)
+
+    if ranks_in(os.environ).world_size > 1:
+        return run_as_rank(compose, work)
+    composed = compose()
+    processes = int(environment_of(RunDir(plans[0].run), plans[0].attempt).get("processes") or 1)
+    if processes > 1:
+        from trainer_cli.parallel.launch import launch
+
+        return launch(["replay", *_child_arguments(args)], processes)
+    if composed.config.parallel.strategy == "fsdp":
+        # One process needs a group, too.
+        return run_as_rank(lambda: composed, work)
+    from trainer_cli.parallel.process_group import ALONE
+
+    return work(composed, ALONE)
+
+
+def parse_steps(text: str, *, keeps: bool) -> tuple[int, int]:
+    """The first and the last of the steps that an argument names.
+
+    Args:
+        keeps: whether the state after the last one is written, so that it may be 0.
+
+    Raises:
+        UserError: it names none.
+    """
+    match = _STEPS.fullmatch(text)
+    if match is None:
+        raise UserError(f"{text!r} is no step", cure="Write the number of a step, or the first and the last: 430..440.")
+    first, last = int(match[1]), int(match[2] or match[1])
+    if first > last or (first == 0 and not (keeps and last == 0)):
+        raise UserError(
+            f"there are no steps {text}: the first is 1" if first == 0 else f"{text} ends before it begins",
+            cure="With --keep, step 0 is the state before the first." if first == 0 else None,
+        )
+    return first, last
+
+
+def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, steps: range, group: ProcessGroup) -> int:
+    """Make the steps and print, on rank 0, what happened in them."""
+    from trainer_cli.runs.replay import replay
+    from trainer_cli.runs.step_view import StepObserver
+
+    if group.is_main and not args.quiet and not args.json:
+        print(f"{plan.run}: {plan}", file=sys.stderr, flush=True)
+    observer = StepObserver(() if args.quiet else steps)
+    try:
+        replayed = replay(
+            plan, composed, keep=[plan.last] if args.keep else (), callbacks={"step_observer": observer}, group=group
+        )
+    except Exception:
+        # A step that fails is looked at for the sake of what it did before.
+        if group.is_main and not args.json:
+            _print_views(observer.views.values())
+        raise
+    if not group.is_main:
+        return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
+    if args.json:
+        print_json(_as_dict(replayed, observer.views.values()))
+    else:
+        _print_views(observer.views.values())
+        print(replayed)
+        for path in replayed.kept.values():
+            print(f"kept: {path}")
+    return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
+
+
+def _print_views(views: Iterable[StepView]) -> None:
+    for view in views:
+        print(f"step {view.step} (epoch {view.epoch}, batch {view.batch_idx})")
+        rows: list[tuple[str, str]] = []
+        for batch in view.batches:
+            rank = f"rank {batch['rank']}, " if any(other["rank"] for other in view.batches) else ""
+            rows.append(("batch", f"{rank}{batch['samples']} samples: {batch['batch']}"))
+            rows += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
+        rows += [(f"lr {name}".removesuffix(" optimizer"), _numbers(rates)) for name, rates in view.lr.items()]
+        if view.grad_norm is not None:
+            rows.append(("gradients", f"norm {view.grad_norm:.6g}, the largest of"))
+            rows += [("", f"{name} {norm:.6g}") for name, norm in view.grad_norms.items()]
+        rows.append(("not finite", view.not_finite or "nothing"))
+        print("\n".join(f"  {title:<11} {text}" for title, text in rows), end="\n\n", flush=True)
+
+
+def _numbers(values: Sequence[float]) -> str:
+    """Numbers without repetitions that follow one another."""
+    return ", ".join(dict.fromkeys(f"{value:.6g}" for value in values))
+
+
+def _as_dict(replayed: Replayed, views: Iterable[StepView]) -> dict[str, Any]:
+    return {
+        "run": str(replayed.plan.run),
+        "start": None if replayed.plan.start is None else str(replayed.plan.start),
+        "start_step": replayed.plan.start_step,
+        "steps": [asdict(view) for view in views],
+        "equal": replayed.equal,
+        "records": replayed.records,
+        "differences": [asdict(difference) for difference in replayed.differences],
+        "states": replayed.states,
+        "kept": {step: str(path) for step, path in replayed.kept.items()},
+    }
+
+
+def _child_arguments(args: argparse.Namespace) -> list[str]:
+    """The arguments of each process of several."""
+    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
+    settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    switches = [f"--{name}" for name in ("keep", "json", "quiet") if getattr(args, name)]
+    return [str(args.run_dir), args.steps, *args.overrides, *settings, *switches, "--supervised"]

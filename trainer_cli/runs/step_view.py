@@ -1,0 +1,153 @@
+"""What happens in a step: losses, learning rates, norms of gradients, and the first tensor that is not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.checkpoint.model_state import parameter_names, unwrapped
+from trainer_cli.parallel.torch_compat import foreach_norm, local, whole
+from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.metrics import read_outputs, tensors_of
+from trainer_cli.trainer.model_call import describe_batch
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from trainer_cli.trainer.trainer import Trainer
+
+_MOST_NORMS = 10
+
+
+@dataclass(slots=True)
+class StepView:
+    """One optimizer step."""
+
+    step: int
+    epoch: int
+    """The epoch of its first batch, from 0."""
+    batch_idx: int
+    """Index of its first batch in the epoch, from 0."""
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    """Of each batch: its rank, its number of samples, its structure, the loss and the other outputs that are numbers.
+    """
+    lr: dict[str, list[float]] = field(default_factory=dict)
+    """Optimizer -> learning rate of each of its parameter groups."""
+    grad_norm: float | None = None
+    """Norm of all gradients before clipping; None: no optimizer has stepped."""
+    grad_norms: dict[str, float] = field(default_factory=dict)
+    """The largest norms by parameter, the largest first."""
+    not_finite: str | None = None
+    """The first parameter, activation or gradient that holds NaN or infinity."""
+
+
+class StepObserver(Callback):
+    """Looks at some steps of a training and changes nothing. Collective: each rank has one.
+
+    Args:
+        steps: the numbers of the steps, counted from 1.
+    """
+
+    def __init__(self, steps: Collection[int]) -> None:
+        self._steps = frozenset(steps)
+        self.views: dict[int, StepView] = {}
+        """The steps that have been made."""
+        self._view: StepView | None = None
+        self._norms: dict[str, Tensor] = {}
+        self._watched = ExitStack()
+
+    def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
+        progress = trainer.progress
+        if progress.step + 1 not in self._steps:
+            return
+        if self._view is None:
+            self._view = StepView(progress.step + 1, progress.epoch, progress.batch)
+            self._note_first(("parameter", name, value) for value, name in parameter_names(model).items())
+            for name, module in unwrapped(model).named_modules():
+                handle = module.register_forward_hook(self._watch(name or type(module).__name__))
+                self._watched.callback(handle.remove)
+
+    def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        if self._view is None:
+            return
+        loss, named = read_outputs(outputs)
+        entry = {
+            "rank": trainer.strategy.group.rank,
+            "samples": trainer.step.batch_size,
+            "batch": describe_batch(batch),
+            "loss": float(loss.detach()),
+            **_numbers_in(named),
+        }
+        self._view.batches += trainer.strategy.group.gather(entry)
+
+    def on_before_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
+        if self._view is None:
+            return
+        names = parameter_names(model)
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
+        labels = [names.get(parameter, f"parameter {index}") for index, parameter in enumerate(parameters)]
+        gradients = [parameter.grad for parameter in parameters]
+        self._note_first(("gradient of", name, value) for name, value in zip(labels, gradients, strict=True))
+        self._norms |= dict(zip(labels, map(whole, foreach_norm(gradients)), strict=True))
+
+    def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        view = self._view
+        if view is None or not trainer.is_step_complete:
+            return
+        self._watched.close()
+        norms = {name: float(value) for name, value in self._norms.items()}
+        self._norms.clear()
+        view.grad_norm = math.sqrt(sum(value * value for value in norms.values())) if norms else None
+        # NaN first, which no comparison orders.
+        largest = sorted(norms, key=lambda name: (math.isnan(norms[name]), norms[name]), reverse=True)
+        view.grad_norms = {name: norms[name] for name in largest[:_MOST_NORMS]}
+        view.lr = {
+            name: [float(group["lr"]) for group in groups] for name, groups in trainer.step.settings_used().items()
+        }
+        # The first rank that met one: the same step may be finite on others.
+        view.not_finite = next(filter(None, trainer.strategy.group.gather(view.not_finite)), None)
+        self.views[view.step] = view
+        self._view = None
+
+    def finalize(self) -> None:
+        # After an error inside a step.
+        self._watched.close()
+        if self._view is not None:
+            self.views[self._view.step] = self._view
+            self._view = None
+
+    def _watch(self, name: str) -> Any:
+        def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            self._note_first(("activation of", name, value) for value in tensors_of(outputs))
+
+        return look
+
+    def _note_first(self, tensors: Iterator[tuple[str, str, Any]]) -> None:
+        """Note the first tensor that is not finite, unless one was found before."""
+        if self._view is None or self._view.not_finite is not None:
+            return
+        for kind, name, value in tensors:
+            values = local(value).detach()
+            if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+                self._view.not_finite = f"{kind} {name}"
+                return
+
+
+def _numbers_in(outputs: Mapping[str, Any]) -> dict[str, float]:
+    """The outputs besides the loss that are single numbers."""
+    numbers = {name: value.detach() if isinstance(value, Tensor) else value for name, value in outputs.items()}
+    return {str(name): float(value) for name, value in numbers.items() if name != "loss" and _is_number(value)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    return isinstance(value, int | float) and not isinstance(value, bool)
