@@ -96,7 +96,9 @@ DISK_CURES = {
 
 
 def disk_cure(error: OSError) -> str:
-    """What to do about an error of writing to a directory."""
+    """What to do about an error of writing to a directory, or of sending to an object store."""
+    if isinstance(error, StoreAwayError):
+        return str(error.cure)
     return DISK_CURES.get(error.errno or 0, "Check that the directory is writable.")
 
 
@@ -105,8 +107,8 @@ class StoreAwayError(TrainError, OSError):
 
     def __init__(self, message: str, *, where: str) -> None:
         super().__init__(message, where=where, cure="Check the network and the address of the store.")
-        # OSError's own constructor, which would set it, is not called.
-        self.errno = errno.EIO
+        # OSError's own constructor takes the arguments of TrainError for those of its own.
+        self.errno, self.strerror, self.filename = errno.EIO, message, None
 
 
 class NotFiniteError(TrainError):

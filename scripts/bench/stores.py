@@ -50,12 +50,11 @@ def measure(settings: Settings) -> list[Table]:
     columns = [
         Column("processor", "s/GB", 2, resolution=0.1),
         Column("time", "s/GB", 2, resolution=0.5, ratio=False),
-        Column("memory", "MB", 0, resolution=20, ratio=False),
     ]
     notes = [
         f"{count} uploads of {size_bytes / 1e6:,.0f} MB, {'over TLS' if certificate else 'without TLS'}, in parts of "
-        f"16 MiB, {AT_ONCE} at once. Processor time and largest memory are those of the client's process; the time is "
-        "also that of the server, which shares the machine. All but `obstore, unsigned` send a checksum or a signature "
+        f"16 MiB, {AT_ONCE} at once. The processor time is that of the client's process; the time is also that of the "
+        "server, which shares the machine. All but `obstore, unsigned` send a checksum or a signature "
         "of the content."
     ]
     rows = [Row(name, found) for name, found in samples.items()]
@@ -171,11 +170,9 @@ def main() -> None:
     for _ in range(int(count)):
         upload()
     gigabytes = int(count) * os.path.getsize(file) / 1e9
-    memory_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = {
         "processor": (_processor_s() - before) / gigabytes,
         "time": (time.perf_counter() - began) / gigabytes,
-        "memory": memory_kb / 1e3,
     }
     print(json.dumps(found))
 

@@ -66,13 +66,13 @@ class Mortal(ObjectClient):
 
     killed = False
 
-    def _repeated(self, what: str, request: Any) -> Any:
+    def _repeat(self, description: str, request: Any) -> Any:
         def while_alive() -> Any:
             if self.killed:
                 raise ValueError("killed")
             return request()
 
-        return super()._repeated(what, while_alive)
+        return super()._repeat(description, while_alive)
 
 
 class Run:

@@ -1,5 +1,6 @@
 """Trains several times on one start of the ranks: `python fits.py JOBS`, a JSON list of lists of overrides, or of
-`["damage", FILE]`, which changes a bit of a file.
+`["damage", FILE]`, which changes a bit of a file, or `["lose", FOLDER]`, which deletes it. In a list that begins with
+"machines" each rank has a current folder of its own.
 
 Rank 0 prints each exit code and how the fit failed. Without torchrun's variables it trains in this process alone.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -300,9 +302,22 @@ def main(jobs: list[list[str]]) -> None:
                 if not group.is_main:
                     os.chdir("apart")
                 overrides = overrides[1:]
+            if overrides[0] == "lose":
+                group.on_main(lambda own=overrides: shutil.rmtree(own[1]))
+                ends.append("lost")
+                continue
+            if overrides[0] == "machines":
+                # Each rank is on a machine of its own, which sees no folder of the other.
+                group.machines = group.world_size
+                Path(f"machine{group.rank}").mkdir(exist_ok=True)
+                os.chdir(f"machine{group.rank}")
+                overrides = overrides[1:]
             ends.append(str(int(fit(group.on_main(lambda own=overrides: compose_fit(own)), group=group))))
         except Exception as error:
             ends.append(f"{type(error).__name__}: {error}")
+        if group.machines > 1:
+            os.chdir("..")
+            group.machines = 1
     sys.stdout.flush()
     print("\nENDS", json.dumps(ends))
     group.close()

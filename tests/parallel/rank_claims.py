@@ -26,6 +26,7 @@ from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.core.load_options import WHOLE
 from trainer_cli.errors import UserError
 from trainer_cli.models.gpt import GPT
+from trainer_cli.parallel import process_group
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import is_of_peer
@@ -178,7 +179,17 @@ def exchanges(group: ProcessGroup) -> dict[str, Any]:
         "shared": shared,
         "checked": failure(divide),
         "failed": failure(lambda: group.on_main(refuse)),
+        "machines": [group.machines, machines_if_each_rank_has_its_own(group.rank)],
     }
+
+
+def machines_if_each_rank_has_its_own(rank: int) -> int:
+    name = socket.gethostname
+    socket.gethostname = lambda: f"machine{rank}"
+    try:
+        return process_group.default_group().machines
+    finally:
+        socket.gethostname = name
 
 
 def blocks(group: ProcessGroup) -> dict[str, list[Any]]:

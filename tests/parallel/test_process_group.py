@@ -65,6 +65,7 @@ def test_others_hear_what_the_first_rank_that_failed_has_said(answers: list[dict
         ("shared", [2.0], [2.0]),
         ("checked", f"PeerError: rank 1 failed: {ZERO}", ZERO),
         ("failed", "UserError: no such file (here).", "PeerError: rank 0 failed"),
+        ("machines", [1, 2], [1, 2]),
     ],
 )
 def test_two_ranks_agree(answers: list[dict[str, Any]], asked: str, rank_0: Any, rank_1: Any) -> None:

@@ -53,6 +53,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
     """One start of two ranks, and of what they saved one process goes on."""
     with new_folder(tmp_path_factory, "sharded"), s3_server() as endpoint:
         in_store = [*BASE, "run_dir=stored", f"checkpoint.folder=s3://{new_bucket(endpoint)}/stored"]
+        apart = ["machines", *BASE, "run_dir=apart", f"checkpoint.folder=s3://{new_bucket(endpoint)}/apart"]
         jobs: list[list[str]] = [
             [*BASE, "run_dir=whole"],
             [*BASE, *FULL, "run_dir=full", "checkpoint.on_save_error=warn"],
@@ -73,6 +74,9 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
             [*BASE, "run_dir=file", "checkpoint.format=torch_file"],
             [*in_store, "loop.hard_stop=8"],
             in_store,
+            [*apart, "loop.hard_stop=8", "checkpoint.max_checkpoints=1"],
+            ["lose", "machine0/apart"],
+            [*apart, "logging.rank_files=true"],
             [*HYBRID, *ARCHIVES, "run_dir=archives", "loop.hard_stop=4"],
             [*HYBRID, *ARCHIVES, "run_dir=archives"],
         ]
@@ -235,6 +239,19 @@ def test_ranks_of_one_machine_save_to_an_object_store_and_resume_from_it(fits: F
     assert fits.ends[0]["stored again"] == fits.ends[1]["stored again"] == "0"
     assert metrics(fits.folder / "stored") == metrics(fits.folder / "whole")
     assert "resuming at step 8" in fits.outputs[0]
+
+
+def test_machines_that_share_no_folder_save_to_an_object_store_and_resume_from_it(fits: Fits) -> None:
+    """The run directory of rank 0 is lost in between."""
+    assert [ends["apart again"] for ends in fits.ends] == ["0", "0"]
+    straight = {record["step"]: record for record in metrics(fits.folder / "whole")}
+    resumed = metrics(fits.folder / "machine0" / "apart")
+    assert resumed[0]["step"] == 9
+    assert [record == straight[record["step"]] for record in resumed] == [True] * len(resumed)
+    assert "(apart is gone, but s3://" in fits.outputs[0]
+    assert sorted(path.name for path in (fits.folder / "machine1" / "apart").iterdir()) == [
+        "checkpoints", "train.rank1.log"
+    ]  # fmt: skip
 
 
 def test_a_resume_from_an_archive_a_rank_is_bit_identical(runs: Path) -> None:

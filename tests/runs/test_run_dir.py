@@ -78,6 +78,12 @@ def test_a_directory_that_is_something_else_is_refused_and_left_alone(name: str,
     assert [entry.name for entry in tmp_path.iterdir()] == [name.partition("/")[0]]
 
 
+def test_an_empty_folder_of_checkpoints_does_not_hinder_a_run(tmp_path: Path) -> None:
+    """Another rank of a run, whose rank 0 was on another machine, may have left it."""
+    (tmp_path / "x" / "checkpoints").mkdir(parents=True)
+    assert created(tmp_path / "x").exists_as_run()
+
+
 def test_a_second_run_is_refused_and_files_that_are_no_part_of_a_run_do_not_hinder_the_first(tmp_path: Path) -> None:
     (tmp_path / "slurm-17.out").write_text("hello")
     run = created(tmp_path)

@@ -31,7 +31,7 @@ from trainer_cli.core.policy import (
     why_save,
 )
 from trainer_cli.core.url_path import as_path, is_url
-from trainer_cli.errors import ConfigError, NotDurableError, SaveError, UserError
+from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.parallel.rendezvous import is_of_peer
 from trainer_cli.trainer.hooks import Callback
 
@@ -168,14 +168,6 @@ class CheckpointerCallback(Callback):
         # On all ranks before the first step: an error on one of them would leave the others waiting in the save.
         with group.checking("in a trial of the first save"):
             self.saver.check()
-        # A collective, so before anything that rank 0 alone does.
-        nodes = len(set(group.gather(group.node_rank)))
-        if nodes > 1 and is_url(self.folder):
-            raise ConfigError(
-                f"{self.folder} is in an object store: one machine sends what it wrote, and there are {nodes}",
-                location="checkpoint.folder",
-                hint="Use a folder that all machines share.",
-            )
         with group.leading() as leads:
             if leads:
                 self._open_folder(trainer)

@@ -51,6 +51,8 @@ class GroupSave(SaveJob):
         group = self.group
         self.metadata = replace(self.metadata, world_size=group.world_size, tensor_size=group.tensor_size)
         self.where = self.storage.location(self.name)
+        if group.machines > 1:
+            self.storage.separate(group.rank)
         self._stack = ExitStack()
         """Of rank 0: removes the hidden folder unless it was published."""
         self._folder: StagedFolder | None = None

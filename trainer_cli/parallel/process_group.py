@@ -5,6 +5,7 @@ torchrun or Slurm's srun starts them (`core/ranks.py`). One process alone (`ALON
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ class ProcessGroup:
     """
 
     rank, world_size, local_rank, node_rank = 0, 1, 0, 0
+    machines = 1
+    """Number of machines that the ranks are on."""
     tensor_size = 1
     """Ranks in a row that train on the same samples, and divide layers between them: a tensor group."""
     data_group: TorchGroup | None = None
@@ -219,6 +222,8 @@ class _DistributedGroup(ProcessGroup):
         self._timeout = timeout
         # A gloo group of its own for objects, so that they never mix with the collectives of the training.
         self._objects = dist.new_group(backend="gloo", timeout=timeout)
+        # Not the node's number alone: it is 0 on all machines where other code has initialised the group.
+        self.machines = len(set(self.gather((socket.gethostname(), self.node_rank))))
 
     def divide_layers(self, tensor_size: int) -> None:
         before = self.tensor_size

@@ -37,6 +37,7 @@ from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE, parse_step
 from trainer_cli.core.simulation import simulate
+from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import ExitCode
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
@@ -122,6 +123,8 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
                 _check_ranks(composed, start, group)
         # Rank 0 has train.log already, see `_open_run`.
         if config.logging.rank_files and not group.is_main:
+            # A machine may have a run directory of its own, see `_check_ranks`.
+            run.path.mkdir(parents=True, exist_ok=True)
             stack.enter_context(to_file(run.path / f"train.rank{group.rank}.log"))
         # Killed between its final checkpoint and its summary: fit writes the summary and trains nothing.
         if start.finished is not None:
@@ -153,8 +156,12 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
 
 
 def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
-    """Check that all ranks see the run directory, and have the same versions and config."""
-    check_same_file(group, start.run.summary_file)
+    """Check that all ranks see the run directory, and have the same versions and config.
+
+    With checkpoints in an object store each machine may have a run directory of its own; rank 0's has the run's files.
+    """
+    if group.machines == 1 or not is_url(composed.config.checkpoint.folder or ""):
+        check_same_file(group, start.run.summary_file)
     check_same(group, versions(("trainer-cli", "torch")))
     # Only a warning: each machine may have a folder of its own.
     configs = group.gather(stored_config(composed, start.run_id))

@@ -402,7 +402,7 @@ class RunDir:
             self.summary_file, self.tensorboard_folder, self.validation_folder, self.checkpoints_folder,
             self.history_file,
         )  # fmt: skip
-        existing = [file.name for file in files if file.exists() and file.name not in allowed]
+        existing = [file.name for file in files if file.exists() and file.name not in allowed and not _is_empty(file)]
         if self.exists_as_run():
             raise RunDirectoryError(
                 f"{self.path} already holds a run", cure="Choose another directory with name= or run_dir=."
@@ -412,6 +412,11 @@ class RunDir:
                 f"{self.path} is not a complete run directory, yet it holds {', '.join(existing)}",
                 cure="Move these away, or choose another directory with name= or run_dir=.",
             )
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether it is a folder without content, such as the one for checkpoints where a rank of another machine saved."""
+    return path.is_dir() and not any(path.iterdir())
 
 
 def _lock(descriptor: int) -> None:

@@ -129,7 +129,7 @@ class _Members(Mapping[str, FileEntry]):
     """
 
     def __init__(self, folder: ReadableFolder, manifest: Manifest, archives: Mapping[int, str]) -> None:
-        self.path = folder.path
+        self.path, self.is_shared = folder.path, folder.is_shared
         self._folder, self._manifest = folder, manifest
         self._archive_of: dict[str, str] = {}
         for rank, archive in archives.items():

@@ -50,6 +50,9 @@ class Source(Protocol):
 class ReadableFolder(Protocol):
     """A folder that is not removed while it is read."""
 
+    is_shared: bool
+    """False for a copy that each machine has for itself."""
+
     @property
     def path(self) -> Path:
         """Path on this machine."""
@@ -90,6 +93,13 @@ class Storage(Protocol):
 
     def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
         """The folder that rank 0 is writing, for this rank's files. Rank 0 publishes or removes it."""
+        ...
+
+    def separate(self, rank: int) -> None:
+        """Several machines save together from now on, and this process is that rank of theirs.
+
+        A storage that keeps saves on the local disk until they are sent has every rank send its own files.
+        """
         ...
 
     def reading(self, name: str) -> AbstractContextManager[ReadableFolder]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -103,6 +104,34 @@ def download(client: ObjectClient, name: str, manifest: bytes, into: LocalStorag
 
         files = ((file, read_object(file, entry.size_bytes)) for file, entry in entries.items())
         write_copy(into, name, manifest, files, where)
+
+
+@contextmanager
+def locking_copy(cache: Path, name: str, *, wait: bool = True) -> Iterator[bool]:
+    """Keep other threads and processes from downloading or trimming a local copy.
+
+    Yields False, without a lock, if another one does so and `wait` is False.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / f".{name}.downloading"
+    while True:
+        with path.open("wb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            try:
+                # The last holder unlinked the file: another thread may have locked a new file of that name.
+                if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                    continue
+            except FileNotFoundError:
+                continue
+            try:
+                yield True
+            finally:
+                os.unlink(path)
+            return
 
 
 def fetch(url: str, marks: Collection[str]) -> Path | None:

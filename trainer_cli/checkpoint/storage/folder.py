@@ -234,6 +234,7 @@ class LocalReadableFolder:
 
     def __init__(self, path: Path, disk: Disk) -> None:
         self.path = path
+        self.is_shared = True
         self._disk = disk
 
     @contextmanager

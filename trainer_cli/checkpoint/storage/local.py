@@ -125,6 +125,9 @@ class LocalStorage:
             raise ValueError(f"{hidden_name!r} is not the name of a folder that is being written")
         return StagedFolder(self.root / hidden_name, self.disk, digest)
 
+    def separate(self, rank: int) -> None:
+        """Nothing: all machines must see the root."""
+
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
         path = self._path(name)

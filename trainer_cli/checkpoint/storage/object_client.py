@@ -98,6 +98,7 @@ class ObjectClient:
             chunksize=PART_BYTES,
             max_concurrency=_PARTS_AT_ONCE if self.scheme in _S3 else None,
         )
+        self._only_new = _accepted_arguments(self._files, "put_file", mode="create")
 
     def list(self, folder: str = "") -> dict[str, ObjectInfo]:
         """Every object under the URL, or under one folder of it, by its key relative to that.
@@ -214,34 +215,59 @@ class ObjectClient:
 
     def put_new(self, key: str, content: bytes) -> bool:
         """Write a small object that must not exist yet; False if it exists with another content."""
+        return self._create(
+            key,
+            lambda: self._files.pipe_file(self._path(key), content, mode="create"),
+            lambda: self.get(key) == content,
+        )
 
-        def write() -> bool:
+    def upload(self, key: str, path: Path) -> None:
+        """Send a file as an object, in parallel parts if it is large, and compare the size of the object."""
+        self._repeat(f"put {key}", lambda: self._send_file(key, path, self._upload_settings))
+
+    def upload_new(self, key: str, path: Path) -> bool:
+        """`upload` of an object that must not exist yet; False if it exists with another content.
+
+        A store whose file system in fsspec cannot do that for files replaces the object.
+        """
+        return self._create(
+            key,
+            lambda: self._send_file(key, path, {**self._upload_settings, **self._only_new}),
+            lambda: self._holds(key, path),
+        )
+
+    def _send_file(self, key: str, path: Path, settings: Mapping[str, Any]) -> None:
+        self._files.put_file(str(path), self._path(key), **settings)
+        info, size_bytes = self.info(key), path.stat().st_size
+        if info is None or info.size_bytes != size_bytes:
+            raise OSError(errno.EIO, f"{info and info.size_bytes} bytes arrived instead of {size_bytes}")
+
+    def _holds(self, key: str, path: Path) -> bool:
+        """Whether an object has the content of a file. It is read only if it has its size."""
+        info, size_bytes = self.info(key), path.stat().st_size
+        if info is None or info.size_bytes != size_bytes:
+            return False
+        with path.open("rb") as file:
+            return all(file.read(len(block)) == block for block in self.blocks(key, size_bytes))
+
+    def _create(self, key: str, write: Callable[[], object], is_written: Callable[[], bool]) -> bool:
+        """Send a conditional write until it succeeds; False if an object exists that is not what it writes."""
+
+        def create() -> bool:
             try:
-                self._files.pipe_file(self._path(key), content, mode="create")
+                write()
             except FileExistsError:
-                return self.get(key) == content
+                return is_written()
             except OSError as error:
                 # The reply may have been lost, or a rejected condition may have raised another error.
-                if self.get(key) == content:
+                if is_written():
                     return True
                 if error.errno is None and "Precondition" in str(error):
                     return False
                 raise
             return True
 
-        return self._repeat(f"put {key}", write)
-
-    def upload(self, key: str, path: Path) -> None:
-        """Send a file as an object, in parallel parts if it is large, and compare the size of the object."""
-        size_bytes = path.stat().st_size
-
-        def send() -> None:
-            self._files.put_file(str(path), self._path(key), **self._upload_settings)
-            info = self.info(key)
-            if info is None or info.size_bytes != size_bytes:
-                raise OSError(errno.EIO, f"{info and info.size_bytes} bytes arrived instead of {size_bytes}")
-
-        self._repeat(f"put {key}", send)
+        return self._repeat(f"put {key}", create)
 
     def delete(self, key: str) -> None:
         """Delete an object, if it exists."""

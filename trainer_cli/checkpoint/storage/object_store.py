@@ -2,6 +2,7 @@
 
     save:  hidden folder -> fsync -> renamed in `cache` (committed) ─ a thread ─> files -> manifest, if none exists
     load:  manifest -> local copy with the same manifest, or download into `cache` -> digests as for any folder
+    save of several machines:  each rank sends its own files -> manifest, if none exists (committed)
 
 In the store a checkpoint exists if its manifest does. A checkpoint that is not sent yet counts as part of the storage,
 so that its users, retention included, see one storage. While the store is unreachable, training and saving continue.
@@ -10,9 +11,7 @@ so that its users, retention included, see one storage. While the store is unrea
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,10 +21,19 @@ from operator import call
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.checkpoint.storage.download import cache_of, download
+from trainer_cli.checkpoint.storage.download import cache_of, download, locking_copy
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, StagedFolder
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
+from trainer_cli.checkpoint.storage.rank_folder import (
+    FILES_AT_ONCE,
+    WRITING_FILE,
+    RankFolder,
+    claiming,
+    delete_objects,
+    is_left_by,
+    name_taken,
+)
 from trainer_cli.checkpoint.storage.uploader import Uploader, run_in_parallel
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import Manifest, ManifestError
@@ -37,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 _SENT_FILE = "sent"
 """Empty file in a local copy: its checkpoint is in the store."""
-_WRITING_FILE = ".writing"
-"""Object with the id of the run that is sending a checkpoint, until the commit. Other runs cannot send it meanwhile."""
-_FILES_AT_ONCE = 4
 _TRIES = 5
 """Maximum number of downloads of a copy that other processes remove before it is locked."""
 
@@ -80,6 +85,8 @@ class ObjectStorage:
         self.client = client or ObjectClient(self.url)
         self.local = LocalStorage(self.cache, run_id=run_id, attempt=attempt, later=later)
         self.uploader = Uploader(self._send, self.location)
+        self._rank: int | None = None
+        """Index of this process among those of several machines that save together; None: one machine saves."""
         self._remote: dict[str, _RemoteFolder] | None = None
         self._is_training = False
         self._away = False
@@ -110,16 +117,44 @@ class ObjectStorage:
                 cure="Save under another name.",
             )
         if exists:
-            raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", self.location(name))
+            raise name_taken("A checkpoint of that name exists", self.location(name))
         if name in self.local.names():
             self.local.remove(name)  # A copy of a checkpoint that is no longer in the store.
+        if self._rank is not None:
+            self._clear_leftovers(name)
+            with claiming(self._rank_folder(name, digest), self.run_id) as rank_folder:
+                yield rank_folder
+            return
         with self.local.writing(name, digest=digest) as folder:
             # The upload begins only after the local commit: until then nothing may be sent.
             folder.after_publish = partial(self.uploader.add, name)
             yield folder
 
     def joining(self, hidden_name: str, *, digest: DigestAlgorithm = DigestAlgorithm.xxh3_128) -> StagedFolder:
+        if self._rank is not None:
+            return self._rank_folder(hidden_name, digest)
         return self.local.joining(hidden_name, digest=digest)
+
+    def separate(self, rank: int) -> None:
+        self._rank = rank
+
+    def _rank_folder(self, name: str, digest: DigestAlgorithm) -> RankFolder:
+        self._trim(name)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        # The same for each save: what a killed process left here is replaced by the next one.
+        path = self.cache / str(HiddenName(Hidden.tmp, f"rank{self._rank}", self.run_id, 0))
+        return RankFolder(path, _check_plain(name), self.client, self.local.disk, digest)
+
+    def _clear_leftovers(self, name: str) -> None:
+        """Delete what a failed save of this run left in a folder without a manifest; quarantine what is of no run."""
+        sizes = {file: info.size_bytes or 0 for file, info in self.client.list(name).items()}
+        if is_left_by(self.run_id, self.client, name, sizes):
+            delete_objects(self.client, name, self.run_id)
+        elif sizes and WRITING_FILE not in sizes:
+            self._remote = {**(self._remote or {}), name: _RemoteFolder(sizes, None, "")}
+            self.quarantine(name, "it has no manifest")
+        # What is known of the folder is no longer so.
+        self._forget(name)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:
@@ -134,7 +169,7 @@ class ObjectStorage:
             OSError: the store does not answer, or the copy cannot be written.
         """
         for _ in range(_TRIES):
-            with self._lock_copy(_check_plain(name)):
+            with locking_copy(self.cache, _check_plain(name)):
                 if not self._is_unsent(name):
                     self._refresh_copy(name)
                 try:
@@ -143,6 +178,8 @@ class ObjectStorage:
                     # It was sent and trimmed since, or a removal began. Only the store knows whether it still exists.
                     continue
             self._trim(name)
+            # Each machine has a cache of its own.
+            folder.is_shared = False
             return folder
         raise OSError(errno.EBUSY, "its local copy is being removed", str(self.cache / name))
 
@@ -164,7 +201,7 @@ class ObjectStorage:
             return {file: size for file, size in self.local.sizes(name).items() if file != _SENT_FILE}
         remote = self._folder(name)
         sizes = {} if remote is None else remote.sizes
-        return {file: size for file, size in sizes.items() if file != _WRITING_FILE}
+        return {file: size for file, size in sizes.items() if file != WRITING_FILE}
 
     def is_pinned(self, name: str) -> bool:
         return PINNED_FILE in self.sizes(name)
@@ -187,7 +224,7 @@ class ObjectStorage:
             # The manifest before the other objects: a crash midway leaves a partial checkpoint, not a damaged one.
             self.client.delete(f"{name}/{MANIFEST_FILE}")
             self._forget(name)
-            self._delete_objects(name)
+            delete_objects(self.client, name, self.run_id)
             return True
 
     def clear(self, name: str) -> bool:
@@ -197,7 +234,7 @@ class ObjectStorage:
             remote = self._folder(name)
             if remote is None or remote.manifest is not None:
                 return False
-            self._delete_objects(name)
+            delete_objects(self.client, name, self.run_id)
             self._forget(name)
             return True
 
@@ -256,8 +293,12 @@ class ObjectStorage:
         self._refresh()
         self._is_training = True
         for name, remote in list((self._remote or {}).items()):
-            if remote.manifest is None and not self._is_unsent(name) and self._is_ours(name, remote):
-                self._delete_objects(name)
+            if (
+                remote.manifest is None
+                and not self._is_unsent(name)
+                and is_left_by(self.run_id, self.client, name, remote.sizes)
+            ):
+                delete_objects(self.client, name, self.run_id)
                 self._forget(name)
                 swept.append(name)
         # Last: the listing above must not show what this attempt is sending.
@@ -373,19 +414,17 @@ class ObjectStorage:
             began = time.monotonic()
             sent = self.client.get(f"{name}/{MANIFEST_FILE}")
             # The id of this run claims the name: two runs that send to one name would mix their files.
-            if sent not in (None, manifest) or not self.client.put_new(f"{name}/{_WRITING_FILE}", self.run_id.encode()):
-                raise FileExistsError(errno.EEXIST, "another run's checkpoint of that name is in the store", name)
+            if sent not in (None, manifest) or not self.client.put_new(f"{name}/{WRITING_FILE}", self.run_id.encode()):
+                raise name_taken("another run's checkpoint of that name is in the store", name)
             files = [file for file in sizes if file != MANIFEST_FILE and not file.startswith(".")]
             run_in_parallel(
                 [partial(self.client.upload, f"{name}/{file}", self.cache / name / file) for file in files],
-                _FILES_AT_ONCE,
+                FILES_AT_ONCE,
             )
             # Manifest last: from here on the checkpoint exists in the store.
             if not self.client.put_new(f"{name}/{MANIFEST_FILE}", manifest):
-                raise FileExistsError(
-                    errno.EEXIST, "another checkpoint of that name is in the store", self.location(name)
-                )
-            self.client.delete(f"{name}/{_WRITING_FILE}")
+                raise name_taken("another checkpoint of that name is in the store", self.location(name))
+            self.client.delete(f"{name}/{WRITING_FILE}")
             (self.cache / name / _SENT_FILE).touch()
             self._away = False
             if self._remote is not None:
@@ -414,31 +453,17 @@ class ObjectStorage:
                 self._locked.discard(name)
                 self._unlocked.notify_all()
 
-    def _is_ours(self, name: str, remote: _RemoteFolder) -> bool:
-        """Whether an attempt of this run left a folder half-sent or half-removed."""
-        if removed_marker(self.run_id) in remote.sizes:
-            return True
-        return _WRITING_FILE in remote.sizes and self.client.get(f"{name}/{_WRITING_FILE}") == self.run_id.encode()
-
     def _trim(self, newest: str) -> None:
         """Remove the local copies of checkpoints that are in the store, except `newest` and those in use."""
         for name in self.local.names():
             if name != newest and not self._is_unsent(name) and MANIFEST_FILE in self.local.sizes(name):
                 # Without waiting: a copy that another process downloads or reads is in use.
-                with self._lock_copy(name, wait=False) as locked:
+                with locking_copy(self.cache, name, wait=False) as locked:
                     if locked:
                         self.local.remove(name)
 
-    def _delete_objects(self, name: str) -> None:
-        """Delete the objects of a folder without a manifest."""
-        files = [file for file in self.client.list(name) if not file.startswith(".")]
-        run_in_parallel([partial(self.client.delete, f"{name}/{file}") for file in files], _FILES_AT_ONCE)
-        # The markers last: by them a later attempt of this run finds a folder that was deleted in part.
-        for marker in (_WRITING_FILE, removed_marker(self.run_id)):
-            self.client.delete(f"{name}/{marker}")
-
     def _refresh_copy(self, name: str) -> None:
-        """Download a checkpoint unless the local copy has the same manifest. Needs the lock of `_lock_copy`."""
+        """Download a checkpoint unless the local copy has the same manifest. Needs the lock of `locking_copy`."""
         manifest = self.client.get(f"{name}/{MANIFEST_FILE}")
         if manifest is None:
             raise FileNotFoundError(errno.ENOENT, "There is no such checkpoint", self.location(name))
@@ -448,33 +473,6 @@ class ObjectStorage:
             raise OSError(errno.EBUSY, "an older copy of it is being read", str(self.cache / name))
         download(self.client, name, manifest, self.local, self.location(name))
         (self.cache / name / _SENT_FILE).touch()
-
-    @contextmanager
-    def _lock_copy(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        """Keep other threads and processes from downloading or trimming a local copy.
-
-        Yields False, without a lock, if another one does so and `wait` is False.
-        """
-        self.cache.mkdir(parents=True, exist_ok=True)
-        path = self.cache / f".{name}.downloading"
-        while True:
-            with path.open("wb") as lock:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-                except BlockingIOError:
-                    yield False
-                    return
-                try:
-                    # The last holder unlinked the file: another thread may have locked a new file of that name.
-                    if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                        continue
-                except FileNotFoundError:
-                    continue
-                try:
-                    yield True
-                finally:
-                    os.unlink(path)
-                return
 
 
 def _check_plain(name: str) -> str:
