@@ -67,7 +67,7 @@ DIVIDED = {
     "gpt": [*GPT, *TENSOR, f"data.batch_size={4 // DATA}", "data.global_batch_size=8"],
 }
 NOISY = [
-    "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024]", "data.batch_size=16", "loop.max_duration=40",
+    "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024,8]", "data.batch_size=16", "loop.max_duration=40",
     *SHORT,
 ]  # fmt: skip
 """Its gradients are in two buckets."""
