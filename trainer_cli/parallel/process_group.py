@@ -92,6 +92,10 @@ class ProcessGroup:
         """Rank 0's value, on every rank; those of the other ranks are ignored."""
         return value
 
+    def broadcast_number(self, number: float) -> float:
+        """Rank 0's number, on every rank, exact as a float of 64 bits. Faster than `broadcast`."""
+        return self.broadcast(number)
+
     def gather(self, value: T) -> list[T]:
         """Every rank's value, on every rank, by rank."""
         return [value]
@@ -249,6 +253,11 @@ class _DistributedGroup(ProcessGroup):
         values = [value if self.is_main else None]
         self._dist.broadcast_object_list(values, src=0, group=self._objects)
         return values[0]  # type: ignore[return-value]
+
+    def broadcast_number(self, number: float) -> float:
+        import torch
+
+        return self.sum(torch.tensor(float(number) if self.is_main else 0.0, dtype=torch.float64)).item()
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.world_size
