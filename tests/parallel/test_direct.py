@@ -89,13 +89,14 @@ def test_ranks_that_are_many_or_cannot_reach_one_another_are_not_connected(
             values = super().gather(value)
             return [f"{value}.elsewhere" if self.rank == 2 and type(value) is str else value for value in values]
 
-    assert on_ranks(5, lambda group: connect(group, 1.0)) == [None] * 5
+    assert on_ranks(9, lambda group: connect(group, 1.0)) == [None] * 9
     assert on_ranks(3, lambda group: connect(Apart(group.rank, 3, group._shared), 1.0)) == [None] * 3
     # Longer than the address of a socket may be.
     long = tmp_path / ("x" * 100)
     long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert on_ranks(2, lambda group: connect(group, 1.0)) == [None] * 2
+    for folder in (long, tmp_path / "missing"):
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        assert on_ranks(2, lambda group: connect(group, 1.0)) == [None] * 2
     assert list(long.iterdir()) == []
 
 

@@ -1,8 +1,9 @@
 """Sums of a few numbers over few ranks of one machine, by a message from each rank to every other.
 
-A sum of six numbers by gloo wakes several threads on each rank: on a virtual machine with two processors it took eight
-context switches and 0.35 ms of processor time a rank, against 3.5 ms for a whole step of a small model. A message
-over a Unix socket is sent and received by the main thread, and is usually there before it is waited for.
+A sum of six numbers by gloo wakes several threads on each rank: on a virtual machine with two processors it took 0.39
+ms of processor time and 8 context switches a rank for two ranks, and 1.1 ms and 23 for four. By messages over Unix
+sockets it took 0.03 ms and 0.09 ms, and less than one switch: the main thread sends and receives them, and they have
+usually arrived before they are waited for.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = 4096
 """Size of the largest tensor. Several must fit into the buffer of a socket, as ranks send before they receive."""
-_MOST_RANKS = 4
-"""The main thread sends a message to each other rank, while other threads do the work of gloo's sums."""
+_MOST_RANKS = 8
+"""The main thread sends to and receives from each other rank, while other threads do the work of gloo's sums."""
 _DTYPES = ("torch.float64", "torch.float32", "torch.int64")
 
 
@@ -124,13 +124,14 @@ def connect(group: ProcessGroup, timeout_s: float) -> DirectSums | None:
     if not 1 < group.world_size <= _MOST_RANKS:
         return None
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="train-", ignore_cleanup_errors=True)))
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         try:
-            listener.bind(str(folder / "rank"))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="train-", ignore_cleanup_errors=True))
+            path = f"{folder}/rank"
+            listener.bind(path)
             listener.listen(group.world_size)
-            path = str(folder / "rank")
         except OSError:
+            # No folder can be written, or its name is longer than an address may be: no other rank connects.
             path = ""
         paths = group.gather(path)
         connections: list[Any] = [None] * group.world_size
