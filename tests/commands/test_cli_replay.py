@@ -55,6 +55,9 @@ def test_a_step_is_shown_as_it_was(run: Path, capsys: pytest.CaptureFixture[str]
     assert steps[-1]["grad_norm"] == pytest.approx(record["train/grad_norm"], rel=1e-6)
     assert max(steps[0]["grad_norms"].values()) <= steps[0]["grad_norm"]
     assert all(step["not_finite"] is None for step in steps)
+    # The samples are those of `train data`.
+    assert main(["data", str(run), "9..12", "--json"]) == 0
+    assert [step["samples"] for step in steps] == json.loads(capsys.readouterr().out)
     assert (shown["equal"], shown["records"], shown["start_step"], shown["states"]) == (True, 2, 8, {})
 
 

@@ -6,20 +6,23 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.ranks import ranks_in
-from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.runs.sample_view import as_dict, lines_of
 from trainer_cli.terminal import print_json
 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
     from trainer_cli.parallel.process_group import ProcessGroup
     from trainer_cli.runs.replay import Replayed, ReplayPlan
+    from trainer_cli.runs.samples import StepSamples
     from trainer_cli.runs.step_view import StepView
 
 EXAMPLES = """examples:
@@ -126,19 +129,37 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
         raise
     if not group.is_main:
         return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
+    samples = _read_samples(args, observer.views)
     if args.json:
-        print_json(_as_dict(replayed, observer.views.values()))
+        print_json(_as_dict(replayed, observer.views.values(), samples))
     else:
-        _print_views(observer.views.values())
+        _print_views(observer.views.values(), samples)
         print(replayed)
         for path in replayed.kept.values():
             print(f"kept: {path}")
     return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
 
 
-def _print_views(views: Iterable[StepView]) -> None:
+def _read_samples(args: argparse.Namespace, steps: Collection[int]) -> dict[int, StepSamples]:
+    """The samples of the steps; without those that cannot be told from the order of the data alone."""
+    if not steps:
+        return {}
+    from trainer_cli.runs.step_samples import read_step_samples
+
+    overrides = [override for override in args.overrides if override.startswith(("data.", "trust="))]
+    try:
+        told = read_step_samples(args.run_dir, min(steps), max(steps), overrides=overrides, config_dir=args.config_dir)
+        return {step.step: step for step in told}
+    except TrainError as error:
+        print(f"the samples are not shown: {error.what}", file=sys.stderr)
+        return {}
+
+
+def _print_views(views: Iterable[StepView], samples: Mapping[int, StepSamples] = MappingProxyType({})) -> None:
     for view in views:
         print(f"step {view.step} (epoch {view.epoch}, batch {view.batch_idx})")
+        if view.step in samples:
+            print("\n".join(list(lines_of(samples[view.step]))[1:]))
         rows: list[tuple[str, str]] = []
         for batch in view.batches:
             rank = f"rank {batch['rank']}, " if any(other["rank"] for other in view.batches) else ""
@@ -157,12 +178,14 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(dict.fromkeys(f"{value:.6g}" for value in values))
 
 
-def _as_dict(replayed: Replayed, views: Iterable[StepView]) -> dict[str, Any]:
+def _as_dict(replayed: Replayed, views: Iterable[StepView], samples: Mapping[int, StepSamples]) -> dict[str, Any]:
     return {
         "run": str(replayed.plan.run),
         "start": None if replayed.plan.start is None else str(replayed.plan.start),
         "start_step": replayed.plan.start_step,
-        "steps": [asdict(view) for view in views],
+        "steps": [
+            {**asdict(view), "samples": as_dict(samples[view.step]) if view.step in samples else None} for view in views
+        ],
         "equal": replayed.equal,
         "records": replayed.records,
         "differences": [asdict(difference) for difference in replayed.differences],

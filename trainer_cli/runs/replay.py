@@ -174,13 +174,15 @@ def replay(
         raise TrainError(
             f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
         )
-    return Replayed(
+    outcome = Replayed(
         plan,
         records=len(comparison.steps(first, plan.last)),
         differences=list(comparison.differences(first, plan.last)),
         states=saver.states,
         kept=saver.kept,
     )
+    # Rank 0 alone has the records.
+    return group.broadcast(outcome)
 
 
 def _config_of_replay(config: TrainConfig) -> TrainConfig:

@@ -138,11 +138,14 @@ def kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
     """The run's valid checkpoints by step, with those of its copies whose originals were removed."""
     folder, run_id = checkpoints_of(run.path), run.run_id
     entries = {entry.step: (entry, folder / entry.name) for entry in run.catalog(folder).valid(run_id)}
-    section = run_config(run.path).get("checkpoint")
+    config = run_config(run.path)
+    section = config.get("checkpoint")
     copy_to = section.get("copy_to") if isinstance(section, dict) else None
     copies = copy_to.get("folder") if isinstance(copy_to, dict) else None
     if isinstance(copies, str) and "${" not in copies:
-        catalog = catalog_of(as_path(copies.replace("{run_name}", run.path.name)), run.copies_cache)
+        catalog = catalog_of(
+            as_path(copies.replace("{run_name}", str(config.get("name") or "default"))), run.copies_cache
+        )
         try:
             for entry in catalog.valid(run_id):
                 entries.setdefault(entry.step, (entry, catalog.folder / entry.name))

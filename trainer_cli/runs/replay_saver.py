@@ -11,11 +11,12 @@ import torch
 
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.checkpointer import Checkpointer, CheckpointMetadata
-from trainer_cli.checkpoint.format.dtensor import local_of
+from trainer_cli.checkpoint.format.dtensor import is_dtensor, local_of
 from trainer_cli.checkpoint.format.tensor_file import bytes_of
 from trainer_cli.checkpoint.model_state import evaluated_average, model_files
 from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.policy import Kind, Occasion
+from trainer_cli.core.shards import PER_RANK
 from trainer_cli.core.stopping import Stop
 from trainer_cli.runs.replay_plan import ReplayPlan
 from trainer_cli.trainer.hooks import Callback
@@ -94,8 +95,9 @@ class ReplaySaver(Callback):
         if kept.get("loop", {}).get("owed_record") is not None:
             # The run was stopped before the evaluation of this step, which has been made here.
             keys &= set(_BEFORE_EVALUATION)
-        difference = next((name for key in sorted(keys) for name in differing(kept[key], live[key], key)), None)
-        return next(filter(None, trainer.strategy.group.gather(difference)), None)
+        group = trainer.strategy.group
+        names = (name for key in sorted(keys) for name in differing(kept[key], live[key], key, rank=group.rank))
+        return next(filter(None, group.gather(next(names, None))), None)
 
     def _save(self, trainer: Trainer) -> None:
         """Write the present state, unless a record or a kept state up to this step differs. Collective."""
@@ -129,21 +131,25 @@ class ReplaySaver(Callback):
         self.kept[step] = path
 
 
-def differing(expected: Any, value: Any, name: str) -> Iterator[str]:
-    """The names of the leaves of a state that are not equal bit for bit."""
+def differing(expected: Any, value: Any, name: str, *, rank: int = 0) -> Iterator[str]:
+    """The names of the leaves of a state that are not equal bit for bit.
+
+    What ranks share is that of rank 0 in a checkpoint: others are compared only in what each saves for itself.
+    """
     if name in _NOT_COMPARED:
         return
+    rank = 0 if name in PER_RANK else rank
     if isinstance(expected, Mapping) and isinstance(value, Mapping):
         for key in {**expected, **value}:
             inner = f"{name}.{key}"
             if key in expected and key in value:
-                yield from differing(expected[key], value[key], inner)
+                yield from differing(expected[key], value[key], inner, rank=rank)
             elif inner not in _NOT_COMPARED:
                 yield inner
     elif isinstance(expected, list | tuple) and isinstance(value, list | tuple) and len(expected) == len(value):
         for index, pair in enumerate(zip(expected, value, strict=True)):
-            yield from differing(*pair, f"{name}[{index}]")
-    elif not _is_equal_leaf(expected, value):
+            yield from differing(*pair, f"{name}[{index}]", rank=rank)
+    elif (rank == 0 or is_dtensor(value)) and not _is_equal_leaf(expected, value):
         yield name
 
 

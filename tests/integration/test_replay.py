@@ -1,0 +1,112 @@
+"""Steps that are computed again equal those of the run in every value, whatever the model, the data and the processes.
+
+Ten random steps of each training; `TRAIN_REPLAY=full` takes fifty (scripts/faults).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from command import train
+from compare import tensors
+
+from trainer_cli.commands.main import main
+from trainer_cli.runs.replay import compose_replay, plan_replay, replay
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+FULL = os.environ.get("TRAIN_REPLAY") == "full"
+COUNT, STEPS = (50, 120) if FULL else (10, 30)
+FIXED = sorted(random.Random(7).sample(range(1, STEPS), COUNT))
+BASE = (
+    "scheduler=warmup_cosine", "scheduler.warmup=5", f"loop.max_duration={STEPS}", "loop.log_interval=4",
+    "loop.eval_interval=9", "loop.eval_steps=2", "logging.console=off", "loggers.tensorboard=null",
+    f"checkpoint.fixed_steps={FIXED}", "checkpoint.save_interval=null", "checkpoint.ephemeral_save_interval=null",
+    "run_dir=run",
+)  # fmt: skip
+NORMED = ("model=null", "model={_target_: replayed_parts.Normed}", "data=null", "optimizer=adamw")
+EMA = ("+callbacks.ema={_target_: trainer_cli.EMA, decay: 0.9}",)
+TINY_GPT = ("model=gpt", "model.layers=1", "model.heads=2", "model.width=8", "model.dropout=0.1")
+PACKED = (
+    "data=null",
+    "data={_target_: trainer_cli.Mixture, batch_size: 3, weights: {a: 3, b: 1}, epoch_samples: 40, sources: {"
+    "a: {_target_: trainer_cli.Packing, length: 24, source: "
+    "{_target_: trainer_cli.Documents, path: a.txt, document: line}}, "
+    "b: {_target_: trainer_cli.Packing, length: 24, source: "
+    "{_target_: trainer_cli.Documents, path: b.txt, document: line}}}}",
+)
+TRAININGS: Mapping[str, tuple[str, ...]] = {
+    "digits": ("+experiment=digits", "model.channels=[4,8,8]", "data.batch_size=8", "loop.limit_train_batches=13"),
+    "char_gpt": ("+experiment=char_gpt", *TINY_GPT[1:], "data.path=a.txt", "data.context=8", "data.batch_size=4"),
+    "a mixture with packing": (*TINY_GPT, *PACKED, "optimizer=adamw"),
+    "a loader that shuffles": (*NORMED, "data={_target_: replayed_parts.Loaded}"),
+    "a stream with two workers": (
+        *NORMED, "data={_target_: replayed_parts.Streamed, batch_size: 4, num_workers: 2}",
+    ),
+    "EMA, BatchNorm, dropout and accumulation": (
+        *NORMED, *EMA, "data={_target_: replayed_parts.Mapped, batch_size: 2}", "loop.grad_accum_steps=2",
+        "precision.clip_norm=0.5",
+    ),
+}  # fmt: skip
+
+
+def write_texts() -> None:
+    for name, first in (("a.txt", 0), ("b.txt", 500)):
+        Path(name).write_text("".join(f"{number} {number * number}\n" for number in range(first, first + 90)))
+
+
+def small_state(checkpoint: Path) -> object:
+    """The small values of a checkpoint, without what depends on the clock and on the log files."""
+    state = json.loads((checkpoint / "rank0.json").read_text())["state"]
+    state.pop("log_marks", None)
+    return {**state, "progress": {**state["progress"], "seconds": 0, "last_seconds": 0}}
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_every_step_is_that_of_the_run(kind: str, empty_folder: Path) -> None:
+    write_texts()
+    assert main(["fit", *TRAININGS[kind], *BASE]) == 0
+    run, last = Path("run"), FIXED[-1]
+    # From the start of the run, and from a checkpoint in the middle of it.
+    shutil.rmtree(run / "checkpoints/step0", ignore_errors=True)
+    for first in (1, FIXED[0] + 1):
+        plan = plan_replay(run, STEPS, first=first, from_replayed=False)
+        assert plan.start_step == (0 if first == 1 else FIXED[0])
+        replayed = replay(plan, compose_replay(plan, ["trust=[replayed_parts]"]), keep=[last])
+        passed = [step for step in (*FIXED, STEPS) if step >= first]
+        assert replayed.states == dict.fromkeys(passed)
+        assert str(replayed).startswith(f"verified: equal at {replayed.records} of {replayed.records} records")
+        assert replayed.records == len(
+            {step for step in range(first, STEPS + 1) if step % 4 == 0 or step % 9 == 0} | {STEPS}
+        )
+        # The comparison is not the judge of itself.
+        kept, computed = run / f"checkpoints/step{last}", run / f"replayed/step{last}"
+        assert tensors(computed / "rank0.safetensors") == tensors(kept / "rank0.safetensors")
+        assert small_state(computed) == small_state(kept)
+        shutil.rmtree(run / "replayed")
+
+
+def test_two_processes_are_replayed_by_two(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parent / "replayed_parts.py", tmp_path)
+    overrides = (
+        *NORMED, *EMA, "data={_target_: replayed_parts.Mapped, batch_size: 4}", *BASE, "loop.max_duration=12",
+        "checkpoint.fixed_steps=[3,5,8]", "parallel=ddp", "parallel.processes_per_node=2",
+    )  # fmt: skip
+    done = train("fit", *overrides, cwd=tmp_path)
+    assert done.code == 0, done.err
+    done = train("replay", "run", "4..8", "--keep", "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    outcome = json.loads(done.out)
+    assert (outcome["start_step"], outcome["states"], outcome["equal"]) == (3, {"5": None, "8": None}, True)
+    # Each rank has a batch of its own.
+    assert [batch["rank"] for batch in outcome["steps"][0]["batches"]] == [0, 1]
+    kept, computed = tmp_path / "run/checkpoints/step8", tmp_path / "run/replayed/step8"
+    for rank in (0, 1):
+        assert tensors(computed / f"rank{rank}.safetensors") == tensors(kept / f"rank{rank}.safetensors")
