@@ -5,13 +5,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hydra.core.override_parser.types
 import hydra.plugins.config_source
 import omegaconf
+import pytest
+from omegaconf import OmegaConf
 
 import trainer_cli
 from trainer_cli.config import hydra_compat
+from trainer_cli.config.compose import from_yaml
 
 PACKAGE = Path(trainer_cli.__file__).parent
 OWNERS = (omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.OmegaConf, omegaconf.AnyNode, omegaconf.StringNode,
@@ -27,6 +31,8 @@ ALLOWED = {
     "omegaconf._utils.get_yaml_loader",
     "BaseContainer._resolvers",
     "override._value",
+    "node._content",
+    "node._get_node",
 }
 
 
@@ -54,3 +60,61 @@ def test_private_names_of_hydra_and_omegaconf_are_used_in_one_module_only() -> N
 def test_each_is_named_with_its_reason() -> None:
     for name in ALLOWED:
         assert name.rpartition(".")[2] in (hydra_compat.__doc__ or ""), name
+
+
+def as_plain(node: Any) -> Any:
+    """Everything that OmegaConf keeps of a node."""
+    if isinstance(node, omegaconf.DictConfig | omegaconf.ListConfig):
+        content = node.__dict__["_content"]
+        items = content.items() if isinstance(content, dict) else enumerate(content)
+        return vars(node)["_metadata"], {key: (child._get_parent() is node, as_plain(child)) for key, child in items}
+    return type(node), vars(node)["_metadata"], vars(node)["_val"]
+
+
+LONG = list(range(300))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param({"a": {"b": LONG}, "c": 1}, id="numbers"),
+        pytest.param({"a": [*LONG, 0.5, float("inf")]}, id="floats"),
+        pytest.param({"a": LONG, "b": {"c": "${a.299}", "d": "${a}"}}, id="interpolated"),
+        pytest.param({"a": [*LONG, "${b}"], "b": 1}, id="with an interpolation"),
+        pytest.param({"a": [*LONG, True, None, "???", [1]]}, id="other items"),
+        pytest.param({"a": [[*LONG], {"b": LONG}]}, id="within a list"),
+        pytest.param({"a.b": {1: LONG}}, id="odd keys"),
+    ],
+)
+def test_a_tree_with_long_lists_is_the_tree_that_omegaconf_makes(values: dict[str, Any]) -> None:
+    config, expected = hydra_compat.create(values), OmegaConf.create(values)
+    assert as_plain(config) == as_plain(expected)
+    assert OmegaConf.to_container(config, resolve=True) == OmegaConf.to_container(expected, resolve=True)
+
+
+@pytest.mark.parametrize("below", [
+    {}, {"x": None}, {"x": "???"}, {"x": {"steps": [1, 2]}}, {"x": {"steps": LONG[:150]}}, {"x": {"steps": None}},
+    {"x": {"steps": "${y}"}, "y": [*LONG, 7]}, {"x": "${y}", "y": {"steps": [7]}}, {"x": "${y}", "y": 3},
+    {"x": {"steps": {"a": 1}}}, {"x": [1, 2]}, {"x": {"steps": "${missing}"}},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("package", ["", "x"])
+def test_long_lists_merge_as_in_omegaconf(below: dict[str, Any], package: str) -> None:
+    config, expected = OmegaConf.create(below), OmegaConf.create(below)
+    values = {"steps": LONG, "other": 1}
+    expected_reason = None
+    try:
+        expected.merge_with(OmegaConf.create({"x": values}))
+    except (omegaconf.errors.OmegaConfBaseException, TypeError) as error:
+        expected_reason = str(getattr(error, "msg", None) or error).splitlines()[0]
+    assert hydra_compat.merge_into(config, values if package else {"x": values}, package) == expected_reason
+    if expected_reason is None:
+        assert as_plain(config) == as_plain(expected)
+
+
+def test_omegaconf_does_not_check_the_items_of_long_lists_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    appended = []
+    append = omegaconf.ListConfig.append
+    monkeypatch.setattr(omegaconf.ListConfig, "append", lambda *args: (appended.append(args), append(*args)))
+    composed = from_yaml(f"checkpoint:\n  fixed_steps: {list(range(1, 5001))}", missing_ok=True)
+    assert composed.config.checkpoint.fixed_steps == list(range(1, 5001))
+    assert len(appended) < 1000

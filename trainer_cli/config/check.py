@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, unknown_key
-from trainer_cli.config.hydra_compat import value_in_quotes
+from trainer_cli.config.hydra_compat import create, value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
     COMMAND_LINE,
@@ -74,7 +74,7 @@ def validate(
 ) -> tuple[TrainConfig, list[ConfigError]]:
     """The config, interpolations resolved, and all mistakes in it. `missing_ok`: values may still be `???`."""
     validation = _Validation(values, provenance, missing_ok)
-    config = validation.section(TrainConfig, values, OmegaConf.create(dict(values)))
+    config = validation.section(TrainConfig, values, create(values))
     assert isinstance(config, TrainConfig)
     return config, validation.mistakes
 

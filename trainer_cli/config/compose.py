@@ -203,7 +203,7 @@ def to_yaml(composed: Composed) -> str:
 def freeze(composed: Composed, below: str) -> str:
     """The config as YAML for `thaw`, with the subdirectory `below` of its run directory as run directory."""
     values = to_plain(composed.raw)
-    return OmegaConf.to_yaml(OmegaConf.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
+    return OmegaConf.to_yaml(hydra_compat.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
 
 
 def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:
@@ -216,7 +216,7 @@ def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None
     provenance = Provenance([Source(label(file.resolve(), cwd), yaml.compose(text, Loader=yaml.SafeLoader))])
     config, mistakes = validate(values, provenance)
     raise_all(mistakes)
-    return Composed(config, OmegaConf.create(values), list(overrides), root, [], provenance, Trust())
+    return Composed(config, hydra_compat.create(values), list(overrides), root, [], provenance, Trust())
 
 
 class _Draft(NamedTuple):
@@ -264,7 +264,7 @@ def _check_draft(
     typed = [mistake for mistake in mistakes if mistake.source == COMMAND_LINE and mistake.code is not Code.not_given]
     mistakes = [mistake for mistake in (mistakes if draft.whole else typed) if mistake.source not in reported]
     raise_all([*draft.mistakes, *untimely, *mistakes])
-    raw = OmegaConf.create(values)
+    raw = hydra_compat.create(values)
     return Composed(config, raw, list(overrides), search.root, search.dirs, provenance, trust, of_the_moment)
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from trainer_cli.config.check import to_plain
 from trainer_cli.config.fields import KeyPath
-from trainer_cli.config.hydra_compat import SCHEMA, apply_override
+from trainer_cli.config.hydra_compat import SCHEMA, apply_override, create
 from trainer_cli.config.overrides import Append, line_of, override_error, path_of
 from trainer_cli.config.search_path import SearchPath, options
 from trainer_cli.core.patterns import did_you_mean
@@ -23,7 +23,7 @@ def apply(
 ) -> tuple[dict[str, Any], list[ConfigError]]:
     """Apply overrides to plain values, each as Hydra does. Returns the values, and a mistake for each refused one."""
     # Through OmegaConf, so that a value is merged by the rules that Hydra's documentation gives.
-    config = OmegaConf.create(dict(values))
+    config = create(values)
     OmegaConf.set_struct(config, True)  # Only `+` may add keys.
     mistakes: list[ConfigError] = []
     for override in overrides:
