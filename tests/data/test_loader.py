@@ -17,6 +17,7 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     Subset,
+    TensorDataset,
 )
 
 from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed
@@ -130,6 +131,39 @@ def test_a_deterministic_dataset_is_read_by_list_and_not_seeded(monkeypatch: pyt
     dataset = Plain()
     assert batches(Loader(dataset, 4, shuffle=False, seed=0), 0) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert dataset.asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+class OwnTensors(TensorDataset):
+    """A subclass may draw random numbers."""
+
+
+class OwnIndices(list[int]):
+    """Indices of a class that may draw random numbers."""
+
+
+X = torch.arange(23.0)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate_fn", "is_seeded"),
+    [
+        (TensorDataset(X), None, False),
+        (Subset(Subset(TensorDataset(X, X), range(20)), [*range(19)]), None, False),
+        (TensorDataset(X), list, True),
+        (OwnTensors(X), None, True),
+        (TensorDataset(torch.nn.Parameter(X)), None, True),
+        (Subset(TensorDataset(X), OwnIndices(range(20))), None, True),
+        (Subset(OwnTensors(X), range(20)), None, True),
+    ],
+    ids=["tensors", "subset", "collate_fn", "subclass", "parameter", "indices", "subset of subclass"],
+)
+def test_tensors_of_torchs_own_datasets_are_not_seeded(
+    monkeypatch: pytest.MonkeyPatch, dataset: Any, collate_fn: Any, is_seeded: bool
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr("trainer_cli.data.loader.seed_torch", seeds.append)
+    list(Loader(dataset, 5, shuffle=True, seed=0, collate_fn=collate_fn).iterate(0))
+    assert len(seeds) == (len(dataset) if is_seeded else 0)
 
 
 class Reading(Drawing):

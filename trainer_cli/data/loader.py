@@ -11,7 +11,8 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch.utils.data import Subset, default_collate
+import torch
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from trainer_cli.core.order import ORDER_VERSION, sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
@@ -173,7 +174,8 @@ class MapDataset(Protocol):
 
     These attributes are optional:
 
-    - `deterministic = True`: samples use no random numbers, so none are seeded.
+    - `deterministic = True`: samples use no random numbers, so none are seeded, which takes a microsecond a sample. It
+      holds for torch's TensorDataset by itself.
     - `fingerprint`: digest of the content, compared in a resume.
     - `__getitems__`: samples by a list of numbers, used unless it draws random numbers.
     - `collate`: makes a batch of a list of samples, if the loader has no `collate_fn`.
@@ -349,6 +351,8 @@ class KeyedSource:
         self.seed = seed
         self.collate = collate_fn or getattr(dataset, "collate", None) or default_collate
         self.deterministic = bool(getattr(dataset, "deterministic", False))
+        # With a collate_fn, which may draw, the seeds are those of samples that were loaded one by one.
+        self.deterministic = self.deterministic or (collate_fn is None and _indexes_tensors(dataset))
         self.epochs = EpochParts(dataset, seed)
         self.draws = not self.deterministic or collate_fn is not None or bool(self.epochs)
         """Whether random numbers may be drawn."""
@@ -443,6 +447,13 @@ class KeyedSource:
             error.add_note(f"while loading sample {keys[len(samples)]} of epoch {epoch}")
             raise
         return samples
+
+
+def _indexes_tensors(dataset: Any) -> bool:
+    """Whether samples are elements of plain tensors, by classes of torch that draw no random numbers."""
+    while type(dataset) is Subset and type(dataset.indices) in (list, range):
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset and all(type(tensor) is torch.Tensor for tensor in dataset.tensors)
 
 
 def _getitems(dataset: Any) -> Callable[[list[Any]], Any] | None:
