@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from long_run import save_a_long_run
 
 from trainer_cli.commands import main as main_module
 from trainer_cli.commands.choices import Choices
@@ -20,7 +21,6 @@ from trainer_cli.config import search_path
 from trainer_cli.config.compose import compose
 from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.config.sweep import jobs
-from trainer_cli.core.progress import Progress
 from trainer_cli.runs.run_dir import RunDir
 
 NEEDS = {
@@ -90,22 +90,6 @@ def save_some(project: Path) -> None:
             project / f"runs/digits/checkpoints/step{step}",
             metadata=CheckpointMetadata(run_id="digits", step=step, metrics={"val/loss": 1 / step}),
         )
-
-
-def save_a_long_run(project: Path) -> None:
-    """The run `digits` of 450 steps, with a checkpoint at step 400 and the position of its data there."""
-    from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-
-    run = RunDir(project / "runs/digits")
-    run.create("run_dir: runs/digits\ndata: {batch_size: 32}\n", [], {"run_id": "digits"}).release()
-    run.metrics_file.write_text(json.dumps({"step": 450, "epoch": 10.0, "time": 0.0}) + "\n")
-    progress = Progress(400, epoch=8, batch=40, epoch_samples=40 * 32)
-    state = {"order": "feistel-1", "seed": 0, "length": 1438, "sample_offset": progress.epoch_samples}
-    make_sync_checkpointer().save(
-        {"data": state, "progress": progress.state_dict()},
-        run.checkpoints_folder / "step400",
-        metadata=CheckpointMetadata(run_id="digits", attempt=1, step=400, progress=progress.state_dict()),
-    )
 
 
 def shipped() -> list[str]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
+from long_run import save_a_long_run
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.runs.run_dir import RunDir
@@ -25,6 +26,8 @@ LIGHT = [
     "ckpt pin runs/done@best",
     "ckpt unpin runs/done@best",
     "ckpt rm runs/done@step10 --yes",
+    "data runs/digits 437",
+    "data runs/digits --find 12",
 ]
 COMPLETED = ["train fit +experiment=digits optimizer.", "train validate ckpt=", "train config --", "train list "]
 WITHOUT_TORCH = ["ckpt show runs/done@best --norms", "ckpt diff runs/done@best runs/done@latest"]
@@ -58,6 +61,7 @@ def test_verbs_that_only_read_load_neither_torch_nor_numpy_nor_hydra(made: Path)
         make_sync_checkpointer().save(
             {"model": {"w": torch.ones(2)}}, f"runs/done/checkpoints/step{step}", metadata=facts
         )
+    save_a_long_run(made)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", CODE, json.dumps([LIGHT, COMPLETED, WITHOUT_TORCH])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed
+from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_position, sample_seed
 
 GOLDEN_SMALL = [1, 7, 3, 9, 6, 4, 5, 2, 8, 0]
 GOLDEN_LARGE = [618510, 626280, 780844, 300031, 789416, 935800, 868986, 687773]
@@ -43,6 +43,14 @@ def test_order_and_seeds_are_what_they_were_when_this_version_was_made() -> None
     assert sample_indices(0, 0, 0, 10, 10) == GOLDEN_SMALL
     assert sample_indices(7, 3, 100, 108, 1_000_003) == GOLDEN_LARGE
     assert [sample_seed(0, 0, 0), sample_seed(7, 3, 1437)] == GOLDEN_SEEDS
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 1000, 1024, 5003])
+def test_the_position_of_an_index_is_the_inverse_of_the_order(length: int) -> None:
+    order = sample_indices(3, 2, 0, length, length)
+    assert [sample_position(3, 2, index, length) for index in order] == list(range(length))
+    with pytest.raises(IndexError):
+        sample_position(3, 2, length, length)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:

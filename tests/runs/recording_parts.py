@@ -108,6 +108,29 @@ class Recording(Callback):
             file.write(json.dumps({"step": self.step, "batch": self.number, "content": content}) + "\n")
 
 
+class RollBack(Callback):
+    """Goes back once, after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def on_train_batch_end(self, trainer: Any, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == self.at and not trainer.progress.passed_over:
+            trainer.checkpoint.drain()
+            trainer.ask_to_roll_back()
+
+
+class StopAt(Callback):
+    """Stops early, once."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def on_train_batch_end(self, trainer: Any, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.progress.step == self.at:
+            trainer.stop("asked for", finished=False)
+
+
 def _as_lists(batch: Any) -> Any:
     if isinstance(batch, Tensor):
         return batch.tolist()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,11 @@ from typing import Any
 import pytest
 
 from trainer_cli.commands.main import main
+from trainer_cli.runs.course import read_records
+from trainer_cli.runs.run_data import open_data
+from trainer_cli.runs.sample_content import SampleLoader
 from trainer_cli.runs.samples import StepSamples
-from trainer_cli.runs.step_samples import read_step_samples
+from trainer_cli.runs.step_samples import find_sample, order_of, read_step_samples
 
 BASE = [
     "optimizer=sgd", "scheduler=null", "loop.log_interval=1", "loop.eval_interval=null", "logging.console=off",
@@ -26,8 +32,11 @@ def own(kind: str, workers: int = 0) -> list[str]:
     return [*LINE, f"data={{_target_: recording_parts.Own, kind: {kind}, workers: {workers}}}"]
 
 
-def fit(*overrides: str) -> None:
-    assert main(["fit", *BASE, *overrides]) == 0
+TRUST = ["trust=[recording_parts]"]
+
+
+def fit(*overrides: str, code: int = 0) -> None:
+    assert main(["fit", *BASE, *overrides]) == code
 
 
 def seen(rank: int = 0) -> dict[tuple[int, int], Any]:
@@ -43,7 +52,7 @@ def seen(rank: int = 0) -> dict[tuple[int, int], Any]:
 
 
 def read(first: int, last: int | None = None) -> Iterator[StepSamples]:
-    return read_step_samples(Path("run"), first, last, overrides=["trust=[recording_parts]"])
+    return read_step_samples(Path("run"), first, last, overrides=TRUST)
 
 
 def indices_of(content: Any) -> list[int]:
@@ -59,21 +68,21 @@ def told(steps: Iterator[StepSamples], rank: int = 0) -> dict[tuple[int, int], l
     }
 
 
-@pytest.mark.parametrize(
-    ("overrides", "steps"),
-    [
-        pytest.param(PLAIN, 14, id="a dataset, with an uneven last batch"),
-        pytest.param([*PLAIN, "loop.grad_accum_steps=4"], 5, id="accumulation, with a short last step"),
-        pytest.param([*PLAIN, "loop.limit_train_batches=4"], 11, id="a cut epoch"),
-        pytest.param([*PLAIN, "data.batch_size=null", "data.global_batch_size=6"], 9, id="a global batch size"),
-        pytest.param([*PLAIN, "data.overfit_batches=2"], 6, id="the same few samples"),
-        pytest.param(own("shuffle"), 14, id="a loader that shuffles"),
-        pytest.param(own("generator"), 14, id="a loader with a generator"),
-        pytest.param(own("generator", workers=2), 14, id="a loader with a generator and workers"),
-        pytest.param(own("drop_last"), 12, id="a loader that drops the last batch"),
-        pytest.param(own("weighted"), 14, id="a loader that draws with replacement"),
-    ],
-)
+LOADERS = [
+    pytest.param(PLAIN, 14, id="a dataset, with an uneven last batch"),
+    pytest.param([*PLAIN, "loop.grad_accum_steps=4"], 5, id="accumulation, with a short last step"),
+    pytest.param([*PLAIN, "loop.limit_train_batches=4"], 11, id="a cut epoch"),
+    pytest.param([*PLAIN, "data.batch_size=null", "+data.global_batch_size=6"], 9, id="a global batch size"),
+    pytest.param([*PLAIN, "+data.overfit_batches=2"], 6, id="the same few samples"),
+    pytest.param(own("shuffle"), 14, id="a loader that shuffles"),
+    pytest.param(own("generator"), 14, id="a loader with a generator"),
+    pytest.param(own("generator", workers=2), 14, id="a loader with a generator and workers"),
+    pytest.param(own("drop_last"), 12, id="a loader that drops the last batch"),
+    pytest.param(own("weighted"), 14, id="a loader that draws with replacement"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "steps"), LOADERS)
 def test_the_indices_of_each_step_are_those_that_it_trained_on(
     empty_folder: Path, overrides: list[str], steps: int
 ) -> None:
@@ -81,3 +90,125 @@ def test_the_indices_of_each_step_are_those_that_it_trained_on(
     trained = {key: indices_of(content) for key, content in seen().items()}
     assert told(read(1, steps)) == trained
     assert {step for step, _ in trained} == set(range(1, steps + 1))
+    uses = list(find_sample(Path("run"), "3", overrides=TRUST))
+    expected = [key for key, indices in trained.items() for index in indices if index == 3]
+    assert [(use.step, use.batch) for use in uses] == expected
+    data = open_data(read_records(Path("run")), TRUST)
+    loader = SampleLoader(data)
+    for step in read_step_samples(Path("run"), 1, steps, data=data):
+        for batch in step.batches:
+            if step.step not in (1, steps // 2 + 1, steps):
+                continue
+            contents = [int(content) for _, content in loader.load(step, batch)]
+            assert contents == [sample.index for sample in batch.samples], step.step
+
+
+def test_the_order_of_a_plain_dataset_needs_no_data(empty_folder: Path) -> None:
+    fit(*PLAIN, "loop.max_duration=14")
+    assert order_of(read_records(Path("run"))) is not None
+    # Not even the project is there: the target is not trusted.
+    assert told(read_step_samples(Path("run"), 1, 14)) == {key: indices_of(value) for key, value in seen().items()}
+
+
+def test_the_windows_of_a_text_are_those_that_each_step_trained_on(empty_folder: Path) -> None:
+    Path("text.txt").write_text("It was a dark and stormy night. " * 4)
+    data = "data={_target_: trainer_cli.Text, path: text.txt, context: 8, val_fraction: 0.2, batch_size: 24}"
+    fit(*LINE, data, "loop.max_duration=9")
+    opened = open_data(read_records(Path("run")), TRUST)
+    for step in read(1, 9):
+        (batch,) = step.batches
+        tokens = [opened.dataset[sample.key][0].tolist() for sample in batch.samples]
+        assert seen()[step.step, 1][0] == tokens
+        assert opened.dataset.describe(batch.samples[0].key) == "".join(map(chr, tokens[0]))
+
+
+def test_the_documents_of_a_packed_mixture_are_those_that_each_step_trained_on(empty_folder: Path) -> None:
+    for name in "ab":
+        Path(f"{name}.txt").write_text("".join(f"{name}{number:03}{'x' * (number % 7)}\n" for number in range(20)))
+    documents = "{{_target_: trainer_cli.Documents, path: {0}.txt, document: line}}"
+    source = f"{{{{_target_: trainer_cli.Packing, length: 24, source: {documents}}}}}"
+    fit(
+        *LINE,
+        f"data={{_target_: trainer_cli.Mixture, sources: {{a: {source.format('a')}, b: {source.format('b')}}}, "
+        "weights: {a: 1, b: 1}, epoch_samples: 10, batch_size: 4}",
+        "loop.max_duration=7",
+    )
+    for step in read(1, 7):
+        (batch,) = step.batches
+        rows = ["".join(map(chr, row)) for row in seen()[step.step, 1]["tokens"]]
+        for row, sample in zip(rows, batch.samples, strict=True):
+            assert re.findall(r"[ab]\d{3}", row) == [
+                f"{sample.source}{document.index:03}" for document in sample.documents if not document.first
+            ]
+    epoch = [sample for step in read(1, 3) for batch in step.batches for sample in batch.samples]
+    assert {sample.source for sample in epoch} == {"a", "b"}
+    use = next(iter(find_sample(Path("run"), f"{epoch[5].source}:{epoch[5].index}", overrides=TRUST)))
+    assert use.step <= 2
+
+
+@pytest.mark.parametrize("step", [1, 7, 14])
+def test_the_batches_of_a_stream_with_two_workers_are_made_again(streamed: Path, step: int) -> None:
+    for samples in read(step, min(step + 3, 14)):
+        (batch,) = samples.batches
+        assert batch.content.tolist() == seen()[samples.step, 1]
+        assert batch.size == len(batch.content)
+        assert samples.epoch == (samples.step - 1) // 6
+
+
+@pytest.fixture(scope="module")
+def streamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of two epochs of a stream, in the current folder."""
+    before, folder = Path.cwd(), tmp_path_factory.mktemp("streamed")
+    os.chdir(folder)
+    fit(*LINE, "data={_target_: recording_parts.Stream, batch_size: 4, num_workers: 2}", "loop.max_duration=14")
+    yield folder
+    os.chdir(before)
+
+
+@pytest.mark.parametrize(
+    ("change", "allow"),
+    [("data.batch_size=3", True), ("loop.grad_accum_steps=2", True), ("callbacks.skip.samples=7", False)],
+)
+@pytest.mark.parametrize("keep", [True, False], ids=["all kept", "one kept"])
+def test_each_attempt_has_its_own_settings(empty_folder: Path, change: str, allow: bool, keep: bool) -> None:
+    base = [*PLAIN, "+callbacks.skip={_target_: trainer_cli.SkipSamples, samples: 0}"]
+    fit(*base, "loop.max_duration=30", "loop.hard_stop=8")
+    more = ["resume_allow=[data.batch_size,loop.grad_accum_steps,callbacks.skip.samples]"]
+    fit(*base, change, *more, "loop.max_duration=30", "loop.hard_stop=16")
+    if not keep:
+        for step in (0, 5, 10, 15):
+            shutil.rmtree(f"run/checkpoints/step{step}")
+    assert told(read(1, 16)) == {key: indices_of(content) for key, content in seen().items()}
+
+
+def test_settings_of_an_attempt_without_checkpoints_are_those_of_the_next_if_its_position_fits(
+    empty_folder: Path,
+) -> None:
+    for stop, batch_size in ((8, 4), (16, 4), (24, 3)):
+        allow = [f"data.batch_size={batch_size}", "resume_allow=[data.batch_size]"]
+        fit(*PLAIN, *allow, "loop.max_duration=30", f"loop.hard_stop={stop}")
+    trained = {key: indices_of(content) for key, content in seen().items()}
+    for step in (0, 5, 8):
+        shutil.rmtree(f"run/checkpoints/step{step}")
+    assert told(read(1, 24)) == trained
+    for step in (10, 15, 16):
+        shutil.rmtree(f"run/checkpoints/step{step}")
+    assert {step.step for step in read(1, 24) if step.doubt} >= set(range(1, 17))
+
+
+def test_data_that_a_roll_back_has_passed_over_is_not_named(empty_folder: Path) -> None:
+    back = "+callbacks.back={_target_: recording_parts.RollBack, step: 8}"
+    fit(*PLAIN, back, "loop.max_duration=16")
+    assert told(read(1, 16)) == {key: indices_of(content) for key, content in seen().items()}
+    # Without the checkpoint to which the run went back it is unknown where data was passed over.
+    shutil.rmtree("run/checkpoints/step5")
+    assert [step.doubt is not None for step in read(1, 16)] == [step <= 10 for step in range(1, 17)]
+
+
+def test_steps_to_come_are_those_that_a_resume_trains_on(empty_folder: Path) -> None:
+    fit(*PLAIN, "loop.max_duration=20", "+callbacks.stop={_target_: recording_parts.StopAt, step: 9}", code=75)
+    predicted = told(read(10, 20))
+    to_come = [use.step for use in find_sample(Path("run"), "3", overrides=TRUST) if not use.is_past]
+    assert to_come == [step for (step, _), indices in predicted.items() if 3 in indices]
+    fit(*PLAIN, "loop.max_duration=20", "+callbacks.stop={_target_: recording_parts.StopAt, step: 9}")
+    assert predicted == {key: indices_of(content) for key, content in seen().items() if key[0] > 9}

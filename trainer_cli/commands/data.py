@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.runs.sample_view import as_dict, lines_of
-from trainer_cli.runs.step_samples import read_step_samples
+from trainer_cli.commands.main import add_config_dir
+from trainer_cli.errors import ExitCode, UserError, one_line
+from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, use_as_dict
+from trainer_cli.runs.samples import StepSamples
+from trainer_cli.runs.step_samples import find_sample, read_step_samples
 from trainer_cli.terminal import print_json
 
 EXAMPLES = """examples:
-  train data runs/digits 437          the samples of step 437: index, position in the epoch, rank and batch
-  train data runs/digits 437..440     of four steps
-  train data runs/digits 437 --json   as JSON
+  train data runs/digits 437              the samples of step 437: index, position in the epoch, rank and batch
+  train data runs/digits 437..440         of four steps
+  train data runs/digits 437 --json       as JSON
+  train data runs/digits --find 12        the steps that used sample 12, or will use it
+
+Nothing is trained. `--show` also loads the samples, as the training did: shapes and values, texts, and images as PNG
+files. Of a loader that tells no indices, such as one over an IterableDataset, the batches are made again.
 """
 _STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
@@ -22,20 +30,86 @@ _STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the steps and the flags."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
-    parser.add_argument("steps", metavar="STEP[..LAST]", help="a step, or the first and the last of several")
-    parser.add_argument("--json", action="store_true", help="print them as JSON")
+    parser.add_argument("steps", metavar="STEP[..LAST]", nargs="?", help="a step, or the first and last of several")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="changes of the run's config, such as where its files are now"
+    )
+    parser.add_argument("--find", metavar="INDEX", help="list the steps of this sample; in a mixture SOURCE:INDEX")
+    parser.add_argument("--show", action="store_true", help="load the samples and show them")
+    parser.add_argument("--images", metavar="DIR", type=Path, help="folder for the images of --show (RUN-samples)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_config_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the samples of the steps."""
-    first, last = parse_steps(args.steps)
-    steps = read_step_samples(args.run_dir, first, last)
-    if args.json:
-        print_json([as_dict(step) for step in steps])
+    """Print the samples of the steps, or the steps of a sample."""
+    overrides = list(args.overrides)
+    if args.steps is not None and "=" in args.steps:
+        # Without a step the first override stands in its place.
+        overrides.insert(0, args.steps)
+        args.steps = None
+    if args.steps is None and args.find is None:
+        raise UserError("data needs a step, or --find INDEX", cure=f"For example: train data {args.run_dir} 1")
+    if args.steps is not None and args.find is not None:
+        raise UserError("data takes a step or --find INDEX, not both")
+    if args.images is not None and not args.show:
+        raise UserError("--images has no effect without --show")
+    if args.find is not None:
+        uses = list(find_sample(args.run_dir, args.find, overrides=overrides, config_dir=args.config_dir))
+        if args.json:
+            print_json([use_as_dict(use) for use in uses])
+        else:
+            print("\n".join(lines_of_uses(args.find, uses)))
         return int(ExitCode.DONE)
-    for step in steps:
-        print("\n".join(lines_of(step)))
+    first, last = parse_steps(args.steps or "")
+    if args.show:
+        shown = _show(args, overrides, first, last)
+    else:
+        steps = read_step_samples(args.run_dir, first, last, overrides=overrides, config_dir=args.config_dir)
+        shown = ((as_dict(step), list(lines_of(step))) for step in steps)
+    if args.json:
+        print_json([facts for facts, _ in shown])
+    else:
+        for _, lines in shown:
+            print("\n".join(lines))
     return int(ExitCode.DONE)
+
+
+def _show(
+    args: argparse.Namespace, overrides: Sequence[str], first: int, last: int
+) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """For each step its samples with their contents, for JSON and as lines."""
+    from trainer_cli.runs.course import read_records
+    from trainer_cli.runs.run_data import open_data
+    from trainer_cli.runs.sample_content import SampleLoader
+
+    data = open_data(read_records(args.run_dir), overrides, config_dir=args.config_dir)
+    loader = SampleLoader(data)
+    folder = args.images or Path(f"{args.run_dir.resolve().name}-samples")
+    for step in read_step_samples(args.run_dir, first, last, data=data):
+        facts, lines = as_dict(step), list(lines_of(step))
+        for batch, batch_facts in zip(step.batches, facts["batches"], strict=True):
+            contents = [_show_sample(loader, step, content, folder) for content in loader.load(step, batch)]
+            batch_facts["contents"] = [facts for facts, _ in contents]
+            lines += [line for _, sample_lines in contents for line in sample_lines]
+        yield facts, lines
+
+
+def _show_sample(
+    loader: Any, step: StepSamples, content: tuple[Any, Any], folder: Path
+) -> tuple[dict[str, Any], list[str]]:
+    from trainer_cli.runs.sample_content import lines_of_content, save_images
+
+    sample, value = content
+    name = "the batch" if sample is None else f"{f'{sample.source}:' if sample.source else ''}{sample.index}"
+    values = [one_line(line) for line in lines_of_content(value)]
+    text = None if sample is None else loader.describe(sample)
+    file = f"step{step.step}-{re.sub('[^A-Za-z0-9_.-]', '_', name)}"
+    images = [str(path) for path in save_images(value, folder, file)]
+    facts = {"name": name, "values": values, "text": text, "images": images}
+    lines = [f"    {name}", *(f"      {line}" for line in values)]
+    lines += [f"      | {one_line(line)}" for line in (text or "").splitlines()]
+    return facts, lines + [f"      saved as {path}" for path in images]
 
 
 def parse_steps(text: str) -> tuple[int, int]:

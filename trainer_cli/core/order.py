@@ -55,6 +55,32 @@ def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) ->
     return indices
 
 
+def sample_position(seed: int, epoch: int, index: int, length: int) -> int:
+    """The position of an index in the shuffled order: the inverse of `sample_indices`.
+
+    Raises:
+        IndexError: the index is not within the length.
+    """
+    if not 0 <= index < length:
+        raise IndexError(f"{index} is not one of {length} samples")
+    rows, columns = grid_of(length)
+    keys = round_keys(seed, epoch, length)
+    position = index
+    while True:
+        column, row = divmod(position, rows)
+        for row_key, column_key in reversed(keys):
+            column = (column - _mixed(row + column_key)) % columns
+            row = (row - _mixed(column + row_key)) % rows
+        position = column * rows + row
+        if position < length:
+            return position
+
+
+def _mixed(value: int) -> int:
+    mixed = (value * MIX_1) & _64_BITS
+    return ((mixed ^ (mixed >> 32)) * MIX_2 & _64_BITS) >> 24
+
+
 def grid_of(length: int) -> tuple[int, int]:
     """The (rows, columns) of the grid over which `length` samples are permuted."""
     rows = isqrt(max(length - 1, 0)) + 1

@@ -104,6 +104,12 @@ class MixedDataset:
         number, inner_key = key
         return self.datasets[number][inner_key]
 
+    def describe(self, key: tuple[int, Any]) -> str:
+        """The description of a sample by its source, if the source has any."""
+        number, inner_key = key
+        describe = getattr(self.datasets[number], "describe", None)
+        return str(describe(inner_key)) if callable(describe) else ""
+
     def sample_keys(self, seed: int, epoch: int, start: int, stop: int) -> list[tuple[int, Any]]:
         """The (index of the dataset, key in it) at each of these positions of an epoch."""
         keys: list[tuple[int, Any]] = []

@@ -107,6 +107,10 @@ class Windows:
         windows = self._tokens[starts.unsqueeze(1) + torch.arange(self._context + 1)].long()
         return list(zip(windows[:, :-1].unbind(), windows[:, 1:].unbind(), strict=True))
 
+    def describe(self, index: int) -> str:
+        """The text of a sample."""
+        return self.decode(self[index][0].tolist())
+
     def encode(self, text: str) -> list[int]:
         """Encode a text as tokens.
 
@@ -121,9 +125,13 @@ class Windows:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode tokens to text."""
-        if self._characters is None:
-            return bytes(tokens).decode(errors="replace")
-        return "".join(self._characters[token] for token in tokens)
+        return _decode(tokens, self._characters)
+
+
+def _decode(tokens: Sequence[int], characters: str | None) -> str:
+    if characters is None:
+        return bytes(tokens).decode(errors="replace")
+    return "".join(characters[token] for token in tokens)
 
 
 class Documents:
@@ -160,8 +168,8 @@ class Documents:
         self.vocab_size = 256 if self.characters is None else len(self.characters)
         digest_dtype = None if self.characters is None else _CHARACTER_DTYPE
         train_tokens = int(lengths[:split].sum())
-        self.train = Sequences(tokens[:train_tokens], lengths[:split], digest_dtype)
-        self.val = Sequences(tokens[train_tokens:], lengths[split:], digest_dtype)
+        self.train = Sequences(tokens[:train_tokens], lengths[:split], digest_dtype, self.characters)
+        self.val = Sequences(tokens[train_tokens:], lengths[split:], digest_dtype, self.characters)
 
 
 class Sequences:
@@ -169,12 +177,20 @@ class Sequences:
 
     Args:
         digest_dtype: type of the tokens in the fingerprint; None: that of `tokens`.
+        characters: as of `Windows`.
     """
 
     deterministic = True
 
-    def __init__(self, tokens: Tensor, lengths: Integers, digest_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        tokens: Tensor,
+        lengths: Integers,
+        digest_dtype: torch.dtype | None = None,
+        characters: str | None = None,
+    ) -> None:
         self.lengths = lengths
+        self._characters = characters
         self.fingerprint = _digest(tokens, digest_dtype, lengths.tobytes())
         self._tokens = tokens
         self._ends = np.cumsum(lengths)
@@ -187,6 +203,10 @@ class Sequences:
             raise IndexError(f"{index} is not one of {len(self)} sequences")
         end = int(self._ends[index])
         return self._tokens[end - int(self.lengths[index]) : end].long()
+
+    def describe(self, index: int) -> str:
+        """The text of a sequence."""
+        return _decode(self[index].tolist(), self._characters)
 
 
 def _digest(tokens: Tensor, dtype: torch.dtype | None, more: bytes = b"") -> str:
@@ -301,6 +321,13 @@ class PackedRows:
         span = slice(self._start[index], self._start[index + 1])
         columns = (self._sequence[span], self._offset[span], self._size[span])
         return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def describe(self, index: int) -> str:
+        """The descriptions of the sequences in a row, if their dataset has any."""
+        describe = getattr(self.dataset, "describe", None)
+        if not callable(describe):
+            return ""
+        return "\n".join(f"{number}: {describe(number)}" for number, _, _ in self.pieces(index))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         pieces = self.pieces(index)

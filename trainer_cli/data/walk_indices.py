@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator
+from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, MapDataPipe
 
 from trainer_cli.data.user_loader import UserLoader, generators_of
@@ -19,6 +23,14 @@ class _Indices:
 
 def _keep(samples: Any) -> Any:
     return samples
+
+
+def _copy_loader(loader: UserLoader, **changes: Any) -> UserLoader:
+    """A loader of lists of samples, over a DataLoader with the same sampler and generators."""
+    plain: Any = copy.copy(loader.loader)
+    # Past the DataLoader's own __setattr__, which refuses to change these attributes.
+    plain.__dict__.update(collate_fn=_keep, pin_memory=False, persistent_workers=False, **changes)
+    return UserLoader(plain, seed=loader.seed)
 
 
 def has_indices(loader: Any) -> bool:
@@ -41,28 +53,60 @@ class IndexWalk:
     """
 
     def __init__(self, loader: UserLoader, most: int) -> None:
-        # A copy, past the DataLoader's own __setattr__, which refuses to change these attributes.
-        plain: Any = copy.copy(loader.loader)
-        plain.__dict__.update(
-            dataset=_Indices(), collate_fn=_keep, worker_init_fn=None, pin_memory=False, persistent_workers=False
-        )
-        self._loader = UserLoader(plain, seed=loader.seed)
+        self._original = loader
+        self._loader = _copy_loader(loader, dataset=_Indices(), worker_init_fn=None)
         self._most = most
-        self._continues = bool(generators_of(plain))
+        self._generators = generators_of(loader.loader)
         self._epoch: int | None = None
         self._batches: list[list[Any]] = []
+        self._initial_states = self._begin_states = self._end_states = self._states()
+        """States of the generators at the beginning of the run, and at the beginning and the end of the epoch."""
 
     def read(self, epoch: int) -> list[list[Any]]:
         """The indices of each batch of an epoch."""
         if epoch != self._epoch:
             first = epoch
-            if self._continues:
-                # From epoch 0, whose first states of the generators are kept, unless this is a later one.
+            if self._generators:
                 first = 0 if self._epoch is None or self._epoch > epoch else self._epoch + 1
             for number in range(first, epoch + 1):
-                self._batches = self._walk(number)
+                self._begin_states = self._end_states if number else self._initial_states
+                with self._generators_at(self._begin_states):
+                    self._batches = self._walk(number)
+                    self._end_states = self._states()
             self._epoch = epoch
         return self._batches
+
+    def load(self, epoch: int, first: int, end: int) -> list[Any]:
+        """The samples of the batch at positions `first` to `end` of the samples of an epoch, as the training loads it.
+
+        The DataLoader resumes there. Without workers no other sample is loaded.
+        """
+        starts = list(accumulate(map(len, self.read(epoch)), initial=0))
+        with self._generators_at(self._begin_states):
+            # Made in these states: at epoch 0 it begins with those in which it was made.
+            batches = _copy_loader(self._original).iterate(epoch, batch=starts.index(first), samples=first)
+            try:
+                samples: list[Any] = next(batches)
+            finally:
+                batches.close()
+        return samples[: end - first]
+
+    @contextmanager
+    def _generators_at(self, states: list[torch.Tensor]) -> Generator[None, None, None]:
+        """Set the generators inside the block. Other copies of the loader share them."""
+        before = self._states()
+        self._set_states(states)
+        try:
+            yield
+        finally:
+            self._set_states(before)
+
+    def _states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _set_states(self, states: list[torch.Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
     def _walk(self, epoch: int) -> list[list[Any]]:
         batches: list[list[Any]] = []

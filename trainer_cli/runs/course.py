@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _SKIP_SAMPLES = ("trainer_cli.SkipSamples", "trainer_cli.callbacks.SkipSamples")
 _DEFAULT_BATCH_SIZE = 32
+_ASSUMED = "no checkpoint of attempt {} is left, so its settings are assumed to be those of the next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +300,10 @@ class Course:
         self.records, self.facts = records, facts
         self.confirmed = False
         """Whether the position of a checkpoint is the one that was computed from an earlier step."""
+        self._agreeing: set[int] = set()
+        """Attempts whose first checkpoint has the position that was computed from the attempt before."""
         self.stretches = list(self._compute())
+        self._trust_assumed_settings()
 
     def stretch_of(self, step: int) -> Stretch:
         """The stretch that has trained a step, or will.
@@ -343,14 +348,20 @@ class Course:
             start = layout.enter(self._start(attempt, previous))
             if (more := settings.skip_samples - skipped) > 0 and not self.facts.counts_batches:
                 start, skipped = layout.pass_over(start, more), settings.skip_samples
-            doubt = None
-            if not attempt.is_config_known and settings != settings_of(attempts[-1].config, attempts[-1].processes):
-                doubt = (
-                    f"no checkpoint of attempt {attempt.number} is left, so its batch size is taken from a later one"
-                )
+            doubt = None if attempt.is_config_known else _ASSUMED.format(attempt.number)
             first = Stretch(attempt.number, start, last_step, settings, layout, doubt)
             for previous in self._split(first):
                 yield previous
+
+    def _trust_assumed_settings(self) -> None:
+        """Remove the doubt about an attempt of unknown settings if the next one goes on at the computed position."""
+        following = dict(pairwise(dict.fromkeys(stretch.attempt for stretch in self.stretches)))
+        self.stretches = [
+            replace(stretch, doubt=None)
+            if stretch.doubt == _ASSUMED.format(stretch.attempt) and following.get(stretch.attempt) in self._agreeing
+            else stretch
+            for stretch in self.stretches
+        ]
 
     def _start(self, attempt: Attempt, previous: Stretch | None) -> Progress:
         """The position at which an attempt began."""
@@ -361,8 +372,8 @@ class Course:
             return saved[-1]
         if previous is None or attempt.start_step == 0:
             return self.records.fork or Progress(step=attempt.start_step)
-        position = previous.layout.position_after(previous.start, attempt.start_step)
-        return self._in_samples(position, previous.layout)
+        # In batches of another layout; the caller enters it in its own.
+        return previous.layout.position_after(previous.start, attempt.start_step)
 
     def _position(self, entry: Entry) -> Progress | None:
         """The position that a checkpoint holds, in the unit of the layouts."""
@@ -373,12 +384,9 @@ class Course:
         world_size = max(1, entry.manifest.world_size // entry.manifest.tensor_size)
         return replace(progress, epoch_samples=progress.batch * world_size)
 
-    def _in_samples(self, position: Progress, layout: EpochLayout) -> Progress:
-        # Only as of another layout: its `batch` is computed anew when it is entered.
-        return replace(position, epoch_samples=min(position.epoch_samples, layout.length))
-
     def _split(self, stretch: Stretch) -> Iterator[Stretch]:
         """Divide the stretch of an attempt where its checkpoints show that data was passed over."""
+        begin = stretch.start.step
         for entry in self.records.checkpoints:
             assert entry.manifest is not None
             if entry.manifest.attempt != stretch.attempt or not stretch.holds(entry.step):
@@ -388,6 +396,8 @@ class Course:
             computed = stretch.layout.position_after(stretch.start, entry.step)
             if _is_at(saved, computed):
                 self.confirmed = True
+                if stretch.start.step == begin:
+                    self._agreeing.add(stretch.attempt)
                 # From here on the checkpoint is known to be right.
                 known = replace(stretch, last_step=entry.step)
                 stretch = replace(stretch, start=stretch.layout.enter(saved))
@@ -414,7 +424,7 @@ class Course:
         return replace(
             stretch,
             last_step=step,
-            doubt=f"data was passed over between step {start.step} and step {step}, and it is not recorded where",
+            doubt=f"step {start.step} does not lead to step {step}: data was passed over at an unrecorded step",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,7 @@ from trainer_cli.config.compose import Composed, from_yaml
 from trainer_cli.core.naming import class_name
 from trainer_cli.data.adapt import AnyLoader
 from trainer_cli.data.loader import Loader, SharedLoader
-from trainer_cli.data.mixture import MixedDataset
 from trainer_cli.data.position import length_of
-from trainer_cli.data.text import PackedRows
-from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.data.walk_indices import IndexWalk, has_indices
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import group_without_processes
@@ -27,7 +24,9 @@ from trainer_cli.runs.build import Builder, Data
 from trainer_cli.runs.course import Attempt, Course, DataFacts, RunRecords, needs_resolving
 from trainer_cli.runs.origin import TRAIN, compare_forked, origin_of
 from trainer_cli.runs.replayed_batches import replay_batches
-from trainer_cli.runs.samples import Document, Sample, SampleOrder, StepSamples
+from trainer_cli.runs.sample_readers import KeyReader, WalkReader
+from trainer_cli.runs.samples import SampleOrder, StepSamples
+from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +39,8 @@ class RunData:
     attempt: Attempt
     builder: Builder
     data: Data
+    doubt: str | None = None
+    """Why the order of the samples is another than in the training."""
 
     @property
     def loader(self) -> AnyLoader:
@@ -59,24 +60,37 @@ class RunData:
             return self.inner.source.dataset
         return self.inner.loader.dataset if has_indices(self.inner) else None
 
+    @property
+    def is_few(self) -> bool:
+        """Whether `data.overfit_batches` is set, so that the dataset is a small subset of the project's."""
+        return (self.builder.config.data or {}).get("overfit_batches") is not None
+
     def order(self) -> SampleOrder | None:
         """The order of the samples; None if the loader does not tell indices, or its epochs have no known length."""
         inner, is_shared = self.inner, isinstance(self.loader, SharedLoader)
         if isinstance(inner, Loader):
             # The batch size of a loader that our config does not make is its own.
-            is_own = self.data.source.train is inner
+            batch_size = inner.batch_size if self.data.source.train is inner else None
+            facts = DataFacts(inner.length, batch_size, inner.drop_last, whole_batches=is_shared)
+        elif has_indices(inner) and (length := length_of(inner) if inner.length is None else inner.length) is not None:
             facts = DataFacts(
-                inner.length, inner.batch_size if is_own else None, inner.drop_last, whole_batches=is_shared
+                length,
+                inner.batch_size,
+                bool(inner.loader.drop_last),
+                counts_batches=inner.length is None,
+                whole_batches=True,
             )
-            return SampleOrder(self._course(facts), self._read_keys)
-        if not has_indices(inner) or (length := length_of(inner) if inner.length is None else inner.length) is None:
+        else:
             return None
-        assert isinstance(inner, UserLoader)
-        drop_last = bool(inner.loader.drop_last)
-        facts = DataFacts(length, inner.batch_size, drop_last, counts_batches=inner.length is None, whole_batches=True)
-        course = self._course(facts)
+        if facts.whole_batches and facts.drop_last and facts.batch_size is not None:
+            # Dropped by the loader, before ranks share its batches.
+            whole = facts.length - facts.length % facts.batch_size
+            facts = replace(facts, length=whole, drop_last=False)
+        course = Course(self.records, facts)
+        if isinstance(inner, Loader):
+            return SampleOrder(course, KeyReader(inner, is_few=self.is_few))
         most = max(stretch.layout.epoch_batches * stretch.layout.world_size for stretch in course.stretches)
-        return SampleOrder(course, _Walked(IndexWalk(inner, most), self.dataset, counts=inner.length is not None).read)
+        return SampleOrder(course, WalkReader(IndexWalk(inner, most), counts_samples=not facts.counts_batches))
 
     def steps(self, first: int, last: int) -> Iterator[StepSamples]:
         """The samples of the steps from `first` to `last`.
@@ -84,65 +98,22 @@ class RunData:
         Raises:
             UserError: the loader divides samples among ranks by itself.
         """
-        if self.attempt.processes > 1 and getattr(self.inner, "per_rank", False):
+        ranks = self.builder.group.data_size
+        if ranks > 1 and getattr(self.inner, "per_rank", False):
             raise UserError(
-                f"{class_name(self.inner.loader)} divides samples among its {self.attempt.processes} ranks by itself, "
+                f"{class_name(self.inner.loader)} divides samples among {ranks} ranks by itself, "
                 "so one process cannot tell which samples the others have",
                 where="data",
             )
         if (order := self.order()) is not None:
-            yield from order.steps(first, last)
+            for step in order.steps(first, last):
+                yield replace(step, doubt=step.doubt or self.doubt)
             return
         for _, steps in groupby(range(first, last + 1), lambda step: attempt_of(self.records, step)):
             numbers = list(steps)
             attempt = attempt_of(self.records, numbers[0])
             data = self if attempt == self.attempt else open_data(self.records, attempt=attempt)
             yield from replay_batches(data, numbers[0], numbers[-1])
-
-    def _course(self, facts: DataFacts) -> Course:
-        return Course(self.records, facts)
-
-    def _read_keys(self, epoch: int, first: int, end: int) -> Sequence[Sequence[Sample]]:
-        keys, _ = self.inner.source.order(epoch, first, end)
-        dataset = self.dataset
-        if (self.builder.config.data or {}).get("overfit_batches") is not None:
-            # The few samples are a subset of ours: indices are those of the dataset.
-            keys, dataset = [dataset.indices[key] for key in keys], dataset.dataset
-        return [[replace(locate(dataset, key), position=first + number) for number, key in enumerate(keys)]]
-
-
-class _Walked:
-    """Samples of a DataLoader by its sampler."""
-
-    def __init__(self, walk: IndexWalk, dataset: Any, *, counts: bool) -> None:
-        self._walk, self._dataset, self._counts = walk, dataset, counts
-
-    def read(self, epoch: int, first: int, end: int) -> Sequence[Sequence[Sample]]:
-        """The samples at these positions, or of these batches if positions count batches."""
-        batches = self._walk.read(epoch)
-        if self._counts:
-            indices = list(chain.from_iterable(batches))[first:end]
-            return [[Sample(index, first + number, key=index) for number, index in enumerate(indices)]]
-        starts = [0]
-        for batch in batches[:end]:
-            starts.append(starts[-1] + len(batch))
-        return [
-            [Sample(index, starts[number] + offset, key=index) for offset, index in enumerate(batches[number])]
-            for number in range(first, end)
-        ]
-
-
-def locate(dataset: Any, key: Any, sources: tuple[str, ...] = ()) -> Sample:
-    """A sample by the argument of the dataset's `[]`: its source in mixtures, and its documents in packed rows."""
-    if isinstance(dataset, MixedDataset):
-        number, inner_key = key
-        inner = locate(dataset.datasets[number], inner_key, (*sources, dataset.names[number]))
-        return replace(inner, key=key)
-    source = "/".join(sources) or None
-    if isinstance(dataset, PackedRows):
-        documents = tuple(Document(*piece) for piece in dataset.pieces(key))
-        return Sample(key, source=source, documents=documents, key=key)
-    return Sample(key, source=source, key=key)
 
 
 def attempt_of(records: RunRecords, step: int) -> Attempt:
@@ -169,14 +140,14 @@ def open_data(
     attempt = records.attempts[-1] if attempt is None else attempt
     source = records.run.config_file if is_last else yaml.safe_dump(dict(attempt.config), sort_keys=False)
     composed = from_yaml(source, overrides, config_dir=config_dir, sections=("data",))
+    to_console("warning")
     with composed.placing():
         composed.check_targets(("data",))
         group = group_without_processes(attempt.processes, composed.config.parallel.tensor_size)
         builder = Builder(composed.config, composed.trust, group)
         data = builder.data()
     run_data = RunData(_resolve(records, config_dir), attempt, builder, data)
-    _warn_of_other_data(run_data, composed)
-    return run_data
+    return replace(run_data, doubt=_warn_of_other_data(run_data, composed))
 
 
 def _resolve(records: RunRecords, config_dir: Path | None) -> RunRecords:
@@ -194,8 +165,11 @@ def _resolve(records: RunRecords, config_dir: Path | None) -> RunRecords:
     return replace(records, attempts=[resolve(attempt) for attempt in records.attempts])
 
 
-def _warn_of_other_data(run_data: RunData, composed: Composed) -> None:
-    """Warn if the data, or the project's source, is not what the run was trained with."""
+def _warn_of_other_data(run_data: RunData, composed: Composed) -> str | None:
+    """Warn if the data, or the project's source, is not what the run was trained with.
+
+    Returns what differs in a way that changes the order of the samples.
+    """
     state, inner = run_data.records.data_state, run_data.inner
     differing = [
         f"{name} was {state[name]!r} and is {now!r}"
@@ -203,10 +177,13 @@ def _warn_of_other_data(run_data: RunData, composed: Composed) -> None:
         if name in state and (now := _identity(inner, name)) is not None and state[name] != now
     ]
     if differing:
-        log.warning("the data is not what %s was trained with: %s", run_data.records.run.path, "; ".join(differing))
-    elif run_data.records.checkpoints:
+        message = f"the data is not what {run_data.records.run.path} was trained with: {'; '.join(differing)}"
+        log.warning("%s", message)
+        return message
+    if run_data.records.checkpoints:
         newest = run_data.records.paths[run_data.records.checkpoints[-1].step]
         compare_forked(composed, newest, origin_of({TRAIN: run_data.loader}, composed.project_root))
+    return None
 
 
 def _identity(loader: Any, name: str) -> Any:

@@ -1,12 +1,12 @@
-"""The samples of steps as text and as JSON."""
+"""The samples of steps, and the uses of a sample, as text and as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from trainer_cli.runs.samples import Batch, Sample, StepSamples
+from trainer_cli.runs.samples import Batch, Sample, StepSamples, Use
 
 
 def lines_of(step: StepSamples) -> Iterator[str]:
@@ -48,6 +48,29 @@ def _documents(sample: Sample) -> str:
         for document in sample.documents
     ]
     return f"documents {', '.join(pieces)}" if len(pieces) > 1 else f"document {', '.join(pieces)}"
+
+
+def lines_of_uses(name: str, uses: Sequence[Use]) -> Iterator[str]:
+    """The lines that show the uses of a sample."""
+    past = sum(use.is_past for use in uses)
+    later = len(uses) - past
+    to_come = f", and will be {later} more time{'s' * (later != 1)}" if later else ""
+    yield f"sample {name} was used {past} time{'s' * (past != 1)}{to_come}"
+    for use in uses:
+        place = "" if use.rank == 0 and use.batch == 1 else f", rank {use.rank}, batch {use.batch}"
+        yield f"  step {use.step:,}: epoch {use.epoch}{place}{'' if use.is_past else ' (to come)'}"
+
+
+def use_as_dict(use: Use) -> dict[str, Any]:
+    """A use of a sample for JSON."""
+    return {
+        "step": use.step,
+        "epoch": use.epoch,
+        "rank": use.rank,
+        "batch": use.batch,
+        "attempt": use.attempt,
+        "past": use.is_past,
+    }
 
 
 def as_dict(step: StepSamples) -> dict[str, Any]:

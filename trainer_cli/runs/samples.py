@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, Protocol
 
+from trainer_cli.core.order import sample_indices, sample_position
+from trainer_cli.errors import UserError
 from trainer_cli.runs.course import Course, Stretch
 
 
@@ -73,8 +76,60 @@ class StepSamples:
         return sum(batch.size for batch in self.batches)
 
 
-SampleReader = Callable[[int, int, int], Sequence[Sequence[Sample]]]
-"""Returns, for (epoch, first, end), the samples of a rank's batch; or of each batch, where positions count these."""
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One use of a sample."""
+
+    step: int
+    epoch: int
+    rank: int
+    batch: int
+    """Which of the batches of its step, from 1."""
+    attempt: int
+    is_past: bool
+    """Whether the step was trained; otherwise it will be."""
+
+
+class SampleReader(Protocol):
+    """The order of the samples of an epoch. Positions count samples, or batches if the loader counts only these."""
+
+    def read(self, epoch: int, first: int, end: int) -> Sequence[Sequence[Sample]]:
+        """The samples of a rank's batch at these positions; or of each batch, where positions count batches."""
+        ...
+
+    def find(self, epoch: int, name: str) -> Sequence[int]:
+        """The positions of a sample, named by its index or by `SOURCE:INDEX`."""
+        ...
+
+
+class ComputedReader:
+    """The order of `Loader`, for a dataset without an order of its own."""
+
+    def __init__(self, seed: int, length: int, *, shuffle: bool) -> None:
+        self._seed, self._length, self._shuffle = seed, length, shuffle
+
+    def read(self, epoch: int, first: int, end: int) -> Sequence[Sequence[Sample]]:
+        """See `SampleReader`."""
+        positions = range(first, end)
+        shuffled = sample_indices(self._seed, epoch, first, end, self._length) if self._shuffle else positions
+        return [[Sample(index, position, key=index) for index, position in zip(shuffled, positions, strict=True)]]
+
+    def find(self, epoch: int, name: str) -> Sequence[int]:
+        """See `SampleReader`."""
+        index = int(name) if name.isdecimal() else -1
+        if not 0 <= index < self._length:
+            raise no_sample(name, self._length)
+        return [sample_position(self._seed, epoch, index, self._length) if self._shuffle else index]
+
+
+def no_sample(name: str, length: int) -> UserError:
+    """The error for a name of no sample."""
+    return UserError(f"there is no sample {name!r}", cure=f"The train data has {length:,} samples, from 0 on.")
+
+
+def has_name(sample: Sample, name: str) -> bool:
+    """Whether a sample is the one that `INDEX` or `SOURCE:INDEX` names."""
+    return name == str(sample.index) or (sample.source is not None and name == f"{sample.source}:{sample.index}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +137,37 @@ class SampleOrder:
     """The course of a run with the order of its samples."""
 
     course: Course
-    read: SampleReader
+    reader: SampleReader
 
     def steps(self, first: int, last: int) -> Iterator[StepSamples]:
         """The samples of the steps from `first` to `last`."""
         for step in range(first, last + 1):
             yield self._step(self.course.stretch_of(step), step)
+
+    def find(self, name: str) -> Iterator[Use]:
+        """All uses of a sample up to the end of the run; up to the last step that was trained if the end is unknown."""
+        records = self.course.records
+        end = records.newest_step if records.end is None else records.end
+        for stretch in self.course.stretches:
+            last = end if stretch.last_step is None else min(end, stretch.last_step)
+            if last <= stretch.start.step:
+                continue
+            last_epoch, _ = stretch.layout.batches_of(stretch.start, last)
+            for epoch in range(stretch.start.epoch, last_epoch + 1):
+                for position in self.reader.find(epoch, name):
+                    if (use := self._use(stretch, epoch, position)) is not None and use.step <= last:
+                        yield use
+
+    def _use(self, stretch: Stretch, epoch: int, position: int) -> Use | None:
+        layout = stretch.layout
+        step = layout.step_of(stretch.start, epoch, position)
+        if step is None:
+            return None
+        _, begins = layout.batches_of(stretch.start, step)
+        number = (position - begins[0]) // layout.per_batch
+        shares = [layout.share(begins[number], rank) for rank in range(layout.world_size)]
+        rank = next(rank for rank, (first, end) in enumerate(shares) if first <= position < end)
+        return Use(step, epoch, rank, number + 1, stretch.attempt, step <= self.course.records.newest_step)
 
     def _step(self, stretch: Stretch, step: int) -> StepSamples:
         layout = stretch.layout
@@ -95,7 +175,7 @@ class SampleOrder:
         parts = []
         for number, begin in enumerate(begins, 1):
             for rank in range(layout.world_size):
-                samples = [sample for batch in self.read(epoch, *layout.share(begin, rank)) for sample in batch]
+                samples = list(chain.from_iterable(self.reader.read(epoch, *layout.share(begin, rank))))
                 parts.append((rank, number, samples))
         total = sum(len(samples) for _, _, samples in parts)
         batches = [

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.core.order import ORDER_VERSION, sample_indices
+from trainer_cli.core.order import ORDER_VERSION
+from trainer_cli.errors import UserError
 from trainer_cli.runs.course import Course, DataFacts, RunRecords, check_step, needs_resolving, read_records
-from trainer_cli.runs.samples import Sample, SampleOrder, SampleReader, StepSamples
+from trainer_cli.runs.samples import ComputedReader, SampleOrder, StepSamples, Use
 
 if TYPE_CHECKING:
     from trainer_cli.runs.run_data import RunData
@@ -62,6 +63,33 @@ def read_step_samples(
     yield from data.steps(first, last)
 
 
+def find_sample(
+    path: Path, name: str, *, overrides: Sequence[str] = (), config_dir: Path | None = None
+) -> Iterator[Use]:
+    """Yield the uses of a sample in the steps of a run, by step.
+
+    Args:
+        name: its index in the train dataset, or `SOURCE:INDEX` in a mixture.
+        overrides, config_dir: as of `read_step_samples`.
+
+    Raises:
+        UserError: there is no such sample, or the loader tells no indices.
+    """
+    records = read_records(path)
+    order = order_of(records)
+    if order is None:
+        from trainer_cli.runs.run_data import open_data
+
+        order = open_data(records, overrides, config_dir=config_dir).order()
+    if order is None:
+        raise UserError(
+            "the train loader does not tell the indices of its samples, so none can be found",
+            where="data",
+            cure="`train data RUN STEP` makes the batches of a step again.",
+        )
+    yield from order.find(name)
+
+
 def order_of(records: RunRecords) -> SampleOrder | None:
     """The order of the samples from the files of a run alone; None if the data is needed.
 
@@ -77,19 +105,7 @@ def order_of(records: RunRecords) -> SampleOrder | None:
     course = Course(records, DataFacts(length))
     if not course.confirmed or not _fits_record(course):
         return None
-    return SampleOrder(course, index_reader(seed, length, shuffle=order == ORDER_VERSION))
-
-
-def index_reader(seed: int, length: int, *, shuffle: bool) -> SampleReader:
-    """The samples of `Loader`, whose dataset has no order of its own."""
-
-    def read(epoch: int, first: int, end: int) -> list[list[Sample]]:
-        positions = range(first, end)
-        indices = sample_indices(seed, epoch, first, end, length) if shuffle else positions
-        samples = zip(indices, positions, strict=True)
-        return [[Sample(index, position, key=index) for index, position in samples]]
-
-    return read
+    return SampleOrder(course, ComputedReader(seed, length, shuffle=order == ORDER_VERSION))
 
 
 def _has_parts(config: Mapping[str, Any]) -> bool:
