@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -27,8 +28,9 @@ from table import Table
 
 TABLES = {
     "cli": "answers", "start": "start", "loop": "loop", "callbacks": "callbacks", "save": "save", "load": "load",
-    "stall": "stall", "scale": "scale", "files": "files", "console": "console", "ranks": "ranks",
-    "gpu": "gpu", "stores": "stores",
+    "stall": "stall", "frequency": "frequency", "dip": "dip", "recovery": "recovery",
+    "failures": "failures", "batches": "batches", "growth": "growth", "scale": "scale", "files": "files",
+    "console": "console", "ranks": "ranks", "gpu": "gpu", "stores": "stores",
 }  # fmt: skip
 """By name: the module that measures it."""
 NOTES = {
@@ -40,6 +42,8 @@ NOTES = {
 
 def main() -> int:
     args = _arguments()
+    # As at Ctrl-C, so that the processes of a table end too.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if args.child is not None:
         return answer_as_child(TABLES[args.child], Settings.from_text(args.settings))
     if args.render:

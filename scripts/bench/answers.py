@@ -22,7 +22,7 @@ def measure(settings: Settings) -> list[Table]:
             return found
 
         measures = {name: partial(timed, one, EXPECTED.get(name, 0)) for name, (one, _) in COMMANDS.items()}
-        samples, skipped = interleaved(measures, settings.rounds_or(3, 15), warm=settings.warm, needed=list(COMMANDS))
+        samples, skipped = interleaved(measures, settings.rounds_or(3, 10), warm=settings.warm, needed=list(COMMANDS))
     goals = ", ".join(f"{name} {goal} s" for name, (_, goal) in COMMANDS.items() if goal is not None)
     columns = [Column("time", "s", 3, resolution=0.02), Column("processor", "s", 3, resolution=0.02)]
     rows = [Row(name, found) for name, found in samples.items()]

@@ -33,9 +33,9 @@ def measure(settings: Settings) -> list[Table]:
 
 
 def _bar(settings: Settings) -> Table:
-    steps, warm = settings.pick(smoke=(60, 20), quick=(40_000, 2_000), whole=(200_000, 5_000))
+    steps, warm = settings.pick(smoke=(60, 20), quick=(20_000, 2_000), whole=(50_000, 5_000))
     measures = {name: partial(_trained, console, steps, warm) for name, console in CONSOLES.items()}
-    samples, skipped = interleaved(measures, settings.rounds_or(3, 6), warm=0, needed=list(CONSOLES))
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 3), warm=0, needed=list(CONSOLES))
     rows = [Row(name, {"step": found["step"], "processor": found["processor"]}) for name, found in samples.items()]
     for row in rows:
         for column in ("step", "processor"):
@@ -87,12 +87,12 @@ def _trained(console: str, steps: int, warm: int) -> dict[str, float]:
 
 
 def _top(settings: Settings) -> Table:
-    watched_s = settings.pick(smoke=1.0, quick=10.0, whole=30.0)
+    watched_s = settings.pick(smoke=1.0, quick=10.0, whole=12.0)
     measures = {
         f"{RUNS} running runs": partial(_watching, watched_s, running=True),
         "nothing": partial(_watching, watched_s, running=False),
     }
-    samples, skipped = interleaved(measures, settings.rounds_or(1, 3), warm=0)
+    samples, skipped = interleaved(measures, settings.rounds_or(1, 2), warm=0)
     rows = [Row(name, found) for name, found in samples.items()]
     columns = [Column("of a core", "%", 2, resolution=0.5)]
     note = f"Each run writes a record every {_PULSE_S:g} s; the table is drawn every 2 s. Goal: below 2 %."

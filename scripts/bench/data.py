@@ -28,26 +28,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from batches import Numbers
 from trainer_cli.core.order import sample_seeds
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.random_state import kept_random_state, seed_random
 
 LENGTH, PLACE, BATCH, SEED, EPOCH = 20_000_000, 10_000_000, 64, 7, 3
-
-
-class Numbers:
-    """Each sample is its index."""
-
-    deterministic = True
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 class Noise:

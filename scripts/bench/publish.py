@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +32,8 @@ FOLDER = Path("docs/benchmarks")
 """Of the plots and the results, beside the pages."""
 RESULTS = FOLDER / "results.json"
 _HEADING, _NEXT = "## Benchmarks\n", "## Documentation\n"
+ROUNDS = {"load": 3, "ranks": 4, "scale": 2, "stores": 2}
+"""Rounds of the tables whose own number is for a longer look: all of them together are to take half an hour."""
 Results = dict[str, Any]
 """commit, size, machine, and by name of a table: tables, seconds, failed."""
 
@@ -98,7 +100,7 @@ def publish(names: Sequence[str], settings: Settings, measure: Measure, *, state
         began = time.perf_counter()
         print(f"{name} …", file=sys.stderr, flush=True)
         try:
-            tables = measure(name, settings)
+            tables = measure(name, replace(settings, rounds=settings.rounds or ROUNDS.get(name)))
         except TableFailed as error:
             results["failed"][name] = str(error)
             print(f"FAILED: {name}: {error}", file=sys.stderr, flush=True)

@@ -6,7 +6,7 @@ import gc
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 import disk
 import ours
+from savers import torch_checkpointing
 from settings import Settings
 from state import Tree, flat, gpt_state, size_bytes
 from table import Column, Row, Table
@@ -41,11 +42,18 @@ def savers(tree: Tree) -> dict[str, Save]:
         safetensors.torch.save_file(tensors, path)
         disk.sync(path)
 
+    meta = cache(partial(torch_checkpointing, "sync"))
+
+    def metas(path: Path) -> None:
+        meta()(tree, path)
+        disk.sync(path)
+
     found: dict[str, Save] = {
         DIRECT: partial(image.write, direct=True),
         BUFFERED: partial(image.write, direct=False),
         "torch.save + fsync": torch_save,
         "safetensors + fsync": safe_tensors,
+        "torch_checkpointing + fsync": metas,
         "DCP, sync": lambda path: dcp_save(tree, checkpoint_id=path, no_dist=True),
         "train, sync": partial(keeper.save, tree),
     }
@@ -86,7 +94,7 @@ def measure(settings: Settings) -> list[Table]:
     say(f"a state of {size / 1e9:.2f} GB")
     measures = durations(tree, settings.scratch)
     needed = [BUFFERED, "train, sync"]
-    samples, skipped = interleaved(measures, settings.rounds_or(3, 7), warm=settings.warm, needed=needed)
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 5), warm=settings.warm, needed=needed)
     base = DIRECT if DIRECT in samples else BUFFERED
     if DIRECT not in measures:
         skipped[DIRECT] = "the file system refuses direct writes"

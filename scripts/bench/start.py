@@ -17,7 +17,7 @@ def measure(settings: Settings) -> list[Table]:
     ours = settings.pick(smoke=["bare, fused", "train fit"], quick=OURS, whole=OURS)
     measures = contenders(ours + ([] if settings.small else PEERS), STEPS, 0)
     measures["import torch, and no more"] = import_of("import torch")
-    samples, skipped = interleaved(measures, settings.rounds_or(3, 7), warm=settings.warm, needed=ours)
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 3), warm=settings.warm, needed=ours)
     rows = [
         Row(name, {"first step": found["first step"], "processor": found["first step, processor"]})
         for name, found in samples.items()

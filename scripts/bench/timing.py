@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import warm_python
+
 HERE = Path(__file__).parent
 NOT_INSTALLED = "not-installed.json"
 """In an environment of peers: the name of each package that could not be installed, and why."""
@@ -91,15 +93,23 @@ def run(
     command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None, limit_s: float = 900.0
 ) -> str:
     """What a process prints; one that fails is skipped, for the last thing it said."""
-    try:
-        done = subprocess.run(
-            command, cwd=cwd, env={**environment(), **(env or {})}, capture_output=True, text=True, timeout=limit_s
-        )
-    except subprocess.TimeoutExpired:
-        raise Skipped(f"not done within {limit_s:g} s") from None
+    done = completed(command, env=env, cwd=cwd, limit_s=limit_s)
     if done.returncode != 0:
         raise Skipped(f"failed: {last_words(done.stderr)}")
     return done.stdout
+
+
+def completed(
+    command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None, limit_s: float = 900.0
+) -> subprocess.CompletedProcess[str]:
+    """A process that has ended, with what it printed."""
+    whole = {**environment(), **(env or {})}
+    if (forked := warm_python.run(command, whole, cwd)) is not None:
+        return forked
+    try:
+        return subprocess.run(command, cwd=cwd, env=whole, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        raise Skipped(f"not done within {limit_s:g} s") from None
 
 
 def environment() -> dict[str, str]:

@@ -25,17 +25,16 @@ from torch.utils.data import DataLoader
 
 import disk
 import ours
-from savers import BESIDE, SAVERS, TORCH, Handed, done
+from savers import SAVERS, TRAIN, TRAIN_SYNC, Handed, Saver, done
 from state import CONTEXT, VOCABULARY, Tree
 from timing import Skipped, seconds
 from trainer_cli.models.gpt import GPT
 
 Gate = Callable[[], None]
-EVERY = 5
-"""Steps to a save, where not each has one."""
 WARM = 12
-"""Steps before those that count: two saves where one is made after every fifth step. The first gets the memory for all,
-and the second is the first that is made with it."""
+"""Steps before those that count where saves are made after every few. Two saves are made in them, after the fifth and
+the tenth: the first gets the memory for all, and the second is the first that is made with it."""
+_WARM_SAVES = (5, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,10 @@ class Plan:
     folder: str
     size: str
     """`smoke`, `quick` or `whole`: of the model."""
-    saves: int
     steps: int
-    often: bool
-    """Saves after every step and every fifth of many, in place of single ones."""
-    batch: int = 1
-    """Sequences a step: more make it longer, and the state no larger."""
+    saves: int = 0
+    every: Sequence[int] = ()
+    """Steps from save to save, each measured over at least `steps`, in place of `saves` single ones."""
 
     def model(self) -> GPT:
         vocabulary, layers, width = {
@@ -66,7 +63,7 @@ class Training:
         torch.manual_seed(0)
         self.model = plan.model()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        tokens = torch.randint(self.model.tokens.num_embeddings, (plan.batch, CONTEXT + 1))
+        tokens = torch.randint(self.model.tokens.num_embeddings, (1, CONTEXT + 1))
         self.batch = tokens[:, :-1], tokens[:, 1:].contiguous()
         self.gate: Gate | None = None
         for _ in range(3):
@@ -125,48 +122,45 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 
 
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
-    """Seconds a step, until the last save is durable, with one after every fifth, after every step, and, before and
-    after these, without any. The first steps are not counted, nor their saves, which get ready what all others use.
-
-    `between`: a step of those with one after every fifth that comes when it has long been written.
-    """
+    """Milliseconds a step, until the last save is durable, by the steps from save to save; 0 for none at all, before
+    and after the others. The first steps are not counted, nor their saves, which get ready what all others use."""
     folder, training = Path(plan.folder), Training(plan)
-    runner = _by_hand if saver in (TORCH, BESIDE) else _by_trainer
+    by_trainer = saver in (TRAIN_SYNC, TRAIN)
+    save = None if by_trainer else SAVERS[saver]()
     took: dict[str, list[float]] = {}
-    for name, every in (("no saves", None), (f"every {EVERY}", EVERY), ("every step", 1), ("no saves", None)):
-        # What one save in several steps costs is little: it takes more of them to tell.
-        steps = WARM + plan.saves * plan.steps * (2 if every == EVERY else 1)
-        place = folder / name.replace(" ", "-")
+    for number, every in enumerate((0, *plan.every, 0)):
+        steps = WARM + max(plan.steps, 2 * every)
+        place = folder / str(number)
         place.mkdir()
-        times = runner(training, steps, every, place, saver)
-        took.setdefault(name, []).append((times[steps] - times[WARM]) / (steps - WARM))
-        if every == EVERY:
-            took["between"] = between(times)
+        times = (
+            _by_trainer(training, steps, every, place, saver) if save is None
+            else _by_hand(training, steps, every, place, save)
+        )  # fmt: skip
+        took.setdefault(str(every), []).append((times[steps] - times[WARM]) / (steps - WARM) * 1e3)
         disk.remove(place)
-    return {name: [mean(own)] for name, own in took.items()}
+    return {every: [mean(samples)] for every, samples in took.items()}
 
 
-def between(times: Sequence[float]) -> list[float]:
-    """Of the steps that count, with a save after every fifth, how long the third and the fourth after each took; from
-    when each step began, and when all was durable."""
-    return [times[step] - times[step - 1] for step in range(WARM + 1, len(times)) if step % EVERY in (3, 4)]
-
-
-def _by_hand(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> list[float]:
+def _by_hand(training: Training, steps: int, every: int, folder: Path, save: Saver) -> list[float]:
     """A plain loop that keeps the newest checkpoint. When each step began, and when all was durable."""
-    save, times, last = SAVERS[saver](), [], done()
+    times: list[float] = []
+    last, newest = done(), None
     for step in range(1, steps + 1):
         times.append(time.perf_counter())
         training.step()
-        if every is not None and step % every == 0:
-            last.result()
-            last = save(training.state(), folder / f"step{step}").written
-            disk.remove(folder / f"step{step - every}")
-    last.result()
+        if every and (step in _WARM_SAVES or step % every == 0):
+            last.result(timeout=300)
+            handed = save(training.state(), folder / f"step{step}")
+            training.gate, last = handed.staged, handed.written
+            if newest is not None:
+                disk.remove(newest)
+            newest = folder / f"step{step}"
+    training.gate = None
+    last.result(timeout=300)
     return [*times, time.perf_counter()]
 
 
-def _by_trainer(training: Training, steps: int, every: int | None, folder: Path, saver: str) -> list[float]:
+def _by_trainer(training: Training, steps: int, every: int, folder: Path, saver: str) -> list[float]:
     """The Trainer with its CheckpointerCallback, which keeps the newest ephemeral checkpoint. What the end of a run
     deletes once, however many steps it had, comes after that."""
     from trainer_cli import Callback, Logging, Trainer, TrainingLoop
@@ -181,8 +175,9 @@ def _by_trainer(training: Training, steps: int, every: int | None, folder: Path,
             times.append(time.perf_counter())
 
     callback = ours.checkpoint_callback(
-        folder, asynchronous=saver == "train, async", enabled=every is not None, save_interval=None,
-        ephemeral_save_interval=every, pre_train_checkpoint=False, save_final=False,
+        folder, asynchronous=saver == TRAIN, enabled=every > 0, save_interval=None,
+        ephemeral_save_interval=every or None, fixed_steps=_WARM_SAVES if every else (),
+        pre_train_checkpoint=False, save_final=False,
     )  # fmt: skip
     trainer = Trainer(
         model=training.model, optimizer=training.optimizer, checkpoint=callback, callbacks=[Stopwatch()],
@@ -223,7 +218,7 @@ def main(plan: Plan, savers: Sequence[str]) -> None:
             folder = Path(plan.folder, str(number))
             folder.mkdir()
             try:
-                answers[saver] = (frequent_saves if plan.often else single_saves)(
+                answers[saver] = (frequent_saves if plan.every else single_saves)(
                     replace(plan, folder=str(folder)), saver
                 )
             except Skipped as reason:

@@ -17,7 +17,6 @@ import torch
 import chart
 import gpu
 import timing
-import training
 from settings import Settings, Size
 from slower import compare
 from table import Column, Row, Table
@@ -216,18 +215,6 @@ def test_an_earlier_result_that_is_not_there_is_a_mistake(tmp_path: Path) -> Non
     )  # fmt: skip
     assert done.returncode == 2
     assert "there is no file absent.json" in done.stderr
-
-
-@pytest.mark.parametrize("steps", [training.WARM + 1, training.WARM + 10, training.WARM + 13])
-def test_steps_between_saves_are_those_that_come_when_the_last_one_is_written(steps: int) -> None:
-    """Steps of a second; the one that ends with a save takes three, and the two after it two."""
-    slow = {0: 3.0, 1: 2.0, 2: 2.0}
-    times = [0.0]
-    for step in range(1, steps + 1):
-        times.append(times[-1] + slow.get(step % training.EVERY, 1.0))
-    found = training.between(times)
-    assert set(found) == {1.0}
-    assert len(found) == sum(step % training.EVERY in (3, 4) for step in range(training.WARM + 1, steps + 1))
 
 
 def test_a_gpt_is_measured_by_hand_and_by_the_trainer_and_while_it_saves(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import data
+import warm_python
 from measuring import check
 from settings import Settings, Size
 from timing import HERE
@@ -24,6 +25,13 @@ TABLES: dict[str, str] = next(
 )
 NEEDS_CUDA = {"gpu"}
 """Measured on the CPU by test_bench.py."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm() -> Iterator[None]:
+    """Processes that measure are forks: no figure is looked at."""
+    with warm_python.start():
+        yield
 
 
 @pytest.fixture(autouse=True)
