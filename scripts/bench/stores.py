@@ -6,7 +6,6 @@ between a first upload, which connects, and its last: `python scripts/bench/stor
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import resource
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from settings import Settings
 from table import Column, Row, Table
-from timing import HERE, Measure, Skipped, asked, interleaved
+from timing import HERE, Measure, asked, interleaved, require
 
 PART_BYTES = 16 * 1024 * 1024
 AT_ONCE = 8
@@ -63,9 +62,8 @@ def measure(settings: Settings) -> list[Table]:
 
 
 def _measured(client: str, arguments: list[str], env: dict[str, str]) -> dict[str, float]:
-    for package in PACKAGES.get(client, ()):
-        if importlib.util.find_spec(package) is None:
-            raise Skipped(f"{package} is not installed")
+    for package in PACKAGES[client]:
+        require(package)
     found: dict[str, float] = asked([sys.executable, str(HERE / "stores.py"), client, *arguments], env=env, limit_s=300)
     return found
 

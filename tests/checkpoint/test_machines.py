@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -197,6 +198,19 @@ def test_a_machine_that_dies_leaves_no_checkpoint_and_the_next_attempt_clears_wh
     assert later.sweep() == ["step4"]
     assert not [key for key in machines.objects() if not key.startswith("step2/")]
     assert machines.save(4) == [None, None]
+
+
+def test_a_save_that_is_never_ended_makes_no_request_while_the_process_ends(machines: Machines) -> None:
+    storage = machines.storage(0)
+    storage.separate(0)
+    saving = storage.writing("step2")
+    saving.__enter__()
+    machines.clients[0].requests.clear()
+    del saving
+    gc.collect()
+    assert machines.clients[0].requests == []
+    assert machines.storage(0, attempt=2).sweep() == ["step2"]
+    assert machines.objects() == []
 
 
 def test_what_an_earlier_attempt_still_sends_changes_no_checkpoint(machines: Machines) -> None:

@@ -78,7 +78,7 @@ class RankFolder(StagedFolder):
 def claiming(folder: RankFolder, run_id: str) -> Iterator[RankFolder]:
     """Claim the name of a checkpoint for the ranks of a run; for rank 0 with its own folder.
 
-    On exit all that the ranks have sent is deleted, unless the manifest was.
+    On exit all that the ranks have sent is deleted, unless the manifest was sent.
 
     Raises:
         FileExistsError: another run is sending a checkpoint of that name.
@@ -89,15 +89,25 @@ def claiming(folder: RankFolder, run_id: str) -> Iterator[RankFolder]:
         raise name_taken("another run sends a checkpoint of that name", f"{client.url}/{name}")
     try:
         yield folder
-    finally:
-        try:
-            # The manifest may be there although the reply to its write was lost: then all files are there, too.
-            if folder.is_published or client.get(f"{name}/{MANIFEST_FILE}") is not None:
-                client.delete(f"{name}/{WRITING_FILE}")
-            else:
-                delete_objects(client, name, run_id)
-        except (OSError, UserError) as error:
-            logger.debug("%s/%s is cleared by a later attempt: %s", client.url, name, error)
+    except GeneratorExit:
+        # The save was never ended, as another rank was lost: a request could hang while the interpreter shuts down.
+        raise
+    except BaseException:
+        _unclaim(folder, run_id)
+        raise
+    _unclaim(folder, run_id)
+
+
+def _unclaim(folder: RankFolder, run_id: str) -> None:
+    client, name = folder.client, folder.name
+    try:
+        # The manifest may be there although the reply to its write was lost: then all files are there, too.
+        if folder.is_published or client.get(f"{name}/{MANIFEST_FILE}") is not None:
+            client.delete(f"{name}/{WRITING_FILE}")
+        else:
+            delete_objects(client, name, run_id)
+    except (OSError, UserError) as error:
+        logger.debug("%s/%s is cleared by a later attempt: %s", client.url, name, error)
 
 
 def is_left_by(run_id: str, client: ObjectClient, name: str, files: Collection[str]) -> bool:
