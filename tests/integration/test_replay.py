@@ -110,3 +110,57 @@ def test_two_processes_are_replayed_by_two(tmp_path: Path) -> None:
     kept, computed = tmp_path / "run/checkpoints/step8", tmp_path / "run/replayed/step8"
     for rank in (0, 1):
         assert tensors(computed / f"rank{rank}.safetensors") == tensors(kept / f"rank{rank}.safetensors")
+
+
+LINE = """
+import torch
+
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 1)
+
+    def forward(self, batch):
+        return (self.linear(batch[0]) ** 2).mean()
+
+
+class Data:
+    def __init__(self, path):
+        numbers = [float(line) for line in open(path)]
+        self.train = torch.utils.data.TensorDataset(torch.tensor(numbers).reshape(-1, 1))
+"""
+OF_LINE = (
+    "model=null", "model={_target_: line.Line}", "data=null",
+    "data={_target_: line.Data, path: numbers.txt, batch_size: 2}", "scheduler=null", "loop.max_duration=8",
+    "loop.log_interval=2", "loop.eval_interval=null", "checkpoint.save_interval=4", "run_dir=run",
+    "loggers.tensorboard=null",
+)  # fmt: skip
+
+
+def test_what_has_changed_since_the_run_is_one_message(tmp_path: Path) -> None:
+    project, other = tmp_path / "project", tmp_path / "other"
+    for folder, code in ((project, LINE), (other, LINE.replace("** 2", "** 4"))):
+        folder.mkdir()
+        (folder / "line.py").write_text(code)
+        (folder / "numbers.txt").write_text("".join(f"{number}\n" for number in range(8)))
+    assert train("fit", *OF_LINE, cwd=project).code == 0
+    # Another file that computes the same is named, and is no fault.
+    (project / "line.py").write_text(f"{LINE}\n# the same")
+    done = train("replay", "run", "8", "--quiet", cwd=project)
+    assert (done.code, done.out) == (0, "verified: equal at 2 of 2 records, and 1 kept checkpoint\n")
+    assert "the source is not what run/checkpoints/step4 was trained with: line.py (changed)" in done.err
+    (project / "line.py").write_text(LINE.replace("** 2", "** 4"))
+    done = train("replay", "run", "8", "--quiet", cwd=project)
+    assert done.code == 1
+    assert done.out.startswith("not equal: step 6: train/loss is ")
+    done = train("replay", "../project/run", "8", cwd=other)
+    assert done.code == 2
+    assert "line.Line of" in done.err
+    assert "is not the class that ../project/run/checkpoints/step4 was trained with" in done.err
+    (project / "line.py").write_text(LINE)
+    (project / "numbers.txt").unlink()
+    done = train("replay", "run", "8", cwd=project)
+    assert done.code == 2
+    assert "numbers.txt" in done.err
+    assert "Traceback" not in done.err

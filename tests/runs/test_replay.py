@@ -156,3 +156,33 @@ def test_no_training_begins_while_a_run_is_replayed(run: Path) -> None:
     first.release()
     second.release()
     RunDir(run).lock().release()
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three attempts: the first two end it, and it is made longer; the third has another rate."""
+    run = tmp_path_factory.mktemp("resumed") / "run"
+    base = [
+        "fit", "+experiment=digits_mlp", f"run_dir={run}", "loop.log_interval=3", "loop.eval_interval=20",
+        "loop.eval_steps=1", "scheduler.warmup=2", "checkpoint.save_interval=null", "logging.console=off",
+        "checkpoint.fixed_steps=[4,9,15]", "loggers.tensorboard=null",
+    ]  # fmt: skip
+    assert main([*base, "loop.max_duration=7"]) == 0
+    assert main([*base, "loop.max_duration=13"]) == 0
+    assert main([*base, "loop.max_duration=20", "optimizer.lr=0.01", "resume_allow=[optimizer.lr]"]) == 0
+    return run
+
+
+def test_a_replay_passes_attempts_as_they_were(resumed: Path) -> None:
+    """Their last checkpoints are gone."""
+    run = resumed
+    for step in (7, 13):
+        shutil.rmtree(run / f"checkpoints/step{step}")
+    plan = plan_replay(run, 18, first=2)
+    assert str(plan).startswith("replays 18 steps from step0")
+    replayed = replay(plan, compose_replay(plan))
+    assert replayed.states == {4: None, 9: None, 15: None}
+    assert (replayed.equal, replayed.records) == (True, 8)
+    # What lies between is there to begin with.
+    assert sorted(replayed.kept) == [7, 13]
+    assert plan_replay(run, 14, first=14).start == run / "replayed/step13"

@@ -120,7 +120,12 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
     observer = StepObserver(() if args.quiet else steps)
     try:
         replayed = replay(
-            plan, composed, keep=[plan.last] if args.keep else (), callbacks={"step_observer": observer}, group=group
+            plan,
+            composed,
+            keep=[plan.last] if args.keep else (),
+            callbacks={"step_observer": observer},
+            group=group,
+            config_dir=args.config_dir,
         )
     except Exception:
         # A step that fails is looked at for the sake of what it did before.

@@ -110,6 +110,7 @@ def replay(
     keep: Collection[int] = (),
     callbacks: Mapping[str, Callback] | None = None,
     group: ProcessGroup = ALONE,
+    config_dir: Path | None = None,
 ) -> Replayed:
     """Make the steps of a plan.
 
@@ -119,10 +120,37 @@ def replay(
         callbacks: further callbacks by name, which look at the steps. They are called after the run's own, and must
             change nothing.
         group: the processes that train together, all of which call this with rank 0's plan and config.
+        config_dir: as of `compose_replay`, for the config of an earlier attempt.
 
     Raises:
         TrainError: the steps cannot be made here.
     """
+    if plan.before is None:
+        return _replay_part(plan, composed, keep, callbacks or {}, group)
+    earlier_plan = plan.before
+    earlier_config = group.on_main(lambda: compose_replay(earlier_plan, composed.overrides, config_dir=config_dir))
+    kept = {*keep, earlier_plan.last}
+    earlier = replay(earlier_plan, earlier_config, keep=kept, callbacks=callbacks, group=group, config_dir=config_dir)
+    if earlier_plan.last not in earlier.kept:
+        return earlier
+    later = _replay_part(plan, composed, keep, callbacks or {}, group)
+    return replace(
+        later,
+        records=earlier.records + later.records,
+        differences=[*earlier.differences, *later.differences],
+        states={**earlier.states, **later.states},
+        kept={**earlier.kept, **later.kept},
+    )
+
+
+def _replay_part(
+    plan: ReplayPlan,
+    composed: Composed,
+    keep: Collection[int],
+    callbacks: Mapping[str, Callback],
+    group: ProcessGroup,
+) -> Replayed:
+    """Make the steps of one attempt."""
     import_torch()
     from trainer_cli.runs.build import Builder
     from trainer_cli.runs.replay_saver import ReplaySaver

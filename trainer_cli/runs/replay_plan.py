@@ -27,6 +27,8 @@ from trainer_cli.runs.select import checkpoints_of, replayed_entries, run_config
 
 log = logging.getLogger(__name__)
 
+_WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
+"""Sections of a config on which no number of a training depends."""
 _MOST_RATES = 50
 """Records whose times are used to estimate the duration of a step."""
 
@@ -52,14 +54,23 @@ class ReplayPlan:
     """The run's checkpoints of later steps up to the last one, by step: the replay is compared with them."""
     seconds: float | None
     """Estimate from the times of the run's records, without the start of the process; None if there are too few."""
+    before: ReplayPlan | None = None
+    """What writes the checkpoint to begin with: the end of an earlier attempt, which had another config or had finished
+    the run."""
+
+    @property
+    def origin(self) -> ReplayPlan:
+        """The plan that begins with what is on the disk."""
+        return self if self.before is None else self.before.origin
 
     @property
     def steps(self) -> int:
         """Number of steps to make."""
-        return self.last - self.start_step
+        return self.last - self.origin.start_step
 
     def __str__(self) -> str:
-        start = "the start of the run" if self.start is None else self.start.name
+        path = self.origin.start
+        start = "the start of the run" if path is None else path.name
         took = "" if self.seconds is None else f", about {max(1, round(self.seconds)):,} s"
         return f"replays {self.steps:,} step{'' if self.steps == 1 else 's'} from {start}{took}"
 
@@ -92,7 +103,8 @@ def plan_replay(
     directory = RunDir(run)
     if not directory.exists_as_run():
         raise UserError(f"{run} is no run's directory", cure="Name the folder that holds its config.yaml.")
-    entries = kept_entries(directory)
+    attempts = directory.attempts
+    entries = [entry for entry in kept_entries(directory) if _is_on_course(entry[0], attempts)]
     records = read_json_lines(directory.metrics_file)
     _check_step(directory, last, entries, records)
     latest_start = last if first is None else first - 1
@@ -100,26 +112,80 @@ def plan_replay(
     # A kept one before a replayed one of the same step; the sort is stable.
     candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
     start = next(_usable(candidates, latest_start, verify=verify), None)
-    attempts = directory.attempts
     if start is None and _first_step(attempts) != 0:
         raise CheckpointError(
             f"{run} has no valid checkpoint at or before step {latest_start}, and was not begun at step 0 there",
             cure=f"The earliest valid one is step {entries[0][0].step}." if entries else None,
         )
-    start_step = 0 if start is None else start[0].step
-    attempt = attempt_of(attempts, last)
-    return ReplayPlan(
-        run=run,
-        run_id=directory.run_id,
-        start=None if start is None else start[1],
-        start_step=start_step,
-        last=last,
-        attempt=attempt,
-        config=_config_of_attempt(directory, attempt, entries),
-        reference=start[1] if start is not None else entries[0][1] if entries else None,
-        kept={entry.step: path for entry, path in entries if start_step < entry.step <= last},
-        seconds=_estimate_s(records, start_step, last),
-    )
+    return _Planner(directory, entries, records).plan(start, last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Planner:
+    """Divides the way to a step where a later attempt changed what trains."""
+
+    run: RunDir
+    entries: Sequence[tuple[Entry, Path]]
+    records: Sequence[Mapping[str, Any]]
+
+    def plan(self, start: tuple[Entry, Path] | None, last: int) -> ReplayPlan:
+        """The plan from a checkpoint, or from the start of the run, to a step."""
+        start_step = 0 if start is None else start[0].step
+        path = None if start is None else start[1]
+        reference = path or (self.entries[0][1] if self.entries else None)
+        before = None
+        if (boundary := self._boundary(start_step, last)) is not None:
+            before = self.plan(start, boundary)
+            start_step, path = boundary, self.run.replayed_folder / f"step{boundary}"
+        attempt = attempt_of(self.run.attempts, last)
+        return ReplayPlan(
+            run=self.run.path,
+            run_id=self.run.run_id,
+            start=path,
+            start_step=start_step,
+            last=last,
+            attempt=attempt,
+            config=self._config_of(attempt),
+            reference=reference,
+            kept={entry.step: place for entry, place in self.entries if start_step < entry.step <= last},
+            seconds=_estimate_s(self.records, 0 if start is None else start[0].step, last),
+            before=before,
+        )
+
+    def _boundary(self, start_step: int, last: int) -> int | None:
+        """The last step between these two at which an attempt began with another config, or after the run's end."""
+        attempts = self.run.attempts
+        number = attempt_of(attempts, last)
+        current = next((attempt for attempt in attempts if attempt.get("attempt") == number), {})
+        began = int(current.get("start_step") or 0)
+        if began <= start_step or began >= last:
+            return None
+        earlier_number = attempt_of(attempts, began)
+        earlier = next((attempt for attempt in attempts if attempt.get("attempt") == earlier_number), {})
+        # At its end a run logs and evaluates what it otherwise would later.
+        if earlier.get("status") == RunStatus.finished or self._trains_otherwise(earlier_number, number):
+            return began
+        return self._boundary(start_step, began)
+
+    def _trains_otherwise(self, earlier: int, later: int) -> bool:
+        """Whether two attempts had different configs, beside what no number depends on."""
+        files = [self._config_of(number) for number in (earlier, later)]
+        if files[0] == files[1] or files[0].read_bytes() == files[1].read_bytes():
+            return False
+        # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
+        from trainer_cli.config.compose import diff, from_yaml
+
+        configs = [from_yaml(file, trusted=True, missing_ok=True).raw for file in files]
+        return any(change.path[0] not in _WITHOUT_EFFECT for change in diff(*configs))
+
+    def _config_of(self, attempt: int) -> Path:
+        """The file with the config of an attempt: that of the run if it is the last, else in a checkpoint of it."""
+        numbers = [entry.get("attempt") for entry in self.run.attempts]
+        if numbers and attempt != numbers[-1]:
+            for entry, path in self.entries:
+                if entry.manifest is not None and entry.manifest.attempt == attempt and (path / CONFIG_FILE).is_file():
+                    return path / CONFIG_FILE
+        return self.run.config_file
 
 
 def attempt_of(attempts: Sequence[Mapping[str, Any]], step: int) -> int:
@@ -198,18 +264,17 @@ def _check_step(
         raise UserError(f"{run.path} has made {reached} steps, so there is no step {step}")
 
 
+def _is_on_course(entry: Entry, attempts: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no later attempt has gone back to a step before this checkpoint."""
+    number = 0 if entry.manifest is None else entry.manifest.attempt
+    return not any(
+        int(attempt.get("attempt") or 0) > number and int(attempt.get("start_step") or 0) < entry.step
+        for attempt in attempts
+    )
+
+
 def _first_step(attempts: Sequence[Mapping[str, Any]]) -> int:
     return int(attempts[0].get("start_step") or 0) if attempts else 0
-
-
-def _config_of_attempt(run: RunDir, attempt: int, entries: Sequence[tuple[Entry, Path]]) -> Path:
-    """The file with the config of an attempt: in a checkpoint that it saved; of the last attempt, that of the run."""
-    numbers = [entry.get("attempt") for entry in run.attempts]
-    if numbers and attempt != numbers[-1]:
-        for entry, path in entries:
-            if entry.manifest is not None and entry.manifest.attempt == attempt and (path / CONFIG_FILE).is_file():
-                return path / CONFIG_FILE
-    return run.config_file
 
 
 def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> float | None:
