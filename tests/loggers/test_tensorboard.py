@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from trainer_cli.loggers import tensorboard_files
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 
@@ -274,6 +276,34 @@ def test_a_resume_reads_no_event_before_the_checkpoints_step(keep: int, tmp_path
     assert [step for step, _ in points(tmp_path)] == list(range(1, keep + 2))
     assert configs(tmp_path) == [(0, "    lr: 1\n")]
     assert len(sessions(tmp_path)) == 1
+
+
+def test_other_hyperparameters_replace_those_of_a_long_file_of_which_hardly_an_event_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state: dict[str, object] = {}
+    read: list[int] = []
+    read_records = tensorboard_files._read_records
+
+    def count(path: Path, start: int) -> Iterator[tuple[int, int, bytes]]:
+        for entry in read_records(path, start):
+            read.append(entry[0])
+            yield entry
+
+    monkeypatch.setattr(tensorboard_files, "_read_records", count)
+    for attempt_number, rate in enumerate((1.0, 2.0, 2.0, 3.0)):
+        logger, begin = TensorBoardLogger(), 500 * attempt_number
+        logger.load_state_dict(state)
+        logger.rewind(tmp_path, begin or -1)
+        logger.start(RunFacts(run_dir=tmp_path, start_step=begin, config=f"lr: {rate}\n", hparams={"lr": rate}))
+        for step in range(begin + 1, begin + 501):
+            logger.log(Record(step, 0.0, 0.0, {"train/loss": float(step)}))
+        state = json.loads(json.dumps(logger.state_dict()))
+        logger.close()
+        assert [hparams for _, hparams in sessions(tmp_path)] == [{"lr": rate}]
+    assert [step for step, _ in points(tmp_path)] == list(range(1, 2001))
+    assert configs(tmp_path) == [(0, "    lr: 1.0\n"), (500, "    lr: 2.0\n"), (1500, "    lr: 3.0\n")]
+    assert len(read) < 60
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -163,14 +163,15 @@ class TensorBoardLogger(Logger):
             else:
                 kept = tb.Kept.of(first_step, facts.start_step)
                 marks = tb.FolderMarks.parse(self._marked, renamed)
-                if not marks.fit(folder, kept, described):
+                if not marks.fit(folder, kept):
                     marks = tb.FolderMarks({}, {})
+                other_hparams = marks.has_other_hparams(described)
                 for path in earlier:
                     if path.name == max(marks.files, default=None):
                         # As of the beginning of this file, whatever the ends of earlier ones say.
                         is_current = {tag: marks.described.get(tag) == digest for tag, digest in described.items()}
                     ends[path.name] = LogEnd(marks.files.get(path.name, Mark()))
-                    is_current |= tb.cut_back(path, kept, description, ends[path.name])
+                    is_current |= tb.cut_back(path, kept, description, ends[path.name], other_hparams=other_hparams)
                 purge_step = kept.others_before
             try:
                 writer = SummaryWriter(str(folder), purge_step=purge_step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from trainer_cli.loggers.base import RunFacts
 from trainer_cli.loggers.marks import LogEnd, Mark
 
 CONFIG_TAG = "config"
+_DESCRIPTION = (CONFIG_TAG, SESSION_START_INFO_TAG)
 _HEADER_BYTES = 12
 """The length of a record in 8 bytes, and a checksum of these. Another checksum follows the record."""
 _CRC_BYTES = 4
@@ -50,14 +52,17 @@ class FolderMarks(NamedTuple):
             return cls({name: mark for name, mark in marks.items() if mark is not None}, described)
         return cls({}, {})
 
-    def fit(self, folder: Path, kept: Kept, described: Mapping[str, str]) -> bool:
-        """Whether all marked files are as they were marked, and none of their events need be dropped."""
-        # Other hyperparameters replace those of earlier attempts, wherever these are.
+    def has_other_hparams(self, described: Mapping[str, str]) -> bool:
+        """Whether the hyperparameters in these files are to be replaced by others."""
         tag = SESSION_START_INFO_TAG
-        if not self.files or (tag in described and described[tag] != self.described.get(tag)):
-            return False
+        return tag in described and described[tag] != self.described.get(tag)
+
+    def fit(self, folder: Path, kept: Kept) -> bool:
+        """Whether all marked files are as they were marked, and none of their records need be dropped."""
         try:
-            return all(mark.fits(folder / name, kept.scalars_before - 1) for name, mark in self.files.items())
+            return bool(self.files) and all(
+                mark.fits(folder / name, kept.scalars_before - 1) for name, mark in self.files.items()
+            )
         except OSError:
             return False
 
@@ -113,13 +118,16 @@ def described(facts: RunFacts) -> dict[str, Summary]:
     return events
 
 
-def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary], end: LogEnd) -> dict[str, bool]:
+def cut_back(
+    path: Path, kept: Kept, description: Mapping[str, Summary], end: LogEnd, *, other_hparams: bool = False
+) -> dict[str, bool]:
     """Drop later events and a truncated last one from a file. Hyperparameters that differ are dropped too.
 
     TensorBoard shows the first hyperparameters that it reads, but a text for each step, so a config stays.
 
     Args:
-        end: the beginning of the file that stays and is not read; each event that stays after it is added.
+        end: the beginning of the file, whose records stay and are not read; each event that stays after it is added.
+        other_hparams: that beginning may have hyperparameters that differ. These are before its first record.
 
     Returns:
         Tags of the description that stay -> whether their last content is the one described.
@@ -142,8 +150,22 @@ def cut_back(path: Path, kept: Kept, description: Mapping[str, Summary], end: Lo
         return True
 
     def spans() -> Iterator[tuple[int, int]]:
-        yield 0, end.end.size_bytes
-        for start, stop, record in _read_records(path, end.end.size_bytes):
+        mark, at, dropped_bytes = end.end, 0, 0
+        if other_hparams and mark.size_bytes:
+            for start, stop, record in _read_records(path, 0):
+                event = Event.FromString(record)
+                if stop > mark.size_bytes or any(value.tag not in _DESCRIPTION for value in event.summary.value):
+                    break
+                if is_kept(event):
+                    yield start, stop
+                else:
+                    dropped_bytes += stop - start
+                at = stop
+        if dropped_bytes:
+            # The digest is of bytes that have moved: it is made again.
+            end.end = end.before_newest = replace(mark, size_bytes=mark.size_bytes - dropped_bytes, digest="")
+        yield at, mark.size_bytes
+        for start, stop, record in _read_records(path, mark.size_bytes):
             event = Event.FromString(record)
             if is_kept(event):
                 end.add(stop - start, _FILE_STEP if event.HasField("file_version") else event.step, {})
