@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
@@ -72,6 +73,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# The garbage of the collection of tests is little, and looking for it takes seconds. From then on the tests themselves,
+# torch and all else that is loaded stay out of each later search.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files out whose every test `scripts/test fast` would leave out: to import them takes as long as to test."""
+    if config.option.markexpr == "not slow" and any(place in str(collection_path) for place in _LONG + _PROCESSES):
+        return True
+    return None
+
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")

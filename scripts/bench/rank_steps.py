@@ -1,4 +1,4 @@
-"""One rank of the table `ranks`: a loop by hand and the trainer in turn. Rank 0 prints what it measured as JSON."""
+"""One rank of the table `ranks`: loops by hand and the trainer in turn. Rank 0 prints what it measured as JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,51 +21,84 @@ from trainer_cli.parallel.process_group import ProcessGroup, from_environment
 from trainer_cli.parallel.strategy import DDP
 from views import Batch, Views
 
-INPUTS, WIDTH, CLASSES, BATCH = 256, 448, 10, 64
+SMALL = [256, 448, 448, 10]
+"""Widths: 1.3 MB of gradients, which torch's DistributedDataParallel averages in one bucket."""
+LARGE = [1024] * 27 + [10]
+"""109 MB of gradients, in five buckets."""
+SMALL_BATCH, LARGE_BATCH = 64, 16
 WARM = 20
+"""Steps that are not measured: the first allocate memory, and torch makes its buckets after the first."""
+LARGE_WARM = 2
+HAND, TRAINER = "by hand", "trainer"
+HAND_TOKENS, TRAINER_TOKENS = "by hand, token weights", "trainer, token weights"
+HAND_LARGE, TRAINER_LARGE = "by hand, 109 MB", "trainer, 109 MB"
+CONTENDERS = (HAND, TRAINER, HAND_TOKENS, TRAINER_TOKENS, HAND_LARGE, TRAINER_LARGE)
 
 
 class Net(nn.Module):
     """A perceptron that notes when it is called."""
 
-    def __init__(self) -> None:
+    def __init__(self, widths: list[int]) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
-        )
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        self.layers = nn.Sequential(*layers[:-1])
         self.wall: list[float] = []
         self.processor: list[float] = []
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch) -> Any:
         self.wall.append(time.perf_counter())
         self.processor.append(time.process_time())
         return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
 
 
+class TokenNet(Net):
+    """The mean over the labels that are not 0, of which there are more or less in a batch."""
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        self.wall.append(time.perf_counter())
+        self.processor.append(time.process_time())
+        loss = nn.functional.cross_entropy(self.layers(batch[0]), batch[1], ignore_index=0)
+        return {"loss": loss, "weight": (batch[1] != 0).sum()}
+
+
 class Samples(Views):
     """As many samples as the ranks need."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, widths: list[int]) -> None:
         super().__init__(count)
         generator = torch.Generator().manual_seed(0)
-        self.x = torch.randn(count, INPUTS, generator=generator)
-        self.y = torch.randint(CLASSES, (count,), generator=generator)
+        self.x = torch.randn(count, widths[0], generator=generator)
+        self.y = torch.randint(widths[-1], (count,), generator=generator)
 
     def batch(self, part: slice) -> Batch:
         return self.x[part], self.y[part]
 
 
-def by_hand(net: Net, loader: Loader, group: ProcessGroup, *, sums: bool = False) -> None:
-    """Train. With `sums`, six numbers are summed over the ranks in each step, behind the backward."""
+def by_hand(net: Net, loader: Loader) -> None:
+    """Train where all batches weigh the same."""
     model = DistributedDataParallel(net, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
-    numbers = torch.zeros(6, dtype=torch.float64)
     for batch in loader.iterate(0):
-        loss = model(batch)
-        work = group.start_sum(numbers) if sums else None
-        loss.backward()
-        if work is not None:
-            work.wait()
+        model(batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def by_hand_with_tokens(net: Net, loader: Loader) -> None:
+    """Train on the mean over the tokens of all ranks, which are summed behind the backward."""
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True)
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    ranks = torch.distributed.get_world_size()
+    for batch in loader.iterate(0):
+        outputs = model(batch)
+        total = outputs["weight"].double()
+        work = torch.distributed.all_reduce(total, async_op=True)
+        (outputs["loss"] * outputs["weight"]).backward()
+        work.wait()
+        for parameter in net.parameters():
+            parameter.grad *= ranks / total
         optimizer.step()
         optimizer.zero_grad()
 
@@ -78,32 +112,52 @@ def by_trainer(net: Net, loader: Loader, group: ProcessGroup) -> None:
     ).fit(loader)
 
 
-def main(steps: int, rounds: int) -> None:
-    group = from_environment(os.environ)
-    data = Samples(group.world_size * (steps + WARM) * BATCH)
-    loader = Loader(data, BATCH, shuffle=False, seed=0, rank=group.rank, world_size=group.world_size)
-    found: dict[str, dict[str, list[float]]] = {}
-    ways: dict[str, Any] = {
-        "by hand": by_hand,
-        "by hand, with sums": partial(by_hand, sums=True),
-        "trainer": by_trainer,
+def figures(net: Net, warm: int) -> dict[str, float]:
+    """Milliseconds of a step: the median, the mean, and the processor time of this rank."""
+    lengths = [after - before for before, after in zip(net.wall[warm:], net.wall[warm + 1 :], strict=False)]
+    return {
+        "step": statistics.median(lengths) * 1e3,
+        "mean": statistics.mean(lengths) * 1e3,
+        "processor": (net.processor[-1] - net.processor[warm]) / len(lengths) * 1e3,
     }
+
+
+def main(steps: int, large_steps: int, large_layers: int, rounds: int) -> None:
+    group = from_environment(os.environ)
+    large = LARGE[-large_layers:]
+
+    def loader_of(widths: list[int], batch_size: int, count: int) -> Loader:
+        data = Samples(group.world_size * count * batch_size, widths)
+        return Loader(data, batch_size, shuffle=False, seed=0, rank=group.rank, world_size=group.world_size)
+
+    small_loader = loader_of(SMALL, SMALL_BATCH, steps + WARM)
+    large_loader = loader_of(large, LARGE_BATCH, large_steps + LARGE_WARM)
+    trainer = partial(by_trainer, group=group)
+    trainings: dict[str, tuple[Any, Any, Loader, int]] = {
+        HAND: (by_hand, partial(Net, SMALL), small_loader, WARM),
+        TRAINER: (trainer, partial(Net, SMALL), small_loader, WARM),
+        HAND_TOKENS: (by_hand_with_tokens, partial(TokenNet, SMALL), small_loader, WARM),
+        TRAINER_TOKENS: (trainer, partial(TokenNet, SMALL), small_loader, WARM),
+        HAND_LARGE: (by_hand, partial(Net, large), large_loader, LARGE_WARM),
+        TRAINER_LARGE: (trainer, partial(Net, large), large_loader, LARGE_WARM),
+    }
+    samples: dict[str, dict[str, list[float]]] = {}
     for turn in range(rounds + 1):
-        for name, train in ways.items():
+        for name in CONTENDERS:
+            train, make_net, loader, warm = trainings[name]
             torch.manual_seed(0)
-            net = Net()
-            train(net, loader, group)
+            net = make_net()
+            train(net, loader)
             group.barrier()
             if turn == 0:
                 continue  # Imports, and memory that is used for the first time.
-            samples = found.setdefault(name, {"step": [], "processor": []})
-            lengths = [after - before for before, after in zip(net.wall[WARM:], net.wall[WARM + 1 :], strict=False)]
-            samples["step"].append(statistics.median(lengths) * 1e3)
-            samples["processor"].append((net.processor[-1] - net.processor[WARM]) / (len(net.wall) - 1 - WARM) * 1e3)
+            columns = samples.setdefault(name, {})
+            for column, value in figures(net, warm).items():
+                columns.setdefault(column, []).append(value)
     group.close()
     if group.is_main:
-        print(json.dumps(found))
+        print(json.dumps(samples))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:5]))

@@ -42,15 +42,16 @@ def url(endpoint: str) -> str:
 
 
 class Client(ObjectClient):
-    """Records what it writes, and makes no request of a process that was killed."""
+    """Records its requests and those that write."""
 
     def __init__(self, url: str, writes: list[str], rank: int, **settings: Any) -> None:
         super().__init__(url, wait=lambda seconds: None, **settings)
-        self.writes, self.rank = writes, rank
+        self.writes, self.requests, self.rank = writes, list[str](), rank
         self.before: Callable[[str], object] = lambda request: None
 
     def _repeat(self, description: str, request: Callable[[], Any]) -> Any:
         self.before(description)
+        self.requests.append(description)
         result = super()._repeat(description, request)
         if description.startswith(("put", "delete")):
             self.writes.append(f"rank {self.rank} {description}")
@@ -130,6 +131,17 @@ def test_each_rank_sends_its_own_files_and_rank_0_the_manifest_after_all(machine
     assert sorted(machines.writes[1:-2]) == sorted(f"rank {1 if 'rank1' in key else 0} put {key}" for key in sent)
     left = [path for cache in machines.caches for path in cache.iterdir()]
     assert left == [], "a machine keeps no part of a checkpoint that it has sent"
+
+
+def test_the_training_waits_for_few_requests_of_a_save(machines: Machines) -> None:
+    machines.save(2)
+    machines.clients[0].requests.clear()
+    machines.save(4)
+    requests = machines.clients[0].requests
+    assert requests[: requests.index("put step4/.writing")] == [
+        "list", "get step2/manifest.json", "get step4/manifest.json", "get step4/manifest.json"
+    ]  # fmt: skip
+    assert requests[-2:] == ["put step4/manifest.json", "delete step4/.writing"]
 
 
 def test_each_machine_downloads_what_all_have_sent(machines: Machines, tmp_path: Path) -> None:

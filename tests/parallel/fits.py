@@ -287,7 +287,7 @@ def _damage(path: Path) -> None:
 
 def main(jobs: list[list[str]]) -> None:
     torch.set_num_threads(1)
-    group = from_environment(os.environ, timeout_s=60)
+    group = from_environment(os.environ, timeout_s=300)
     ends = []
     for overrides in jobs:
         try:

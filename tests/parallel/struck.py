@@ -19,7 +19,7 @@ from compare import final_state, metrics
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 JOB = [
-    "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024]", "data.batch_size=16",
+    "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024,8]", "data.batch_size=16",
     "loop.max_duration=40", "loop.log_interval=1", "loggers.tensorboard=null", "loop.eval_interval=20",
     "checkpoint.save_interval=10", "checkpoint.ephemeral_save_interval=null", "run_dir=run",
     "+callbacks.ask._target_=fits.Striking",

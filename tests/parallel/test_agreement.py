@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from ranks import HERE
+from trainer_cli.core.stopping import Stop
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import same
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.trainer.metrics import WeightedMeans
+from trainer_cli.trainer.requests import Requests
 
 sys.path.insert(0, str(HERE.parent / "checkpoint"))
-from thread_ranks import on_ranks
+from thread_ranks import ThreadGroup, on_ranks
 
 
 class Others(ProcessGroup):
@@ -30,6 +32,24 @@ class Others(ProcessGroup):
     def start_sum(self, tensor: torch.Tensor) -> Any:
         tensor += self.numbers
         return None
+
+
+class Adding(ThreadGroup):
+    """Counts how often objects are gathered, which takes longer than to add numbers."""
+
+    def __init__(self, group: ThreadGroup) -> None:
+        super().__init__(group.rank, group.world_size, group._shared)
+        self.gathered = 0
+
+    def gather(self, value: Any) -> list[Any]:
+        self.gathered += 1
+        return super().gather(value)
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Not on top of each other: all ranks read the tensor of each.
+        total = sum(super().gather(tensor.clone()))
+        assert isinstance(total, torch.Tensor)
+        return tensor.copy_(total)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +93,54 @@ def test_an_interruption_lasts_until_it_is_handled() -> None:
     agreement.start()
     agreement.finish()
     assert agreement.interrupt
+
+
+def test_a_stop_is_gathered_where_a_rank_has_one_and_that_of_the_lowest_rank_is_all_ranks() -> None:
+    def share(threads: ThreadGroup) -> list[Any]:
+        group = Adding(threads)
+        requests = Requests(group, Agreement(group), None, may_hold=False)
+        shared: list[Any] = [requests.share(7.25 + group.rank), requests.stop_request, group.gathered]
+        if group.rank == 2:
+            requests.evaluate()
+        if group.rank > 0:
+            requests.stop(Stop(f"of rank {group.rank}", finished=False))
+        shared += [requests.share(9.5 - group.rank), requests.stop_request, requests.evaluation_requested]
+        return [*shared, requests.roll_back_requested, group.gathered]
+
+    expected = [7.25, None, 0, 9.5, Stop("of rank 1", finished=False), True, False, 1]
+    assert on_ranks(3, share) == [expected] * 3
+
+
+def test_names_of_metrics_are_gathered_only_when_a_rank_has_counted_others() -> None:
+    logs: list[list[dict[str, float]]] = [
+        [{"a": 1.0}, {"a": 3.0}],
+        [{"a": 2.0}, {"a": 2.0}],
+        [{"a": 2.0}, {"a": 4.0, "b": 5.0}],
+        [{"a": 0.0}, {"a": 1.0, "b": 6.0}],
+        [{"a": 0.0}, {"a": 1.0}],
+        [{"b": 1.0}, {"b": float("nan")}],
+    ]
+
+    def log(threads: ThreadGroup) -> list[Any]:
+        group, meter, means = Adding(threads), WeightedMeans(torch.device("cpu")), []
+        for outputs in logs:
+            gathered = group.gathered
+            meter.add(torch.tensor(0.5), outputs[group.rank], 4 * (1 + 2 * group.rank))
+            means.append((meter.means(group), group.gathered - gathered))
+            meter.reset()
+        return means
+
+    first, second = on_ranks(2, log)
+    expected = [
+        ({"loss": 0.5, "a": 2.5}, 1),
+        ({"loss": 0.5, "a": 2.0}, 0),
+        ({"loss": 0.5, "a": 3.5, "b": 5.0}, 1),
+        ({"loss": 0.5, "a": 0.75, "b": 6.0}, 0),
+        ({"loss": 0.5, "a": 0.75}, 1),
+        ({"loss": 0.5, "b": pytest.approx(float("nan"), nan_ok=True)}, 1),
+    ]
+    assert first == expected
+    assert second == expected
 
 
 @pytest.mark.parametrize("theirs", [None, b"of an earlier start"])

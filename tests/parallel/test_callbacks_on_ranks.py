@@ -128,7 +128,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
             [*GPT, "run_dir=one/gpt"],
         ]
         assert [main(["fit", "data.batch_size=16", *job]) for job in alone] == [0] * len(alone)
-        yield fit_on_ranks(2, ranks_jobs(), timeout_s=240)
+        yield fit_on_ranks(2, ranks_jobs())
 
 
 @pytest.fixture

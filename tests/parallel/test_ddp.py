@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,15 +61,19 @@ def _events_of_steps(
     return steps
 
 
+def _use_torch(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    if version == OLDER:
+        parameters = inspect.signature(DistributedDataParallel.__init__).parameters.values()
+        older = inspect.Signature([one for one in parameters if one.name != "bucket_cap_mb_list"])
+        monkeypatch.setattr(DistributedDataParallel.__init__, "__signature__", older, raising=False)
+
+
 @pytest.mark.parametrize("find_unused", [False, True])
 @pytest.mark.parametrize("version", [NEWER, OLDER])
 def test_all_reduces_of_five_buckets_start_during_the_backward_of_every_step(
     monkeypatch: pytest.MonkeyPatch, version: str, find_unused: bool
 ) -> None:
-    if version == OLDER:
-        parameters = inspect.signature(DistributedDataParallel.__init__).parameters.values()
-        older = inspect.Signature([one for one in parameters if one.name != "bucket_cap_mb_list"])
-        monkeypatch.setattr(DistributedDataParallel.__init__, "__signature__", older, raising=False)
+    _use_torch(monkeypatch, version)
     assign = dist._compute_bucket_assignment_by_size
     # 100.8 MB.
     model = nn.Sequential(*[nn.Linear(1024, 1024, device="meta") for _ in range(24)]).to_empty(device="cpu")
@@ -83,7 +88,30 @@ def test_all_reduces_of_five_buckets_start_during_the_backward_of_every_step(
 
 
 def test_the_model_by_which_two_ranks_show_exact_resumes_has_two_buckets() -> None:
-    model = CNN(channels=[8, 32, 1024])
+    model = CNN(channels=[8, 32, 1024, 8])
     batch = torch.ones(2, 1, 8, 8), torch.zeros(2, dtype=torch.long)
     first, _ = _events_of_steps(model, model.features[0], lambda trained: trained(batch)["loss"])
-    assert first == [0.0, FIRST_LAYER, 1.2]
+    assert first == [0.3, FIRST_LAYER, 1.2]
+
+
+@pytest.mark.parametrize(
+    ("widths", "buckets"),
+    [
+        ([64, 64], [0.0]),
+        # 1.3 MB, of which the last layer alone would be a bucket of 18 kB.
+        ([256, 448, 448, 10], [1.3]),
+        ([256, 448, 448, 200], [0.4, 1.3]),
+        ([2560, 2560, 2560, 10], [26.3, 26.2]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("version", [NEWER, OLDER])
+def test_a_small_last_bucket_joins_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, version: str, widths: list[int], buckets: list[float]
+) -> None:
+    _use_torch(monkeypatch, version)
+    layers = [nn.Linear(inputs, outputs, device="meta") for inputs, outputs in itertools.pairwise(widths)]
+    model = nn.Sequential(*layers).to_empty(device="cpu")
+    first, second = _events_of_steps(model, model[0], lambda trained: trained(torch.ones(1, widths[0])).sum())
+    assert [event for event in first if event != FIRST_LAYER] == buckets
+    assert second == first

@@ -80,7 +80,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
             [*HYBRID, *ARCHIVES, "run_dir=archives", "loop.hard_stop=4"],
             [*HYBRID, *ARCHIVES, "run_dir=archives"],
         ]
-        yield fit_on_ranks(2, jobs, timeout_s=115.0)
+        yield fit_on_ranks(2, jobs)
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ DIVIDED = {
     "gpt": [*GPT, *TENSOR, f"data.batch_size={4 // DATA}", "data.global_batch_size=8"],
 }
 NOISY = [
-    "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024]", "data.batch_size=16", "loop.max_duration=40",
+    "experiment=digits", "parallel=ddp", "model.channels=[8,32,1024,8]", "data.batch_size=16", "loop.max_duration=40",
     *SHORT,
 ]  # fmt: skip
 """Its gradients are in two buckets."""
@@ -135,7 +135,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 40)
         alone = [main(["fit", *job, f"run_dir=one/{name}"]) for name, job in ONE.items()]
         assert alone == [0] * len(ONE)
-        yield fit_on_ranks(RANKS, jobs, timeout_s=60.0 * RANKS)
+        yield fit_on_ranks(RANKS, jobs)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from trainer_cli.config.compose import compose
 from trainer_cli.testing.attempts import Forked, Fresh, Run, freeze
 from trainer_cli.testing.trace import Plan
 
+PICKY = "class Picky(Line):\n    def __init__(self):\n        raise ValueError('not so')\n"
 ENDLESS = """
 class Endless(Line):
     def forward(self, batch):
@@ -44,33 +46,28 @@ def is_alive(pid: int) -> bool:
 
 
 @KINDS
-def test_a_process_reports_how_it_ended_and_what_it_said(
+def test_a_process_reports_how_it_ended_and_closing_kills_what_still_runs(
     kind: Callable[[Path], Run], project: Callable[[str], Path]
 ) -> None:
-    folder = project("class Picky(Line):\n    def __init__(self):\n        raise ValueError('not so')\n")
+    folder = project(PICKY + ENDLESS)
     run = kind(folder)
+    codes: list[int] = []
     try:
         assert run(plan_of(folder, "model._target_=parts.Picky"), folder / "mistake") == 2
         assert "not so" in (folder / "mistake").read_text()
         assert run(plan_of(folder), folder / "output") == 0
         assert "finished at step 6" in (folder / "output").read_text()
+        shutil.rmtree(folder / "run")
+        plan = plan_of(folder, "model._target_=parts.Endless")
+        thread = threading.Thread(target=lambda: codes.append(run(plan, folder / "endless")))
+        thread.start()
+        until = time.monotonic() + 500
+        while not (folder / "pid").exists():
+            assert thread.is_alive(), (folder / "endless").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.01)
     finally:
         run.close()
-
-
-@KINDS
-def test_closing_kills_what_still_runs(kind: Callable[[Path], Run], project: Callable[[str], Path]) -> None:
-    folder = project(ENDLESS)
-    run = kind(folder)
-    codes: list[int] = []
-    plan = plan_of(folder, "model._target_=parts.Endless")
-    thread = threading.Thread(target=lambda: codes.append(run(plan, folder / "output")))
-    thread.start()
-    until = time.monotonic() + 500
-    while not (folder / "pid").exists():
-        assert time.monotonic() < until, (folder / "output").read_text()
-        time.sleep(0.01)
-    run.close()
     thread.join(500)
     assert codes == [-9]
     while is_alive(int((folder / "pid").read_text())):

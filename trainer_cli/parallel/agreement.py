@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,8 +37,8 @@ class Agreement:
         # In 64 bits sums of samples are exact. Numpy's view of the same memory is faster to read and write.
         self._values = torch.zeros(_COUNT, dtype=torch.float64)
         self._numbers = self._values.numpy()
-        self._work: torch.distributed.Work | None = None
-        self._device_weight: tuple[Tensor, torch.distributed.Work | None] | None = None
+        self._work: Any = None
+        self._device_weight: tuple[Tensor, Any] | None = None
         self._started = False
 
     def request(self) -> None:

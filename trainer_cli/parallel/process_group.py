@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup as TorchGroup
     from torch.distributed import Work
 
+    from trainer_cli.parallel.direct import DirectSum, DirectSums
+
 T = TypeVar("T")
 
 _FAILURES = "trainer_cli/failures"
@@ -90,6 +92,10 @@ class ProcessGroup:
         """Rank 0's value, on every rank; those of the other ranks are ignored."""
         return value
 
+    def broadcast_number(self, number: float) -> float:
+        """Rank 0's number, on every rank, exact as a float of 64 bits. Faster than `broadcast`."""
+        return self.broadcast(number)
+
     def gather(self, value: T) -> list[T]:
         """Every rank's value, on every rank, by rank."""
         return [value]
@@ -101,7 +107,7 @@ class ProcessGroup:
         """The sum of the ranks' tensors of one shape, written into this CPU tensor, which is returned."""
         return tensor
 
-    def start_sum(self, tensor: Tensor) -> Work | None:
+    def start_sum(self, tensor: Tensor) -> Work | DirectSum | None:
         """Start `sum` of a tensor on the CPU or the rank's GPU. Returns what to wait for; None: the sum is complete."""
         return None
 
@@ -224,6 +230,15 @@ class _DistributedGroup(ProcessGroup):
         self._objects = dist.new_group(backend="gloo", timeout=timeout)
         # Not the node's number alone: it is 0 on all machines where other code has initialised the group.
         self.machines = len(set(self.gather((socket.gethostname(), self.node_rank))))
+        self._direct: DirectSums | None = None
+
+    def connect_directly(self) -> None:
+        """Connect ranks of one machine for sums of a few numbers, if they can reach one another. Until `close`.
+        Collective."""
+        # Imported here: one process alone needs no numpy.
+        from trainer_cli.parallel.direct import connect
+
+        self._direct = connect(self, self._timeout.total_seconds())
 
     def divide_layers(self, tensor_size: int) -> None:
         before = self.tensor_size
@@ -239,6 +254,11 @@ class _DistributedGroup(ProcessGroup):
         self._dist.broadcast_object_list(values, src=0, group=self._objects)
         return values[0]  # type: ignore[return-value]
 
+    def broadcast_number(self, number: float) -> float:
+        import torch
+
+        return self.sum(torch.tensor(float(number) if self.is_main else 0.0, dtype=torch.float64)).item()
+
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.world_size
         self._dist.all_gather_object(values, value, group=self._objects)
@@ -248,10 +268,12 @@ class _DistributedGroup(ProcessGroup):
         self._dist.barrier(group=self._objects)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        self._dist.all_reduce(tensor, group=self._objects)
+        self.start_sum(tensor).wait()
         return tensor
 
-    def start_sum(self, tensor: Tensor) -> Work | None:
+    def start_sum(self, tensor: Tensor) -> Work | DirectSum:
+        if self._direct is not None and (started := self._direct.start(tensor)) is not None:
+            return started
         # Once a step: `dist.all_reduce` around this call takes longer than the call itself.
         group: Any = self._dist.group.WORLD if tensor.is_cuda else self._objects
         work: Work = group.allreduce([tensor])
@@ -289,6 +311,8 @@ class _DistributedGroup(ProcessGroup):
     def set_timeout(self, seconds: float) -> None:
         self._timeout = timedelta(seconds=seconds)
         self.set_timeout_of((self._objects, self._dist.group.WORLD))
+        if self._direct is not None:
+            self._direct.set_timeout(seconds)
 
     def set_timeout_of(self, groups: Iterable[Any]) -> None:
         from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -316,6 +340,8 @@ class _DistributedGroup(ProcessGroup):
         return LostRankError(f"{ranks} do not answer, or wait for one of them; the others waited {activity}")
 
     def close(self) -> None:
+        if self._direct is not None:
+            self._direct.close()
         if self._dist.is_initialized():
             self._dist.destroy_process_group()
 
@@ -353,4 +379,6 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
         timeout=timeout,
     )
     holder = "torchrun's agent" if has_agent_store(environ) else "rank 0"
-    return _DistributedGroup(ranks, store, timeout, f"{holder}, which holds the store,")
+    group = _DistributedGroup(ranks, store, timeout, f"{holder}, which holds the store,")
+    group.connect_directly()
+    return group

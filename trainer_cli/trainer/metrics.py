@@ -296,6 +296,10 @@ class WeightedMeans:
         self._weights: dict[str, Number | Tensor] = {}
         self._counted: dict[str, None] = {}
         """Names counted since the last reset, in order of appearance; a dict used as an ordered set."""
+        self._names: list[str] | None = None
+        """Names of the metrics of all ranks when they were gathered last; None: never."""
+        self._rank_names: list[str] = []
+        """Those that this rank had counted then."""
         self.gathering: dict[str, Any] = {}
         """Metrics in the outputs that accumulate over batches themselves, by name. They are not averaged here."""
         self.loss_is_finite = True
@@ -372,16 +376,27 @@ class WeightedMeans:
         return dict(zip(self._counted, means, strict=True))
 
     def _means_of_all(self, group: ProcessGroup) -> dict[str, float]:
-        # The names are gathered first: a rank may lack a metric, or have counted no batch.
-        counted = group.gather((list(self._counted), float(self._sums.get("loss", 0))))
+        counted = list(self._counted)
+        sums = None if self._names is None else self._sums_of_all(group, has_other_names=counted != self._rank_names)
+        if sums is None:
+            # A rank may lack a metric, or have counted no batch.
+            names = dict.fromkeys(name for rank_names in group.gather(counted) for name in rank_names)
+            self._names, self._rank_names = list(names), counted
+            sums = self._sums_of_all(group, has_other_names=False)
+        assert self._names is not None and sums is not None
         if group.tensor_size > 1:
-            check_same_losses(group, [loss for _, loss in counted])
-        names = list(dict.fromkeys(name for rank_names, _ in counted for name in rank_names))
-        rank_sums = [[float(values.get(name, 0)) for name in names] for values in (self._sums, self._weights)]
-        sums, weights = group.sum(torch.tensor(rank_sums, dtype=torch.float64))
-        loss = names.index("loss") if "loss" in names else None
-        self.loss_is_finite = loss is None or math.isfinite(sums[loss])
-        return dict(zip(names, (sums / weights).tolist(), strict=True))
+            check_same_losses(group, group.gather(float(self._sums.get("loss", 0))))
+        totals, weights = sums
+        loss = self._names.index("loss") if "loss" in self._names else None
+        self.loss_is_finite = loss is None or math.isfinite(totals[loss])
+        return dict(zip(self._names, (totals / weights).tolist(), strict=True))
+
+    def _sums_of_all(self, group: ProcessGroup, *, has_other_names: bool) -> Tensor | None:
+        """The sums and weights over all ranks, by the gathered names; None if some rank has counted other names."""
+        assert self._names is not None
+        numbers = [float(values.get(name, 0)) for values in (self._sums, self._weights) for name in self._names]
+        total = group.sum(torch.tensor([*numbers, has_other_names], dtype=torch.float64))
+        return None if total[-1] > 0 else total[:-1].reshape(2, -1)
 
     def reset(self) -> None:
         """Start the means anew."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from trainer_cli.core.stopping import Stop
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.process_group import ProcessGroup
@@ -86,13 +88,17 @@ class Requests:
         """Make every rank's requests those of all. Returns rank 0's `seconds`. Collective."""
         if self._agreement is None:
             return seconds
-        rank_requests = self._stop_of_rank, self.evaluation_requested, self.roll_back_requested, seconds
-        # One exchange for all requests: each costs a round trip of all ranks.
-        stops, evaluations, roll_backs, times = zip(*self._group.gather(rank_requests), strict=True)
-        # The lowest rank wins, so that all ranks have the same reason.
-        self.stop_request = self.stop_request or next(filter(None, stops), None)
-        self.evaluation_requested, self.roll_back_requested = any(evaluations), any(roll_backs)
-        return float(times[0])
+        # Read once: another thread may request a stop meanwhile.
+        stop = self._stop_of_rank
+        rank_requests = [stop is not None, self.evaluation_requested, self.roll_back_requested]
+        # One exchange for all requests and the time: each costs a round trip of all ranks.
+        numbers = torch.tensor([*rank_requests, seconds if self._group.is_main else 0.0], dtype=torch.float64)
+        stops, evaluations, roll_backs, seconds = self._group.sum(numbers).tolist()
+        if stops > 0 and self.stop_request is None:
+            # The lowest rank wins, so that all ranks have the same reason.
+            self.stop_request = next(filter(None, self._group.gather(stop)))
+        self.evaluation_requested, self.roll_back_requested = evaluations > 0, roll_backs > 0
+        return seconds
 
     def hold_stop(self, *, holds: bool) -> None:
         """Hold a request to finish the run; or, if `holds` is False, release the one that was held."""

@@ -314,7 +314,7 @@ class TrainingLoop(Lengths):
         ]
         self.next_log_step = end if self.log_interval is None else min(end, self.log_interval.next_step(now))
         # Rank 0 decides: the others know nothing of saves in flight and requests.
-        self.next_event = trainer.strategy.group.broadcast(min(steps))
+        self.next_event = int(trainer.strategy.group.broadcast_number(min(steps)))
         return self.next_event
 
     def _steps(self, trainer: Trainer, event: int) -> None:
@@ -442,7 +442,7 @@ class TrainingLoop(Lengths):
     def _count_time(self, trainer: Trainer) -> None:
         progress = trainer.progress
         # Rank 0's clock: a stop by time must come at the same step on every rank.
-        seconds = trainer.strategy.group.broadcast(trainer.metric_logger.seconds())
+        seconds = trainer.strategy.group.broadcast_number(trainer.metric_logger.seconds())
         progress.last_seconds, progress.seconds = progress.seconds, seconds
 
     def _log_remaining(self, trainer: Trainer, stop: Stop | None) -> None:

@@ -121,8 +121,11 @@ class ObjectStorage:
         if name in self.local.names():
             self.local.remove(name)  # A copy of a checkpoint that is no longer in the store.
         if self._rank is not None:
-            self._clear_leftovers(name)
+            if remote is not None:
+                self._clear_leftover(name, remote)
             with claiming(self._rank_folder(name, digest), self.run_id) as rank_folder:
+                # A listing meanwhile has shown it without its manifest.
+                rank_folder.after_publish = partial(self._forget, name)
                 yield rank_folder
             return
         with self.local.writing(name, digest=digest) as folder:
@@ -145,16 +148,13 @@ class ObjectStorage:
         path = self.cache / str(HiddenName(Hidden.tmp, f"rank{self._rank}", self.run_id, 0))
         return RankFolder(path, _check_plain(name), self.client, self.local.disk, digest)
 
-    def _clear_leftovers(self, name: str) -> None:
+    def _clear_leftover(self, name: str, remote: _RemoteFolder) -> None:
         """Delete what a failed save of this run left in a folder without a manifest; quarantine what is of no run."""
-        sizes = {file: info.size_bytes or 0 for file, info in self.client.list(name).items()}
-        if is_left_by(self.run_id, self.client, name, sizes):
+        if is_left_by(self.run_id, self.client, name, remote.sizes):
             delete_objects(self.client, name, self.run_id)
-        elif sizes and WRITING_FILE not in sizes:
-            self._remote = {**(self._remote or {}), name: _RemoteFolder(sizes, None, "")}
+            self._forget(name)
+        elif WRITING_FILE not in remote.sizes:
             self.quarantine(name, "it has no manifest")
-        # What is known of the folder is no longer so.
-        self._forget(name)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[LocalReadableFolder]:

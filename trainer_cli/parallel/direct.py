@@ -1,0 +1,154 @@
+"""Sums of a few numbers over few ranks of one machine, by a message from each rank to every other.
+
+A sum of six numbers by gloo wakes several threads on each rank: on a virtual machine with two processors it took 0.39
+ms of processor time and 8 context switches a rank for two ranks, and 1.1 ms and 23 for four. By messages over Unix
+sockets it took 0.03 ms and 0.09 ms, and less than one switch: the main thread sends and receives them, and they have
+usually arrived before they are waited for.
+"""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainer_cli.parallel.rendezvous import DIRECT
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer_cli.parallel.process_group import ProcessGroup
+
+_MOST_BYTES = 4096
+"""Size of the largest tensor. Several must fit into the buffer of a socket, as ranks send before they receive."""
+_MOST_RANKS = 8
+"""The main thread sends to and receives from each other rank, while other threads do the work of gloo's sums."""
+_DTYPES = ("torch.float64", "torch.float32", "torch.int64")
+
+
+class DirectSum:
+    """A sum that has been started."""
+
+    is_complete = False
+
+    def __init__(self, sums: DirectSums, tensor: Tensor) -> None:
+        self._sums, self.tensor = sums, tensor
+        # The numbers of this rank at the start: the tensor gets the sum.
+        self.message = tensor.numpy().tobytes()
+
+    def wait(self) -> None:
+        """Write the sum into the tensor.
+
+        Raises:
+            RuntimeError: another rank has ended, or has sent nothing within the time limit.
+        """
+        self._sums.complete(self)
+
+
+class DirectSums:
+    """Connections of this rank to all others.
+
+    Args:
+        connections: by rank; None for this rank.
+    """
+
+    def __init__(self, connections: list[socket.socket | None], timeout_s: float) -> None:
+        self._connections = connections
+        self._others = [connection for connection in connections if connection is not None]
+        self._started: deque[DirectSum] = deque()
+        self.set_timeout(timeout_s)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Set the time after which a sum fails that another rank has not started."""
+        for connection in self._others:
+            connection.settimeout(seconds)
+
+    def start(self, tensor: Tensor) -> DirectSum | None:
+        """Send the numbers of this rank to the others. None: such a tensor is not sent."""
+        if tensor.is_cuda or str(tensor.dtype) not in _DTYPES or tensor.nbytes > _MOST_BYTES:
+            return None
+        started = DirectSum(self, tensor)
+        with _lost_rank():
+            for connection in self._others:
+                connection.sendall(started.message)
+        self._started.append(started)
+        return started
+
+    def complete(self, awaited: DirectSum) -> None:
+        """Receive what belongs to the started sums up to this one, as messages arrive in the order of their sums."""
+        while not awaited.is_complete:
+            started = self._started.popleft()
+            target = started.tensor.numpy()
+            # Added in the order of ranks: all ranks have the same rounding.
+            total: Any = 0
+            for connection in self._connections:
+                message = started.message if connection is None else _receive(connection, len(started.message))
+                total = total + np.frombuffer(message, target.dtype)
+            target[...] = np.reshape(total, target.shape)
+            started.is_complete = True
+
+    def close(self) -> None:
+        """Close the connections."""
+        for connection in self._others:
+            connection.close()
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    message = b""
+    with _lost_rank():
+        while len(message) < size:
+            received = connection.recv(size - len(message))
+            if not received:
+                raise ConnectionError("Connection closed by peer")
+            message += received
+    return message
+
+
+@contextmanager
+def _lost_rank() -> Iterator[None]:
+    """Raise what fails because of another rank as a RuntimeError, as torch does."""
+    try:
+        yield
+    except OSError as error:
+        reason = "Timed out" if isinstance(error, TimeoutError) else error
+        raise RuntimeError(f"{DIRECT}a sum of the ranks: {reason}") from error
+
+
+def connect(group: ProcessGroup, timeout_s: float) -> DirectSums | None:
+    """Connect the ranks of a group; None if they are many, or cannot reach one another by Unix sockets. Collective."""
+    if not 1 < group.world_size <= _MOST_RANKS:
+        return None
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="train-", ignore_cleanup_errors=True))
+            path = f"{folder}/rank"
+            listener.bind(path)
+            listener.listen(group.world_size)
+        except OSError:
+            # No folder can be written, or its name is longer than an address may be: no other rank connects.
+            path = ""
+        paths = group.gather(path)
+        connections: list[Any] = [None] * group.world_size
+        try:
+            for rank in range(group.rank):
+                # Succeeds without an `accept`, so no rank waits for another here.
+                connections[rank] = socket.socket(socket.AF_UNIX)
+                connections[rank].connect(paths[rank])
+                connections[rank].sendall(bytes([group.rank]))
+            connects = True
+        except OSError:
+            connects = False
+        if not all(group.gather(connects)):
+            for connection in filter(None, connections):
+                connection.close()
+            return None
+        for _ in range(group.rank + 1, group.world_size):
+            connection, _ = listener.accept()
+            connections[connection.recv(1)[0]] = connection
+        return DirectSums(connections, timeout_s)
