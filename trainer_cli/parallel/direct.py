@@ -11,24 +11,25 @@ from __future__ import annotations
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from trainer_cli.parallel.rendezvous import DIRECT
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trainer_cli.parallel.process_group import ProcessGroup
 
 _MOST_BYTES = 4096
 """Size of the largest tensor. Several must fit into the buffer of a socket, as ranks send before they receive."""
 _MOST_RANKS = 8
 """The main thread sends to and receives from each other rank, while other threads do the work of gloo's sums."""
-_DTYPES = ("torch.float64", "torch.float32", "torch.int64")
+_DTYPES = (torch.float64, torch.float32, torch.int64)
 
 
 class DirectSum:
@@ -37,9 +38,10 @@ class DirectSum:
     is_complete = False
 
     def __init__(self, sums: DirectSums, tensor: Tensor) -> None:
-        self._sums, self.tensor = sums, tensor
-        # The numbers of this rank at the start: the tensor gets the sum.
-        self.message = tensor.numpy().tobytes()
+        self._sums = sums
+        self.values = tensor.numpy()
+        # The numbers of this rank at the start: the sum is written into the tensor.
+        self.message = self.values.tobytes()
 
     def wait(self) -> None:
         """Write the sum into the tensor.
@@ -70,12 +72,14 @@ class DirectSums:
 
     def start(self, tensor: Tensor) -> DirectSum | None:
         """Send the numbers of this rank to the others. None: such a tensor is not sent."""
-        if tensor.is_cuda or str(tensor.dtype) not in _DTYPES or tensor.nbytes > _MOST_BYTES:
+        if tensor.is_cuda or tensor.dtype not in _DTYPES or tensor.nbytes > _MOST_BYTES:
             return None
         started = DirectSum(self, tensor)
-        with _lost_rank():
+        try:
             for connection in self._others:
                 connection.sendall(started.message)
+        except OSError as error:
+            raise _lost(error) from error
         self._started.append(started)
         return started
 
@@ -83,13 +87,16 @@ class DirectSums:
         """Receive what belongs to the started sums up to this one, as messages arrive in the order of their sums."""
         while not awaited.is_complete:
             started = self._started.popleft()
-            target = started.tensor.numpy()
-            # Added in the order of ranks: all ranks have the same rounding.
-            total: Any = 0
-            for connection in self._connections:
-                message = started.message if connection is None else _receive(connection, len(started.message))
-                total = total + np.frombuffer(message, target.dtype)
-            target[...] = np.reshape(total, target.shape)
+            message, values = started.message, started.values
+            try:
+                terms = [
+                    np.frombuffer(message if connection is None else _receive(connection, len(message)), values.dtype)
+                    for connection in self._connections
+                ]
+            except OSError as error:
+                raise _lost(error) from error
+            # In the order of ranks, so that all ranks have the same rounding.
+            values[...] = reduce(add, terms).reshape(values.shape)
             started.is_complete = True
 
     def close(self) -> None:
@@ -99,24 +106,18 @@ class DirectSums:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    message = b""
-    with _lost_rank():
-        while len(message) < size:
-            received = connection.recv(size - len(message))
-            if not received:
-                raise ConnectionError("Connection closed by peer")
-            message += received
+    message = connection.recv(size)
+    while len(message) < size:
+        received = connection.recv(size - len(message))
+        if not received:
+            raise ConnectionError("Connection closed by peer")
+        message += received
     return message
 
 
-@contextmanager
-def _lost_rank() -> Iterator[None]:
-    """Raise what fails because of another rank as a RuntimeError, as torch does."""
-    try:
-        yield
-    except OSError as error:
-        reason = "Timed out" if isinstance(error, TimeoutError) else error
-        raise RuntimeError(f"{DIRECT}a sum of the ranks: {reason}") from error
+def _lost(error: OSError) -> RuntimeError:
+    """The error of a sum that failed because of another rank, of the type of torch's."""
+    return RuntimeError(f"{DIRECT}a sum of the ranks: {'Timed out' if isinstance(error, TimeoutError) else error}")
 
 
 def connect(group: ProcessGroup, timeout_s: float) -> DirectSums | None:

@@ -235,7 +235,7 @@ class _DistributedGroup(ProcessGroup):
     def connect_directly(self) -> None:
         """Connect ranks of one machine for sums of a few numbers, if they can reach one another. Until `close`.
         Collective."""
-        # Imported here: one process alone needs no numpy.
+        # Imported here: one process alone needs no torch.
         from trainer_cli.parallel.direct import connect
 
         self._direct = connect(self, self._timeout.total_seconds())
