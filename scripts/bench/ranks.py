@@ -21,7 +21,7 @@ _BASES = {"by hand, 109 MB": "by hand, 109 MB", "trainer, 109 MB": "by hand, 109
 def measure(settings: Settings) -> list[Table]:
     """One table: loops by hand and the trainer in turn, on one start of the ranks; as rank 0 sees it."""
     steps = settings.pick(smoke=5, quick=100, whole=400)
-    large_steps = settings.pick(smoke=2, quick=5, whole=15)
+    large_steps = settings.pick(smoke=2, quick=5, whole=10)
     # All layers, but in the smoke form: 9 MB, in two buckets.
     layers = settings.pick(smoke=4, quick=28, whole=28)
     samples = _on_ranks([str(number) for number in (steps, large_steps, layers, settings.rounds_or(3, 8))])
@@ -43,7 +43,8 @@ def measure(settings: Settings) -> list[Table]:
             rows, {"steps": steps, "large steps": large_steps, "large layers": layers}, {},
             [
                 "All have torch's DistributedDataParallel and a fused AdamW; the trainer logs every 50 steps, which "
-                "the mean and the processor time show. The first rows have 1.3 MB of gradients.",
+                "the mean and the processor time (all threads of rank 0) show. Without a size in their name rows have "
+                "1.3 MB of gradients.",
                 "Token weights: the loss is the mean over the tokens of all ranks, of which each batch has another "
                 "number, so that a sum over the ranks is needed before each optimizer step. By hand it is "
                 "torch.distributed.all_reduce behind the backward.",
