@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.config import resolvers
+from trainer_cli.runs import fork_server
 from trainer_cli.runs.fork_server import Forked, Process, ProcessStarter, own_command
 
-LIMIT_S = 60.0
+LIMIT_S = 500.0
 PROBE = '''
 """Writes what this process is, and ends it as its name says."""
 
@@ -55,6 +57,20 @@ if name.startswith("exit"):
 signal.pause()
 os._exit(8)
 '''
+STARTS = """
+import os
+Starts = print
+from trainer_cli.runs.fork_server import ProcessStarter, own_command
+
+for _ in range(2):
+    starter = ProcessStarter()
+    probe = ["+callbacks.probe._target_=probe.Probe", "name=exit-inner"]
+    with starter.start(own_command(["fit", "+experiment=digits_mlp", *probe]), piped=True, new_session=True) as process:
+        code = process.wait()
+    starter.close()
+    print(type(process).__name__, code, flush=True)
+os._exit(0)
+"""
 FAKE_TORCH = """
 import sys, threading, time, types
 torch = sys.modules["torch"] = types.ModuleType("torch")
@@ -131,6 +147,20 @@ def test_a_signal_ends_a_fork_as_it_ends_any_process(
     assert (facts["group"], facts["session"]) == (os.getpgid(0), False)
 
 
+def test_a_fork_starts_processes_as_forks_of_its_own_server(project: Path, starter: ProcessStarter) -> None:
+    (project / "starts.py").write_text(STARTS)
+    command = own_command(["fit", "+experiment=digits_mlp", "+callbacks.probe._target_=starts.Starts", "name=outer"])
+    with starter.start(command, ENV, piped=True, new_session=True) as process:
+        assert isinstance(process, Forked)
+        said = output(process)
+        assert process.wait(LIMIT_S) == 0, said
+    assert said[0].split() == ["Forked", "7", "Forked", "7"], said
+    inner, moment = json.loads((project / "exit-inner.json").read_text()), fork_server._MOMENT
+    assert (inner["folder"], moment) == (str(project), resolvers.MOMENT)
+    # It has ended, and others are forked as before.
+    test_nothing_is_left_of_a_fork(project, starter)
+
+
 def test_nothing_is_left_of_a_fork(project: Path, starter: ProcessStarter) -> None:
     with starter.start(own_command(VERSION), ENV, piped=True) as process:
         assert process.wait(LIMIT_S) == 0
@@ -202,10 +232,10 @@ from trainer_cli.runs.fork_server import ProcessStarter, own_command
 starter = ProcessStarter()
 for _ in range(2):
     starter.start(own_command(["--version"]), piped=True).wait()
-print(starter._server.pid, flush=True)
+print(starter._process.pid, flush=True)
 if sys.argv[1] == "server":
-    os.kill(starter._server.pid, signal.SIGKILL)
-    starter._server.wait()
+    os.kill(starter._process.pid, signal.SIGKILL)
+    starter._process.wait()
     print(type(starter.start(own_command(["--version"]), piped=True)).__name__)
 else:
     os.kill(os.getpid(), signal.SIGKILL)

@@ -4,6 +4,8 @@
     second process:   the server is started: a fresh interpreter that imports torch and this program, no code of a user
     each from then:   the server forks; the fork sets its streams, arguments and signals, and becomes the command
 
+A fork that starts processes, as a job of a sweep with `restarts.max` does, asks the server that it came from.
+
 A fork has the environment and the working folder with which the server was started, and what those decide while
 libraries are loaded; a process that needs others is a fresh interpreter. So is every process where a fork is not safe:
 outside Linux, in a server with more than one thread, which a fork would lose, or with an initialised device. The
@@ -30,7 +32,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module, invalidate_caches
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import trainer_cli
 from trainer_cli.runs.signals import STOPPING, exit_early
@@ -45,6 +47,8 @@ _IMPORTED = (
     "trainer_cli.models.mlp", "numpy.random",
 )  # fmt: skip
 """What most trainings import besides torch."""
+_MOMENT = "TRAIN_MOMENT"
+"""`MOMENT` of config/resolvers.py, which would import Hydra."""
 _REQUEST_BYTES = 1 << 17
 _NUMBER = struct.Struct("i")
 
@@ -56,6 +60,18 @@ def own_command(arguments: Sequence[str]) -> list[str]:
     root = Path(trainer_cli.__file__).parents[1]
     alone = [] if root == Path.cwd() else ["-P"]
     return [sys.executable, *alone, "-m", "trainer_cli", *arguments]
+
+
+class _Inherited(NamedTuple):
+    """A server that is running, and the environment and the working folder with which it was started."""
+
+    control: socket.socket
+    env: dict[str, str]
+    folder: str
+
+
+_of_this_fork: _Inherited | None = None
+"""The server of which this process is a fork."""
 
 
 class Forked:
@@ -120,11 +136,10 @@ class ProcessStarter:
     """Starts processes: this program by a fork server from the second on, and any other as a fresh interpreter."""
 
     def __init__(self) -> None:
-        self._started_one = False
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._inherited: tuple[dict[str, str], str] | None = None
-        """The environment and the working folder of the server."""
+        self._started_one = _of_this_fork is not None
+        self._process: subprocess.Popen[bytes] | None = None
+        """That of the server, unless this process is a fork of it."""
+        self._server = _of_this_fork
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str] | None = None, *, piped: bool, new_session: bool = False
@@ -145,12 +160,11 @@ class ProcessStarter:
         )
 
     def close(self) -> None:
-        """End the server. What it has started runs on."""
-        if self._control is not None:
-            self._control.close()
-        if self._server is not None:
-            self._server.wait()
-        self._control = self._server = None
+        """End the server that this has started. What came from it runs on."""
+        if self._process is not None and self._server is not None:
+            self._server.control.close()
+            self._process.wait()
+        self._process = self._server = None
 
     def _fork(self, command: Sequence[str], env: dict[str, str], *, piped: bool, new_session: bool) -> Forked | None:
         """A fork that runs the command; None if it needs a fresh interpreter."""
@@ -163,10 +177,12 @@ class ProcessStarter:
             if not self._started_one:
                 self._started_one = True
                 return None
-            if self._inherited is None:
+            if self._server is None:
                 self._start_server(env)
-            if self._control is not None and self._inherited == (env, os.getcwd()):
-                process = _ask(self._control, command[len(program) :], piped=piped, new_session=new_session)
+            server = self._server
+            if server is not None and (_fixed(server.env), server.folder) == (_fixed(env), os.getcwd()):
+                arguments = command[len(program) :]
+                process = _ask(server.control, arguments, env.get(_MOMENT), piped=piped, new_session=new_session)
                 if process is not None:
                     return process
             why = "a fork is not safe, or the environment or the folder is another"
@@ -177,14 +193,13 @@ class ProcessStarter:
         return None
 
     def _start_server(self, env: dict[str, str]) -> None:
-        self._inherited = (env, os.getcwd())
         # Packets: a request is read whole or not at all.
         control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Blocked in the server from its first instruction: Ctrl-C reaches it too, and the jobs save in their own time.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         try:
             with server_end:
-                self._server = subprocess.Popen(
+                self._process = subprocess.Popen(
                     own_command([SERVER, str(server_end.fileno())]),
                     env=env,
                     stdin=subprocess.DEVNULL,
@@ -193,13 +208,22 @@ class ProcessStarter:
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._control = control
+        self._server = _Inherited(control, env, os.getcwd())
 
 
-def _ask(control: socket.socket, arguments: Sequence[str], *, piped: bool, new_session: bool) -> Forked | None:
+def _fixed(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what differs between a server and its forks: the moment is read when a config is composed,
+    and by no library."""
+    return {name: value for name, value in env.items() if name != _MOMENT}
+
+
+def _ask(
+    control: socket.socket, arguments: Sequence[str], moment: str | None, *, piped: bool, new_session: bool
+) -> Forked | None:
     """Have the server start a process; None if it refuses."""
     request = {
         "arguments": list(arguments),
+        "moment": moment,
         "new_session": new_session,
         # Those that are blocked in this process: a fresh interpreter would inherit them.
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
@@ -231,6 +255,7 @@ def _ask(control: socket.socket, arguments: Sequence[str], *, piped: bool, new_s
 
 def serve(descriptor: int) -> None:
     """Be the server. Returns in each fork, which has become a process with the arguments that were asked for."""
+    global _of_this_fork
     from trainer_cli.runs.fit import import_torch
 
     control = socket.socket(fileno=descriptor)
@@ -253,10 +278,11 @@ def serve(descriptor: int) -> None:
     # A collection in a fork would write to every object, and so copy the memory that the forks share.
     gc.collect()
     gc.freeze()
-    request, streams, report = _Server(control).serve()
+    request, streams, report, own_control = _Server(control).serve()
     # Held until the end of this process, see `Forked.wait`.
     os.set_inheritable(report.detach(), False)
     _become(request, streams)
+    _of_this_fork = _Inherited(own_control, dict(os.environ), os.getcwd())
 
 
 class _Server:
@@ -264,6 +290,8 @@ class _Server:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        self._forks: set[socket.socket] = set()
+        """The connections to the forks, which may ask as well."""
         self._running: dict[int, socket.socket] = {}
         self._ended, self._wakes = os.pipe()
         os.set_blocking(self._wakes, False)
@@ -274,43 +302,64 @@ class _Server:
         self._selector.register(control, selectors.EVENT_READ)
         self._selector.register(self._ended, selectors.EVENT_READ)
 
-    def serve(self) -> tuple[dict[str, Any], list[int], socket.socket]:
-        """Answer requests. Returns in each fork: its request, its standard streams and the socket of its report."""
+    def serve(self) -> tuple[dict[str, Any], list[int], socket.socket, socket.socket]:
+        """Answer requests. Returns in each fork: its request, its standard streams, the socket of its report, and its
+        connection to this server."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj == self._ended:
                     os.read(self._ended, 4096)
                     self._report()
-                elif key.fileobj is self._control:
-                    request, descriptors, _, _ = socket.recv_fds(self._control, _REQUEST_BYTES, 4)
+                elif key.data is not None:
+                    self._reap(key.data)
+                else:
+                    control: Any = key.fileobj
+                    request, descriptors, _, _ = socket.recv_fds(control, _REQUEST_BYTES, 4)
                     if not request:
-                        # The process that asks is gone. Its children see that by the end of their stdin.
-                        os._exit(0)
+                        self._forget(control)
+                        continue
                     *streams, number = descriptors
                     report = socket.socket(fileno=number)
-                    if self._fork(report):
-                        return json.loads(request), streams, report
+                    own_control = self._fork(report)
+                    if own_control is not None:
+                        return json.loads(request), streams, report, own_control
                     for stream in streams:
                         os.close(stream)
-                else:
-                    self._reap(key.data)
 
-    def _fork(self, report: socket.socket) -> bool:
-        """Fork, and send the number of the process; True in the fork. Closes the socket instead if it may not fork."""
+    def _forget(self, control: socket.socket) -> None:
+        """A process that could ask is gone. Without the one that started this server, this server is gone too."""
+        if control is self._control:
+            # Its children see that by the end of their stdin.
+            os._exit(0)
+        self._selector.unregister(control)
+        self._forks.remove(control)
+        control.close()
+
+    def _fork(self, report: socket.socket) -> socket.socket | None:
+        """Fork, and send the number of the process. In the fork: its connection to this server.
+
+        Closes the socket of the report instead if it may not fork.
+        """
+        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = os.fork() if _may_fork() else None
         except OSError:
             pid = None
         if pid == 0:
+            other.close()
             self._leave()
-            return True
+            return own
+        own.close()
         if pid is None:
+            other.close()
             report.close()
-        else:
-            self._running[pid] = report
-            with contextlib.suppress(OSError):
-                report.send(_NUMBER.pack(pid))
-        return False
+            return None
+        self._forks.add(other)
+        self._selector.register(other, selectors.EVENT_READ)
+        self._running[pid] = report
+        with contextlib.suppress(OSError):
+            report.send(_NUMBER.pack(pid))
+        return None
 
     def _report(self) -> None:
         """Send the exit code of each process that has ended to who asked for it."""
@@ -340,7 +389,7 @@ class _Server:
         self._selector.close()
         for descriptor in (self._ended, self._wakes):
             os.close(descriptor)
-        for connection in (self._control, *self._running.values()):
+        for connection in (self._control, *self._forks, *self._running.values()):
             connection.close()
 
 
@@ -360,6 +409,9 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
         opened = _open_like(getattr(sys, name), number)
         setattr(sys, name, opened)
         setattr(sys, f"__{name}__", opened)
+    os.environ.pop(_MOMENT, None)
+    if request["moment"] is not None:
+        os.environ[_MOMENT] = request["moment"]
     arguments = request["arguments"]
     sys.argv[1:] = arguments
     sys.orig_argv[-2:] = arguments
