@@ -31,6 +31,8 @@ class Stamp:
     step: int = 0
     seconds: float = 0.0
     """Of `ended`: the median of the last steps, with their saves."""
+    peak_mb: float = 0.0
+    """Of `ended`: the most memory of its process."""
 
 
 def attempts(

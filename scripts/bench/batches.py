@@ -47,7 +47,7 @@ def measure(settings: Settings) -> list[Table]:
     if settings.small:
         measures = {row: work for row, work in measures.items() if row.startswith(("train", "DataLoader"))}
     needed = [row for row in measures if row.startswith("train")]
-    samples, skipped = interleaved(measures, settings.rounds_or(1, 2), warm=0, needed=needed)
+    samples, skipped = interleaved(measures, settings.rounds_or(1, 1), warm=0, needed=needed)
     rows = []
     for count in counts:
         for name in NAMES:

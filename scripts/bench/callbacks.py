@@ -78,10 +78,10 @@ class Batches(Dataset[Any]):
 
 def measure(settings: Settings) -> list[Table]:
     """One table: a fit without callbacks, and with each of them."""
-    steps = settings.pick(smoke=60, quick=600, whole=2000)
+    steps = settings.pick(smoke=60, quick=600, whole=1500)
     makers = {**CALLBACKS, **SPARSITIES}
     measures = {name: partial(_step, name, make, steps, settings.scratch / "run") for name, make in makers.items()}
-    samples, skipped = interleaved(measures, settings.rounds_or(3, 4), warm=settings.warm, needed=list(makers))
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 3), warm=settings.warm, needed=list(makers))
     rows = [Row(name, found) for name, found in samples.items()]
     for row in rows:
         pairs = zip(row.samples["processor"], samples[BARE]["processor"], strict=True)

@@ -33,7 +33,7 @@ def measure(settings: Settings) -> list[Table]:
 
 
 def _bar(settings: Settings) -> Table:
-    steps, warm = settings.pick(smoke=(60, 20), quick=(20_000, 2_000), whole=(50_000, 5_000))
+    steps, warm = settings.pick(smoke=(60, 20), quick=(20_000, 2_000), whole=(30_000, 3_000))
     measures = {name: partial(_trained, console, steps, warm) for name, console in CONSOLES.items()}
     samples, skipped = interleaved(measures, settings.rounds_or(3, 3), warm=0, needed=list(CONSOLES))
     rows = [Row(name, {"step": found["step"], "processor": found["processor"]}) for name, found in samples.items()]
@@ -87,7 +87,7 @@ def _trained(console: str, steps: int, warm: int) -> dict[str, float]:
 
 
 def _top(settings: Settings) -> Table:
-    watched_s = settings.pick(smoke=1.0, quick=10.0, whole=12.0)
+    watched_s = settings.pick(smoke=1.0, quick=10.0, whole=8.0)
     measures = {
         f"{RUNS} running runs": partial(_watching, watched_s, running=True),
         "nothing": partial(_watching, watched_s, running=False),

@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import random
-import resource
 import struct
 import subprocess
 import sys
@@ -29,6 +28,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from batches import Numbers
+from timing import peak_mb
 from trainer_cli.core.order import sample_seeds
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.random_state import kept_random_state, seed_random
@@ -47,12 +47,6 @@ class Noise:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return torch.rand(self.size) + random.random()
-
-
-def peak_mb() -> float:
-    """Peak resident memory of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 1024
 
 
 def ours_at(place: int) -> Iterable[Any]:

@@ -30,7 +30,7 @@ _USUAL = 200
 def measure(settings: Settings) -> list[Table]:
     """One table; each contender has a process for itself."""
     names = (TRAIN,) if settings.small else NAMES
-    saves = settings.pick(smoke=1, quick=3, whole=4)
+    saves = settings.pick(smoke=1, quick=3, whole=3)
     measures = {name: partial(_measured, settings, name, saves) for name in names}
     samples, skipped = interleaved(measures, settings.rounds_or(1, 1), warm=0, needed=[TRAIN])
     base = TORCH if TORCH in samples else TRAIN

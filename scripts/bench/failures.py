@@ -22,7 +22,7 @@ GAP = round(3600 / STEP_S)
 
 def measure(settings: Settings) -> list[Table]:
     """One table."""
-    steps, gap, sleep_ms = settings.pick(smoke=(12, 7, 0), quick=(600, GAP, 5), whole=(3000, GAP, 10))
+    steps, gap, sleep_ms = settings.pick(smoke=(12, 7, 0), quick=(600, GAP, 5), whole=(3000, GAP, 8))
     kills = list(range(gap, steps, gap))
     measures = {BASE: partial(_run, settings, steps, 100, [], sleep_ms)}
     disturbed = settings.pick(smoke=list(ROWS)[1:], quick=list(ROWS), whole=list(ROWS))

@@ -15,7 +15,7 @@ def measure(settings: Settings) -> list[Table]:
     """One table with a plot; each contender has a process for itself."""
     plan = {
         "size": settings.pick(smoke="smoke", quick="quick", whole="quick"),
-        "steps": settings.pick(smoke=4, quick=60, whole=60),
+        "steps": settings.pick(smoke=4, quick=40, whole=40),
         "every": settings.pick(smoke=[1, 2], quick=[1, 10, 50], whole=[1, 5, 10, 25, 50, 100]),
     }
     names = [TORCH, TRAIN_SYNC, TRAIN] if settings.small else SAVERS

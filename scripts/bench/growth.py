@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import resource
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ import ours
 from attempts import FIT, Stamp, fit
 from settings import Settings
 from table import Column, Row, Table
-from timing import asked, children_processor, run, seconds
+from timing import asked, children_processor, peak_mb, run, say, seconds
 
 SMALL = ("model.millions=0.07", "checkpoint.save_interval=null", "checkpoint.save_final=true")
 MORE_STEPS = 10
@@ -29,12 +28,12 @@ MORE_STEPS = 10
 def measure(settings: Settings) -> list[Table]:
     """One table with a plot: a line for each thing that grows."""
     kinds: Mapping[str, tuple[Callable[[Settings, list[int]], Iterator[Row]], list[int]]] = {
-        "records": (_records, settings.pick(smoke=[20], quick=[500, 2000, 8000], whole=[3000, 12_000, 48_000])),
+        "records": (_records, settings.pick(smoke=[20], quick=[500, 2000, 8000], whole=[2000, 8000, 32_000])),
         "checkpoints": (_checkpoints, settings.pick(smoke=[3], quick=[30, 60, 120], whole=[100, 300, 900])),
         "parameters": (_tensors, settings.pick(smoke=[10], quick=[100, 400, 1600], whole=[500, 2000, 8000])),
         "fixed steps": (_fixed_steps, settings.pick(smoke=[10], quick=[100, 1000, 5000], whole=[200, 2000, 20_000])),
         "MB of text": (_texts, settings.pick(smoke=[1], quick=[1, 2, 4], whole=[4, 32, 256])),
-        "jobs": (_jobs, settings.pick(smoke=[2], quick=[1, 2, 4], whole=[2, 6, 18])),
+        "jobs": (_jobs, settings.pick(smoke=[2], quick=[2, 3, 4], whole=[2, 6, 18])),
     }
     rows = [row for grow, sizes in kinds.values() for row in grow(settings, sizes)]
     columns = [
@@ -46,7 +45,7 @@ def measure(settings: Settings) -> list[Table]:
         "Whole commands but for the rows of a single save, of parameters and of text. A row of records is a resume "
         f"with as many logged, to its first step, or {MORE_STEPS} steps with the end of the run. One of checkpoints is "
         "a save, or a start, beside as many that are kept. Parameters are of 64 numbers each: a resume by the Trainer, "
-        "beside torch.load and load_state_dict. `memory`: what the peak grew by. Single measurements; an exponent is "
+        "beside torch.load and load_state_dict. `memory`: the peak of the process. Single measurements; an exponent is "
         "that of the whole figure, in which a constant part, such as `import torch`, is included."
     ]
     sizes = {kind: counts for kind, (_, counts) in kinds.items()}
@@ -54,6 +53,7 @@ def measure(settings: Settings) -> list[Table]:
 
 
 def _row(kind: str, count: int, unit: str, samples: Mapping[str, float]) -> Row:
+    say(f"{kind}, {count:,} {unit}: {samples['time']:.3g} s")
     return Row(
         f"{kind}, {count:,} {unit}", {name: [value] for name, value in samples.items()}, series=kind, x=float(count)
     )
@@ -67,7 +67,7 @@ def _records(settings: Settings, counts: list[int]) -> Iterator[Row]:
             stamps, processor, took = _again(folder, (*options, f"loop.max_duration={count + MORE_STEPS}"))
         first = next(stamp.at for stamp in stamps if stamp.what == "stepped") - took[0]
         yield _row("resume after records", count, "records", {"time": first, "processor": processor})
-        yield _row("end after records", count, "records", {"time": took[1] - took[0] - first})
+        yield _row("end after records", count, "records", {"time": took[1] - took[0] - first, "memory": _peak(stamps)})
 
 
 def _checkpoints(settings: Settings, counts: list[int]) -> Iterator[Row]:
@@ -84,6 +84,10 @@ def _checkpoints(settings: Settings, counts: list[int]) -> Iterator[Row]:
             stamps, processor, took = _again(folder, (*options, f"loop.max_duration={count + 1}"))
             first = next(stamp.at for stamp in stamps if stamp.what == "stepped") - took[0]
             yield _row("start beside checkpoints", count, "checkpoints", {"time": first, "processor": processor})
+
+
+def _peak(stamps: Sequence[Stamp]) -> float:
+    return next(stamp.peak_mb for stamp in reversed(stamps) if stamp.what == "ended")
 
 
 def _again(folder: str, overrides: Sequence[str]) -> tuple[list[Stamp], float, tuple[float, float]]:
@@ -187,10 +191,8 @@ def text(kind: str, megabytes: int, folder: Path) -> dict[str, dict[str, float]]
         for _ in range(megabytes * 1_000_000 // len(paragraph)):
             handle.write(paragraph)
     data_class = {"text": Text, "documents": Documents}[kind]
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     found = _timed(lambda: data_class(str(file)).train[0])
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return {kind: {**found, "memory": grown / (2**20 if sys.platform == "darwin" else 1024)}}
+    return {kind: {**found, "memory": peak_mb()}}
 
 
 def _timed(work: Callable[[], object]) -> dict[str, float]:

@@ -18,8 +18,8 @@ BASES = {"train fit, own loader": "bare, collating"}
 
 def measure(settings: Settings) -> list[Table]:
     """One table: ours as shipped, by hand, and the peers that are installed."""
-    steps, warm = settings.pick(smoke=(20, 5), quick=(1200, 300), whole=(3000, 500))
-    rounds = settings.rounds_or(3, 4)
+    steps, warm = settings.pick(smoke=(20, 5), quick=(1200, 300), whole=(2500, 500))
+    rounds = settings.rounds_or(3, 3)
     ours = settings.pick(smoke=SMOKE, quick=OURS, whole=OURS)
     measures = contenders(ours + ([] if settings.small else PEERS), steps, warm)
     samples, skipped = interleaved(measures, rounds, warm=0, needed=ours)

@@ -32,7 +32,7 @@ FOLDER = Path("docs/benchmarks")
 """Of the plots and the results, beside the pages."""
 RESULTS = FOLDER / "results.json"
 _HEADING, _NEXT = "## Benchmarks\n", "## Documentation\n"
-ROUNDS = {"load": 3, "ranks": 4, "scale": 2, "stores": 2}
+ROUNDS = {"load": 3, "ranks": 4, "scale": 1, "stores": 2}
 """Rounds of the tables whose own number is for a longer look: all of them together are to take half an hour."""
 Results = dict[str, Any]
 """commit, size, machine, and by name of a table: tables, seconds, failed."""

@@ -94,7 +94,7 @@ def measure(settings: Settings) -> list[Table]:
     say(f"a state of {size / 1e9:.2f} GB")
     measures = durations(tree, settings.scratch)
     needed = [BUFFERED, "train, sync"]
-    samples, skipped = interleaved(measures, settings.rounds_or(3, 5), warm=settings.warm, needed=needed)
+    samples, skipped = interleaved(measures, settings.rounds_or(3, 4), warm=settings.warm, needed=needed)
     base = DIRECT if DIRECT in samples else BUFFERED
     if DIRECT not in measures:
         skipped[DIRECT] = "the file system refuses direct writes"

@@ -20,7 +20,7 @@ _STEPS = 4
 
 def measure(settings: Settings) -> list[Table]:
     """One table; each contender has a process for itself."""
-    plan = {"size": settings.size, "steps": _STEPS, "saves": settings.pick(smoke=1, quick=3, whole=6)}
+    plan = {"size": settings.size, "steps": _STEPS, "saves": settings.pick(smoke=1, quick=3, whole=3)}
     names = [NONE, TORCH, TRAIN_SYNC, TRAIN] if settings.small else list(SAVERS)
     measures = trainings(settings, plan, names)
     samples, skipped = interleaved(measures, settings.rounds_or(2, 1), warm=0, needed=[NONE, TORCH, TRAIN_SYNC])

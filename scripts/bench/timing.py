@@ -132,6 +132,12 @@ def children_processor(found: dict[str, float], column: str) -> Iterator[None]:
     found[column] = now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
 
 
+def peak_mb() -> float:
+    """Peak resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 1024
+
+
 def seconds(work: Callable[[], object]) -> float:
     """How long a piece of work takes."""
     began = time.perf_counter()

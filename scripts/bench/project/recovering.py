@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import sys
 import time
 from collections import deque
 from itertools import pairwise
@@ -61,7 +63,8 @@ class Stamps(Callback):
     def on_fit_end(self, *_: Any) -> None:
         times = list(self._times)
         pace = median(after - before for before, after in pairwise(times)) if len(times) > 1 else 0.0
-        stamp("ended", seconds=pace)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        stamp("ended", seconds=pace, peak_mb=peak / 2**20 if sys.platform == "darwin" else peak / 1024)
 
 
 class Wide(nn.Module):
