@@ -244,6 +244,21 @@ def test_objects_of_no_run_are_not_in_the_way_of_a_save(machines: Machines, capl
     assert same(machines.load(2)[1]["model"], state(1, 2)["model"])
 
 
+def test_a_manifest_that_arrived_after_its_save_was_given_up_keeps_its_files(machines: Machines) -> None:
+    machines.save(2)
+    storage, client = machines.storage(0), ObjectClient(machines.url)
+    storage.separate(0)
+    manifest = client.get("step2/manifest.json") or b""
+    client.delete("step2/manifest.json")
+    client.put("step2/.writing", b"run")
+    assert storage.names() == ["step2"]
+    client.put("step2/manifest.json", manifest)
+    with pytest.raises(FileExistsError), storage.writing("step2"):
+        pass
+    assert storage.peek("step2", "manifest.json") == manifest
+    assert same(machines.load(2)[1]["model"], state(1, 2)["model"])
+
+
 def test_objects_that_another_run_is_sending_are_refused(machines: Machines) -> None:
     ObjectClient(machines.url).put("step2/.writing", b"other")
     failed = machines.save(2)

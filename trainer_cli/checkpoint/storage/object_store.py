@@ -150,6 +150,10 @@ class ObjectStorage:
 
     def _clear_leftover(self, name: str, remote: _RemoteFolder) -> None:
         """Delete what a failed save of this run left in a folder without a manifest; quarantine what is of no run."""
+        # A write of the manifest that was given up may have reached the store since the last listing.
+        if self.client.get(f"{name}/{MANIFEST_FILE}") is not None:
+            self._forget(name)
+            raise name_taken("A checkpoint of that name exists", self.location(name))
         if is_left_by(self.run_id, self.client, name, remote.sizes):
             delete_objects(self.client, name, self.run_id)
             self._forget(name)
