@@ -47,6 +47,7 @@ _PROCESSES = (
     "tests/parallel/",
     "tests/pages/",
     "tests/peers/test_commands",
+    "tests/runs/test_check_run",
     "tests/runs/test_children",
     "tests/runs/test_fork_server",
     "tests/runs/test_finalize",

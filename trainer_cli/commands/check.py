@@ -1,4 +1,4 @@
-"""`train check resume`: check on a user's experiment that stopping and resuming changes no value."""
+"""`train check resume`: stopping and resuming changes no value. `train check run`: a run is what its config gives."""
 
 from __future__ import annotations
 
@@ -6,30 +6,69 @@ import argparse
 import json
 import signal
 import sys
+from pathlib import Path
 
-from trainer_cli.commands.main import add_config_arguments
-from trainer_cli.errors import ExitCode
+from trainer_cli.commands.main import Parser, add_config_arguments
+from trainer_cli.errors import ExitCode, UserError
 
 EXAMPLES = """examples:
   train check resume +experiment=digits
   train check resume +experiment=mine data.num_workers=2 --steps 30
-  train check resume +experiment=mine --json
+  train check run runs/digits
+  train check run runs/digits --stretches all --json
 
-It trains a few steps without a stop, and again in processes that are stopped or killed at every kind of place and
-started again, in a temporary folder; runs/ is not touched. Every value of every step must be equal, bit for bit.
-Exit code 0: all are. 1: some are not; the first that differs is printed with its likely cause and the cure.
+`resume` trains a few steps without a stop, and again in processes that are stopped or killed at every kind of place
+and started again, in a temporary folder; runs/ is not touched. Every value of every step must be equal, bit for bit.
+
+`run` makes stretches between the checkpoints of a run again, and compares every record and every tensor, bit for bit.
+It writes what it found into RUN/replayed/check.json.
+
+Exit code 0: all are equal. 1: some are not; the first that differs is printed.
 """
+STRETCHES = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the name of the check, the overrides, and the flags."""
-    parser.add_argument("check", choices=["resume"], metavar="resume", help="what to check")
-    add_config_arguments(parser)
-    parser.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each run (12)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    """Add a parser for each check."""
+    checks = parser.add_subparsers(title="checks", metavar="CHECK", parser_class=Parser)
+    resume = checks.add_parser(
+        "resume", help="stopping and resuming an experiment changes no value", allow_abbrev=False
+    )
+    add_config_arguments(resume)
+    resume.add_argument("--steps", type=int, metavar="N", help="optimizer steps of each run (12)")
+    resume.set_defaults(check=_check_resume)
+    run_parser = checks.add_parser("run", help="a run's directory is what its config gives", allow_abbrev=False)
+    run_parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
+    run_parser.add_argument(
+        "--stretches",
+        metavar="K",
+        default=str(STRETCHES),
+        help=f"how many stretches between two checkpoints are made again, or all ({STRETCHES})",
+    )
+    run_parser.add_argument("--output", metavar="FILE", type=Path, help="write the result here, not into RUN/replayed")
+    run_parser.set_defaults(check=_check_run)
+    for subparser in (resume, run_parser):
+        subparser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the check that the command names."""
+    return int(args.check(args))
+
+
+def _check_run(args: argparse.Namespace) -> int:
+    from trainer_cli.runs.check_run import check_run
+
+    count = None if args.stretches == "all" else int(args.stretches) if args.stretches.isdecimal() else 0
+    if count == 0:
+        raise UserError(f"--stretches {args.stretches} is no number of stretches", cure="Write 1 or more, or: all.")
+    show = (lambda text: None) if args.json else lambda text: print(text, flush=True)
+    check = check_run(args.run_dir, count, show=show, output=args.output)
+    print(json.dumps(check.as_dict(), indent=2) if args.json else check)
+    return int(ExitCode.DONE if check.equal else ExitCode.FAILED)
+
+
+def _check_resume(args: argparse.Namespace) -> int:
     """Train without a stop, then with stops of every kind, and compare every value."""
     from trainer_cli.config.compose import compose, refuse_shipped_default
     from trainer_cli.testing.resume import STEPS, check_resume

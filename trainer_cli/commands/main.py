@@ -40,7 +40,9 @@ VERBS: Mapping[str, Verb] = {
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
     "report": Verb("trainer_cli.commands.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"),
     "replay": Verb("trainer_cli.commands.replay", "make a step of a run again, look into it and verify it"),
-    "check": Verb("trainer_cli.commands.check", "check that a stopped and resumed training equals one without a stop"),
+    "check": Verb(
+        "trainer_cli.commands.check", "check that resuming changes no value, and that a run is what its config gives"
+    ),
     "data": Verb("trainer_cli.commands.data", "show which samples a step of a run used, or will use"),
     "config": Verb("trainer_cli.commands.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.commands.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),

@@ -192,6 +192,7 @@ def _as_dict(replayed: Replayed, views: Iterable[StepView], samples: Mapping[int
             {**asdict(view), "samples": as_dict(samples[view.step]) if view.step in samples else None} for view in views
         ],
         "equal": replayed.equal,
+        "result": str(replayed),
         "records": replayed.records,
         "differences": [asdict(difference) for difference in replayed.differences],
         "states": replayed.states,

@@ -1,0 +1,194 @@
+"""Check that a run's directory is what its code, config and data give: make stretches of it again, and compare.
+
+A stretch lies between two kept checkpoints that follow one another, or between the start of the run and the first.
+`train replay` makes it in a process of its own, in as many ranks as the run had, and compares every record and every
+tensor at its end bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.naming import MANIFEST_FILE
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.runs.environment import timestamp, versions
+from trainer_cli.runs.fork_server import own_command
+from trainer_cli.runs.origin import other_source
+from trainer_cli.runs.replay_plan import environment_of, kept_entries
+from trainer_cli.runs.run_dir import RunDir, write_json
+
+CHECK_FILE = "check.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The outcome of making steps again, from the checkpoint of step `start` to that of step `last`."""
+
+    start: int
+    last: int
+    records: int = 0
+    """Number of the run's records that were compared."""
+    problem: str | None = None
+    """The first difference, or why the steps could not be made; None if all is equal."""
+
+    def __str__(self) -> str:
+        outcome = f"equal at {self.records} records" if self.problem is None else self.problem
+        return f"steps {self.start + 1:,} to {self.last:,}: {outcome}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunCheck:
+    """What was made again of a run, and of what the run is made."""
+
+    run: Path
+    stretches: Sequence[Stretch]
+    of: int
+    """Number of stretches that the run has."""
+    facts: Mapping[str, Any]
+    """Digests of the config, the samples, the source and the manifests; versions then and now."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing differs."""
+        return all(stretch.problem is None for stretch in self.stretches)
+
+    def __str__(self) -> str:
+        if not self.equal:
+            differing = sum(stretch.problem is not None for stretch in self.stretches)
+            return f"not equal: {differing} of {len(self.stretches)} stretches"
+        steps = sum(stretch.last - stretch.start for stretch in self.stretches)
+        return (
+            f"verified: {len(self.stretches)} of {self.of} stretches, {steps:,} steps, equal in every record and tensor"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of `check.json`."""
+        stretches = [{**asdict(stretch), "equal": stretch.problem is None} for stretch in self.stretches]
+        return {"run": str(self.run), "equal": self.equal, **self.facts, "stretches": stretches, "of": self.of}
+
+
+def check_run(run: Path, count: int | None, *, show: Callable[[str], None], output: Path | None = None) -> RunCheck:
+    """Make stretches of a run again, and write `check.json`.
+
+    Args:
+        count: how many, spread evenly over the run; the last is one of them. None: all.
+        show: called with a line for each stretch before and after it is made.
+        output: the file to write; by default `RUN/replayed/check.json`.
+
+    Raises:
+        UserError: there is no such run.
+        CheckpointError: no two checkpoints of it are left, nor its start and one checkpoint.
+    """
+    directory = RunDir(run)
+    if not directory.exists_as_run():
+        raise UserError(f"{run} is no run's directory", cure="Name the folder that holds its config.yaml.")
+    kept = kept_entries(directory)
+    all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=_begins_at_0(directory))
+    if not all_stretches:
+        raise CheckpointError(
+            f"{run} has {len(kept)} valid checkpoint{'' if len(kept) == 1 else 's'}, and no steps between two",
+            cure="A stretch needs the checkpoint that it begins with and the one that it ends with.",
+        )
+    facts = _facts(directory, kept)
+    outcomes = []
+    for start, last in spread_evenly(all_stretches, count):
+        show(f"makes the steps {start + 1:,} to {last:,} again")
+        outcomes.append(_make_again(run, start, last))
+        show(str(outcomes[-1]))
+    check = RunCheck(run, outcomes, len(all_stretches), facts)
+    file = output or directory.replayed_folder / CHECK_FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, check.as_dict())
+    return check
+
+
+def stretches_between(steps: Sequence[int], *, begins_at_0: bool) -> list[tuple[int, int]]:
+    """Pairs of checkpoints that follow one another.
+
+    Args:
+        steps: of the checkpoints, in ascending order.
+        begins_at_0: whether the run began at step 0, from which steps can be made without a checkpoint.
+    """
+    start = [0] if begins_at_0 and steps and steps[0] != 0 else []
+    return list(pairwise([*start, *steps]))
+
+
+def spread_evenly(stretches: Sequence[tuple[int, int]], count: int | None) -> list[tuple[int, int]]:
+    """At most `count` of the stretches, in equal distances, with the last one; None: all."""
+    total = len(stretches)
+    if count is None or count >= total:
+        return list(stretches)
+    return [stretches[total * (index + 1) // count - 1] for index in range(count)]
+
+
+def _begins_at_0(run: RunDir) -> bool:
+    attempts = run.attempts
+    return not attempts or int(attempts[0].get("start_step") or 0) == 0
+
+
+def _make_again(run: Path, start: int, last: int) -> Stretch:
+    """Make the steps in a process of its own, so that nothing of one stretch reaches the next."""
+    command = own_command(["replay", str(run), f"{start + 1}..{last}", "--quiet", "--json"])
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    try:
+        outcome = json.loads(done.stdout)
+    except ValueError:
+        # After the warnings; the place and the cure follow it on lines of their own.
+        message = done.stderr.rpartition("error: ")[2].partition("\n")[0]
+        return Stretch(start, last, problem=f"cannot be made: {message or f'exit code {done.returncode}'}")
+    return Stretch(start, last, outcome["records"], _problem(run, outcome, start, last))
+
+
+def _problem(run: Path, outcome: Mapping[str, Any], start: int, last: int) -> str | None:
+    """Why the JSON of `train replay` proves nothing of a stretch; None if it does."""
+    if not outcome["equal"]:
+        return str(outcome["result"])
+    began_with = outcome["start"]
+    if outcome["start_step"] != start or (began_with and Path(began_with).parent == RunDir(run).replayed_folder):
+        return f"the checkpoint of step {start}, with which it begins, is damaged"
+    if str(last) not in outcome["states"]:
+        return f"the checkpoint of step {last} was not compared"
+    return None
+
+
+def _facts(run: RunDir, kept: Sequence[tuple[Entry, Path]]) -> dict[str, Any]:
+    """What a reader needs to hold the run against another: nothing here depends on where it lies."""
+    newest = kept[-1][0].manifest
+    assert newest is not None
+    return {
+        "checked": timestamp(time.time()),
+        "run_id": run.run_id,
+        "config": newest.config_digest,
+        "samples": newest.samples,
+        "source": {
+            "digest": _digest_of(json.dumps(newest.source, sort_keys=True).encode()),
+            "files": newest.source,
+            "changed": other_source(newest.source, Path.cwd()),
+        },
+        "versions": {"run": environment_of(run, newest.attempt).get("versions"), "now": versions()},
+        "manifests": _chain(kept),
+    }
+
+
+def _chain(kept: Sequence[tuple[Entry, Path]]) -> list[dict[str, Any]]:
+    """For each checkpoint the digest of its manifest, which holds those of its files, and of all manifests so far."""
+    chain, so_far = [], ""
+    for entry, path in kept:
+        digest = _digest_of(open_storage(path.parent).peek(path.name, MANIFEST_FILE) or b"")
+        so_far = _digest_of(f"{so_far}{digest}".encode())
+        chain.append({"step": entry.step, "digest": digest, "chain": so_far})
+    return chain
+
+
+def _digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
