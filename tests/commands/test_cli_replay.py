@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,6 +88,40 @@ def test_a_callback_that_is_added_writes_into_the_folder_of_replays(run: Path) -
     assert main(["replay", str(run), "10", "--quiet", f"+callbacks.profile={profiler}"]) == 0
     assert list(run.glob("replayed/**/trace-step10.json"))
     assert sorted(path for path in run.iterdir() if path.name != "replayed") == before
+
+
+def test_the_loss_of_each_sample_changes_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(run), "14..16", "--json", "--per-sample"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["states"] == {"16": None}
+    # This model has no dropout, so that the mean of the samples is the loss of the batch.
+    for step in shown["steps"]:
+        (batch,) = step["batches"]
+        assert len(batch["sample_losses"]) == batch["samples"] == 32
+        assert sum(batch["sample_losses"]) / 32 == pytest.approx(batch["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("overrides", [[], ["loop.grad_accum_steps=2"]], ids=["one batch", "two batches"])
+def test_a_saved_step_is_made_by_its_script(run: Path, overrides: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    main(["replay", str(run), "15", "--quiet", "--save", "saved", *overrides])
+    assert "python saved/step.py" in capfd.readouterr().out
+    assert subprocess.run([sys.executable, "saved/step.py"]).returncode == 0
+    assert "weights and buffers are those after step 15, bit for bit" in capfd.readouterr().out
+    # The comparison is not idle.
+    facts = json.loads(Path("saved/step.json").read_text())
+    facts["groups"][0]["lr"] *= 1.01
+    Path("saved/step.json").write_text(json.dumps(facts))
+    assert subprocess.run([sys.executable, "saved/step.py"]).returncode == 1
+    assert main(["replay", str(run), "15", "--save", "saved"]) == 2
+    assert "saved is not empty" in capfd.readouterr().err
+
+
+def test_the_debugger_stops_before_the_step(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("p trainer.progress.step, type(model).__name__, len(batch[1])\nc\n"))
+    assert main(["replay", str(run), "15", "--pdb"]) == 0
+    assert "(14, 'MLP', 32)" in capsys.readouterr().out
 
 
 def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(

@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+from bdb import BdbQuit
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,9 +22,10 @@ from trainer_cli.terminal import print_json
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
     from trainer_cli.parallel.process_group import ProcessGroup
-    from trainer_cli.runs.replay import Replayed, ReplayPlan
+    from trainer_cli.runs.replay import OnBuilt, Replayed, ReplayPlan
     from trainer_cli.runs.samples import StepSamples
     from trainer_cli.runs.step_view import StepView
+    from trainer_cli.trainer.hooks import Callback
 
 EXAMPLES = """examples:
   train replay runs/digits 437                     what happened in step 437
@@ -35,7 +37,7 @@ The steps from the newest checkpoint before are made again. Every record on the 
 every kept checkpoint with the state. Exit code 0: all are equal, bit for bit. 1: some are not; the first is printed.
 """
 _STEPS = re.compile(r"(?:step)?(\d+)(?:\.\.(?:step)?(\d+))?")
-_OF_BATCH = ("rank", "samples", "batch")
+_OF_BATCH = ("rank", "samples", "batch", "sample_losses")
 """What a batch has besides its loss and other outputs."""
 
 
@@ -46,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument("--keep", action="store_true", help="write the state after the last step into RUN/replayed")
     parser.add_argument("--json", action="store_true", help="print the steps and the comparison as JSON")
+    parser.add_argument("--per-sample", action="store_true", help="the loss of each sample alone, before the step")
+    parser.add_argument("--pdb", action="store_true", help="stop before each step, with trainer, model and batch")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the step, and a script that makes it, to DIR")
     parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
 
@@ -77,6 +82,9 @@ def run(args: argparse.Namespace) -> int:
         return run_as_rank(compose, work)
     composed = compose()
     processes = int(environment_of(RunDir(plans[0].run), plans[0].attempt).get("processes") or 1)
+    for flag, is_set in (("--pdb", args.pdb), ("--save", args.save is not None)):
+        if is_set and processes > 1:
+            raise UserError(f"{flag} is for runs of one process, and {args.run_dir} had {processes}")
     if processes > 1:
         from trainer_cli.parallel.launch import launch
 
@@ -117,16 +125,26 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
 
     if group.is_main and not args.quiet and not args.json:
         print(f"{plan.run}: {plan}", file=sys.stderr, flush=True)
-    observer = StepObserver(() if args.quiet else steps)
+    observer = StepObserver(() if args.quiet else steps, per_sample=args.per_sample, debugs=args.pdb)
+    callbacks: dict[str, Callback] = {"step_observer": observer}
+    on_built: OnBuilt | None = None
+    if args.save is not None:
+        from trainer_cli.runs.step_save import StepSaver
+
+        saver = StepSaver(plan.last, args.save, str(plan.run))
+        callbacks["step_saver"], on_built = saver, saver.keep_model
     try:
         replayed = replay(
             plan,
             composed,
             keep=[plan.last] if args.keep else (),
-            callbacks={"step_observer": observer},
+            callbacks=callbacks,
             group=group,
             config_dir=args.config_dir,
+            on_built=on_built,
         )
+    except BdbQuit:
+        return int(ExitCode.FAILED)
     except Exception:
         # A step that fails is looked at for the sake of what it did before.
         if group.is_main and not args.json:
@@ -142,6 +160,8 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
         print(replayed)
         for path in replayed.kept.values():
             print(f"kept: {path}")
+        if args.save is not None:
+            print(f"saved: {args.save}; to make the step: python {args.save / 'step.py'}")
     return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
 
 
@@ -170,6 +190,8 @@ def _print_views(views: Iterable[StepView], samples: Mapping[int, StepSamples] =
             rank = f"rank {batch['rank']}, " if any(other["rank"] for other in view.batches) else ""
             rows.append(("batch", f"{rank}{batch['samples']} samples: {batch['batch']}"))
             rows += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
+            if "sample_losses" in batch:
+                rows.append(("", f"of each sample: {' '.join(f'{loss:.4g}' for loss in batch['sample_losses'])}"))
         rows += [(f"lr {name}".removesuffix(" optimizer"), _numbers(rates)) for name, rates in view.lr.items()]
         if view.grad_norm is not None:
             rows.append(("gradients", f"norm {view.grad_norm:.6g}, the largest of"))
@@ -204,5 +226,7 @@ def _child_arguments(args: argparse.Namespace) -> list[str]:
     """The arguments of each process of several."""
     flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
     settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-    switches = [f"--{name}" for name in ("keep", "json", "quiet") if getattr(args, name)]
+    switches = [
+        f"--{name}" for name in ("keep", "json", "quiet", "per-sample") if getattr(args, name.replace("-", "_"))
+    ]
     return [str(args.run_dir), args.steps, *args.overrides, *settings, *switches, "--supervised"]

@@ -141,8 +141,8 @@ class Builder:
         }
         return Data(source, train, loaders)
 
-    def model(self, source: Any) -> nn.Module:
-        """Build the model. An argument with the value `from_data` is that attribute of the data object."""
+    def model_node(self, source: Any) -> dict[str, Any]:
+        """The node of the model. An argument with the value `from_data` is that attribute of the data object."""
         node = dict(_node(self.config.model, "model"))
         for key, value in node.items():
             if value == FROM_DATA:
@@ -152,7 +152,11 @@ class Builder:
                         location=f"model.{key}",
                     )
                 node[key] = getattr(source, key)
-        model: nn.Module = self.make(node, "model")
+        return node
+
+    def model(self, source: Any) -> nn.Module:
+        """Build the model."""
+        model: nn.Module = self.make(self.model_node(source), "model")
         return model
 
     def _trained_model(self, source: Any) -> nn.Module:

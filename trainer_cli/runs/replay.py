@@ -16,7 +16,7 @@ import fcntl
 import hashlib
 import logging
 import platform
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.state_saver import RunIdentity
     from trainer_cli.checkpoint.checkpointer import Checkpointer
     from trainer_cli.checkpoint.storage.base import Storage
+    from trainer_cli.runs.build import Builder, Data
     from trainer_cli.runs.origin import Origin
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
@@ -55,6 +56,7 @@ __all__ = ["ReplayPlan", "Replayed", "compose_replay", "environment_of", "find_s
 
 log = logging.getLogger(__name__)
 
+OnBuilt = Callable[["Builder", "Data"], object]
 NAME = "replay"
 """Name of the logger that compares the records."""
 _COMPUTING = ("python", "trainer-cli", "torch", "numpy")
@@ -111,6 +113,7 @@ def replay(
     callbacks: Mapping[str, Callback] | None = None,
     group: ProcessGroup = ALONE,
     config_dir: Path | None = None,
+    on_built: OnBuilt | None = None,
 ) -> Replayed:
     """Make the steps of a plan.
 
@@ -121,19 +124,20 @@ def replay(
             change nothing.
         group: the processes that train together, all of which call this with rank 0's plan and config.
         config_dir: as of `compose_replay`, for the config of an earlier attempt.
+        on_built: called with the builder and the data, before the trainer is built.
 
     Raises:
         TrainError: the steps cannot be made here.
     """
     if plan.before is None:
-        return _replay_part(plan, composed, keep, callbacks or {}, group)
+        return _replay_part(plan, composed, keep, callbacks or {}, group, on_built)
     earlier_plan = plan.before
     earlier_config = group.on_main(lambda: compose_replay(earlier_plan, composed.overrides, config_dir=config_dir))
     kept = {*keep, earlier_plan.last}
     earlier = replay(earlier_plan, earlier_config, keep=kept, callbacks=callbacks, group=group, config_dir=config_dir)
     if earlier_plan.last not in earlier.kept:
         return earlier
-    later = _replay_part(plan, composed, keep, callbacks or {}, group)
+    later = _replay_part(plan, composed, keep, callbacks or {}, group, on_built)
     return replace(
         later,
         records=earlier.records + later.records,
@@ -149,10 +153,11 @@ def _replay_part(
     keep: Collection[int],
     callbacks: Mapping[str, Callback],
     group: ProcessGroup,
+    on_built: OnBuilt | None,
 ) -> Replayed:
     """Make the steps of one attempt."""
     import_torch()
-    from trainer_cli.runs.build import Builder
+    from trainer_cli.runs.build import Builder as NewBuilder
     from trainer_cli.runs.replay_saver import ReplaySaver
 
     run, config = RunDir(plan.run), _config_of_replay(composed.config)
@@ -167,8 +172,10 @@ def _replay_part(
             stack.enter_context(_held(run, plan, keeps=bool(keep)))
         with group.checking("while data and model were made"):
             group.divide_layers(config.parallel.tensor_size)
-            builder = Builder(config, composed.trust, group)
+            builder = NewBuilder(config, composed.trust, group)
             data = builder.data()
+            if on_built is not None:
+                on_built(builder, data)
             origin = EvaluatedOrigin(composed, data.loaders)
             if group.is_main and plan.reference is not None:
                 origin.compare(plan.reference)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import pdb
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer_cli.checkpoint.model_state import parameter_names, unwrapped
+from trainer_cli.checkpoint.format.dtensor import is_dtensor
+from trainer_cli.checkpoint.model_state import capture_rng, parameter_names, restore_rng, unwrapped
+from trainer_cli.errors import UserError
 from trainer_cli.parallel.torch_compat import foreach_norm, local, whole
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import read_outputs, tensors_of
-from trainer_cli.trainer.model_call import describe_batch
+from trainer_cli.trainer.metrics import leading_size, read_outputs, tensors_of
+from trainer_cli.trainer.microbatch import split_batch
+from trainer_cli.trainer.model_call import ForwardState, describe_batch, make_arguments
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,8 +39,8 @@ class StepView:
     batch_idx: int
     """Index of its first batch in the epoch, from 0."""
     batches: list[dict[str, Any]] = field(default_factory=list)
-    """Of each batch: its rank, its number of samples, its structure, the loss and the other outputs that are numbers.
-    """
+    """Of each batch: its rank, its number of samples, its structure, the loss and the other outputs that are numbers;
+    and the loss of each sample, if it was asked for."""
     lr: dict[str, list[float]] = field(default_factory=dict)
     """Optimizer -> learning rate of each of its parameter groups."""
     grad_norm: float | None = None
@@ -52,10 +56,14 @@ class StepObserver(Callback):
 
     Args:
         steps: the numbers of the steps, counted from 1.
+        per_sample: also compute the loss of each sample alone, see `losses_of_samples`.
+        debugs: stop in the debugger before each batch, with `trainer`, `model` and `batch`.
     """
 
-    def __init__(self, steps: Collection[int]) -> None:
+    def __init__(self, steps: Collection[int], *, per_sample: bool = False, debugs: bool = False) -> None:
         self._steps = frozenset(steps)
+        self._per_sample, self._debugs = per_sample, debugs
+        self._sample_losses: list[float] | None = None
         self.views: dict[int, StepView] = {}
         """The steps that have been made."""
         self._view: StepView | None = None
@@ -72,6 +80,11 @@ class StepObserver(Callback):
             for name, module in unwrapped(model).named_modules():
                 handle = module.register_forward_hook(self._watch(name or type(module).__name__))
                 self._watched.callback(handle.remove)
+        if self._per_sample:
+            self._sample_losses = losses_of_samples(trainer, batch)
+        if self._debugs:
+            # It shows this frame, with trainer, model and batch.
+            pdb.Pdb(skip=["torch.*"]).set_trace()
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
         if self._view is None:
@@ -83,6 +96,7 @@ class StepObserver(Callback):
             "batch": describe_batch(batch),
             "loss": float(loss.detach()),
             **_numbers_in(named),
+            **({} if self._sample_losses is None else {"sample_losses": self._sample_losses}),
         }
         self._view.batches += trainer.strategy.group.gather(entry)
 
@@ -139,6 +153,33 @@ class StepObserver(Callback):
             if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                 self._view.not_finite = f"{kind} {name}"
                 return
+
+
+def losses_of_samples(trainer: Trainer, batch: Any) -> list[float]:
+    """The loss of each sample of a batch alone, at the present weights in evaluation mode. Nothing is changed.
+
+    Raises:
+        UserError: the batch cannot be split, or parameters are sharded.
+    """
+    if trainer.strategy.world_size > 1 and any(is_dtensor(parameter) for parameter in trainer.model.parameters()):
+        raise UserError("--per-sample needs the whole model in each process", cure="Leave it out with parallel=fsdp.")
+    model = unwrapped(trainer.model)
+    modes = [(module, module.training) for module in model.modules()]
+    state, rng = ForwardState(model, parameters=True), capture_rng()
+    losses: list[float] = []
+    try:
+        model.eval()
+        with torch.no_grad():
+            for sample, _ in split_batch(batch, leading_size(batch) or 1, 1):
+                args, kwargs = make_arguments(trainer.model_call, sample)
+                with trainer.precision.autocast(trainer.device) or nullcontext():
+                    losses.append(float(read_outputs(model(*args, **kwargs))[0]))
+    finally:
+        for module, training in modes:
+            module.training = training
+        state.restore()
+        restore_rng(rng)
+    return losses
 
 
 def _numbers_in(outputs: Mapping[str, Any]) -> dict[str, float]:
