@@ -92,5 +92,7 @@ class Agreement:
 
     def total(self, number: int) -> int:
         """The sum of the ranks' numbers, computed at once; a tensor group counts once. It is 0 only if all are."""
+        # A tensor of bool would not be summed directly.
+        total = int(self.group.sum(torch.tensor([int(number)]))[0])
         # Rounded up: only one rank of a tensor group may have a number.
-        return -(-int(self.group.sum(torch.tensor([number]))[0]) // self.group.tensor_size)
+        return -(-total // self.group.tensor_size)

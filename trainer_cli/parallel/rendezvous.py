@@ -20,7 +20,7 @@ from typing import Any
 from trainer_cli.core.ranks import Ranks
 from trainer_cli.errors import UserError
 
-DIRECT = "direct/"
+DIRECT = "trainer_cli/direct: "
 """Begins the errors of `direct.py` about a rank that has ended, or does not answer."""
 _BACKENDS = ("gloo/", "NCCL", "nccl", DIRECT)
 """Every error of torch about a rank that has ended, or does not answer, contains one of these."""
