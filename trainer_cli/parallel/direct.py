@@ -72,7 +72,7 @@ class DirectSums:
 
     def start(self, tensor: Tensor) -> DirectSum | None:
         """Send the numbers of this rank to the others. None: such a tensor is not sent."""
-        if tensor.is_cuda or tensor.dtype not in _DTYPES or tensor.nbytes > _MOST_BYTES:
+        if not tensor.is_cpu or tensor.dtype not in _DTYPES or tensor.nbytes > _MOST_BYTES:
             return None
         started = DirectSum(self, tensor)
         try:
