@@ -64,7 +64,7 @@ def fit_on_two_ranks(jobs: Mapping[str, tuple[str, ...]]) -> None:
     from ranks import on_ranks
 
     listed = [[*overrides, f"run_dir={name}"] for name, overrides in jobs.items()]
-    ends = on_ranks(2, [FITS, json.dumps(listed)])
+    ends = on_ranks(2, FITS, json.dumps(listed))
     assert [code for code, _ in ends] == [0, 0], ends
     for _, output in ends:
         assert json.loads(output.rpartition("ENDS")[2]) == ["0"] * len(jobs), output

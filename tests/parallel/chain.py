@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for number, (world_size, parallel) in enumerate(STAGES, 1):
             overrides = [*BASE, *parallel, f"loop.max_duration={4 * number}", "run_dir=chain"]
             if world_size > 1:
-                ends = on_ranks(world_size, [HERE / "fits.py", json.dumps([overrides])])
+                ends = on_ranks(world_size, HERE / "fits.py", json.dumps([overrides]))
                 assert all(code == 0 and 'ENDS ["0"]' in output for code, output in ends), ends
             else:
                 subprocess.run([sys.executable, "-m", "trainer_cli", "fit", *overrides], check=True)
@@ -110,9 +110,9 @@ def test_a_model_of_transformers_is_divided_by_its_own_plan(runs: Path) -> None:
         "data=null", "data={_target_: fits.Counting, batch_size: 8}", "optimizer=adamw", "precision.clip_norm=1.0",
         "loop.max_duration=20", "loop.log_interval=1", "loggers.tensorboard=null", "logging.console=off",
     ]  # fmt: skip
-    code, output = on_ranks(1, [HERE / "fits.py", json.dumps([[*job, "run_dir=llama/one"]])])[0]
+    code, output = on_ranks(1, HERE / "fits.py", json.dumps([[*job, "run_dir=llama/one"]]))[0]
     assert (code, 'ENDS ["0"]' in output) == (0, True), output
-    ends = on_ranks(2, [HERE / "fits.py", json.dumps([[*job, *TENSOR, "run_dir=llama/two"]])])
+    ends = on_ranks(2, HERE / "fits.py", json.dumps([[*job, *TENSOR, "run_dir=llama/two"]]))
     assert "tensor_size=2 divides 9 layers, with 99 % of the parameters" in ends[0][1], ends
     one, two = metrics(runs / "llama/one"), metrics(runs / "llama/two")
     assert len(one) == len(two) == 20

@@ -6,43 +6,41 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+
+from command import LIMIT_S, start_program
+
 HERE = Path(__file__).parent
-LIMIT_S = 500.0
-"""A guard against hanging, on a machine that is busy with other things too."""
 
 
-def on_ranks(world_size: int, command: Sequence[str | Path]) -> list[tuple[int, str]]:
-    """Run `python COMMAND` once a rank. Returns each rank's exit code and output."""
+def on_ranks(world_size: int, program: Path, *arguments: str) -> list[tuple[int, str]]:
+    """Run `python PROGRAM` once a rank. Returns each rank's exit code and output."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, *map(str, command)],
-            env={**shared, "WORLD_SIZE": str(world_size), "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+        start_program(
+            program, arguments, {**shared, "WORLD_SIZE": str(world_size), "RANK": str(rank), "LOCAL_RANK": str(rank)}
         )
         for rank in range(world_size)
     ]
     try:
         outputs = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-        return [(rank.returncode, output) for rank, output in zip(ranks, outputs, strict=True)]
+        return [(rank.returncode or 0, output) for rank, output in zip(ranks, outputs, strict=True)]
     finally:
         for rank in ranks:
             rank.kill()
-            rank.communicate()
+            with rank:
+                pass
 
 
 class Fits(NamedTuple):
@@ -65,7 +63,7 @@ def fit_on_ranks(world_size: int, jobs: list[list[str]]) -> Fits:
     for job in jobs:
         name = next((part[8:] for part in job if part.startswith("run_dir=")), job[-1])
         names.append(f"{name} again" if name in names else name)
-    done = on_ranks(world_size, [HERE / "fits.py", json.dumps(jobs)])
+    done = on_ranks(world_size, HERE / "fits.py", json.dumps(jobs))
     assert [code for code, _ in done] == [0] * world_size, done
     outputs = [output for _, output in done]
     ends = [json.loads(output.rpartition("ENDS")[2]) for output in outputs]

@@ -32,7 +32,7 @@ ZERO = "ZeroDivisionError: division by zero"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one start of two ranks left behind, of which rank 1 is killed at the end."""
     folder = tmp_path_factory.mktemp("ranks")
-    ends = on_ranks(2, [HERE / "rank_claims.py", folder])
+    ends = on_ranks(2, HERE / "rank_claims.py", str(folder))
     assert [code for code, _ in ends] == [0, -signal.SIGKILL], ends
     return folder
 

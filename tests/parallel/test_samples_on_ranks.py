@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         two = [job(name, [*overrides, "parallel=ddp"], STEPS[name]) for name, overrides in JOBS.items()]
         change = ("parallel=ddp", "resume_allow=[parallel.strategy]")
         two.append(job("mixed", [*PLAIN, *change], 14, "loop.hard_stop=9"))
-        fits = fit_on_ranks(2, two, timeout_s=300)
+        fits = fit_on_ranks(2, two)
         assert all(set(ends.values()) == {"0"} for ends in fits.ends), fits
         assert main(["fit", *job("mixed", [*PLAIN, "resume_allow=[parallel.strategy]"], 14)]) == 0
         yield folder

@@ -198,6 +198,16 @@ def start(
     return subprocess.Popen(command(*arguments), cwd=cwd, env=env, text=True, **streams)
 
 
+def start_program(
+    program: Path, arguments: Sequence[str], env: Mapping[str, str]
+) -> subprocess.Popen[str] | warm.WarmProcess:
+    """Start a program of the tests in the current folder, its two outputs in one pipe; a fork if that is the same."""
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    if sys.platform == "linux" and warm_server().can_become(env):
+        return warm.WarmProcess(warm_server(), arguments, cwd=Path.cwd(), env=env, program=program, **streams)
+    return subprocess.Popen([sys.executable, str(program), *arguments], env=env, text=True, **streams)
+
+
 def train(
     *arguments: str,
     cwd: Path,

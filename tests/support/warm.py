@@ -1,4 +1,5 @@
 """`train` without the seconds of a start: each command is a fork of one process that has everything imported already.
+So is a program of the tests that trains.
 
 A fork is a process like any other: signals, exit codes, pipes and files are real. What it does not show is what happens
 while python starts, which modules are imported when, and another hash seed.
@@ -85,6 +86,7 @@ class WarmProcess:
     """A command that was started as a fork, with the parts of `subprocess.Popen` that tests use.
 
     Args:
+        program: the file of a program in place of `train`.
         disk: the arguments of the FaultyDisk that holds its checkpoints; `operations` is the file for what was asked
             of that disk.
         imports: heavy modules that it needs, imported once for all later commands.
@@ -101,11 +103,12 @@ class WarmProcess:
         stdout: int | None = subprocess.PIPE,
         stderr: int | None = subprocess.PIPE,
         start_new_session: bool = False,
+        program: Path | None = None,
         disk: Mapping[str, Any] | None = None,
         operations: Path | None = None,
         imports: Sequence[str] = (),
     ) -> None:
-        self.args = ["train", *arguments]
+        self.args = [str(program or "train"), *arguments]
         self.returncode: int | None = None
         self.stdout = self.stderr = None
         theirs = []
@@ -114,11 +117,13 @@ class WarmProcess:
                 read, write = os.pipe()
                 setattr(self, name, os.fdopen(read, encoding="utf-8"))
                 theirs.append(write)
+            elif stream == subprocess.STDOUT:
+                theirs.append(os.dup(theirs[1]))
             else:
                 theirs.append(os.dup(number if stream is None else stream))
         request = {
             "arguments": list(arguments), "cwd": os.path.abspath(cwd), "env": dict(env), "umask": umask(),
-            "new_session": start_new_session,
+            "new_session": start_new_session, "program": None if program is None else str(program),
             "disk": disk, "operations": str(operations), "imports": list(imports),
         }  # fmt: skip
         self._status, caller = socket.socketpair()

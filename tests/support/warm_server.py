@@ -12,6 +12,7 @@ import importlib
 import json
 import logging
 import os
+import runpy
 import select
 import signal
 import socket
@@ -115,7 +116,8 @@ def receive(control: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 
 def become(request: Mapping[str, Any], streams: list[int], base_path: list[str]) -> int:
-    """Be a new process of `python -P -m trainer_cli` as far as the command can see; returns its exit code."""
+    """Be a new process of `python -P -m trainer_cli`, or of `python FILE`, as far as the program can see; returns its
+    exit code."""
     if request["new_session"]:
         os.setsid()
     for number, stream in enumerate(streams):
@@ -131,6 +133,11 @@ def become(request: Mapping[str, Any], streams: list[int], base_path: list[str])
     sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(":")), *base_path]
     importlib.invalidate_caches()
     numpy.random.seed()
+    if request["program"] is not None:
+        sys.argv = [request["program"], *request["arguments"]]
+        sys.path.insert(0, os.path.dirname(request["program"]))
+        runpy.run_path(request["program"], run_name="__main__")
+        return 0
     entry: Any = sys.modules["trainer_cli.__main__"]
     # A process that multiprocessing spawns imports this one by its name.
     sys.modules["__main__"] = entry
