@@ -21,6 +21,7 @@ class CountingStore:
     def __init__(self, *, silent: bool = False, ended: bool = False) -> None:
         self.store, self.requests = dist.HashStore(), Counter[str]()
         self.silent, self.ended = silent, ended
+        self.waited_for: set[int] = set()
 
     def __getattr__(self, name: str) -> Any:
         self.requests[name] += 1
@@ -29,6 +30,12 @@ class CountingStore:
         if self.silent:
             threading.Event().wait(10)
         return getattr(self.store, name)
+
+    def wait(self, keys: list[str], *timeout: Any) -> None:
+        """Also notes for how many keys a rank waits."""
+        self.requests["wait"] += 1
+        self.waited_for.add(len(keys))
+        self.store.wait(keys, *timeout)
 
 
 def _answers(store: Any, world_size: int, dead: set[int], wait_s: float = 0.5) -> dict[int, LostRanks]:
@@ -68,7 +75,7 @@ def test_one_rank_names_those_that_are_lost_and_the_others_leave_it_to_that_rank
 ) -> None:
     store = CountingStore()
     for rank in range(world_size):
-        write_host(store, rank, f"host{rank}")
+        write_host(store, rank, world_size, f"host{rank}")
     store.requests.clear()
     answers = _answers(store, world_size, dead)
     asked = {rank: loss for rank, loss in answers.items() if loss.is_asked}
@@ -91,13 +98,25 @@ def test_without_an_answer_of_the_store_no_rank_is_named(how: dict[str, bool]) -
     assert find_lost_ranks(store, 1, 4, wait_s=0.1) == LostRanks(store_answers=False)
 
 
-def test_ranks_that_are_late_are_found_by_few_requests() -> None:
+def test_ranks_that_are_late_are_found_by_few_requests_of_one_rank() -> None:
     store = CountingStore()
     for rank in range(600):
         if rank not in (7, 300):
-            write_host(store, rank, "host")
+            write_host(store, rank, 600, "host")
     store.requests.clear()
-    assert lost._find_absent(store, lost._HOST, list(range(600))) == [7, 300]
-    assert store.requests["check"] < 60
     store.store.set_timeout(lost.timedelta(seconds=1))
-    assert wait_for_hosts(store, 600, lost.timedelta(seconds=0.1)) == [7, 300]
+    assert not wait_for_hosts(store, lost.timedelta(seconds=0.1))
+    absent = [lost._find_absent_hosts(store, 600, phase) for phase in ("waiting", "waiting", "absent", "absent")]
+    assert absent == [[7, 300], [], [7, 300], []]
+    assert store.requests["check"] < 120
+
+
+def test_ranks_that_meet_ask_for_a_few_keys_each() -> None:
+    store = CountingStore()
+    for rank in range(600):
+        write_host(store, rank, 600, "host")
+    for _ in range(600):
+        assert wait_for_hosts(store, lost.timedelta(seconds=0.1))
+    # A rank writes its host, counts itself, and waits for one key; the last says that all are here.
+    assert store.requests == {"set": 601, "add": 600, "wait": 600}
+    assert store.waited_for == {1}

@@ -26,6 +26,7 @@ _BACKENDS = ("gloo/", "NCCL", "nccl", DIRECT)
 """Every error of torch about a rank that has ended, or does not answer, contains one of these."""
 _HOST, _ALIVE, _FAILED = "trainer_cli/host/", "trainer_cli/here/", "trainer_cli/failed"
 _ALIVE_COUNT, _ASKING = "trainer_cli/here", "trainer_cli/asking"
+_HOST_COUNT, _ALL_HOSTS = "trainer_cli/hosts", "trainer_cli/all_hosts"
 """Keys in the store; those that end in a slash are followed by a rank."""
 _SILENT = timedelta(seconds=30)
 """How long ranks wait for one that has not started before they print that they wait."""
@@ -99,17 +100,18 @@ def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
     # torchrun's agent keeps its store over restarts: keys of an earlier attempt must not be read.
     store = dist.PrefixStore(f"attempt{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", tcp_store)
     try:
-        write_host(store, ranks.rank, socket.gethostname())
-        absent = wait_for_hosts(store, ranks.world_size, min(timeout, _SILENT))
-        if absent and ranks.rank == _reporter(ranks, absent):
-            print(f"train: waiting for {_named(absent)} of {ranks.world_size} processes to start", file=sys.stderr)
-        if absent:
-            absent = wait_for_hosts(store, ranks.world_size, timeout - min(timeout, _SILENT))
+        write_host(store, ranks.rank, ranks.world_size, socket.gethostname())
+        first_s, all_here = min(timeout, _SILENT), True
+        if not wait_for_hosts(store, first_s):
+            if absent := _find_absent_hosts(store, ranks.world_size, "waiting"):
+                print(f"train: waiting for {_named(absent)} of {ranks.world_size} processes to start", file=sys.stderr)
+            all_here = wait_for_hosts(store, timeout - first_s)
+        absent = [] if all_here else _find_absent_hosts(store, ranks.world_size, "absent")
     except RuntimeError as error:
         raise PeerError("rank 0, which holds the store, has ended") from error
-    if not absent:
+    if all_here:
         return store
-    if ranks.rank != _reporter(ranks, absent):
+    if not absent:
         raise PeerError("a rank did not start")
     have = "has" if len(absent) == 1 else "have"
     raise LostRankError(f"{_named(absent)} of {ranks.world_size} {have} not started in {timeout.total_seconds():g} s")
@@ -141,11 +143,6 @@ def _wait_for_rank_0(ranks: Ranks, host: str, port: int, timeout: timedelta) -> 
             time.sleep(_POLL_S)
 
 
-def _reporter(ranks: Ranks, absent: list[int]) -> int:
-    """The first rank that is not absent: one message, not one from each."""
-    return min(set(range(ranks.world_size)) - set(absent))
-
-
 def _named(ranks: list[int]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
@@ -164,19 +161,28 @@ class LostRanks:
     """False if the store did not answer, so that the cause is unknown."""
 
 
-def write_host(store: Any, rank: int, host: str) -> None:
+def write_host(store: Any, rank: int, world_size: int, host: str) -> None:
     """Write the name of a rank's machine into the store."""
     store.set(f"{_HOST}{rank}", host)
+    # One key for all to wait for: if each waited for those of all others, they would ask for world_size**2 keys.
+    if store.add(_HOST_COUNT, 1) == world_size:
+        store.set(_ALL_HOSTS, "")
 
 
-def wait_for_hosts(store: Any, world_size: int, timeout: timedelta) -> list[int]:
-    """Wait until every rank has called `write_host`. Returns the ranks that have not in time."""
-    keys = [f"{_HOST}{rank}" for rank in range(world_size)]
+def wait_for_hosts(store: Any, timeout: timedelta) -> bool:
+    """Wait until every rank has called `write_host`; False if some have not in time."""
     try:
-        store.wait(keys, timeout)
+        store.wait([_ALL_HOSTS], timeout)
     except RuntimeError:
-        return _find_absent(store, _HOST, list(range(world_size)))
-    return []
+        return bool(store.check([_ALL_HOSTS]))
+    return True
+
+
+def _find_absent_hosts(store: Any, world_size: int, phase: str) -> list[int]:
+    """The ranks that have not called `write_host`, for the first rank that asks in a phase; none for the others: one
+    message, not one from each."""
+    is_first = store.add(f"{_HOST_COUNT}/{phase}", 1) == 1
+    return _find_absent(store, _HOST, list(range(world_size))) if is_first else []
 
 
 def report_failure(store: Any, rank: int, why: str) -> None:
