@@ -1,13 +1,16 @@
-"""How costs grow: of a step with callbacks and parameters, of a save with bytes and tensors, of discovery with age."""
+"""How costs grow: of a step with callbacks and parameters, of a save with bytes, tensors and ranks, of discovery with
+age."""
 
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +25,19 @@ from state import even_state
 from table import Column, Row, Table
 from timing import Measure, interleaved
 from trainer_cli import Callback, Logging, Trainer, TrainingLoop
+from trainer_cli.checkpoint.group_save import Report, read_reports
+from trainer_cli.checkpoint.save import RankFiles
+from trainer_cli.core.manifest import FileEntry, Manifest
+from trainer_cli.core.parts import PartTable, group_names, why_uncovered
+from trainer_cli.core.policy import Kind
+from trainer_cli.core.shards import Shard
 
 MB = 1_000_000
 STEP_US = Column("step", "µs", 1, resolution=10.0)
 
 
 def measure(settings: Settings) -> list[Table]:
-    """Five tables, each with a plot."""
+    """Six tables, each with a plot."""
     # The vectors are small: a second thread would only wait.
     torch.set_num_threads(1)
     return [
@@ -36,6 +45,7 @@ def measure(settings: Settings) -> list[Table]:
         by_parameters(settings),
         *by_state(settings),
         by_checkpoints(settings),
+        by_ranks(settings),
     ]
 
 
@@ -126,6 +136,72 @@ def by_checkpoints(settings: Settings) -> Table:
         "scale-checkpoints", "Discovery among so many checkpoints", "", columns, rows, {"counts": counts},
         x_label="checkpoints",
     )  # fmt: skip
+
+
+def by_ranks(settings: Settings) -> Table:
+    """What rank 0 does alone in a save of so many ranks that share every tensor, and in the resume of it: arithmetic
+    with made-up reports, in processor time. The ranks' messages are not sent."""
+    counts = settings.pick(smoke=[2], quick=[16, 64], whole=[64, 256, 1024])
+    tensors = settings.pick(smoke=10, quick=200, whole=1000)
+    measures: dict[str, Measure] = {
+        f"{count} ranks": partial(_committed, _reports(count, tensors), tensors) for count in counts
+    }
+    samples, _ = interleaved(measures, settings.rounds_or(3, 5), warm=settings.warm, needed=list(measures))
+    rows = [Row(name, found, series="save", x=float(name.split()[0])) for name, found in samples.items()]
+    columns = [
+        Column("save", "ms", 1, resolution=1.0, ratio=False), Column("manifest", "MB", 3, ratio=False),
+        Column("parse", "ms", 1, resolution=1.0, ratio=False), Column("choice of files", "ms", 1, ratio=False),
+    ]  # fmt: skip
+    return Table(
+        "scale-ranks", f"Rank 0 in a save and a resume of so many ranks with {tensors} tensors", "", columns, rows,
+        {"counts": counts, "tensors": tensors}, x_label="ranks",
+    )  # fmt: skip
+
+
+_SHAPES = [(4096, 4096), (4096, 1024), (14336, 4096), (4096, 14336), (4096,), (1000,), (128256, 4096)]
+
+
+def _names(tensors: int) -> list[str]:
+    return [f"model/layers.{number}.weight" for number in range(tensors)]
+
+
+def _reports(ranks: int, tensors: int) -> list[bytes]:
+    """The pickled report of each rank, of tensors divided by rows."""
+    reports = []
+    digest = "xxh3_128:" + "0" * 32
+    for rank in range(ranks):
+        parts: dict[str, Shard] = {}
+        for name, shape in zip(_names(tensors), cycle(_SHAPES), strict=False):
+            size = -(-shape[0] // ranks)
+            begin = min(rank * size, shape[0])
+            if count := min(size, shape[0] - begin):
+                parts[name] = Shard(shape, (begin, *(0 for _ in shape[1:])), (count, *shape[1:]))
+        file = f"rank{rank}.safetensors"
+        files = {file: FileEntry(10**9 + rank, digest), f"rank{rank}.own.json": FileEntry(3000 + rank, digest)}
+        reports.append(pickle.dumps(Report.of(RankFiles(files, {}, {file: group_names(parts)}), finite=True)))
+    return reports
+
+
+def _committed(reports: list[bytes], tensors: int) -> dict[str, float]:
+    begun = time.process_time()
+    ranks = read_reports([pickle.loads(report) for report in reports])
+    table = PartTable({file: groups for rank in ranks for file, groups in rank.parts.items()})
+    assert why_uncovered(_names(tensors), table, {}) is None
+    files = {file: entry for rank in ranks for file, entry in rank.files.items()}
+    manifest = Manifest(
+        run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="r", world_size=len(ranks), files=files,
+        shards=table,
+    )  # fmt: skip
+    text = manifest.to_bytes()
+    saved = time.process_time()
+    shards = Manifest.parse(text).shards
+    parsed = time.process_time()
+    PartTable.of(shards).by_name()
+    chosen = time.process_time()
+    return {
+        "save": (saved - begun) * 1e3, "manifest": len(text) / MB, "parse": (parsed - saved) * 1e3,
+        "choice of files": (chosen - parsed) * 1e3,
+    }  # fmt: skip
 
 
 def _steps(

@@ -19,12 +19,13 @@ from trainer_cli.checkpoint.checkpointer import SyncCheckpointer, make_sync_chec
 from trainer_cli.checkpoint.format import sharded
 from trainer_cli.checkpoint.format.dtensor import is_dtensor, local_of, targets_of
 from trainer_cli.checkpoint.format.readable import check_readable
-from trainer_cli.checkpoint.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own, why_uncovered
+from trainer_cli.checkpoint.format.sharded import SMALL_BYTES, ShardedFormat, TensorsFormat, decode_own
 from trainer_cli.checkpoint.format.tree import Undecodable, UnsavableState
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.core.parts import why_uncovered
 from trainer_cli.core.shards import Shard as Part
 
 LARGE = SMALL_BYTES // 4 + 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from trainer_cli.core.manifest import FileEntry, Manifest, ManifestError, new_digest
 from trainer_cli.core.policy import Kind
+from trainer_cli.core.shards import Shard
 
 DIGEST = "xxh3_128:" + "0" * 32
 SAMPLE = Manifest(
@@ -195,3 +197,32 @@ def test_a_manifest_without_progress_is_an_older_one_and_is_read():
     raw = json.loads(Manifest(run_id="r", attempt=1, step=1, epoch=0, kind=Kind.permanent, reason="r").to_bytes())
     del raw["progress"], raw["digest"]
     assert Manifest.parse(sealed({**raw, "schema_version": 1})).progress == {}
+
+
+PARTS = {"rank0.safetensors": {"w": Shard((4,), (0,), (2,)), "v": Shard((4,), (0,), (2,)), "x": Shard.all_of(())}}
+
+
+def test_parts_of_tensors_come_back_also_from_the_shards_of_version_1():
+    manifest = replace(SAMPLE, shards=PARTS)
+    assert Manifest.parse(manifest.to_bytes()).shards == PARTS
+    texts = {file: {name: str(shard) for name, shard in parts.items()} for file, parts in PARTS.items()}
+    assert Manifest.parse(forged(schema_version=1, shards=texts)) == manifest
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"files": {"nowhere": {}}, "names": []}, "parts of 'nowhere'"),
+        ({"files": {"rank0.safetensors": {"[0:9] of [2]": 0}}, "names": [["w"]]}, "shards cannot be read"),
+        ({"files": {"rank0.safetensors": {"[0:1] of [2]": 5}}, "names": [["w"]]}, "unknown group"),
+        ({"files": {"rank0.safetensors": []}, "names": []}, "parts cannot be"),
+        ({"files": [], "names": []}, "parts cannot be"),
+        ({"files": {}, "names": {}}, "parts cannot be"),
+        ({"files": {}}, "parts cannot be"),
+        ({"files": {}, "names": [], "more": {}}, "parts cannot be"),
+        ([], "parts cannot be"),
+    ],
+)
+def test_hostile_parts_are_refused(parts, message):
+    with pytest.raises(ManifestError, match=message):
+        Manifest.parse(forged(parts=parts))

@@ -172,6 +172,7 @@ def exchanges(group: ProcessGroup) -> dict[str, Any]:
         "rank": [group.rank, group.world_size, group.local_rank, group.is_main],
         "broadcast": group.broadcast({"run": f"of rank {group.rank}", "path": [1, None]}),
         "gather": group.gather(f"rank {group.rank}"),
+        "gather_on_main": group.gather_on_main(f"rank {group.rank}"),
         "sum": group.sum(torch.tensor([1.0, float(group.rank)])).tolist(),
         "later": later.tolist(),
         "on_main": group.on_main(decide),

@@ -58,6 +58,7 @@ def test_others_hear_what_the_first_rank_that_failed_has_said(answers: list[dict
         ("rank", [0, 2, 0, True], [1, 2, 1, False]),
         ("broadcast", {"run": "of rank 0", "path": [1, None]}, {"run": "of rank 0", "path": [1, None]}),
         ("gather", ["rank 0", "rank 1"], ["rank 0", "rank 1"]),
+        ("gather_on_main", ["rank 0", "rank 1"], []),
         ("sum", [2.0, 1.0], [2.0, 1.0]),
         ("later", [1.0, 20.0], [1.0, 20.0]),
         ("on_main", "step500", "step500"),

@@ -9,14 +9,16 @@ on every rank, and there is no manifest. A rank that dies leaves the hidden fold
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.format.dtensor import is_dtensor
-from trainer_cli.checkpoint.format.sharded import ShardedFormat, digest_parts, keys_of_each, why_uncovered
+from trainer_cli.checkpoint.format.sharded import ShardedFormat, digest_parts, keys_of_each
 from trainer_cli.checkpoint.format.tree import decode, encode
 from trainer_cli.checkpoint.save import (
     CheckpointWriter,
@@ -29,6 +31,7 @@ from trainer_cli.checkpoint.save import (
     write,
 )
 from trainer_cli.core.manifest import FileEntry
+from trainer_cli.core.parts import PartTable, why_uncovered
 from trainer_cli.core.shards import Shard
 from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.parallel.rendezvous import PeerError
@@ -86,9 +89,9 @@ class GroupSave(SaveJob):
         hidden_name = "" if self._folder is None else self._folder.hidden_name
         error = self._name_checkpoint(error)
         # Also a rank that has failed takes part: the others would wait for it.
-        reports = self.group.gather((hidden_name, self.is_there, _failure_of(error)))
-        self._hidden_name, self.is_there = reports[0][:2]
-        self._raise_failures([failure for *_, failure in reports], error)
+        first = _first_failure(self.group.gather_on_main(_failure_of(error)))
+        self._hidden_name, self.is_there, first = self.group.broadcast((hidden_name, self.is_there, first))
+        self._raise_failure(first, error)
         if self.is_there and self.group.is_main:
             self.storage.fsync_names()
             log.info("%s is there already, and is not written again", self.where)
@@ -120,18 +123,21 @@ class GroupSave(SaveJob):
         # A writer that hangs is given up by the waiting main thread, and the others must hear of it.
         if error is None and self._rank_files is None:
             error = SaveError("it was not written in time", where=self.where)
-        written = None if self._rank_files is None or error is not None else _plain(self._rank_files, self._finite)
-        reports = self.group.gather((written, _failure_of(error)))
-        self._raise_failures([failure for _, failure in reports], error)
+        written = None if self._rank_files is None or error is not None else Report.of(self._rank_files, self._finite)
+        # To rank 0 alone: the reports of all ranks together grow with ranks times tensors.
+        reports = self.group.gather_on_main((written, _failure_of(error)))
+        first = _first_failure([failure for _, failure in reports])
         if self.group.is_main:
-            try:
-                ranks = [report for report, _ in reports if report is not None]
-                self._commit(list(map(_files, ranks)), finite=all(report["finite"] for report in ranks))
-            except Exception as raised:
-                error = self._name_checkpoint(raised)
+            if first is None:
+                try:
+                    ranks = [report for report, _ in reports if report is not None]
+                    self._commit(read_reports(ranks), finite=all(report.finite for report in ranks))
+                except Exception as raised:
+                    error = self._name_checkpoint(raised)
+                    first = _first_failure([_failure_of(error)])
             self._stack.close()
         # The others must not go on before it is known whether the checkpoint exists.
-        self._raise_failures([self.group.broadcast(_failure_of(error))], error)
+        self._raise_failure(self.group.broadcast(first), error)
         if self.group.is_main:
             self.caller.on_committed(self)
 
@@ -141,7 +147,7 @@ class GroupSave(SaveJob):
         # Before the manifest: a checkpoint with a hole in a tensor must never become valid.
         problem = why_uncovered(
             decode(self.snapshot.layout.text).wanted,
-            {file: parts for rank in ranks for file, parts in rank.shards.items()},
+            PartTable({file: parts for rank in ranks for file, parts in rank.parts.items()}),
             {alias: name for rank in ranks for table in rank.aliases.values() for alias, name in table.items()},
         )
         if problem is not None:
@@ -165,19 +171,18 @@ class GroupSave(SaveJob):
         size_bytes = None if self.snapshot is None else self.snapshot.layout.total_bytes
         return disk_error(error, self.where, size_bytes, self.storage)
 
-    def _raise_failures(self, failures: list[_Failure | None], error: BaseException | None) -> None:
+    def _raise_failure(self, first: tuple[int, _Failure] | None, error: BaseException | None) -> None:
         """Raise this rank's own error, or else the failure of the first rank that has one."""
-        failed = [(rank, failure) for rank, failure in enumerate(failures) if failure is not None]
-        if not failed:
+        if first is None:
             return
         self._stack.close()
         if error is not None:
             raise error
-        rank, first = failed[0]
-        if first.exit_code is not None:
+        rank, failure = first
+        if failure.exit_code is not None:
             # It ends that rank, whatever checkpoint.on_save_error says.
-            raise PeerError(f"rank {rank} failed: {first.text}", first.exit_code)
-        raise (NotDurableError if first.is_there else SaveError)(f"rank {rank}: {first.text}")
+            raise PeerError(f"rank {rank} failed: {failure.text}", failure.exit_code)
+        raise (NotDurableError if failure.is_there else SaveError)(f"rank {rank}: {failure.text}")
 
 
 class _Failure(NamedTuple):
@@ -198,22 +203,49 @@ def _failure_of(error: BaseException | None) -> _Failure | None:
     return _Failure(text, isinstance(error, NotDurableError), exit_code)
 
 
-def _plain(files: RankFiles, finite: bool) -> dict[str, Any]:
-    """What a rank wrote, as plain values for the others."""
-    return {
-        "files": {name: (entry.size_bytes, entry.digest) for name, entry in files.files.items()},
-        "aliases": {file: dict(table) for file, table in files.aliases.items()},
-        "shards": {file: {name: str(shard) for name, shard in parts.items()} for file, parts in files.shards.items()},
-        "finite": finite,
-    }
+def _first_failure(failures: list[_Failure | None]) -> tuple[int, _Failure] | None:
+    """The first rank that failed, and its failure."""
+    return next(((rank, failure) for rank, failure in enumerate(failures) if failure is not None), None)
 
 
-def _files(plain: dict[str, Any]) -> RankFiles:
-    return RankFiles(
-        {name: FileEntry(*entry) for name, entry in plain["files"].items()},
-        plain["aliases"],
-        {file: {name: Shard.parse(shard) for name, shard in parts.items()} for file, parts in plain["shards"].items()},
-    )
+class Report(NamedTuple):
+    """What a rank wrote, as plain values for rank 0."""
+
+    files: dict[str, tuple[int, str]]
+    aliases: dict[str, dict[str, str]]
+    parts: dict[str, list[tuple[str, bytes]]]
+    """File -> its parts, each with the names of the tensors as JSON."""
+    finite: bool
+
+    @classmethod
+    def of(cls, files: RankFiles, finite: bool) -> Report:
+        """The report about these files."""
+        return cls(
+            {name: (entry.size_bytes, entry.digest) for name, entry in files.files.items()},
+            {file: dict(table) for file, table in files.aliases.items()},
+            {
+                # Names as one value: a thousand ranks send equal ones, which rank 0 then reads once.
+                file: [(str(shard), json.dumps(names).encode("ascii")) for shard, names in groups.items()]
+                for file, groups in files.parts.items()
+            },
+            finite,
+        )
+
+
+def read_reports(reports: list[Report]) -> list[RankFiles]:
+    """What the ranks wrote, by their reports."""
+    names_of = cache(lambda text: tuple(json.loads(text)))
+    return [
+        RankFiles(
+            {name: FileEntry(*entry) for name, entry in report.files.items()},
+            report.aliases,
+            {
+                file: {Shard.parse(shard): names_of(names) for shard, names in groups}
+                for file, groups in report.parts.items()
+            },
+        )
+        for report in reports
+    ]
 
 
 def compare_ranks(

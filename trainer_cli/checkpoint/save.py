@@ -31,8 +31,8 @@ from trainer_cli.checkpoint.storage.base import UnsyncedError
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE, step_within
+from trainer_cli.core.parts import Groups, PartTable, group_names
 from trainer_cli.core.policy import Kind
-from trainer_cli.core.shards import Shard
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.parallel.rendezvous import is_of_peer
@@ -230,7 +230,7 @@ class RankFiles:
 
     files: Mapping[str, FileEntry]
     aliases: Mapping[str, Mapping[str, str]]
-    shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
+    parts: Mapping[str, Groups] = field(default_factory=dict)
 
 
 def write(folder: StagedFolder, snapshot: Snapshot, files: Mapping[str, bytes]) -> RankFiles:
@@ -242,7 +242,8 @@ def write(folder: StagedFolder, snapshot: Snapshot, files: Mapping[str, bytes]) 
         with folder.create(file) as writer:
             writer.write(content)
     layout = snapshot.layout
-    return RankFiles(dict(folder.files), aliases, {layout.container: layout.parts} if layout.parts else {})
+    parts = {layout.container: group_names(layout.parts)} if layout.parts else {}
+    return RankFiles(dict(folder.files), aliases, parts)
 
 
 def commit(
@@ -255,11 +256,11 @@ def commit(
     """
     files: dict[str, FileEntry] = {}
     aliases: dict[str, Mapping[str, str]] = {}
-    shards: dict[str, Mapping[str, Shard]] = {}
+    parts: dict[str, Groups] = {}
     for rank in ranks:
         files |= rank.files
         aliases |= rank.aliases
-        shards |= rank.shards
+        parts |= rank.parts
     facts = {
         entry.name: getattr(metadata, entry.name)
         for entry in fields(metadata)
@@ -267,7 +268,7 @@ def commit(
     }
     versions = {**library_versions(), **metadata.versions}
     manifest = Manifest(
-        **facts, name=name, versions=versions, format=format, files=files, aliases=aliases, shards=shards
+        **facts, name=name, versions=versions, format=format, files=files, aliases=aliases, shards=PartTable(parts)
     )
     # Last: a folder with a manifest is a checkpoint.
     with folder.create(MANIFEST_FILE) as writer:

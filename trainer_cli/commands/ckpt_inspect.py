@@ -315,9 +315,10 @@ def _read_tensor_files(folder: ReadableFolder, manifest: Manifest) -> _Read:
         if file not in manifest.files:
             continue
         aliases |= manifest.aliases.get(file, {})
+        divided = manifest.shards.get(file, {})
         for tensor in _tensors(folder, manifest, file):
             name = tensor.entry.name
-            if name in manifest.shards.get(file, {}):
+            if name in divided:
                 _add_parts(tensors.setdefault(name, tensor), tensor)
             else:
                 tensors[f"{name}@rank{rank}" if name in tensors else name] = tensor

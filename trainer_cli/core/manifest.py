@@ -14,6 +14,7 @@ import xxhash
 
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.naming import MANIFEST_FILE, PINNED_FILE, is_plain
+from trainer_cli.core.parts import PartTable
 from trainer_cli.core.policy import Kind
 from trainer_cli.core.shards import Shard
 from trainer_cli.errors import CheckpointError, one_line
@@ -97,8 +98,8 @@ class Manifest:
     aliases: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """For each tensor file: names of tied tensors, and the name under which each is stored."""
     shards: Mapping[str, Mapping[str, Shard]] = field(default_factory=dict)
-    """Tensor file -> tensor -> the part of it in this file, for tensors that ranks share. Not written if empty, as when
-    one process saved."""
+    """Tensor file -> tensor -> the part of it in this file, for tensors that ranks share; a `PartTable`. Not written if
+    empty, as when one process saved."""
     progress: Mapping[str, int | float] = field(default_factory=dict)
     """The counts at this step, by the names of `Progress`; empty if unknown."""
     samples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -108,6 +109,9 @@ class Manifest:
     number: int | None = None
     """Which of the run's checkpoints it is, counted from 1 while `checkpoint.copy_to` is set; that of step 0 has none.
     Not written if None."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shards", PartTable.of(self.shards))
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON, with its own digest."""
@@ -136,7 +140,6 @@ class Manifest:
         return _read(raw)
 
     def _fields(self) -> dict[str, Any]:
-        shards = {file: {name: str(shard) for name, shard in tensors.items()} for file, tensors in self.shards.items()}
         return {
             "schema_version": SCHEMA_VERSION,
             "run_id": self.run_id,
@@ -158,7 +161,7 @@ class Manifest:
             "progress": dict(self.progress),
             # Written only where needed, so that manifests without them stay readable by older versions.
             **({} if self.name is None else {"name": self.name}),
-            **({"shards": shards} if shards else {}),
+            **({"parts": PartTable.of(self.shards).to_json()} if self.shards else {}),
             **({"tensor_size": self.tensor_size} if self.tensor_size > 1 else {}),
             **({"average": self.average} if self.average is not None else {}),
             **({"left_out": list(self.left_out)} if self.left_out else {}),
@@ -226,21 +229,34 @@ def _not_json(error: Exception) -> ManifestError:
 
 
 def _read(raw: dict[str, Any]) -> Manifest:
-    # Old manifests lack progress, name, samples and source. Fields at their default are not written.
+    # Old manifests lack progress, name, samples and source, and have `shards` for `parts`. Fields at their default are
+    # not written.
     absent: dict[str, Any] = {"progress": {}, "name": None, "samples": {}, "source": {}}
-    raw = {**absent, "shards": {}, "tensor_size": 1, "average": None, "left_out": [], "number": None, **raw}
+    raw = {
+        **absent,
+        "shards": {},
+        "parts": {"files": {}, "names": []},
+        "tensor_size": 1,
+        "average": None,
+        "left_out": [],
+        "number": None,
+        **raw,
+    }
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
         raise ManifestError(f"the manifest lacks, or does not know: {one_line(', '.join(sorted(wrong))[:200])}")
     for name, allowed in _FIELDS.items():
         if not allowed(raw[name]):
             raise ManifestError(f"the manifest's {name} cannot be {one_line(str(raw[name])[:200])}")
-    for of_files in ("aliases", "shards"):
-        if unknown := set(raw[of_files]) - set(raw["files"]):
+    for of_files, files in (("aliases", raw["aliases"]), ("shards", raw["shards"]), ("parts", raw["parts"]["files"])):
+        if unknown := set(files) - set(raw["files"]):
             raise ManifestError(f"the manifest has {of_files} of {min(unknown)[:80]!r}, which is none of its files")
     try:
-        shards = {
-            file: {name: Shard.parse(text) for name, text in tensors.items()} for file, tensors in raw["shards"].items()
-        }
+        shards: Mapping[str, Mapping[str, Shard]] = PartTable.from_json(raw["parts"])
+        if raw["shards"]:
+            shards = {
+                file: {name: Shard.parse(text) for name, text in tensors.items()}
+                for file, tensors in raw["shards"].items()
+            }
     except ValueError as error:
         raise ManifestError(f"the manifest's shards cannot be read: {one_line(str(error))}") from None
     return Manifest(
@@ -325,11 +341,17 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "files": lambda value: isinstance(value, dict) and all(_is_file(*item) for item in value.items()),
     "aliases": _maps_to(_is_table),
     "shards": _maps_to(_is_table),
+    "parts": lambda value: (
+        _maps_to(lambda item: isinstance(item, list | dict))(value)
+        and set(value) == {"files", "names"}
+        and isinstance(value["names"], list)
+        and _maps_to(lambda item: isinstance(item, dict))(value["files"])
+    ),
     "progress": _maps_to(_is_counted),
     "samples": _maps_to(_is_table),
     "source": _is_table,
     "number": lambda value: value is None or _is_count(value),
 }
 """Field of a manifest -> check of its value."""
-_CONVERTED = ("kind", "metrics", "target_packages", "left_out", "files", "shards")
+_CONVERTED = ("kind", "metrics", "target_packages", "left_out", "files", "shards", "parts")
 """Fields whose values in JSON are of another type than those of the dataclass."""

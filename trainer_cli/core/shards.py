@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapreplace
 from itertools import combinations, pairwise, product
 
 PER_RANK = ("rng", "loop", "data")
@@ -139,11 +140,11 @@ def spread(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[str, int]:
     Args:
         sizes: name -> size in bytes.
     """
-    load = dict.fromkeys(ranks, 0)
+    # Ties go to the lower rank, so that the order of `ranks` does not matter.
+    load = [(0, rank) for rank in sorted(ranks)]  # A sorted list is a heap.
     writer: dict[str, int] = {}
     # The sort is stable: tensors of one size keep the order of the state, which every rank has.
     for name in sorted(sizes, key=lambda name: -sizes[name]):
-        # Ties go to the lower rank, so that the order of `ranks` does not matter.
-        writer[name] = min(load, key=lambda rank: (load[rank], rank))
-        load[writer[name]] += sizes[name]
+        size_bytes, writer[name] = load[0]
+        heapreplace(load, (size_bytes + sizes[name], writer[name]))
     return writer

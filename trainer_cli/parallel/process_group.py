@@ -100,6 +100,11 @@ class ProcessGroup:
         """Every rank's value, on every rank, by rank."""
         return [value]
 
+    def gather_on_main(self, value: T) -> list[T]:
+        """Every rank's value, by rank, on rank 0 alone; the others get an empty list."""
+        values = self.gather(value)
+        return values if self.is_main else []
+
     def barrier(self) -> None:
         """Return when every rank has called this."""
 
@@ -263,6 +268,11 @@ class _DistributedGroup(ProcessGroup):
         values: list[Any] = [None] * self.world_size
         self._dist.all_gather_object(values, value, group=self._objects)
         return values
+
+    def gather_on_main(self, value: T) -> list[T]:
+        values: list[Any] | None = [None] * self.world_size if self.is_main else None
+        self._dist.gather_object(value, values, dst=0, group=self._objects)
+        return values or []
 
     def barrier(self) -> None:
         self._dist.barrier(group=self._objects)

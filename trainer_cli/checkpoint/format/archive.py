@@ -16,6 +16,7 @@ from trainer_cli.checkpoint.format.tensor_file import FileLayout
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.core.checkpoint_config import Compression, DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.core.parts import PartTable
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.dtensor import Targets
@@ -98,7 +99,7 @@ def unpack(folder: ReadableFolder, manifest: Manifest) -> tuple[ReadableFolder, 
         raise DamagedCheckpoint("it has no archive", where=str(folder.path))
     members = _Members(folder, manifest, {ranks[name]: name for name in sorted(ranks, key=ranks.__getitem__)})
     aliases = {tensor_file(ranks[name]): table for name, table in manifest.aliases.items() if name in ranks}
-    shards = {tensor_file(ranks[name]): parts for name, parts in manifest.shards.items() if name in ranks}
+    shards = PartTable.of(manifest.shards).renamed({name: tensor_file(rank) for name, rank in ranks.items()})
     return members, replace(manifest, files=members, aliases=aliases, shards=shards)
 
 

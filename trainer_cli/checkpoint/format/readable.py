@@ -9,10 +9,11 @@ from trainer_cli.checkpoint.format import tree as codec
 from trainer_cli.checkpoint.format.archive import ArchiveFormat, unpack
 from trainer_cli.checkpoint.format.header import own_file, parsed_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.open import new_format
-from trainer_cli.checkpoint.format.sharded import decode_own, is_sharded, why_uncovered
+from trainer_cli.checkpoint.format.sharded import decode_own, is_sharded
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile, read_verified, undecodable
 from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.parts import why_uncovered
 from trainer_cli.errors import CheckpointError
 
 if TYPE_CHECKING:

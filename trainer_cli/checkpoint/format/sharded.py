@@ -45,6 +45,7 @@ from trainer_cli.checkpoint.format.tensor_file import (
 from trainer_cli.checkpoint.format.verified_file import Destination, VerifiedFile, read_verified
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, new_digest
+from trainer_cli.core.parts import PartTable
 from trainer_cli.core.shards import PER_RANK, Shard, runs, spread, why_incomplete
 
 if TYPE_CHECKING:
@@ -180,27 +181,6 @@ def keys_of_each(digests: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({rank_digests.get(key) for rank_digests in digests}) > 1]
 
 
-def why_uncovered(
-    names: Collection[str], shards: Mapping[str, Mapping[str, Shard]], aliases: Mapping[str, str]
-) -> str | None:
-    """The reason why the files of all ranks do not contain every tensor of a state completely; None if they do.
-
-    Args:
-        names: the names of the state's tensors.
-        shards: file -> name -> the part of the tensor in the file.
-        aliases: name of a tied tensor -> the name under which it is stored.
-    """
-    shards_of: dict[str, list[Shard]] = {}
-    for file_shards in shards.values():
-        for name, shard in file_shards.items():
-            shards_of.setdefault(name, []).append(shard)
-    for name in names:
-        if aliases.get(name, name) not in shards_of:
-            return f"no rank has written {name}"
-    problems = ((name, why_incomplete(stored)) for name, stored in shards_of.items())
-    return next((f"{name}: {problem}" for name, problem in problems if problem), None)
-
-
 def is_sharded(manifest: Manifest) -> bool:
     """Whether several ranks saved a checkpoint of the default format."""
     return own_file(0) in manifest.files
@@ -262,7 +242,7 @@ class _Request:
     target: Target | None = None
     tensor: torch.Tensor | None = None
     """Memory for the part; None until the header of the first file was read."""
-    sources: dict[str, Shard] = field(default_factory=dict)
+    sources: Mapping[str, Shard] = field(default_factory=dict)
     """File -> the part of the tensor in it."""
 
 
@@ -292,6 +272,7 @@ def read_sharded(
         stored = {name: aliases.get(name, name) for name in decoder.wanted}
         shards = _shards_by_name(folder, manifest)
         requests: dict[str, _Request] = {}
+        choice = _SourceChoice(tensor_file(rank))
         # Views reach into the whole memory of their base, so this is read completely and divided afterwards.
         bases = {stored[view.base] for view in decoder.views.values()}
         for name, source in stored.items():
@@ -299,11 +280,15 @@ def read_sharded(
                 raise codec.Undecodable(f"the tensor {source[:80]!r} is in none of the files")
             if source not in requests:
                 target_of = None if source in bases else targets
-                requests[source] = _new_request(name, shards[source], target_of, tensor_file(rank))
+                requests[source] = _new_request(name, shards[source], target_of, choice)
         # By file, not by tensor: each file is read once, since a digest covers the whole of it.
+        by_file: dict[str, dict[str, _Request]] = {}
+        for source, request in requests.items():
+            for file in request.sources:
+                by_file.setdefault(file, {})[source] = request
         for file in manifest.files:
-            if in_file := {name: request for name, request in requests.items() if file in request.sources}:
-                _read_shards(folder, manifest, file, in_file)
+            if file in by_file:
+                _read_shards(folder, manifest, file, by_file[file])
         tensors = {name: _finish(folder, name, request) for name, request in requests.items()}
         tree = decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
         if bases and targets is not None:
@@ -330,42 +315,59 @@ def _read_per_rank_states(
     return {**rank_states[0], RANKS: rank_states}
 
 
-def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> dict[str, dict[str, Shard]]:
-    """Name of a stored tensor -> file -> the part of the tensor in the file."""
-    shards: Mapping[str, Mapping[str, Shard]] = manifest.shards
+def _shards_by_name(folder: ReadableFolder, manifest: Manifest) -> Mapping[str, Mapping[str, Shard]]:
+    """See `PartTable.by_name`."""
+    shards = manifest.shards
     if not is_sharded(manifest):
         file_of_one = VerifiedFile(folder, manifest, tensor_file(0))
         # The header alone: the file is digested when its tensors are read.
         with file_of_one.without_digest():
             whole = {entry.name: Shard.all_of(entry.shape) for entry in parsed_header(file_of_one)}
         shards = {tensor_file(0): whole}
-    by_name: dict[str, dict[str, Shard]] = {}
-    for file, file_shards in shards.items():
-        for name, shard in file_shards.items():
-            by_name.setdefault(name, {})[file] = shard
-    return by_name
+    return PartTable.of(shards).by_name()
 
 
-def _new_request(name: str, shards: Mapping[str, Shard], targets: Targets | None, preferred_file: str) -> _Request:
-    """The part of a tensor that this rank needs, and the files to read it from.
+class _SourceChoice:
+    """The files from which a rank reads its parts of tensors, chosen once for all tensors with equal parts.
 
     If there are several copies, the one in the preferred file is read: the rank reads this file anyway.
     """
-    if problem := why_incomplete(shards.values()):
+
+    def __init__(self, preferred_file: str) -> None:
+        self._preferred_file = preferred_file
+        self._problems: dict[int, str | None] = {}
+        self._sources: dict[tuple[int, Shard], dict[str, Shard]] = {}
+
+    def why_incomplete(self, shards: Mapping[str, Shard]) -> str | None:
+        """As `shards.why_incomplete`; `shards` is of `PartTable.by_name`."""
+        if id(shards) not in self._problems:
+            self._problems[id(shards)] = why_incomplete(shards.values())
+        return self._problems[id(shards)]
+
+    def sources(self, shards: Mapping[str, Shard], needed: Shard) -> dict[str, Shard]:
+        """File -> the part in it, for the files to read."""
+        if (id(shards), needed) not in self._sources:
+            sources: dict[str, Shard] = {}
+            chosen: set[Shard] = set()
+            for file in sorted(shards, key=lambda file: (file != self._preferred_file, file)):
+                shard = shards[file]
+                # A rank that needs no element reads one header, for the type of the tensor.
+                if shard not in chosen and (any(True for _ in runs(shard, needed)) or not (needed.count or chosen)):
+                    sources[file] = shard
+                    chosen.add(shard)
+            self._sources[id(shards), needed] = sources
+        return self._sources[id(shards), needed]
+
+
+def _new_request(name: str, shards: Mapping[str, Shard], targets: Targets | None, choice: _SourceChoice) -> _Request:
+    """The part of a tensor that this rank needs, and the files to read it from."""
+    if problem := choice.why_incomplete(shards):
         raise codec.Undecodable(f"the tensor {name[:80]!r} is not there as a whole: {problem}")
     shape = next(iter(shards.values())).shape
     keys = tuple(key.replace("~1", "/").replace("~0", "~") for key in name.split("/"))
     target = None if targets is None else targets(keys, shape)
     needed = Shard.all_of(shape) if target is None else target.shard
-    request = _Request(needed, target)
-    chosen: set[Shard] = set()
-    for file in sorted(shards, key=lambda file: (file != preferred_file, file)):
-        shard = shards[file]
-        # A rank that needs no element reads one header, for the type of the tensor.
-        if shard not in chosen and (any(True for _ in runs(shard, needed)) or (not needed.count and not chosen)):
-            request.sources[file] = shard
-            chosen.add(shard)
-    return request
+    return _Request(needed, target, sources=choice.sources(shards, needed))
 
 
 def _read_shards(folder: ReadableFolder, manifest: Manifest, file_name: str, requests: Mapping[str, _Request]) -> None:
