@@ -85,6 +85,21 @@ def test_the_catalogs_of_a_process_read_a_manifest_once_until_it_changes(root):
     assert manifests_read(root) == (["step100", "step9", "step200"], 1)
 
 
+def test_what_is_remembered_is_what_is_listed(root):
+    shutil.copytree(root / "step10", root / "kept")
+    path = root / "step100" / "manifest.json"
+    path.write_bytes(replace(Manifest.parse(path.read_bytes()), kind=Kind.replayed).to_bytes())
+    (root / "step9" / "manifest.json").unlink()
+    (root / "step300").write_text("a file")
+    catalog = Catalog(LocalStorage(root))
+    assert catalog.remembered() == catalog.entries()
+    assert [(entry.name, entry.partial) for entry in catalog.entries()] == [
+        ("step9", True),
+        ("step10", False),
+        ("step200", False),
+    ]
+
+
 def test_only_the_newest_are_looked_at_as_a_whole_when_the_newest_is_chosen(root):
     os.truncate(root / "step100" / "rank0.safetensors", 5)
     (root / "step10" / "pinned").touch()

@@ -210,7 +210,7 @@ class Catalog:
         if id is None or manifest is None:
             return None
         entry = _entry_of(name, manifest, None, pinned=False)
-        if entry.is_copy or not entry.valid:
+        if entry.is_copy or entry.is_replayed or not entry.valid:
             return None
         _read_in(self.folder)[name] = id, entry
         return entry

@@ -176,8 +176,8 @@ class LocalStorage:
     def manifest_id(self, name: str) -> tuple[int, ...] | None:
         try:
             status = self.disk.stat(f"{self._path_text(name)}/{MANIFEST_FILE}")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        except OSError:
+            return None  # Whoever reads it then hears why.
         # The time of the last change of the inode too, which no program can set back.
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
