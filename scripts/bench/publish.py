@@ -218,6 +218,7 @@ def _howto(results: Results) -> str:
         f"The contenders are installed into `.venv-bench`. This took {seconds / 60:.0f} minutes; leave the machine "
         "alone meanwhile.",
     ]
+    lines += [f"`{name}`: nothing to measure on this machine." for name, own in results["tables"].items() if not own]
     lines += [f"**{name} could not be measured**: {reason}." for name, reason in results["failed"].items()]
     return "\n\n".join(lines)
 

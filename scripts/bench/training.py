@@ -129,7 +129,7 @@ def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     save = None if by_trainer else SAVERS[saver]()
     took: dict[str, list[float]] = {}
     for number, every in enumerate((0, *plan.every, 0)):
-        steps = WARM + max(plan.steps, 2 * every)
+        steps = WARM + max(plan.steps, every)
         place = folder / str(number)
         place.mkdir()
         times = (

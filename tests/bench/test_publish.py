@@ -32,6 +32,8 @@ class Measurer:
         self.names.append(name)
         if name == self._fails:
             raise TableFailed("TypeError: no such argument")
+        if name == "gpu":
+            return []
         rows = [Row("bare, fused", {"step": [1.0, 2.0, 3.0]}), Row(CLAIM.ours, {"step": [2.0, 4.0, 6.0]})]
         return [Table(name, f"Title of {name}", "bare, fused", [Column("step", "µs")], rows)]
 
@@ -76,6 +78,11 @@ def test_a_failed_table_is_named_and_measured_again_by_the_next_call(
     third = Measurer()
     _publish(root, third)
     assert third.names == ["loop", "save", "load"]
+
+
+def test_a_table_with_nothing_to_measure_is_named(root: Path) -> None:
+    assert _publish(root, Measurer(), names=("loop", "gpu")) == 0
+    assert "`gpu`: nothing to measure on this machine.\n" in (root / publish.PAGE).read_text()
 
 
 def test_what_another_commit_measured_is_measured_again(root: Path) -> None:
