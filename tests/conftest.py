@@ -39,6 +39,7 @@ _PROCESSES = (
     "tests/config/test_shadowing",
     "tests/config/test_targets",
     "tests/data/",
+    "tests/runs/test_bisect",
     "tests/runs/test_copies",
     "tests/runs/test_data_command",
     "tests/runs/test_typed_commands",

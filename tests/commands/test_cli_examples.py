@@ -21,6 +21,7 @@ from trainer_cli.config import search_path
 from trainer_cli.config.compose import compose
 from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.config.sweep import jobs
+from trainer_cli.runs.bisect import Condition
 from trainer_cli.runs.run_dir import RunDir
 
 NEEDS = {
@@ -63,6 +64,8 @@ def test_an_example_can_be_run(
         assert parsed.run_dir == Path("runs/digits")
     elif verb == "replay":
         assert parse_steps(parsed.steps, keeps=parsed.keep)
+    elif verb == "bisect":
+        assert parsed.command or Condition.parse(parsed.condition)
     elif verb == "config" and parsed.diff:
         assert not parsed.diff.startswith("-")
     else:

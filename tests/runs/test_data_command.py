@@ -119,10 +119,10 @@ def test_the_datasets_own_description_is_shown(runs: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "0"], "step 0 used no samples: the first step of a run is step 1"),
+        (["run", "0"], "there are no steps 0: the first is 1"),
         (["run", "21"], "step 21 is after the end of run, which is step 20"),
         (["run", "18..21"], "step 21 is after the end of run, which is step 20"),
-        (["run", "9..3"], "'9..3' ends before it begins"),
+        (["run", "9..3"], "9..3 ends before it begins"),
         (["run", "last"], "'last' is no step"),
         (["run"], "data needs a step, or --find INDEX"),
         (["run", "3", "--find", "4"], "data takes a step or --find INDEX, not both"),

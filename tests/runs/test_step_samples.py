@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.commands.main import main
+from trainer_cli.errors import UserError
 from trainer_cli.runs.course import read_records
 from trainer_cli.runs.run_data import open_data
 from trainer_cli.runs.sample_content import SampleLoader
@@ -36,7 +37,8 @@ TRUST = ["trust=[recording_parts]"]
 
 
 def fit(*overrides: str, code: int = 0) -> None:
-    assert main(["fit", *BASE, *overrides]) == code
+    base = [part for part in BASE if part.partition("=")[0] not in [other.partition("=")[0] for other in overrides]]
+    assert main(["fit", *base, *overrides]) == code
 
 
 def seen(rank: int = 0) -> dict[tuple[int, int], Any]:
@@ -212,3 +214,19 @@ def test_steps_to_come_are_those_that_a_resume_trains_on(empty_folder: Path) -> 
     assert to_come == [step for (step, _), indices in predicted.items() if 3 in indices]
     fit(*PLAIN, "loop.max_duration=20", "+callbacks.stop={_target_: recording_parts.StopAt, step: 9}")
     assert predicted == {key: indices_of(content) for key, content in seen().items() if key[0] > 9}
+
+
+def test_a_fork_goes_on_in_the_data_of_the_other_run(empty_folder: Path) -> None:
+    fit(*PLAIN, "loop.max_duration=8")
+    fork = ["ckpt=run@step5", "load.states=[all]", "run_dir=fork", "loop.max_duration=12"]
+    fit(*PLAIN, *fork)
+    trained = {key: indices_of(content) for key, content in seen().items() if key[0] > 5}
+    assert told(read_step_samples(Path("fork"), 6, 12)) == trained
+    with pytest.raises(UserError, match="fork began at step 5"):
+        next(read_step_samples(Path("fork"), 5))
+
+
+def test_settings_that_refer_to_other_keys_are_resolved(empty_folder: Path) -> None:
+    fit(*LINE, "data={_target_: recording_parts.Plain, batch_size: '${seed}'}", "seed=5", "loop.max_duration=7")
+    assert order_of(read_records(Path("run"))) is None
+    assert told(read(1, 7)) == {key: indices_of(content) for key, content in seen().items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.commands.main import add_config_dir
+from trainer_cli.commands.replay import parse_steps
 from trainer_cli.errors import ExitCode, UserError, one_line
 from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, use_as_dict
 from trainer_cli.runs.samples import StepSamples
@@ -24,7 +25,6 @@ EXAMPLES = """examples:
 Nothing is trained. `--show` also loads the samples, as the training did: shapes and values, texts, and images as PNG
 files. Of a loader that tells no indices, such as one over an IterableDataset, the batches are made again.
 """
-_STEPS = re.compile(r"(\d+)(?:\.\.(\d+))?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             print("\n".join(lines_of_uses(args.find, uses)))
         return int(ExitCode.DONE)
-    first, last = parse_steps(args.steps or "")
+    first, last = parse_steps(args.steps or "", keeps=False)
     if args.show:
         shown = _show(args, overrides, first, last)
     else:
@@ -110,18 +110,3 @@ def _show_sample(
     lines = [f"    {name}", *(f"      {line}" for line in values)]
     lines += [f"      | {one_line(line)}" for line in (text or "").splitlines()]
     return facts, lines + [f"      saved as {path}" for path in images]
-
-
-def parse_steps(text: str) -> tuple[int, int]:
-    """The first and the last step of `STEP` or `STEP..LAST`.
-
-    Raises:
-        UserError: it is neither.
-    """
-    match = _STEPS.fullmatch(text)
-    if match is None:
-        raise UserError(f"{text!r} is no step", cure="Write a number such as 437, or 437..440 for several steps.")
-    first, last = int(match[1]), int(match[2] or match[1])
-    if last < first:
-        raise UserError(f"{text!r} ends before it begins", cure=f"Write {last}..{first}.")
-    return first, last

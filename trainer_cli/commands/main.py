@@ -43,6 +43,7 @@ VERBS: Mapping[str, Verb] = {
     "check": Verb(
         "trainer_cli.commands.check", "check that resuming changes no value, and that a run is what its config gives"
     ),
+    "bisect": Verb("trainer_cli.commands.bisect", "find the first step of a run at which a condition holds"),
     "data": Verb("trainer_cli.commands.data", "show which samples a step of a run used, or will use"),
     "config": Verb("trainer_cli.commands.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.commands.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),

@@ -1,0 +1,156 @@
+"""`train bisect`: the first step at which a condition holds, by few evaluations."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.commands.main import main
+from trainer_cli.errors import UserError
+from trainer_cli.runs.bisect import Condition, search
+from trainer_cli.runs.step_samples import find_sample
+
+PARTS = '''
+import torch
+
+class Points(torch.utils.data.Dataset):
+    """Points of a line, of which one is poisoned."""
+
+    def __init__(self, poisoned=None):
+        self.poisoned = poisoned
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        x = torch.tensor([index / 80])
+        return x, x * 2 + (1e4 if index == self.poisoned else 0)
+
+class Data:
+    def __init__(self):
+        self.train, self.val = Points(poisoned=13), Points()
+
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(1, 1)
+
+    def forward(self, batch):
+        x, y = batch
+        return (self.linear(x) - y).square().mean()
+'''
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "holds"),
+    [
+        ("val/loss > 2", 2.5, True),
+        ("val/loss>2", 2.0, False),
+        ("val/loss <= 2e-1", 0.2, True),
+        ("val/loss > 2", math.nan, False),
+        ("val/loss is not finite", math.nan, True),
+        ("val/loss is not finite", 1.0, False),
+    ],
+)
+def test_a_condition_is_read_and_tested(text: str, value: float, holds: bool) -> None:
+    condition = Condition.parse(text)
+    assert condition.metric == "val/loss"
+    assert condition.holds(value) is holds
+
+
+@pytest.mark.parametrize("text", ["", "val/loss", "val/loss > ", "val/loss > high", "val/loss >> 2", "> 2"])
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="is no condition"):
+        Condition.parse(text)
+
+
+@pytest.mark.parametrize("interval", [1, 250, 500, 1000, 5000])
+def test_one_step_of_5000_is_found_with_at_most_14_tests(interval: int) -> None:
+    kept = range(0, 5001, interval)
+    for bad in (1, 2, 499, 500, 501, 2500, 3333, 4999, 5000):
+        tests: list[int] = []
+        found = search(0, 5000, kept, lambda step, bad=bad, tests=tests: tests.append(step) or step >= bad)
+        assert found == bad
+        assert len(tests) <= 14
+        # Kept ones are read, and all others replayed.
+        assert len([step for step in tests if step not in kept]) <= math.ceil(math.log2(interval)) or interval == 1
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run of 24 steps, of which one trained on the poisoned sample, in the current folder."""
+    before, folder = Path.cwd(), tmp_path_factory.mktemp("poisoned")
+    os.chdir(folder)
+    (folder / "configs").mkdir()
+    (folder / "poison.py").write_text(PARTS)
+    parts = ["model={_target_: poison.Line}", "data={_target_: poison.Data, batch_size: 4}"]
+    settings = [
+        "model=null", "data=null", "optimizer=sgd", "optimizer.lr=0.01", "scheduler=null", "loop.max_duration=24",
+        "loop.eval_interval=2", "loop.log_interval=2", "checkpoint.save_interval=12", "logging.console=off",
+        "checkpoint.ephemeral_save_interval=null", "loggers.tensorboard=null", "run_dir=run",
+    ]  # fmt: skip
+    assert main(["fit", *settings, *parts]) == 0
+    yield folder
+    os.chdir(before)
+
+
+def bad_step() -> int:
+    return next(find_sample(Path("run"), "13")).step
+
+
+@pytest.mark.timeout(300)
+def test_the_step_of_a_poisoned_sample_is_found(poisoned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["bisect", "run", "val/loss > 100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step"] == bad_step()
+    assert found["evaluations"] <= 1
+    (batch,) = found["samples"]["batches"]
+    assert 13 in [sample["index"] for sample in batch["samples"]]
+    replayed = sorted(path.name for path in Path("run/replayed").glob("step*"))
+    assert set(replayed) <= {f"step{found['step'] - 1}", f"step{found['step']}"}
+    # Again: every step that was evaluated is known.
+    for path in Path("run/replayed").glob("step*"):
+        (path / "manifest.json").unlink()
+    assert main(["bisect", "run", "val/loss > 100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"val/loss > 100: not at step {found['step'] - 1}, but at step {found['step']}" in "\n".join(lines)
+    assert lines[-2:] == [f"  train replay run {found['step']}", f"  train data run {found['step']} --show"]
+
+
+def test_a_command_decides_by_its_exit_code(poisoned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("probe.py").write_text("import sys\nsys.exit(int(sys.argv[1]) >= 24)\n")
+    probe = f"{sys.executable} probe.py {{step}}"
+    assert main(["bisect", "run", "--command", f"{sys.executable} -c exit(125)", "--last", "24"]) == 2
+    assert "the command ended with 125 at step 24" in capsys.readouterr().err
+    assert main(["bisect", "run", "--command", probe, "--first", "12", "--last", "12"]) == 2
+    assert "there is nothing between step 12 and step 12" in capsys.readouterr().err
+    assert main(["bisect", "run", "--command", probe, "--last", "12"]) == 2
+    assert "the condition does not hold at step 12" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run"], "bisect needs a condition, or --command"),
+        (["run", "val/loss"], "is no condition"),
+        (["run", "val/loss > 1e9"], "the condition does not hold at step 24"),
+        (["run", "val/loss > -1"], "the condition holds at step 0 already"),
+        (["run", "val/los > 2"], "no evaluation measures 'val/los'"),
+        (["run", "train/loss > 2"], "train/loss is measured while a step is trained"),
+        (["run", "val/loss > 2", "--last", "25"], "the run has steps 1 to 24"),
+        (["configs", "val/loss > 2"], "configs holds no run"),
+    ],
+)
+def test_a_mistake_is_one_message(
+    poisoned: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    capsys.readouterr()
+    assert main(["bisect", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""`train bisect RUN CONDITION`: the first step of a run at which a condition holds."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+from trainer_cli.commands.main import add_config_dir
+from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.runs.bisect import Bisection, Condition, Tested
+from trainer_cli.runs.sample_view import as_dict, lines_of
+from trainer_cli.runs.samples import StepSamples
+from trainer_cli.runs.step_samples import read_step_samples
+from trainer_cli.terminal import print_json
+
+EXAMPLES = """examples:
+  train bisect runs/digits 'val/loss > 2'                           the first step whose weights have such a loss
+  train bisect runs/digits 'val/loss is not finite'
+  train bisect runs/digits --command 'python probe.py {checkpoint}'   by a program, as git bisect run: 0 is good
+  train bisect runs/digits 'val/loss > 2' --first 400 --last 500
+
+It looks into the records first, then evaluates kept checkpoints, then steps that it replays. The condition must not
+hold at the first step, and hold at the last. One that comes and goes has several crossings, of which one is found.
+An interrupted search goes on with the same command.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the run, the condition and the flags."""
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
+    parser.add_argument("condition", metavar="CONDITION", nargs="?", help="such as 'val/loss > 2'")
+    parser.add_argument("--command", metavar="COMMAND", help="tests {checkpoint}: exit code 0 if it is good, else bad")
+    parser.add_argument("--first", type=int, metavar="STEP", help="a step at which the condition does not hold (0)")
+    parser.add_argument("--last", type=int, metavar="STEP", help="a step at which it holds (the newest)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_config_dir(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, and print the step, its samples, and the commands that look closer."""
+    if (args.condition is None) == (args.command is None):
+        raise UserError(
+            "bisect needs a condition, or --command, and not both", cure="For example: train bisect RUN 'val/loss > 2'."
+        )
+    tests: list[Tested] = []
+
+    def show(tested: Tested) -> None:
+        if tested.step in [earlier.step for earlier in tests]:
+            return
+        tests.append(tested)
+        if not args.json:
+            print(_line_of(tested), flush=True)
+
+    condition = None if args.condition is None else Condition.parse(args.condition)
+    bisection = Bisection(args.run_dir, condition, args.command, config_dir=args.config_dir, show=show)
+    found = bisection.find(args.first, args.last)
+    samples = _samples_of(args.run_dir, found.step, args.config_dir)
+    run_name = shlex.quote(str(args.run_dir))
+    commands = [f"train replay {run_name} {found.step}", f"train data {run_name} {found.step} --show"]
+    if args.json:
+        facts = {**asdict(found), "tests": [asdict(tested) for tested in tests]}
+        print_json({**facts, "samples": None if samples is None else as_dict(samples), "commands": commands})
+        return int(ExitCode.DONE)
+    what = args.condition or "the condition"
+    count = "1 evaluation" if found.evaluations == 1 else f"{found.evaluations} evaluations"
+    print(f"\n{what}: not at step {found.step - 1}, but at step {found.step} ({count})")
+    if samples is not None:
+        print("\n".join(lines_of(samples)))
+    print("\n  ".join(["next:", *commands]))
+    return int(ExitCode.DONE)
+
+
+def _line_of(tested: Tested) -> str:
+    value = "" if tested.value is None else f"{tested.value:.6g}, "
+    origin = " (recorded)" if tested.recorded else ""
+    return f"step {tested.step:,}: {value}{'holds' if tested.holds else 'does not hold'}{origin}"
+
+
+def _samples_of(path: Path, step: int, config_dir: Path | None) -> StepSamples | None:
+    """The samples of the step; None if they cannot be named."""
+    try:
+        return next(read_step_samples(path, step, config_dir=config_dir), None)
+    except TrainError:
+        return None

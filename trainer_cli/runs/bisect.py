@@ -1,0 +1,287 @@
+"""Find the first step of a run at which a condition holds: in its records, its kept checkpoints, then replayed steps.
+
+    the first record with the metric at which the condition holds, and the record before it
+    the kept checkpoints between these two, by bisection
+    the steps between two of these, by bisection: each is replayed from the step before that is known
+
+Each evaluated step is written into `RUN/replayed/bisect`, so that a search that was interrupted goes on. Of the
+checkpoints that a search replays only those around the step stay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import operator
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.schema import TRAIN_PREFIX
+from trainer_cli.errors import TrainError, UserError
+from trainer_cli.runs.course import read_records
+from trainer_cli.runs.metrics import read_json_lines
+from trainer_cli.runs.replay_named import provide_steps
+from trainer_cli.runs.replay_plan import find_step
+from trainer_cli.runs.run_dir import RunDir, write_json
+
+if TYPE_CHECKING:
+    from trainer_cli.runs.results import Results
+
+log = logging.getLogger(__name__)
+
+_OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+_COMPARISON = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|>|<)\s*(\S+)\s*")
+_NOT_FINITE = re.compile(r"\s*(\S+)\s+is\s+not\s+finite\s*")
+_SKIPPED, _ABORTED = 125, 128
+"""Exit codes of a command that cannot test a step, and from which on it has failed, as of `git bisect run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition on a metric: `val/loss > 2`, or `val/loss is not finite`."""
+
+    metric: str
+    sign: str | None
+    """None: the metric is not finite."""
+    number: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition.
+
+        Raises:
+            UserError: it is none.
+        """
+        if (match := _NOT_FINITE.fullmatch(text)) is not None:
+            return cls(match[1], None)
+        match = _COMPARISON.fullmatch(text)
+        try:
+            if match is not None:
+                return cls(match[1], match[2], float(match[3]))
+        except ValueError:
+            pass
+        raise UserError(f"{text!r} is no condition", cure="Write it as 'val/loss > 2', or 'val/loss is not finite'.")
+
+    def holds(self, value: float) -> bool:
+        """Whether the condition holds for a value of the metric."""
+        return not math.isfinite(value) if self.sign is None else _OPERATORS[self.sign](value, self.number)
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """A step at which the condition was tested."""
+
+    step: int
+    holds: bool
+    value: float | None
+    """The metric's value; None: a command was run."""
+    recorded: bool = False
+    """Whether the value is that of a record, so that nothing was evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The end of a search."""
+
+    step: int
+    """The condition holds at this step, and not at the one before."""
+    evaluations: int
+    """Number of steps that were evaluated, in this search and in those before that were interrupted."""
+
+
+def search(low: int, high: int, kept: Sequence[int], holds: Callable[[int], bool]) -> int:
+    """The step at which a condition holds that does not hold at the step before, between `low` and `high`.
+
+    It does not hold at `low`, and holds at `high`. Kept steps are tested first.
+    """
+    for steps in (kept, range(low + 1, high)):
+        inner = [step for step in steps if low < step < high] if steps is kept else range(low + 1, high)
+        first, last = 0, len(inner)
+        while first < last:
+            middle = (first + last) // 2
+            if holds(inner[middle]):
+                high, last = inner[middle], middle
+            else:
+                low, first = inner[middle], middle + 1
+    return high
+
+
+class Bisection:
+    """A search in one run.
+
+    Args:
+        condition: tested by an evaluation of each checkpoint; None: by `command`.
+        command: run with `{checkpoint}` and `{step}` replaced; exit code 0: the condition does not hold.
+        show: called with each step that was tested.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        condition: Condition | None,
+        command: str | None = None,
+        *,
+        overrides: Sequence[str] = (),
+        config_dir: Path | None = None,
+        show: Callable[[Tested], None] = lambda tested: None,
+    ) -> None:
+        self.records = read_records(run)
+        self.run, self.condition, self.command = RunDir(run), condition, command
+        self._overrides, self._config_dir, self._show = list(overrides), config_dir, show
+        if condition is not None and condition.metric.startswith(TRAIN_PREFIX):
+            raise UserError(
+                f"{condition.metric} is measured while a step is trained, and no evaluation of its weights gives it",
+                cure="Name a metric of an evaluation; `train replay RUN FIRST..LAST` shows the loss of each step.",
+            )
+        # A later attempt may have made steps again, with other values.
+        facts = repr((condition, command, self._overrides, len(self.records.attempts)))
+        name = hashlib.sha256(facts.encode()).hexdigest()[:12]
+        self._file = self.run.replayed_folder / "bisect" / f"{name}.json"
+        self._values: dict[int, float] = {}
+        """Step -> the metric, or 1 if the command says that the condition holds."""
+        self._replayed: set[int] = set()
+        """Steps whose checkpoints the search has replayed."""
+        self._read_state()
+
+    def find(self, first: int | None = None, last: int | None = None) -> Found:
+        """The first step of a crossing between `first` and `last`, by default in the whole run.
+
+        Raises:
+            UserError: the condition holds at the first step, or does not at the last.
+        """
+        newest = self.records.newest_step
+        first, last = 0 if first is None else first, newest if last is None else last
+        if not 0 <= first < last <= newest:
+            raise UserError(f"there is nothing between step {first} and step {last}: the run has steps 1 to {newest}")
+        low, high = self._bracket(first, last)
+        if not self._test(high):
+            raise UserError(
+                f"the condition does not hold at step {high}, the last one of the search",
+                cure="A condition that holds only in between needs --first and --last around it.",
+            )
+        if self._test(low):
+            raise UserError(f"the condition holds at step {low} already, the first one of the search")
+        kept = [entry.step for entry in self.records.checkpoints if self.records.is_on_course(entry)]
+        step = search(low, high, kept, self._test)
+        self._remove_replayed({step - 1, step})
+        return Found(step, len(self._values))
+
+    def _bracket(self, first: int, last: int) -> tuple[int, int]:
+        """The narrowest steps around the first crossing that the records of the run tell."""
+        if self.condition is None:
+            return first, last
+        low = first
+        for step, value in self._recorded(first, last):
+            if self.condition.holds(value):
+                return (low, step) if step > low else (first, last)
+            low = step
+        return first if low == last else low, last
+
+    def _recorded(self, first: int, last: int) -> list[tuple[int, float]]:
+        assert self.condition is not None
+        name = self.condition.metric
+        records = read_json_lines(self.run.metrics_file)
+        steps = {
+            int(record["step"]): float(record[name])
+            for record in records
+            if name in record and isinstance(record.get("step"), int)
+        }
+        return [(step, steps[step]) for step in sorted(steps) if first <= step <= last]
+
+    def _test(self, step: int) -> bool:
+        """Whether the condition holds at a step."""
+        if self.condition is not None:
+            for recorded, value in self._recorded(step, step):
+                tested = Tested(recorded, self.condition.holds(value), value, recorded=True)
+                self._show(tested)
+                return tested.holds
+        if step not in self._values:
+            self._values[step] = self._evaluate(step)
+            self._write_state()
+        value = self._values[step]
+        tested = Tested(step, *((self.condition.holds(value), value) if self.condition else (value != 0, None)))
+        self._show(tested)
+        return tested.holds
+
+    def _evaluate(self, step: int) -> float:
+        """The metric at a step, or 1 if the command says that the condition holds there."""
+        path = find_step(self.run.path, step)
+        if path is None:
+            provide_steps([f"{self.run.path}@step{step}"], config_dir=self._config_dir)
+            path = find_step(self.run.path, step)
+            if path is None:
+                raise TrainError(f"step {step} was replayed, but is not there")
+            self._replayed.add(step)
+        return self._run_command(path, step) if self.condition is None else self._validate(path, self.condition.metric)
+
+    def _validate(self, path: Path, metric: str) -> float:
+        # Imported here: it loads torch.
+        from trainer_cli.runs.validate import validate
+
+        values: dict[str, float] = {}
+
+        def collect(results: Results) -> None:
+            for row in results.rows:
+                values.update({f"{row.loader}/{name}": value for name, value in row.metrics.items()})
+
+        folder = self._file.parent / "validation"
+        settings = [f"validate.folder={json.dumps(str(folder))}", "logging.level=warning"]
+        validate([f"ckpt={path}", *settings, *self._overrides], config_dir=self._config_dir, show=collect)
+        if metric not in values:
+            measured = ", ".join(sorted(values)) or "none"
+            raise UserError(
+                f"no evaluation measures {metric!r}",
+                cure=f"There are {measured}.{did_you_mean(metric, values)}",
+            )
+        return values[metric]
+
+    def _run_command(self, path: Path, step: int) -> float:
+        assert self.command is not None
+        words = [
+            word.replace("{checkpoint}", str(path)).replace("{step}", str(step)) for word in shlex.split(self.command)
+        ]
+        try:
+            code = subprocess.run(words, check=False).returncode
+        except OSError as error:
+            raise UserError(f"{words[0]} cannot be run: {error.strerror}", where="--command") from None
+        if code == _SKIPPED or not 0 <= code < _ABORTED:
+            raise UserError(
+                f"the command ended with {code} at step {step}, so the search stops there",
+                cure="0: the condition does not hold. 1 to 124: it holds. The same command goes on with the search.",
+            )
+        return float(code != 0)
+
+    def _read_state(self) -> None:
+        try:
+            state = json.loads(self._file.read_bytes())
+            values = {int(step): float(value) for step, value in state["values"].items()}
+            self._values, self._replayed = values, set(map(int, state["replayed"]))
+        except (OSError, ValueError, AttributeError, TypeError, KeyError):
+            # Without a state the search begins.
+            return
+
+    def _write_state(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        # As text, because JSON has no NaN.
+        values = {str(step): str(value) for step, value in self._values.items()}
+        write_json(self._file, {"values": values, "replayed": sorted(self._replayed)})
+
+    def _remove_replayed(self, around: set[int]) -> None:
+        """Remove the checkpoints that this search replayed, but those around the step."""
+        storage = catalog_of(self.run.replayed_folder).storage
+        for step in sorted(self._replayed - around):
+            if (path := find_step(self.run.path, step)) is not None and path.parent == self.run.replayed_folder:
+                storage.remove(path.name)
+        self._replayed &= around
+        self._write_state()
