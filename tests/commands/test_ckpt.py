@@ -275,7 +275,7 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
         3,
         [
             "runs/fine@step11: no checkpoint of that step is there",
-            "--no-replay out to compute it: replays 1 step from step10",
+            "train replay runs/fine 11 --keep (replays 1 step from step10",
         ],
     ),
     "no such run": (["pin", "runs/fines@latest"], 3, ["Did you mean 'fine'?"]),

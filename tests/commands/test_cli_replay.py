@@ -128,7 +128,9 @@ def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(
     run: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ckpt", "show", f"{run}@step11", "--no-replay"]) == 3
-    assert "Leave --no-replay out to compute it: replays 3 steps from step8" in capfd.readouterr().err
+    assert "To compute it: train replay run 11 --keep (replays 3 steps from step8" in capfd.readouterr().err
+    assert main(["plan", "+experiment=digits_mlp", "name=fork", f"ckpt={run}@step11"]) == 3
+    assert "To compute it: train replay run 11 --keep" in capfd.readouterr().err
     assert main(["ckpt", "show", f"{run}@step11", "--json"]) == 0
     output = capfd.readouterr()
     assert json.loads(output.out)["kind"] == "replayed"

@@ -44,9 +44,12 @@ def run(args: argparse.Namespace) -> int:
         return _plan_sweep(args)
     from trainer_cli.runs.plan import plan
     from trainer_cli.runs.plan_view import as_dict, shown
+    from trainer_cli.runs.replay_named import provide_fork
     from trainer_cli.runs.supervise import compose_fit
 
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    # A plan touches nothing: it says what must be computed, and does not.
+    provide_fork(composed.config, replays=False)
     planned = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
     print(json.dumps(as_dict(planned), indent=2) if args.json else shown(planned))
     return int(ExitCode.DONE)

@@ -19,6 +19,7 @@ import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,7 @@ from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.load_options import WHOLE
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import TrainError
+from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.fit import import_torch
@@ -46,7 +46,6 @@ from trainer_cli.runs.start import fork_path, kept_settings, load_options
 if TYPE_CHECKING:
     from trainer_cli.callbacks.state_saver import RunIdentity
     from trainer_cli.checkpoint.checkpointer import Checkpointer
-    from trainer_cli.checkpoint.storage.base import Storage
     from trainer_cli.runs.build import Builder, Data
     from trainer_cli.runs.origin import Origin
     from trainer_cli.trainer.hooks import Callback
@@ -182,7 +181,7 @@ def _replay_part(
             identity = _identity(plan, composed, origin.now)
             saver = ReplaySaver(
                 plan,
-                _new_checkpointer(run, plan, config),
+                _new_checkpointer(plan, config),
                 identity,
                 folder=checkpoints_of(run.path),
                 replayed=run.replayed_folder,
@@ -252,7 +251,12 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
         if (lock := run.share()) is not None:
             stack.enter_context(lock)
         if plan.start is not None:
-            stack.enter_context(catalog_of(plan.start.parent).storage.reading(plan.start.name))
+            try:
+                stack.enter_context(catalog_of(plan.start.parent).storage.reading(plan.start.name))
+            except FileNotFoundError:
+                raise CheckpointError(
+                    f"{plan.start} was removed before it was read", cure="Give the command again."
+                ) from None
         if keeps:
             run.replayed_folder.mkdir(exist_ok=True)
             file = stack.enter_context((run.replayed_folder / ".lock").open("w"))
@@ -262,20 +266,17 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
         yield
 
 
-def _new_checkpointer(run: RunDir, plan: ReplayPlan, config: TrainConfig) -> Checkpointer:
+def _new_checkpointer(plan: ReplayPlan, config: TrainConfig) -> Checkpointer:
     """A checkpointer that reads the run's checkpoints and writes replayed ones in the same format."""
     from trainer_cli.checkpoint.checkpointer import Checkpointer
     from trainer_cli.checkpoint.format.open import format_of
 
     settings = config.checkpoint
-    copies = None if settings.copy_to.folder is None else as_path(settings.copy_to.folder).absolute()
-
-    def storage_of(root: Path) -> Storage:
-        cache = run.copies_cache if root == copies else run.checkpoints_folder
-        return open_storage(root, cache=cache, run_id=plan.run_id)
-
     return Checkpointer(
-        format=format_of(settings.format, settings.compression), storage=storage_of, digest=settings.digest
+        format=format_of(settings.format, settings.compression),
+        # Not with the run's own cache of an object store: nothing is written there.
+        storage=partial(open_storage, run_id=plan.run_id),
+        digest=settings.digest,
     )
 
 

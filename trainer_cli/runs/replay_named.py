@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def provide_steps(patterns: Sequence[str], *, replays: bool = True, config_dir: 
         if not replays:
             raise CheckpointError(
                 f"{run}@step{step}: no checkpoint of that step is there",
-                cure=f"Leave --no-replay out to compute it: {plan}.",
+                cure=f"To compute it: train replay {shlex.quote(str(run))} {step} --keep ({plan}).",
             )
         print(f"{run}@step{step} was not kept: {plan}", file=sys.stderr, flush=True)
         flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
