@@ -1,5 +1,7 @@
 """The entry point of the command `train`, and of `python -m trainer_cli`."""
 
+import atexit
+import contextlib
 import os
 import sys
 
@@ -15,10 +17,46 @@ def main() -> int:
     itself starts, in the first hundredths of a second, still kills the process.
     """
     if sys.argv[1:2] == ["_fork_server"]:
+        # Before the imports register theirs: exit handlers run from the last to the first.
+        atexit.register(_end_fork)
         from trainer_cli.runs.fork_server import serve
 
         # Returns in each fork, as the process of another command.
         serve(int(sys.argv[2]))
+        global _fork_code
+        _fork_code = _run()
+        return _fork_code
+    return _run()
+
+
+_fork_code: int | None = None
+"""With what this fork of a server ends, once its command has returned."""
+
+
+def _end_fork() -> None:
+    """The last exit handler of a fork, whose threads have ended. It flushes what is open, and ends the process.
+
+    The interpreter would take all modules apart, in memory that it shares with the server: a quarter of a second of
+    copying. After an exception it does.
+    """
+    if _fork_code is None:
+        return
+    import ctypes
+    import gc
+    import io
+
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
+        for file in gc.get_objects():
+            if issubclass(type(file), kind):
+                # Closed, or its reader is gone: the interpreter would pass over it, too.
+                with contextlib.suppress(ValueError, OSError):
+                    file.flush()
+    # What libraries in C have printed.
+    ctypes.CDLL(None).fflush(None)
+    os._exit(_fork_code)
+
+
+def _run() -> int:
     # Before the imports below, which take a second in which a scheduler may already send its signal.
     if sys.argv[1:2] and sys.argv[1] in _TRAINING:
         exit_early()

@@ -71,6 +71,21 @@ for _ in range(2):
     print(type(process).__name__, code, flush=True)
 os._exit(0)
 """
+LEAVES = """
+import atexit, ctypes, threading, time
+Leaves = print
+from concurrent.futures import ThreadPoolExecutor
+
+text, binary = open("left", "w"), open("left-bytes", "wb")
+text.write("text")
+binary.write(b"bytes")
+atexit.register(print, "an exit handler")
+ctypes.CDLL(None).printf(b"of C\\n")
+idle = ThreadPoolExecutor()
+idle.submit(len, "")
+threading.Thread(target=lambda: (time.sleep(0.2), print("a thread"))).start()
+raise ValueError("not so")
+"""
 FAKE_TORCH = """
 import sys, threading, time, types
 torch = sys.modules["torch"] = types.ModuleType("torch")
@@ -159,6 +174,18 @@ def test_a_fork_starts_processes_as_forks_of_its_own_server(project: Path, start
     assert (inner["folder"], moment) == (str(project), resolvers.MOMENT)
     # It has ended, and others are forked as before.
     test_nothing_is_left_of_a_fork(project, starter)
+
+
+def test_a_fork_that_returns_runs_exit_handlers_and_writes_what_is_open(project: Path, starter: ProcessStarter) -> None:
+    (project / "leaves.py").write_text(LEAVES)
+    command = own_command(["fit", "+experiment=digits_mlp", "+callbacks.probe._target_=leaves.Leaves"])
+    with starter.start(command, ENV, piped=True, new_session=True) as process:
+        assert isinstance(process, Forked)
+        said = output(process)
+        assert process.wait(LIMIT_S) == 1, said
+    assert (project / "left").read_text() == "text"
+    assert (project / "left-bytes").read_bytes() == b"bytes"
+    assert sorted(said[0].splitlines()) == ["a thread", "an exit handler", "of C"]
 
 
 def test_nothing_is_left_of_a_fork(project: Path, starter: ProcessStarter) -> None:
