@@ -58,7 +58,9 @@ def measure(settings: Settings) -> list[Table]:
         f"Batches of {BATCH} in random order, of a map-style data set of {BATCH * max(counts):,} samples that cost "
         "nothing; from the loader's construction to the batch. `accelerate` is `skip_first_batches`, which HF Trainer "
         "calls too. `StatefulDataLoader` is torchdata's, whose state Lightning restores; with a DataLoader, Lightning "
-        "warns and begins the epoch's data again. A DataLoader itself has no position: its sampler is walked."
+        "warns and begins the epoch's data again. A DataLoader itself has no position: its sampler is walked. "
+        "The least of theirs is the permutation of the whole data set, which each makes at any start; `train` computes "
+        "the place of a sample when it is due."
     ]
     title = "To the batch after so many others, at a resume"
     columns = [Column("time", "s", 4, resolution=0.002)]
