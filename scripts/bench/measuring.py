@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from settings import Settings
@@ -29,15 +31,18 @@ def measured(name: str, settings: Settings, limit_s: float = LIMIT_S) -> list[Ta
     Raises:
         TableFailed: an error in the process, no row at all, or a row without a figure.
     """
-    command = [sys.executable, str(Path(__file__).parent), "--child", name, "--settings", settings.to_text()]
-    # A session of its own, so that what a contender leaves behind is killed too.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise TableFailed(f"not done within {limit_s:g} s") from None
-    finally:
-        _kill_session(process)
+    # A folder of its own: what one table leaves there, another would find.
+    with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=settings.folder, ignore_cleanup_errors=True) as folder:
+        text = replace(settings, folder=folder).to_text()
+        command = [sys.executable, str(Path(__file__).parent), "--child", name, "--settings", text]
+        # A session of its own, so that what a contender leaves behind is killed too.
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        try:
+            output, _ = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise TableFailed(f"not done within {limit_s:g} s") from None
+        finally:
+            _kill_session(process)
     try:
         answer = json.loads(output.strip().splitlines()[-1])
     except (IndexError, ValueError):

@@ -10,7 +10,7 @@ import pytest
 
 import chart
 import publish
-from measuring import TableFailed, check
+from measuring import TableFailed, check, measured
 from settings import Settings, Size
 from table import Column, Row, Table
 
@@ -170,3 +170,11 @@ def test_bars_are_svg_from_zero_with_every_row_named() -> None:
     assert texts == ["Saves <of>", "time, s", "train", "2", "<peer>", "4"]
     widths = [float(one.attrib["width"]) for one in drawn.iter() if one.tag.endswith("rect")][1:]
     assert widths[1] == pytest.approx(2 * widths[0], abs=0.2)
+
+
+def test_each_table_is_measured_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    """The saves of `save` are of the names that `files` leaves behind."""
+    settings = Settings(Size.smoke, None, str(tmp_path))
+    for name in ("files", "save"):
+        assert measured(name, settings)
+        assert list(tmp_path.iterdir()) == []
