@@ -243,6 +243,23 @@ def test_parts_are_replaced_and_get_the_arguments_that_they_take(tmp_path: Path,
     assert parts.calls == [f"write  2 {ours}", *staged, f"write a 0 {theirs}", "read 5", "close"]
 
 
+class Doubling(CheckpointReader):
+    """A reader that changes what it has read, with the arguments of `Reader.read`."""
+
+    def read(
+        self, folder: Any, manifest: Any, only: Any = None, *, targets: Any = None, **more: Any
+    ) -> dict[str, Any]:
+        tree = super().read(folder, manifest, only, targets=targets, **more)
+        return {name: value * 2 for name, value in tree.items()}
+
+
+def test_a_reader_of_a_subclass_has_the_saved_tensors_when_it_changes_them(tmp_path: Path) -> None:
+    make_sync_checkpointer().save({"x": torch.arange(4096.0)}, tmp_path / "step1")
+    live = {"x": torch.ones(4096)}
+    SyncCheckpointer(reader=Doubling()).load(tmp_path / "step1", live)
+    assert torch.equal(live["x"], torch.arange(4096.0) * 2)
+
+
 @pytest.mark.parametrize("kind", [SyncCheckpointer, AsyncCheckpointer])
 def test_an_argument_that_no_part_takes_is_refused_before_anything_is_written(
     tmp_path: Path, kind: type[SyncCheckpointer]

@@ -232,7 +232,8 @@ class Checkpointer:
             live = LiveTensors(state_dict)
             if (targets := targets_in(state_dict)) is not None:
                 arguments["targets"] = targets
-            elif isinstance(self.reader, CheckpointReader):
+            # No subclass: its `read` may change tensors, and these are filled only afterwards.
+            elif type(self.reader) is CheckpointReader:
                 arguments["live"] = live
             tree = self._read_as_rank(path, list(state_dict), arguments, held)
             return load_into(state_dict, tree, str(path.absolute()), default_map_location, live, strict=strict)
