@@ -144,18 +144,25 @@ class OwnIndices(list[int]):
 X = torch.arange(23.0)
 
 
+def _with_collate(dataset: Any) -> Any:
+    dataset.collate = list
+    return dataset
+
+
 @pytest.mark.parametrize(
     ("dataset", "collate_fn", "is_seeded"),
     [
         (TensorDataset(X), None, False),
         (Subset(Subset(TensorDataset(X, X), range(20)), [*range(19)]), None, False),
         (TensorDataset(X), list, True),
+        (_with_collate(TensorDataset(X)), None, True),
+        (_with_collate(Subset(TensorDataset(X), range(20))), None, True),
         (OwnTensors(X), None, True),
         (TensorDataset(torch.nn.Parameter(X)), None, True),
         (Subset(TensorDataset(X), OwnIndices(range(20))), None, True),
         (Subset(OwnTensors(X), range(20)), None, True),
     ],
-    ids=["tensors", "subset", "collate_fn", "subclass", "parameter", "indices", "subset of subclass"],
+    ids=["tensors", "subset", "collate_fn", "collate", "collate of subset", "subclass", "parameter", "indices", "subset of subclass"],
 )
 def test_tensors_of_torchs_own_datasets_are_not_seeded(
     monkeypatch: pytest.MonkeyPatch, dataset: Any, collate_fn: Any, is_seeded: bool

@@ -351,8 +351,9 @@ class KeyedSource:
         self.seed = seed
         self.collate = collate_fn or getattr(dataset, "collate", None) or default_collate
         self.deterministic = bool(getattr(dataset, "deterministic", False))
-        # With a collate_fn, which may draw, the seeds are those of samples that were loaded one by one.
-        self.deterministic = self.deterministic or (collate_fn is None and _indexes_tensors(dataset))
+        # With a collate of the user, which may draw, the seeds are those of samples that were loaded one by one.
+        torchs_collate = collate_fn is None and self.collate is default_collate
+        self.deterministic = self.deterministic or (torchs_collate and _indexes_tensors(dataset))
         self.epochs = EpochParts(dataset, seed)
         self.draws = not self.deterministic or collate_fn is not None or bool(self.epochs)
         """Whether random numbers may be drawn."""
