@@ -162,7 +162,17 @@ def _with_collate(dataset: Any) -> Any:
         (Subset(TensorDataset(X), OwnIndices(range(20))), None, True),
         (Subset(OwnTensors(X), range(20)), None, True),
     ],
-    ids=["tensors", "subset", "collate_fn", "collate", "collate of subset", "subclass", "parameter", "indices", "subset of subclass"],
+    ids=[
+        "tensors",
+        "subset",
+        "collate_fn",
+        "collate",
+        "collate of subset",
+        "subclass",
+        "parameter",
+        "indices",
+        "subset of subclass",
+    ],
 )
 def test_tensors_of_torchs_own_datasets_are_not_seeded(
     monkeypatch: pytest.MonkeyPatch, dataset: Any, collate_fn: Any, is_seeded: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -77,6 +78,36 @@ def test_a_rank_that_ends_or_sends_nothing_within_the_limit_is_a_lost_one(ends: 
     assert is_of_peer(error)
     assert re.search("Broken pipe|Connection closed by peer" if ends else "Timed out", str(error))
     assert nothing is None
+
+
+def test_after_a_sum_that_was_cut_short_no_later_sum_gets_its_numbers() -> None:
+    def act(group: ThreadGroup) -> None:
+        sums = _connect(group, 0.05)
+        if group.rank == 0:
+            first = _start(sums, torch.tensor([1.0]))
+            with pytest.raises(RuntimeError, match="Timed out"):
+                first.wait()
+        group.barrier()
+        if group.rank == 1:
+            _start(sums, torch.tensor([10.0]))
+        group.barrier()
+        if group.rank == 0:
+            for act_again in (lambda: _start(sums, torch.tensor([2.0])).wait(), first.wait):
+                with pytest.raises(RuntimeError, match="An earlier sum was cut short") as raised:
+                    act_again()
+                assert is_of_peer(raised.value)
+        group.barrier()
+        sums.close()
+
+    assert on_ranks(2, act) == [None, None]
+
+
+def test_a_limit_of_weeks_does_not_overflow_into_milliseconds() -> None:
+    connection, other = socket.socketpair()
+    with connection, other:
+        # 2**32 + 704 milliseconds.
+        DirectSums([None, connection], 4_294_968.0)
+        assert connection.gettimeout() == 2e6
 
 
 def test_ranks_that_are_many_or_cannot_reach_one_another_are_not_connected(

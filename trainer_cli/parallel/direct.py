@@ -30,6 +30,8 @@ _MOST_BYTES = 4096
 _MOST_RANKS = 8
 """The main thread sends to and receives from each other rank, while other threads do the work of gloo's sums."""
 _DTYPES = (torch.float64, torch.float32, torch.int64)
+_LONGEST_S = 2e6
+"""Largest time limit of a socket: Python passes it to `poll` as milliseconds in 32 bits, and does not check that."""
 
 
 class DirectSum:
@@ -63,29 +65,34 @@ class DirectSums:
         self._connections = connections
         self._others = [connection for connection in connections if connection is not None]
         self._started: deque[DirectSum] = deque()
+        self._is_cut_short = False
+        """Whether a sum failed or was interrupted: what arrives next may belong to it instead of to a later sum."""
         self.set_timeout(timeout_s)
 
     def set_timeout(self, seconds: float) -> None:
         """Set the time after which a sum fails that another rank has not started."""
         for connection in self._others:
-            connection.settimeout(seconds)
+            connection.settimeout(min(seconds, _LONGEST_S))
 
     def start(self, tensor: Tensor) -> DirectSum | None:
         """Send the numbers of this rank to the others. None: such a tensor is not sent."""
         if not tensor.is_cpu or tensor.dtype not in _DTYPES or tensor.nbytes > _MOST_BYTES:
             return None
         started = DirectSum(self, tensor)
+        self._begin_exchange()
         try:
             for connection in self._others:
                 connection.sendall(started.message)
         except OSError as error:
             raise _lost(error) from error
         self._started.append(started)
+        self._is_cut_short = False
         return started
 
     def complete(self, awaited: DirectSum) -> None:
         """Receive what belongs to the started sums up to this one, as messages arrive in the order of their sums."""
         while not awaited.is_complete:
+            self._begin_exchange()
             started = self._started.popleft()
             message, values = started.message, started.values
             try:
@@ -98,6 +105,13 @@ class DirectSums:
             # In the order of ranks, so that all ranks have the same rounding.
             values[...] = reduce(add, terms).reshape(values.shape)
             started.is_complete = True
+            self._is_cut_short = False
+
+    def _begin_exchange(self) -> None:
+        """Before messages are sent or received; `_is_cut_short` is reset after the last of them."""
+        if self._is_cut_short:
+            raise _lost(ConnectionError("An earlier sum was cut short"))
+        self._is_cut_short = True
 
     def close(self) -> None:
         """Close the connections."""
