@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from statistics import median
 
-from attempts import after_each_kill, attempts
+from killed import after_each_kill, attempts
 from settings import Settings
 from table import Column, Row, Table
 from timing import interleaved

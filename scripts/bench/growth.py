@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ours
-from attempts import FIT, Stamp, fit
+from killed import FIT, Stamp, fit
 from settings import Settings
 from table import Column, Row, Table
 from timing import asked, children_processor, peak_mb, run, say, seconds

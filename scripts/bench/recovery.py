@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attempts import Stamp, after_each_kill, attempts
+from killed import Stamp, after_each_kill, attempts
 from settings import Settings
 from table import Column, Row, Table
 from timing import Samples, Skipped, interleaved

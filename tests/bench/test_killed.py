@@ -10,7 +10,7 @@ import pytest
 import recovery
 import timing
 import warm_python
-from attempts import Stamp, after_each_kill
+from killed import Stamp, after_each_kill
 
 
 def _stamps(*pairs: tuple[str, float]) -> list[Stamp]:
