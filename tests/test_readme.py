@@ -98,6 +98,7 @@ PAGES = {
             r"^verified: equal at 1 of 1 records",
             r"^runs/digits_mlp@step36 was not kept: replays 6 steps from step30",
             r"^\*? +runs/digits_mlp/replayed/step37 +37 ",
+            r"^diverge before step 1: settings of the optimizer .*eps \(1e-08 -> 1e-06\)",
         )
     ),
     "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),

@@ -66,6 +66,8 @@ def test_an_example_can_be_run(
         assert parse_steps(parsed.steps, keeps=parsed.keep)
     elif verb == "bisect":
         assert parsed.command or Condition.parse(parsed.condition)
+    elif verb == "diverge":
+        assert (parsed.first, parsed.second) == (Path("runs/digits"), Path("runs/other"))
     elif verb == "config" and parsed.diff:
         assert not parsed.diff.startswith("-")
     else:

@@ -40,6 +40,7 @@ VERBS: Mapping[str, Verb] = {
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
     "report": Verb("trainer_cli.commands.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"),
     "replay": Verb("trainer_cli.commands.replay", "make a step of a run again, look into it and verify it"),
+    "diverge": Verb("trainer_cli.commands.diverge", "find where two runs part, and what differs first"),
     "check": Verb(
         "trainer_cli.commands.check", "check that resuming changes no value, and that a run is what its config gives"
     ),

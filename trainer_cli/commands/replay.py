@@ -52,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pdb", action="store_true", help="stop before each step, with trainer, model and batch")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write the step, and a script that makes it, to DIR")
     parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
+    # Of `train diverge`: a file for digests of all that the steps compute.
+    parser.add_argument("--digests", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -133,6 +135,10 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
 
         saver = StepSaver(plan.last, args.save, str(plan.run))
         callbacks["step_saver"], on_built = saver, saver.keep_model
+    if args.digests is not None:
+        from trainer_cli.testing.step_digests import StepDigests
+
+        callbacks["step_digests"] = StepDigests(args.digests, steps[0], steps[-1])
     try:
         replayed = replay(
             plan,
@@ -224,7 +230,7 @@ def _as_dict(replayed: Replayed, views: Iterable[StepView], samples: Mapping[int
 
 def _child_arguments(args: argparse.Namespace) -> list[str]:
     """The arguments of each process of several."""
-    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name}
+    flags = {"--config-dir": args.config_dir, "--config-name": args.config_name, "--digests": args.digests}
     settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     switches = [
         f"--{name}" for name in ("keep", "json", "quiet", "per-sample") if getattr(args, name.replace("-", "_"))

@@ -27,7 +27,7 @@ from trainer_cli.runs.select import checkpoints_of, replayed_entries, run_config
 
 log = logging.getLogger(__name__)
 
-_WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
+WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
 """Sections of a config on which no number of a training depends."""
 _MOST_RATES = 50
 """Records whose times are used to estimate the duration of a step."""
@@ -176,7 +176,7 @@ class _Planner:
         from trainer_cli.config.compose import diff, from_yaml
 
         configs = [from_yaml(file, trusted=True, missing_ok=True).raw for file in files]
-        return any(change.path[0] not in _WITHOUT_EFFECT for change in diff(*configs))
+        return any(change.path[0] not in WITHOUT_EFFECT for change in diff(*configs))
 
     def _config_of(self, attempt: int) -> Path:
         """The file with the config of an attempt: that of the run if it is the last, else in a checkpoint of it."""

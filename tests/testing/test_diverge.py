@@ -1,0 +1,296 @@
+"""Where two runs part: the step, what differs first in it, and what explains it, for differences planted by a test."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parting_parts import Net
+from safetensors.torch import save_file
+
+from trainer_cli.commands.main import main
+from trainer_cli.errors import UserError
+from trainer_cli.testing.diverge import find_divergence
+from trainer_cli.testing.divergence import Moment, Stage, first_divergence
+from trainer_cli.testing.divergence_report import Fact, Report
+from trainer_cli.testing.step_digests import merge_ranks
+
+STEPS = 6
+THREADS = torch.get_num_threads()
+BASE = (
+    "model=null",
+    "model={_target_: parting_parts.Net, dropout: 0.0, momentum: 0.1, gain: 1.0, draws: false, late: 0}", "data=null",
+    "data={_target_: parting_parts.Data, sample: null, label: null, unseeded: false, order: null, batch_size: 8}",
+    "scheduler=null", f"loop.max_duration={STEPS}",
+    "loop.log_interval=1", "loop.eval_interval=null", "checkpoint.save_interval=null", "loggers.tensorboard=null",
+    "logging.console=off", "optimizer.lr=0.01", "callbacks=ema",
+)  # fmt: skip
+
+
+def fit(run: Path, *overrides: str) -> Path:
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        assert main(["fit", *BASE, f"run_dir={run}", *overrides]) == 0, errors.getvalue()
+    return run
+
+
+_REPLAYED: dict[tuple[Path, int, int], tuple[dict[str, Any], bytes]] = {}
+
+
+def replay(run: Path, first: int, last: int, file: Path) -> Mapping[str, Any]:
+    """As `train replay` in a process of its own; the same steps of one run are made once for all tests."""
+    key = run, first, last
+    if key not in _REPLAYED:
+        printed, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+            words = ["--quiet", "--json", "--digests", str(file), "trust=[parting_parts]"]
+            code = main(["replay", str(run), f"{first}..{last}", *words])
+        assert code in (0, 1), errors.getvalue()
+        _REPLAYED[key] = json.loads(printed.getvalue()), file.read_bytes()
+    outcome, digests = _REPLAYED[key]
+    file.write_bytes(digests)
+    return outcome
+
+
+def compare(first: Path, second: Path, **options: Any) -> Report:
+    return find_divergence(first, second, replay=replay, overrides=["trust=[parting_parts]"], **options)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fit(tmp_path_factory.mktemp("base") / "run")
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A difference of the second run, and what must be named."""
+
+    overrides: str
+    stage: Stage
+    moment: str
+    name: str
+    cause: str
+
+
+PLANTED = {
+    "the seed": Planted("seed=1", Stage.samples, "in step 1", "batch[0]", "config seed: 0 -> 1"),
+    "one sample": Planted("data.sample=7", Stage.samples, "in step 3", "batch[0]", "config data.sample"),
+    "one label": Planted("data.label=7", Stage.samples, "in step 3", "batch[1] (1 -> 0)", "config data.label"),
+    "the input": Planted(
+        "+callbacks.shift={_target_: parting_parts.Shift, by: 0.5}",
+        Stage.inputs, "in step 1", "input[0][0]", "config callbacks.shift",
+    ),
+    "lr": Planted("optimizer.lr=0.02", Stage.settings, "before step 1", "lr (0.01 -> 0.02)", "optimizer.lr"),
+    "epsilon": Planted("optimizer.eps=1e-6", Stage.settings, "before step 1", "eps (1e-08 -> 1e-06)", "optimizer.eps"),
+    "weight decay": Planted(
+        "optimizer.weight_decay=0.5", Stage.settings, "before step 1", "weight_decay", "optimizer.weight_decay"
+    ),
+    "betas": Planted("optimizer.betas=[0.8,0.99]", Stage.settings, "before step 1", "betas", "optimizer.betas"),
+    "a schedule": Planted(
+        "scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 3, gamma: 0.5}",
+        Stage.settings, "before step 1", "initial_lr", "config scheduler",
+    ),
+    "initial weights": Planted("model.gain=1.01", Stage.weights, "before step 1", "last.weight", "config model.gain"),
+    "EMA decay": Planted("callbacks.ema.decay=0.9", Stage.callbacks, "after step 1", "ema", "config callbacks.ema"),
+    "momentum of a norm": Planted(
+        "model.momentum=0.2", Stage.buffers, "after step 1", "norm.running_mean", "config model.momentum"
+    ),
+    "dropout": Planted("model.dropout=0.5", Stage.outputs, "in step 1", "drop", "config model.dropout"),
+    "precision": Planted("precision=bf16", Stage.outputs, "in step 1", "first", "config precision.dtype"),
+    "a hidden draw": Planted("model.draws=true", Stage.drawn, "in step 1", "random.torch", "config model.draws"),
+    "a late branch": Planted("model.late=4", Stage.outputs, "in step 4", "Net", "config model.late"),
+    "clipping": Planted("precision.clip_norm=0.01", Stage.clipped, "in step 1", "last.bias", "precision.clip_norm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_a_planted_difference_is_named_with_its_cause(what: str, base: Path, tmp_path: Path) -> None:
+    planted = PLANTED[what]
+    report = compare(base, fit(tmp_path / "run", planted.overrides))
+    first = report.divergence
+    assert first is not None
+    assert (first.stage, first.moment) == (planted.stage, planted.moment), str(report)
+    assert planted.name in first.shown
+    assert any(planted.cause in str(cause) for cause in report.causes), str(report)
+    assert not report.equal
+
+
+def test_a_changed_sample_is_named_by_its_index(base: Path, tmp_path: Path) -> None:
+    report = compare(base, fit(tmp_path / "run", "data.sample=7"))
+    assert report.samples == ["the content of sample 7 differs"]
+    assert Fact("data", "sample 7 of train") not in report.facts
+
+
+def test_another_order_of_the_samples_is_named(tmp_path: Path) -> None:
+    # The loader has its own batch size.
+    runs = [fit(tmp_path / f"run{order}", f"data.order={order}", "~data.batch_size") for order in (1, 2)]
+    report = compare(*runs)
+    assert report.divergence is not None
+    assert report.divergence.stage is Stage.samples
+    assert report.samples[0].startswith("another order: ")
+    assert [str(cause) for cause in report.causes] == ["config data.order: 1 -> 2"]
+
+
+def test_one_weight_that_differs_by_one_ulp_is_named(tmp_path: Path) -> None:
+    weights = Net().state_dict()
+    runs = []
+    for number in (0, 1):
+        if number:
+            weights["last.weight"][1, 2] = torch.nextafter(weights["last.weight"][1, 2], torch.tensor(9.0))
+        save_file(weights, tmp_path / f"weights{number}.safetensors")
+        runs.append(fit(tmp_path / f"run{number}", f"ckpt={tmp_path}/weights{number}.safetensors"))
+    report = compare(*runs)
+    first = report.divergence
+    assert first is not None
+    assert (first.stage, first.moment) == (Stage.weights, "before step 1")
+    assert [value.name for value in first.values] == ["last.weight"]
+    assert str(report.causes[0]).startswith("config ckpt: ")
+
+
+def test_steps_of_another_size_are_aligned_by_samples(base: Path, tmp_path: Path) -> None:
+    report = compare(base, fit(tmp_path / "run", "data.batch_size=4", f"loop.max_duration={2 * STEPS}"))
+    assert "a step has 8 samples" in report.notes[0]
+    first = report.divergence
+    assert first is not None
+    # Two steps of 4 samples are one of 8: what they have made of them differs.
+    assert (first.steps, first.by_design, first.stage) == ((2, 3), True, Stage.optimizer)
+    assert [str(cause) for cause in report.causes] == ["config data.batch_size: 8 -> 4"]
+
+
+def test_accumulated_steps_differ_in_their_gradients_alone(base: Path, tmp_path: Path) -> None:
+    # The norm of a smaller batch has other means: its buffers do not matter to the gradients' names.
+    report = compare(base, fit(tmp_path / "run", "data.batch_size=4", "loop.grad_accum_steps=2"))
+    first = report.divergence
+    assert first is not None
+    assert (first.stage, first.moment, first.by_design) == (Stage.gradients, "in step 1", False)
+    assert {str(cause).partition(":")[0] for cause in report.causes} == {
+        "config data.batch_size", "config loop.grad_accum_steps",
+    }  # fmt: skip
+
+
+def test_another_number_of_threads_is_named_though_nothing_differs(base: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(base, tmp_path / "run"))
+    environment = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(environment | {"threads": 64}))
+    report = compare(base, run)
+    assert report.equal
+    assert [fact for fact in report.facts if fact.kind == "threads"] == [Fact("threads", f"{THREADS} -> 64")]
+    assert str(report).endswith(f"equal up to step {STEPS}")
+
+
+def test_a_run_that_is_not_reproducible_is_named_first(base: Path, tmp_path: Path) -> None:
+    report = compare(base, fit(tmp_path / "run", "data.unseeded=true"))
+    assert "run is not reproducible here (not equal: " in report.notes[0]
+    assert report.divergence is not None
+    assert report.divergence.stage is Stage.samples
+
+
+def test_equal_runs_are_equal_without_a_replay(base: Path, tmp_path: Path) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise AssertionError("nothing has to be replayed")
+
+    other = fit(tmp_path / "run")
+    report = find_divergence(base, other, replay=refuse)
+    assert (report.equal, report.last, report.divergence) == (True, STEPS, None)
+    same = find_divergence(base, base / "checkpoints" / f"step{STEPS}", replay=refuse)
+    assert (same.equal, list(same.notes)) == (True, ["both are the same run"])
+
+
+def test_nothing_after_the_last_step_is_compared(base: Path, tmp_path: Path) -> None:
+    report = compare(base, fit(tmp_path / "run", "model.late=4"), until=3)
+    assert (report.equal, report.last) == (True, 3)
+
+
+def test_a_changed_source_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    runs = []
+    for number, factor in enumerate(("1.0", "1.25")):
+        text = "from parting_parts import Net\n\n\nclass Mine(Net):\n    def forward(self, batch):\n        "
+        Path("parted.py").write_text(f"{text}return super().forward(batch) * {factor}\n")
+        sys.modules.pop("parted", None)
+        importlib.invalidate_caches()
+        runs.append(fit(Path(f"run{number}"), "model._target_=parted.Mine"))
+    report = compare(*runs)
+    assert Fact("source", "parted.py: changed") in report.facts
+    # The first is replayed with the code of the second, and is then equal to it.
+    assert report.notes[0].startswith("run0 is not reproducible here (not equal: step 1: train/loss is ")
+    assert report.divergence is None
+    assert not report.equal
+    assert list(report.causes) == [Fact("source", "parted.py: changed")]
+
+
+def test_mistakes_are_one_message(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere is no run's directory"):
+        find_divergence(base, Path("nowhere"))
+    other = Path(shutil.copytree(base, tmp_path / "run"))
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("parting_parts.Net", "torch.nn.Identity"))
+    with pytest.raises(UserError, match=r"train different models: parting_parts\.Net -> torch\.nn\.Identity"):
+        find_divergence(base, other)
+
+
+def moment(step: int, samples: int, rows: str, *, batches: int = 1, **values: str) -> Moment:
+    stages = {Stage[name]: {name: text} for name, text in values.items()}
+    return Moment(step, samples, batches, {"batch": list(rows)}, stages)
+
+
+def final(step: int, samples: int, **values: str) -> Moment:
+    return moment(step, samples, "", batches=0, **values)
+
+
+MOMENTS = {
+    "equal": ([moment(1, 0, "ab"), final(2, 2)], [moment(1, 0, "ab"), final(2, 2)], None),
+    "the state after the last step": (
+        [moment(1, 0, "ab"), final(2, 2, weights="1")], [moment(1, 0, "ab"), final(2, 2, weights="2")],
+        ("after step 1", Stage.weights, False),
+    ),
+    "samples before state": (
+        [moment(1, 0, "ab", weights="1")], [moment(1, 0, "ac", weights="2")], ("in step 1", Stage.samples, False),
+    ),
+    "the order of samples in a step": (
+        [moment(1, 0, "ab")], [moment(1, 0, "ba")], ("in step 1", Stage.samples, False),
+    ),
+    "the same samples in another division": (
+        [moment(1, 0, "ab", loss="1")], [moment(1, 0, "ba", batches=2, loss="2")], None,
+    ),
+    "other samples in another division": (
+        [moment(1, 0, "ab")], [moment(1, 0, "ac", batches=2)], ("in step 1", Stage.samples, False),
+    ),
+    "steps of half the size": (
+        [moment(1, 0, "abcd"), final(2, 4, weights="1")],
+        [moment(1, 0, "ab"), moment(2, 2, "dc"), final(3, 4, weights="2")], ("after step 1", Stage.weights, True),
+    ),
+    "runs that begin at different steps": (
+        [moment(1, 0, "ab"), moment(2, 2, "cd", loss="1")], [moment(2, 2, "cd", loss="2")],
+        ("in step 2", Stage.loss, False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", MOMENTS)
+def test_the_first_difference_of_two_lists_is_found(what: str) -> None:
+    first, second, expected = MOMENTS[what]
+    divergence = first_divergence(first, second)
+    named = None if divergence is None else (divergence.moment, divergence.stage, divergence.by_design)
+    assert named == expected
+
+
+def test_what_a_rank_computes_for_itself_has_its_name() -> None:
+    ranks = [
+        {"batches": 1, "rows": {"batch": [row]}, "values": {"loss": {"loss": loss}, "weights": {"w": "1"}}}
+        for row, loss in (("a", "1"), ("b", "2"))
+    ]
+    merged = merge_ranks(ranks)
+    assert merged["rows"] == {"batch": ["a", "b"]}
+    assert merged["values"] == {"loss": {"loss": "1", "loss (rank 1)": "2"}, "weights": {"w": "1"}}

@@ -1,0 +1,382 @@
+"""Where two runs part: what they were made from, the first record that differs, and the first step that does, and why.
+
+    what differs        configs, source, samples, versions, device, threads
+    records             the first line of `metrics.jsonl` that differs
+    checkpoints         the last step at which kept checkpoints of both are equal, the first at which they are not
+    replay              both runs are replayed between these, with digests of each step; the first that differs is named
+
+If the replays begin to differ at once, the difference is older than the records show: the steps before are replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.core.patterns import matches
+from trainer_cli.core.ranks import without_ranks
+from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError
+from trainer_cli.runs.fork_server import own_command
+from trainer_cli.runs.metrics import read_json_lines
+from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, environment_of, kept_entries
+from trainer_cli.runs.replay_records import CLOCKED, by_step
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
+from trainer_cli.testing.divergence_report import STEP_SIZES, Fact, Records, Report, States, explain, is_below
+
+_FACTS = ("device", "threads", "processes", "python", "platform")
+_ENDS_OF_EPOCHS = 0.1
+"""How much the mean size of equal steps may differ, by smaller batches at the ends of epochs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """What `train replay` gave for one run."""
+
+    moments: Sequence[Moment]
+    problem: str | None
+    """The first record or state that is not that of the run."""
+
+
+Replayer = Callable[[Path, int, int, Path], Mapping[str, Any]]
+"""Makes steps of a run with digests in a file, and returns the JSON of `train replay`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One of the two runs."""
+
+    directory: RunDir
+    entries: Sequence[tuple[Entry, Path]]
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return self.directory.path
+
+    @property
+    def manifest(self) -> Any:
+        """Of the newest checkpoint; None without any."""
+        return self.entries[-1][0].manifest if self.entries else None
+
+    def records(self) -> dict[int, dict[str, Any]]:
+        """The records by step."""
+        return by_step(read_json_lines(self.directory.metrics_file))
+
+    def last_step(self, records: Mapping[int, Any]) -> int:
+        """The last step that can be replayed."""
+        newest = self.entries[-1][0].step if self.entries else 0
+        if self.directory.is_locked():
+            return newest
+        return max(newest, max(records, default=0), int(self.directory.read_summary().get("step") or 0))
+
+    @property
+    def samples_per_step(self) -> float:
+        """The mean number of samples in a step; 1 if no checkpoint tells it."""
+        progress = {} if self.manifest is None else self.manifest.progress
+        step = int(progress.get("step") or 0)
+        return int(progress.get("samples") or 0) / step if step else 1.0
+
+
+def find_divergence(
+    first: Path,
+    second: Path,
+    *,
+    until: int | None = None,
+    overrides: Sequence[str] = (),
+    config_dir: Path | None = None,
+    show: Callable[[str], None] = lambda text: None,
+    replay: Replayer | None = None,
+) -> Report:
+    """Compare two runs.
+
+    Args:
+        first, second: directories of runs, or checkpoints in them.
+        until: the last step to compare, counted in the first run.
+        overrides: of the configs of both runs when they are replayed: where their data is, `trust=[PACKAGE]`.
+        config_dir: the `configs/` of the project, if the default is another.
+        show: called with a line before steps are replayed.
+        replay: makes the steps; by default in a process of its own, in the project of the run.
+
+    Raises:
+        UserError: one is no run, or they train different models.
+        CheckpointError: their steps cannot be made again.
+    """
+    if replay is None:
+        flags = [] if config_dir is None else ["--config-dir", str(config_dir.absolute())]
+        replay = partial(_replay_in_process, [*overrides, *flags])
+    search = _Search((_open_run(first), _open_run(second)), overrides, config_dir, show, replay)
+    return search.report(until)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search for the first difference of two runs. The fields are as of `find_divergence`."""
+
+    runs: tuple[_Run, _Run]
+    overrides: Sequence[str]
+    config_dir: Path | None
+    show: Callable[[str], None]
+    replay: Replayer
+
+    @property
+    def paths(self) -> tuple[Path, Path]:
+        return self.runs[0].path, self.runs[1].path
+
+    def report(self, until: int | None) -> Report:
+        first, second = self.runs
+        records_of = first.records(), second.records()
+        last = min(run.last_step(records) for run, records in zip(self.runs, records_of, strict=True))
+        last = last if until is None else min(last, until)
+        if first.path.resolve() == second.path.resolve():
+            return Report(runs=self.paths, notes=["both are the same run"], last=last)
+        facts = list(_facts(first, second))
+        if last < 1:
+            raise UserError("there is no step that both runs have made", where=str(second.path))
+        report = Report(runs=self.paths, facts=facts, last=last)
+        sizes = first.samples_per_step, second.samples_per_step
+        if _step_sizes_differ(first, second, facts) and not math.isclose(*sizes, rel_tol=_ENDS_OF_EPOCHS):
+            return self._compare_uneven(report, sizes)
+        records, states = _compare_records(*records_of, last), _compare_states(first, second, last)
+        report = replace(report, records=records, states=states)
+        if records.step is None and states.differs is None and states.equal == last:
+            return report
+        return self._compare_steps(report, records, states)
+
+    def _compare_steps(self, report: Report, records: Records, states: States) -> Report:
+        """Replay both runs from where they are known to be equal to the first difference that is recorded."""
+        equal = states.equal or 0
+        # A difference at step 0 is seen before step 1.
+        last = max(1, min(step for step in (records.step, states.differs, report.last) if step is not None))
+        # What the records show is mostly where the runs part, and most of the time is saved.
+        begin = max(equal, min(records.last_equal, last - 1)) if records.step or states.differs is not None else equal
+        replays = self._replay_both((begin + 1, last), (begin + 1, last))
+        divergence = first_divergence(replays[0].moments, replays[1].moments)
+        if divergence is not None and divergence.is_older and begin > equal:
+            earlier = self._replay_both((equal + 1, begin + 1), (equal + 1, begin + 1))
+            divergence = first_divergence(earlier[0].moments, earlier[1].moments) or divergence
+        notes = list(self._not_reproducible(replays))
+        if divergence is None and records.step is not None and not notes:
+            notes.append("the steps are equal, so that the difference is in the evaluation or in what callbacks log")
+        return self._explain(replace(report, notes=notes, divergence=divergence))
+
+    def _compare_uneven(self, report: Report, sizes: tuple[float, float]) -> Report:
+        """Compare runs whose steps have different numbers of samples: twice up to where both have seen as many."""
+        samples = 2 * math.lcm(*(max(1, round(size)) for size in sizes))
+        lasts = [min(report.last, math.ceil(samples / size)) for size in sizes]
+        note = (
+            f"a step has {sizes[0]:g} samples in {report.runs[0]} and {sizes[1]:g} in {report.runs[1]}: "
+            "aligned by the samples seen, so that records and checkpoints are not compared"
+        )
+        replays = self._replay_both((1, lasts[0]), (1, lasts[1]))
+        divergence = first_divergence(replays[0].moments, replays[1].moments)
+        notes = [*self._not_reproducible(replays), note]
+        return self._explain(replace(report, notes=notes, divergence=divergence, last=lasts[0]))
+
+    def _explain(self, report: Report) -> Report:
+        divergence = report.divergence
+        if divergence is not None and divergence.stage is Stage.samples:
+            report = replace(report, samples=list(self._sample_lines(divergence)))
+        return explain(report)
+
+    def _replay_both(self, *steps: tuple[int, int]) -> list[Replays]:
+        """Replay the steps of the first run, and those of the second."""
+        replays = []
+        with tempfile.TemporaryDirectory() as folder:
+            for number, (run, (begin, last)) in enumerate(zip(self.paths, steps, strict=True)):
+                self.show(f"replays steps {begin:,} to {last:,} of {run}")
+                file = Path(folder) / f"{number}.jsonl"
+                outcome = self.replay(run, begin, last, file)
+                moments = read_moments(file) if file.exists() else []
+                replays.append(Replays(moments, None if outcome["equal"] else str(outcome["result"])))
+        return replays
+
+    def _not_reproducible(self, replays: Sequence[Replays]) -> Iterator[str]:
+        for run, outcome in zip(self.paths, replays, strict=True):
+            if outcome.problem is not None:
+                yield (
+                    f"{run} is not reproducible here ({outcome.problem}), so that what its replay shows may not be "
+                    "what it had: see the source and versions, and `train check resume`"
+                )
+
+    def _sample_lines(self, divergence: Divergence) -> Iterator[str]:
+        """The samples that differ, with their indices where the order of the data is known."""
+        positions = divergence.rows
+        orders = [self._indices(run, step) for run, step in zip(self.paths, divergence.steps, strict=True)]
+        if not positions or any(len(order) <= max(positions) for order in orders):
+            yield f"positions in the step: {_listed(positions)}"
+            return
+        first, second = ([order[position] for position in positions] for order in orders)
+        if first != second:
+            yield f"another order: {_listed(first)} -> {_listed(second)}"
+        else:
+            yield f"the content of sample{'s' * (len(first) > 1)} {_listed(first)} differs"
+
+    def _indices(self, run: Path, step: int) -> list[Any]:
+        """The indices of the samples of a step; empty if they are not known."""
+        from trainer_cli.runs.step_samples import read_step_samples
+
+        overrides = [override for override in self.overrides if override.startswith(("data.", "trust="))]
+        try:
+            steps = list(read_step_samples(run, step, overrides=overrides, config_dir=self.config_dir))
+        except TrainError:
+            return []
+        # In the order of the digests: all batches of one rank after another.
+        batches = sorted((batch for samples in steps for batch in samples.batches), key=lambda batch: batch.rank)
+        return [sample.index for batch in batches for sample in batch.samples]
+
+
+def _open_run(path: Path) -> _Run:
+    """The run at a path, or that of the checkpoint there.
+
+    Raises:
+        UserError: it is neither.
+    """
+    for folder in (path, path.parent.parent):
+        directory = RunDir(folder)
+        if directory.exists_as_run():
+            entries = kept_entries(directory)
+            manifest = entries[-1][0].manifest if entries else None
+            attempt = manifest.attempt if manifest is not None else 1
+            return _Run(directory, entries, environment_of(directory, attempt))
+    raise UserError(
+        f"{path} is no run's directory", cure="Name the folder that holds its config.yaml, or one of its checkpoints."
+    )
+
+
+def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
+    """What differs in what the runs were made from.
+
+    Raises:
+        UserError: they train different models.
+    """
+    from trainer_cli.config.compose import diff, from_yaml
+
+    configs = [from_yaml(run.directory.config_file, trusted=True, missing_ok=True).raw for run in (first, second)]
+    for change in diff(*configs):
+        if change.key == "model._target_":
+            raise UserError(
+                f"the runs train different models: {change.values}",
+                cure="Steps can be compared of runs with the same model; `train report` compares their curves.",
+            )
+        if change.path[0] not in WITHOUT_EFFECT:
+            yield Fact("config", str(change))
+    manifests = first.manifest, second.manifest
+    if None not in manifests:
+        yield from _other_source(*(manifest.source for manifest in manifests))
+        from trainer_cli.data.digest import other_samples
+
+        yield from (Fact("data", name) for name in other_samples(manifests[1].samples, manifests[0].samples))
+    versions = [run.environment.get("versions") or {} for run in (first, second)]
+    for name in versions[0]:
+        if versions[0][name] != versions[1].get(name):
+            yield Fact("version", f"{name} {versions[0][name]} -> {versions[1].get(name)}")
+    for name in _FACTS:
+        values = [run.environment.get(name) for run in (first, second)]
+        if values[0] != values[1]:
+            yield Fact(name, f"{values[0]} -> {values[1]}")
+    attempts = [len(run.directory.attempts) for run in (first, second)]
+    if attempts[0] != attempts[1]:
+        yield Fact("attempts", f"{attempts[0]} -> {attempts[1]}")
+
+
+def _other_source(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Fact]:
+    for file in sorted({*first, *second}):
+        if file not in first or file not in second:
+            yield Fact("source", f"{file}: only in the {'first' if file in first else 'second'}")
+        elif first[file] != second[file]:
+            yield Fact("source", f"{file}: changed")
+
+
+def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: int) -> Records:
+    """Compare the values that both runs have logged at the same steps."""
+    equal = last_equal = 0
+    for step in sorted(first.keys() & second.keys()):
+        if step > last:
+            break
+        shared = [key for key in first[step] if key in second[step] and not any(matches(key, glob) for glob in CLOCKED)]
+        for key in shared:
+            values = first[step][key], second[step][key]
+            # NaN, which JSON cannot hold, is a text here.
+            if values[0] != values[1]:
+                return Records(equal, last_equal, step, key, values)
+        equal, last_equal = equal + 1, step
+    return Records(equal, last_equal)
+
+
+def _compare_states(first: _Run, second: _Run, last: int) -> States:
+    """Compare kept checkpoints of the same steps, from the first to one that differs."""
+    others = {entry.step: (entry, path) for entry, path in second.entries}
+    equal: int | None = None
+    for entry, path in first.entries:
+        if entry.step > last or entry.step not in others:
+            continue
+        name = _first_difference((entry, path), others[entry.step])
+        if name is not None:
+            return States(equal, entry.step, name)
+        equal = entry.step
+    return States(equal)
+
+
+def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> str | None:
+    """The first leaf of two checkpoints that differs, or why they cannot be compared; None if all is equal."""
+    from trainer_cli.checkpoint.catalog import catalog_of
+    from trainer_cli.checkpoint.format.reader import CheckpointReader
+    from trainer_cli.runs.replay_saver import differing
+
+    states = []
+    for entry, path in (first, second):
+        assert entry.manifest is not None
+        with catalog_of(path.parent).storage.reading(path.name) as folder:
+            states.append(CheckpointReader().read(folder, entry.manifest))
+    for state in states:
+        # Means that are logged and evaluations that are due depend on the intervals, not on the steps.
+        state.pop("loop", None)
+    keys = {**states[0], **states[1]}
+    return next((name for key in keys for name in differing(states[0].get(key), states[1].get(key), key)), None)
+
+
+def _step_sizes_differ(first: _Run, second: _Run, facts: Sequence[Fact]) -> bool:
+    """Whether steps differ in size by the config or the number of processes."""
+    processes = [run.environment.get("processes") for run in (first, second)]
+    return processes[0] != processes[1] or any(is_below(fact, STEP_SIZES) for fact in facts)
+
+
+def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, file: Path) -> Mapping[str, Any]:
+    """Make the steps in a process of its own, in the project of the run if it is another than the current one.
+
+    Raises:
+        UserError, CheckpointError: they cannot be made.
+    """
+    arguments = ["replay", str(run.absolute()), f"{first}..{last}", "--quiet", "--json", "--digests", str(file)]
+    arguments += words
+    roots = [root for root in RunDir(run).project_roots if root.is_dir()]
+    folder = roots[-1] if roots and Path.cwd() not in roots else None
+    done = subprocess.run(
+        own_command(arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        cwd=folder, env=without_ranks(os.environ),
+    )  # fmt: skip
+    try:
+        outcome: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        # After the warnings; the place and the cure follow it on lines of their own.
+        message = done.stderr.rpartition("error: ")[2].partition("\n")[0] or f"exit code {done.returncode}"
+        error = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
+        raise error(
+            f"the steps {first} to {last} of {run} cannot be made again: {message}",
+            cure=f"`train replay {run} {first}..{last}` shows more.",
+        ) from None
+    return outcome
+
+
+def _listed(values: Sequence[Any], most: int = 8) -> str:
+    return ", ".join(map(str, values[:most])) + (f" and {len(values) - most} more" if len(values) > most else "")
