@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.environment import environment, versions
+from trainer_cli.runs.failed_step import suggest_replay
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
 from trainer_cli.runs.plan_view import schedule_lines
@@ -80,7 +81,9 @@ _MOST_SIMULATED = 500
 """Saves that are simulated before the first step, at 0.1 ms each."""
 
 
-def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup = ALONE) -> int:
+def fit(
+    composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup = ALONE, suggests_replay: bool = True
+) -> int:
     """Train or resume, and return the exit code, the same on every rank.
 
     Rank 0 locks the run, chooses the checkpoint, logs, writes the run's files, and broadcasts its decisions.
@@ -88,6 +91,7 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
     Args:
         allow_pickle: load pickles in a checkpoint of another program that `ckpt=` names; they may run any code.
         group: the processes that train together, all of which call this with rank 0's config.
+        suggests_replay: whether the error of a failed step ends with the commands that look at it.
     """
     refuse_no_optimizer(composed)
     config = composed.config
@@ -145,10 +149,12 @@ def fit(composed: Composed, *, allow_pickle: bool = False, group: ProcessGroup =
             if start.entry is not None
             else load_options(config.load, allow_pickle=allow_pickle)
         )
+        step_errors = _suggesting_replay(run, trainer) if suggests_replay else nullcontext()
         if group.is_main:
-            return _train(composed, start, trainer, data, path, load)
+            return _train(composed, start, trainer, data, path, load, step_errors)
         try:
-            result = _fit(trainer, data, path, load, start)
+            with step_errors:
+                result = _fit(trainer, data, path, load, start)
         except BaseException:
             log.debug("the training failed", exc_info=True)
             raise
@@ -330,15 +336,38 @@ def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed
     start.run.record_total_steps(loop.total_steps if timeline.end is None else timeline.end.step)
 
 
-def _train(composed: Composed, start: Start, trainer: Trainer, data: Data, path: Path | None, load: LoadOptions) -> int:
-    """Fit, and write into summary.json how it ended, even after an error."""
+@contextmanager
+def _suggesting_replay(run: RunDir, trainer: Trainer) -> Iterator[None]:
+    """End the error of a failed step with the commands that look at it."""
+    try:
+        yield
+    except Exception as error:
+        suggest_replay(error, run.path, trainer)
+        raise
+
+
+def _train(
+    composed: Composed,
+    start: Start,
+    trainer: Trainer,
+    data: Data,
+    path: Path | None,
+    load: LoadOptions,
+    step_errors: AbstractContextManager[None],
+) -> int:
+    """Fit, and write into summary.json how it ended, even after an error.
+
+    Args:
+        step_errors: entered for the fit.
+    """
     run = start.run
     began = time.monotonic()
     result: FitResult | None = None
     status, reason = RunStatus.failed, ""
     try:
         _log_schedule(start, trainer, data, composed, path)
-        result = _fit(trainer, data, path, load, start)
+        with step_errors:
+            result = _fit(trainer, data, path, load, start)
         status = RunStatus.finished if result.finished else RunStatus.stopped
         reason = result.reason
     except KeyboardInterrupt:

@@ -188,6 +188,15 @@ class _Planner:
         return self.run.config_file
 
 
+def earliest_start(run: RunDir) -> int | None:
+    """The earliest step whose state a replay can begin with: 0, or that of a checkpoint; None without any."""
+    attempts = run.attempts
+    if _first_step(attempts) == 0:
+        return 0
+    entries = (entry for entry, _ in kept_entries(run) if _is_on_course(entry, attempts))
+    return next((entry.step for entry in entries if entry.manifest is not None and not entry.manifest.left_out), None)
+
+
 def attempt_of(attempts: Sequence[Mapping[str, Any]], step: int) -> int:
     """The number of the attempt that made a step: the last one that began before it."""
     earlier = [attempt for attempt in attempts if int(attempt.get("start_step") or 0) < max(step, 1)]

@@ -63,11 +63,11 @@ def main(path: str) -> int:
 
                 stack.enter_context(recorded(plan.calls, composed.project_root))
             if composed.config.parallel.strategy != "fsdp":
-                return fit(composed)
+                return fit(composed, suggests_replay=False)
             # It needs a group, also for one process.
             group = from_environment({}, alone_too=True)
             stack.callback(group.close)
-            return fit(composed, group=group)
+            return fit(composed, group=group, suggests_replay=False)
     except TrainError as error:
         print(f"{ERROR}{error}", file=sys.stderr)
         return int(error.exit_code)

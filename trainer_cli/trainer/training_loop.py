@@ -63,6 +63,8 @@ class TrainingLoop(Lengths):
         """The next step that may be logged; exact if `log_interval` is in steps or epochs, else every step."""
         self.leave_out_not_finite = False
         """Whether batches whose loss is not finite are left out of the logged means."""
+        self.failed_step: int | None = None
+        """The step that was being made, or had just been, when an error ended the training; None: it came elsewhere."""
         self.batch_size = 1
         """Samples in a batch of one rank, or 1 if the loader does not say."""
         self._batches: TrainBatches | None = None
@@ -116,6 +118,7 @@ class TrainingLoop(Lengths):
     def run(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop:
         """Train until there is a reason to stop, and return it."""
         self._start_step, trainer.step.step_idx = trainer.progress.step, -1
+        self.failed_step = None
         self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
         self._resume_stop(trainer)
         stop = self._begin(trainer, val_loaders)
@@ -220,7 +223,12 @@ class TrainingLoop(Lengths):
                     trainer.train_mode()
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
-                    self._steps(trainer, self._next_event(trainer))
+                    event = self._next_event(trainer)
+                    try:
+                        self._steps(trainer, event)
+                    except Exception:
+                        self.failed_step = trainer.step.step_idx + 1
+                        raise
                     eval_requested = requests.take_evaluation(holds=self._holds(trainer.progress))
                     if requests.roll_back_requested:
                         roll_back(trainer, self._train_loader)

@@ -1,0 +1,92 @@
+"""Name the commands that look at a step, and end the error of a failed step with them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.core.schema import TRAIN_PREFIX
+from trainer_cli.errors import NotFiniteError, TrainError
+from trainer_cli.loggers.text_files import read_number
+from trainer_cli.runs.metrics import read_json_lines
+from trainer_cli.runs.replay_plan import earliest_start
+from trainer_cli.runs.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+_LOSS = f"{TRAIN_PREFIX}loss"
+
+
+def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
+    """Add the commands that look at the failed steps to an error, if they can be replayed.
+
+    They join the cure of a `NotFiniteError`, and are a note of an exception that is none of this package. Other errors
+    are about no step.
+    """
+    try:
+        # Processes of several machines are started by a launcher, whose command is unknown.
+        if trainer.strategy.group.machines > 1:
+            return
+        steps = _failed_steps(error, run, trainer.progress.step, trainer.loop.failed_step)
+        text = None if steps is None else describe_commands(run, *steps)
+    except (TrainError, OSError) as problem:
+        # The run's error must not be replaced by one of its files.
+        log.debug("the failed step was not looked up: %s", problem)
+        return
+    if text is None:
+        return
+    if isinstance(error, NotFiniteError):
+        error.cure = f"{error.cure} {text}" if error.cure else text
+    else:
+        error.add_note(text)
+
+
+def describe_commands(run: Path, first: int, last: int) -> str | None:
+    """A sentence with the commands that look at steps of a run; None if they cannot be replayed."""
+    start = earliest_start(RunDir(run))
+    if start is None or start >= last:
+        return None
+    first = max(first, start + 1)
+    words = f"{shlex.quote(str(run))} {first if first == last else f'{first}..{last}'}"
+    steps = "the step" if first == last else "these steps"
+    return f"`train replay {words}` makes {steps} again, and `train data {words} --show` shows the samples."
+
+
+def _failed_steps(error: Exception, run: Path, step: int, failed_step: int | None) -> tuple[int, int] | None:
+    """The first and the last of the steps in which an error may have begun; None if it is about no step.
+
+    Args:
+        step: the number of completed steps.
+        failed_step: the step that was being made; None: the error came between two steps.
+    """
+    if isinstance(error, NotFiniteError):
+        return _first_not_finite(read_json_lines(RunDir(run).metrics_file), step)
+    if failed_step is None or isinstance(error, TrainError):
+        return None
+    return failed_step, failed_step
+
+
+def _first_not_finite(records: list[dict[str, Any]], step: int) -> tuple[int, int]:
+    """The steps after the last finite record, up to the first record that is not finite, or to `step`."""
+    first, last = 1, step
+    for record in records:
+        at, loss = _step_of(record), read_number(record.get(_LOSS))
+        if at is None or loss is None or at > step:
+            continue
+        if not math.isfinite(loss):
+            last = min(last, at)
+        elif at < step:
+            first, last = at + 1, step
+    return first, last
+
+
+def _step_of(record: Mapping[str, Any]) -> int | None:
+    step = record.get("step")
+    return step if isinstance(step, int) else None
