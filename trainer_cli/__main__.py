@@ -34,7 +34,7 @@ _fork_code: int | None = None
 
 
 def _end_fork() -> None:
-    """The last exit handler of a fork, whose threads have ended. It flushes what is open, and ends the process.
+    """The last exit handler of a fork, whose threads have ended. It completes open files, and ends the process.
 
     The interpreter would take all modules apart, in memory that it shares with the server: a quarter of a second of
     copying. After an exception it does.
@@ -44,13 +44,20 @@ def _end_fork() -> None:
     import ctypes
     import gc
     import io
+    import zipfile
 
-    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-        for file in gc.get_objects():
-            if issubclass(type(file), kind):
-                # Closed, or its reader is gone: the interpreter would pass over it, too.
-                with contextlib.suppress(ValueError, OSError):
-                    file.flush()
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, io.IOBase | zipfile.ZipFile)}
+    files = [file for file in objects if type(file) in kinds]
+    # From the outer to the inner: a text may be written into a gzip file, and that into a buffer.
+    ends = [file.flush for file in files if isinstance(file, io.TextIOWrapper)]
+    # Files written in Python have an end of their own, such as a checksum or a table of contents.
+    ends += [file.close for file in files if type(file).__module__ != "_io"]
+    ends += [file.flush for file in files if isinstance(file, io.BufferedWriter | io.BufferedRandom)]
+    for end in ends:
+        # Closed, or its reader is gone: the interpreter would pass over it, too.
+        with contextlib.suppress(Exception):
+            end()
     # What libraries in C have printed.
     ctypes.CDLL(None).fflush(None)
     os._exit(_fork_code)

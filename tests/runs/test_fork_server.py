@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -72,13 +74,18 @@ for _ in range(2):
 os._exit(0)
 """
 LEAVES = """
-import atexit, ctypes, threading, time
+import atexit, ctypes, gzip, sys, threading, time, zipfile
 Leaves = print
 from concurrent.futures import ThreadPoolExecutor
 
 text, binary = open("left", "w"), open("left-bytes", "wb")
 text.write("text")
 binary.write(b"bytes")
+compressed, archive = gzip.open("left.gz", "wt"), zipfile.ZipFile("left.zip", "w")
+compressed.write("text")
+archive.writestr("name", "text")
+# Else they would be closed with this module, which cannot be imported.
+sys.left = text, binary, compressed, archive
 atexit.register(print, "an exit handler")
 ctypes.CDLL(None).printf(b"of C\\n")
 idle = ThreadPoolExecutor()
@@ -185,6 +192,9 @@ def test_a_fork_that_returns_runs_exit_handlers_and_writes_what_is_open(project:
         assert process.wait(LIMIT_S) == 1, said
     assert (project / "left").read_text() == "text"
     assert (project / "left-bytes").read_bytes() == b"bytes"
+    assert gzip.decompress((project / "left.gz").read_bytes()) == b"text"
+    with zipfile.ZipFile(project / "left.zip") as archive:
+        assert archive.read("name") == b"text"
     assert sorted(said[0].splitlines()) == ["a thread", "an exit handler", "of C"]
 
 
