@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.main import main
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
 from trainer_cli.runs.replay import compose_replay, find_step, plan_replay, replay
 from trainer_cli.runs.run_dir import RunDir
@@ -119,6 +121,33 @@ def test_a_state_that_differs_from_a_kept_checkpoint_is_named(run: Path) -> None
     replayed = replay(plan, compose_replay(plan, ["optimizer.weight_decay=0.5"]))
     assert replayed.states[FIXED[1]] is not None
     assert not replayed.equal
+
+
+@pytest.mark.parametrize(
+    ("source", "override", "doubt"),
+    [
+        ({}, "loop.eval_interval=50", "loop.eval_interval: 25 -> 50"),
+        ({"gone.py": "0"}, "trust=[]", "gone.py is not there"),
+    ],
+    ids=["config", "source"],
+)
+def test_with_another_config_or_source_a_state_is_kept_only_if_a_record_shows_it_to_be_equal(
+    run: Path, source: dict[str, str], override: str, doubt: str
+) -> None:
+    remove(run, *FIXED, STEPS)
+    manifest = run / "checkpoints" / "step0" / "manifest.json"
+    manifest.write_bytes(replace(Manifest.parse(manifest.read_bytes()), source=source).to_bytes())
+    unproven = plan_replay(run, 5)
+    with pytest.raises(CheckpointError, match=f"step 5 of .* is not kept: {doubt}; and no record") as raised:
+        replay(unproven, compose_replay(unproven, [override]), keep=[5])
+    assert "name a step from 7 on" in str(raised.value)
+    assert find_step(run, 5) is None
+    proven = plan_replay(run, 8)
+    assert list(replay(proven, compose_replay(proven, [override]), keep=[8]).kept) == [8]
+    # What a record has shown of the source holds for the steps after it.
+    later = plan_replay(run, 9)
+    assert (later.start, later.reference) == (run / "replayed" / "step8", manifest.parent)
+    assert list(replay(later, compose_replay(later), keep=[9]).kept) == [9]
 
 
 @pytest.mark.parametrize(

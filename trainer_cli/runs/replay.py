@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import logging
 import platform
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -36,11 +37,11 @@ from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.fit import import_torch
-from trainer_cli.runs.origin import EvaluatedOrigin
-from trainer_cli.runs.replay_plan import ReplayPlan, environment_of, find_step, plan_replay
+from trainer_cli.runs.origin import EvaluatedOrigin, other_source
+from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, ReplayPlan, environment_of, find_step, plan_replay
 from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import checkpoints_of, config_of
+from trainer_cli.runs.select import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.start import fork_path, kept_settings, load_options
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def replay(
     Args:
         composed: of `compose_replay`.
         keep: steps whose state is written into `RUN/replayed`, unless a record up to it differs.
+            Where source, versions, device or config are not those of the run, a record or a kept checkpoint has to show
+            that its numbers are.
         callbacks: further callbacks by name, which look at the steps. They are called after the run's own, and must
             change nothing.
         group: the processes that train together, all of which call this with rank 0's plan and config.
@@ -127,6 +130,7 @@ def replay(
 
     Raises:
         TrainError: the steps cannot be made here.
+        CheckpointError: nothing shows whether a state to keep is that of the run.
     """
     if plan.before is None:
         return _replay_part(plan, composed, keep, callbacks or {}, group, on_built)
@@ -166,6 +170,12 @@ def _replay_part(
     comparison = RecordComparison.of_file(run.metrics_file, _not_comparable(config))
     # The records of the first step of the plan are the run's own if it was loaded.
     first = plan.start_step if plan.start is not None else -1
+    doubts: list[str] = []
+
+    def is_equal(step: int) -> bool:
+        shown = not doubts or saver.states or comparison.steps(first, step)
+        return bool(shown) and not any(comparison.differences(first, step, ended=False))
+
     with ExitStack() as stack:
         if group.is_main:
             stack.enter_context(_held(run, plan, keeps=bool(keep)))
@@ -186,7 +196,7 @@ def _replay_part(
                 folder=checkpoints_of(run.path),
                 replayed=run.replayed_folder,
                 keep=keep,
-                is_equal=lambda step: not any(comparison.differences(first, step, ended=False)),
+                is_equal=is_equal,
             )
             trainer = builder.trainer(
                 data,
@@ -197,9 +207,12 @@ def _replay_part(
                 loggers={NAME: ReplayLogger(comparison)} if group.is_main else {},
                 observers=callbacks,
             )
-        if group.is_main:
-            for line in _other_environment(environment, trainer):
-                log.warning("%s", line)
+        other_environment = list(_other_environment(environment, trainer))
+        if other_environment and group.is_main:
+            log.warning(
+                "the run had %s: the comparison shows whether its numbers are the same", ", ".join(other_environment)
+            )
+        doubts += [*_changes(plan, composed), *(f"the run had {fact}" for fact in other_environment)]
         path, load = plan.start, WHOLE
         if path is None:
             path, load = group.on_main(lambda: fork_path(composed)), load_options(config.load)
@@ -216,7 +229,17 @@ def _replay_part(
         kept=saver.kept,
     )
     # Rank 0 alone has the records.
-    return group.broadcast(outcome)
+    outcome = group.broadcast(outcome)
+    missing = sorted(step for step in keep if first < step <= plan.last and step not in saver.kept)
+    if doubts and outcome.equal and missing:
+        later = comparison.steps(missing[0], sys.maxsize)
+        raise CheckpointError(
+            f"step {missing[0]} of {plan.run} is not kept: {'; '.join(doubts)}; and no record up to it shows whether "
+            "its numbers are those of the run",
+            cure="Use the source, the versions and the config of the run"
+            + (f", or name a step from {later[0]} on, which has a record." if later else "."),
+        )
+    return outcome
 
 
 def _config_of_replay(config: TrainConfig) -> TrainConfig:
@@ -302,20 +325,31 @@ def _changed_settings(plan: ReplayPlan, composed: Composed) -> tuple[str, ...]:
     return kept_settings(diff(from_yaml(source, trusted=True, missing_ok=True).raw, composed.raw)) if source else ()
 
 
+def _changes(plan: ReplayPlan, composed: Composed) -> Iterator[str]:
+    """What of the project's source and of the config is not as in the run, and may change numbers."""
+    # A replayed state was kept because its source is that of the run, or because a record has shown it to be equal.
+    manifests = [manifest_of(path) for path in (plan.start, plan.reference) if path is not None]
+    sources = [other_source(manifest.source, composed.project_root) for manifest in manifests if manifest is not None]
+    if all(sources):
+        for file, how in (sources[-1] if sources else {}).items():
+            yield f"{file} {'has changed' if how == 'changed' else f'is {how}'}"
+    for change in diff(from_yaml(plan.config, trusted=True, missing_ok=True).raw, composed.raw):
+        if change.path[0] not in WITHOUT_EFFECT:
+            yield str(change)
+
+
 def _other_environment(environment: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
     """What this process has in another version or number than the attempt that made the steps."""
     recorded = {**(environment.get("versions") or {}), "python": environment.get("python")}
     now = {**versions(), "python": platform.python_version()}
-    other = [
+    yield from (
         f"{name} {recorded[name]} (here {now[name]})"
         for name in now
         if recorded.get(name) is not None and now[name] != recorded[name] and name in _COMPUTING
-    ]
+    )
     facts = {"device": str(trainer.device), "processes": trainer.strategy.world_size}
-    other += [
+    yield from (
         f"{name} {environment[name]} (here {value})"
         for name, value in facts.items()
         if environment.get(name, value) != value
-    ]
-    if other:
-        yield f"the run had {', '.join(other)}: the comparison shows whether its numbers are the same"
+    )

@@ -132,7 +132,6 @@ class _Planner:
         """The plan from a checkpoint, or from the start of the run, to a step."""
         start_step = 0 if start is None else start[0].step
         path = None if start is None else start[1]
-        reference = path or (self.entries[0][1] if self.entries else None)
         before = None
         if (boundary := self._boundary(start_step, last)) is not None:
             before = self.plan(start, boundary)
@@ -146,11 +145,24 @@ class _Planner:
             last=last,
             attempt=attempt,
             config=self._config_of(attempt),
-            reference=reference,
+            reference=self._reference_of(attempt, start_step),
             kept={entry.step: place for entry, place in self.entries if start_step < entry.step <= last},
             seconds=_estimate_s(self.records, 0 if start is None else start[0].step, last),
             before=before,
         )
+
+    def _reference_of(self, attempt: int, start_step: int) -> Path | None:
+        """A kept checkpoint of the attempt; else the newest one before the replay, or the first.
+
+        None that was replayed: its source is that of the process which replayed it.
+        """
+        of_attempt = [
+            (entry, path)
+            for entry, path in self.entries
+            if entry.manifest is not None and entry.manifest.attempt == attempt
+        ]
+        earlier = [path for entry, path in of_attempt or self.entries if entry.step <= start_step]
+        return earlier[-1] if earlier else next((path for _, path in of_attempt or self.entries), None)
 
     def _boundary(self, start_step: int, last: int) -> int | None:
         """The last step between these two at which an attempt began with another config, or after the run's end."""
