@@ -133,7 +133,12 @@ def _python(arguments: list[str]) -> int:
     program = arguments[1] if arguments[0] == "-c" else Path(arguments[0]).read_text(encoding="utf-8")
     sys.argv = arguments[1:] if arguments[0] == "-c" else arguments
     sys.path.insert(0, "")
-    exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]) | {"__name__": "__main__"})
+    # A script may look for files beside itself.
+    names = {"__name__": "__main__", "__file__": arguments[0]}
+    try:
+        exec(compile(program, "<string>", "exec"), vars(sys.modules["__main__"]) | names)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 
