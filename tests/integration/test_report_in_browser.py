@@ -41,6 +41,30 @@ addEventListener("load", async () => {
     await pause();
     const curves = charts.filter((one) => one.block.kind === "chart").map((one) => one.plot);
     told.zoomed = [...new Set(curves.map((plot) => String(plot.layout.xaxis.range)))];
+    // The click of a mouse on one of the points in view.
+    const index = first.data[0].x.findIndex((step) => step > 6);
+    told.step = first.data[0].x[index];
+    const area = first.querySelector(".nsewdrag"), box = area.getBoundingClientRect();
+    const { xaxis, yaxis } = first._fullLayout, y = first.data[0].y[index];
+    const place = { clientX: box.left + xaxis.d2p(told.step), clientY: box.top + yaxis.d2p(y), bubbles: true };
+    for (const name of ["mousemove", "mousedown", "mouseup"]) area.dispatchEvent(new MouseEvent(name, place));
+    await pause();
+    const commands = () => [...document.querySelectorAll("#commands input")].map((one) => one.value);
+    const type = (step) => {
+      byId("step").value = step;
+      byId("step").dispatchEvent(new Event("input"));
+      return commands();
+    };
+    told.clicked = commands();
+    told.copied = [];
+    Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => told.copied.push(text) } });
+    document.querySelector("#commands button").click();
+    await pause();
+    told.copied.push(document.activeElement.value, document.querySelector("#commands button").textContent);
+    told.typed = [[0, 3], [0, 0], [0, ""], [0, 1.5], [20, 21], [20, 20], [null, 21]].map(([start, step]) => {
+      data.looks[0].start = start;
+      return type(step).map((command) => command.split(" ")[1]);
+    });
     byId("smooth").value = 0.9;
     byId("smooth").dispatchEvent(new Event("input"));
     byId("logy").click();
@@ -100,6 +124,13 @@ def test_one_run_is_drawn_and_answers_hover_zoom_and_settings(tmp_path: Path) ->
     assert 2000 <= drawn <= 4002
     assert found["hover"] == "train/loss0.3step 5"
     assert found["zoomed"] == ["5,9"]
+    words = f"{run.path} {found['step']}", f"{run.path}@step{found['step']}"
+    assert found["step"] in (7, 8)
+    look = [f"train replay {words[0]}", f"train data {words[0]}", f"train ckpt show {words[1]}"]
+    assert found["clicked"] == look
+    assert found["copied"] == [look[0], look[0], "copied"], "on the clipboard, selected, and so it says"
+    everything = ["replay", "data", "ckpt"]
+    assert found["typed"] == [everything, [], [], [], everything, ["data"], ["data"]], "only what can work"
     assert found["smoothed"][:2] == [["train/loss", 0.25], ["train/loss smoothed", None]]
     assert found["axes"] == ["log", "minutes since the run began"]
     assert found["hash"] == "#x=time&smooth=0.9&logy=1&logx=0"

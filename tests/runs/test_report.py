@@ -253,3 +253,16 @@ def test_the_command_writes_a_report_and_replaces_only_a_report(
     monkeypatch.setattr("trainer_cli.commands.report.find_spec", lambda name: None)
     assert main(["report", "runs/x"]) == 2
     assert "pip install 'trainer-cli[report]'" in capsys.readouterr().err
+
+
+def test_the_page_knows_the_earliest_state_to_replay_from(tmp_path: Path) -> None:
+    whole, started_late, removed = (make_run(tmp_path / name) for name in ("a run", "late", "removed"))
+    for run in (started_late, removed):
+        summary = json.loads(run.summary_file.read_text())
+        # As if copied from where the first attempt had begun.
+        summary["attempts"] = [{**summary["attempts"][0], "start_step": 10}]
+        run.summary_file.write_text(json.dumps(summary))
+    shutil.rmtree(removed.checkpoints_folder)
+    looks = data_of(tmp_path / "r.html", whole.path, started_late.path, removed.path)["looks"]
+    assert [look["start"] for look in looks] == [0, 20, None]
+    assert looks[0]["run"] == f"'{whole.path}'", "as a shell reads it"

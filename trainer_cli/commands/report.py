@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -22,6 +23,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, short_keys
+from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_bytes
@@ -109,6 +111,7 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         "title": _title(paths, records),
         "made": f"{clock_time(now)} UTC by trainer-cli {versions(['trainer-cli'])['trainer-cli'] or ''}".strip(),
         "runs": [*names, *validated_elsewhere],
+        "looks": [_look(record) for record in records],
         "sections": sections(records, names, validated_elsewhere, list(sweep.values())),
     }
     page = _page(data, plotly)
@@ -132,6 +135,13 @@ def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str,
         record.validation = sorted([*record.validation, *rows_of_record], key=lambda row: row.step)
     above = os.path.commonpath(of_run) if len(of_run) > 1 else os.getcwd()
     return {os.path.relpath(path, above): run_rows for path, run_rows in of_run.items()}
+
+
+def _look(record: RunRecord) -> Block:
+    """What the page needs for the commands that look at a step: the run in the words of a shell, and its earliest state
+    to replay from.
+    """
+    return {"run": shlex.quote(str(record.path)), "start": earliest_start(RunDir(record.path))}
 
 
 def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:

@@ -76,14 +76,14 @@ function drawCurves(chart, plot) {
     const run = manyRuns && data.runs[one.run] !== undefined ? `${data.runs[one.run]} ` : "";
     const name = escaped(run + one.name);
     const few = one.role === "validate" || one.step.length < 40;
-    const common = { type: "scatter", name, mode: few ? "lines+markers" : "lines", marker: { size: 5, color: line.color },
+    const common = { type: "scatter", name, meta: one.run, customdata: one.step, mode: few ? "lines+markers" : "lines", marker: { size: 5, color: line.color },
       hovertemplate: `%{y:.6~g}<br>${key === "time" ? `%{x:.4~g} ${unitName}` : `${key} %{x}`}<extra>%{fullData.name}</extra>` };
     const smoothed = state.smooth > 0 && one.role === "train" && one.step.length > 2;
     traces.push({ ...common, x: along(one), y: one.y, line: smoothed ? { ...line, width: 1 } : line,
       opacity: smoothed ? 0.25 : 1, showlegend: !smoothed });
     if (smoothed) {
       const base = one.mean || one;
-      traces.push({ ...common, name: `${name} smoothed`, mode: "lines", x: along(base), y: smooth(base.y, state.smooth), line });
+      traces.push({ ...common, name: `${name} smoothed`, mode: "lines", x: along(base), y: smooth(base.y, state.smooth), customdata: base.step, line });
     }
     shown += 1;
   }
@@ -104,6 +104,7 @@ function drawCurves(chart, plot) {
   if (!plot.watched) {
     plot.watched = true;
     plot.on("plotly_relayout", (change) => zoomAll(plot, change));
+    plot.on("plotly_click", (event) => lookAt(event.points[0].data.meta, event.points[0].customdata));
   }
 }
 
@@ -181,6 +182,45 @@ function draw(chart) {
   chart.drawn = true;
   DRAW[chart.block.kind](chart.block, chart.plot);
   if (isFirst && zoomed && chart.block.kind === "chart") Plotly.relayout(chart.plot, { "xaxis.range": zoomed });
+}
+
+// The commands that look at a step of a run: of a clicked point, or of the step that is typed.
+let looked = 0;
+function lookAt(run, step) {
+  looked = run;
+  byId("step").value = step;
+  showCommands();
+}
+
+function showCommands() {
+  const panel = byId("commands"), look = data.looks[looked], text = byId("step").value, step = Number(text);
+  panel.replaceChildren();
+  if (!look || text === "" || !Number.isInteger(step) || step < 0) return;
+  const isMade = look.start !== null && step > look.start;  // From a state that is there.
+  const commands = [
+    ...(isMade ? [`train replay ${look.run} ${step}`] : []),
+    ...(step > 0 ? [`train data ${look.run} ${step}`] : []),
+    ...(isMade ? [`train ckpt show ${look.run}@step${step}`] : []),
+  ];
+  for (const command of commands) {
+    const line = element("div", null, panel), field = element("input", null, line), button = element("button", "copy", line);
+    field.readOnly = true;
+    field.value = command;
+    field.setAttribute("aria-label", "command");
+    field.addEventListener("focus", () => field.select());
+    button.addEventListener("click", () => copy(field, button));
+  }
+}
+
+async function copy(field, button) {
+  field.select();
+  let isCopied = true;
+  try {
+    await navigator.clipboard.writeText(field.value);
+  } catch {
+    isCopied = document.execCommand("copy");  // The page of a file may have no clipboard.
+  }
+  button.textContent = isCopied ? "copied" : "press Ctrl-C";
 }
 
 function redraw() {
@@ -283,6 +323,8 @@ function build() {
     const wanted = byId("find").value.toLowerCase();
     for (const one of charts) if (one.block.curves) one.frame.hidden = !one.block.curves.some((each) => each.name.toLowerCase().includes(wanted));
   });
+  byId("look").hidden = !data.looks.length;
+  byId("step").addEventListener("input", showCommands);
   redraw();
 }
 
