@@ -62,6 +62,14 @@ def test_a_mistake_is_one_message(
     assert "Traceback" not in error
 
 
+def test_a_name_that_is_not_there_is_no_checkpoint_of_the_current_folder(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run)
+    assert main(["diverge", "nowhere", "."]) == 2
+    assert "nowhere is no run's directory" in capsys.readouterr().err
+
+
 def test_the_same_run_is_equal_to_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diverge", "a", "a/checkpoints/step4"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "equal up to step 4"

@@ -63,13 +63,18 @@ class Data:
     """A dataset with one sample, or one label, changed; with noise that no seed decides; or in an order of its own."""
 
     def __init__(
-        self, sample: int | None = None, label: int | None = None, unseeded: bool = False, order: int | None = None
+        self,
+        sample: int | None = None,
+        label: int | None = None,
+        unseeded: bool = False,
+        order: int | None = None,
+        shifted_val: bool = False,
     ) -> None:
         points = Points(sample, label, unseeded)
         self.train: Any = points
         if order is not None:
             self.train = DataLoader(points, 8, shuffle=True, generator=torch.Generator().manual_seed(order))
-        self.val = Points(None, None, False)
+        self.val = Points(None, 3 if shifted_val else None, False)
 
 
 class Shift(Callback):

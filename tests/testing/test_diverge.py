@@ -9,7 +9,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ THREADS = torch.get_num_threads()
 BASE = (
     "model=null",
     "model={_target_: parting_parts.Net, dropout: 0.0, momentum: 0.1, gain: 1.0, draws: false, late: 0}", "data=null",
-    "data={_target_: parting_parts.Data, sample: null, label: null, unseeded: false, order: null, batch_size: 8}",
+    "data={_target_: parting_parts.Data, batch_size: 8, sample: null, label: null, unseeded: false, order: null, "
+    "shifted_val: false}",
     "scheduler=null", f"loop.max_duration={STEPS}",
     "loop.log_interval=1", "loop.eval_interval=null", "checkpoint.save_interval=null", "loggers.tensorboard=null",
     "logging.console=off", "optimizer.lr=0.01", "callbacks=ema",
@@ -211,6 +212,36 @@ def test_nothing_after_the_last_step_is_compared(base: Path, tmp_path: Path) -> 
     assert (report.equal, report.last) == (True, 3)
 
 
+def test_both_are_replayed_from_the_last_checkpoint_that_is_equal(tmp_path: Path) -> None:
+    """The records alone tell no more than step 6, and the weights differ there already."""
+    lines: list[str] = []
+    sparse = ("loop.log_interval=3", "checkpoint.fixed_steps=[2,4]")
+    runs = [fit(tmp_path / f"run{late}", *sparse, f"model.late={late}") for late in (0, 5)]
+    report = compare(*runs, show=lines.append)
+    assert report.divergence is not None
+    assert (report.divergence.moment, report.divergence.stage) == ("in step 5", Stage.outputs)
+    assert str(report.states) == "equal up to step 4, step 6 differs: model.first.weight"
+    assert [line.partition(" of ")[0] for line in lines] == ["replays steps 5 to 6"] * 2
+
+
+def test_a_resumed_run_with_another_rate_differs_from_there(base: Path, tmp_path: Path) -> None:
+    run = fit(tmp_path / "run", "loop.max_duration=3")
+    fit(run, "optimizer.lr=0.02", "resume_allow=[optimizer.lr]")
+    report = compare(base, run)
+    assert report.divergence is not None
+    assert (report.divergence.moment, report.divergence.stage) == ("after step 3", Stage.settings)
+    assert Fact("attempts", "1 -> 2") in report.facts
+
+
+def test_an_evaluation_alone_may_differ(base: Path, tmp_path: Path) -> None:
+    """The checkpoint of the step is equal, so that no step differs."""
+    report = compare(base, fit(tmp_path / "run", "data.shifted_val=true"))
+    assert (str(report.states), report.divergence, report.equal) == (f"equal up to step {STEPS}", None, False)
+    assert report.records is not None
+    assert (report.records.step, report.records.key) == (STEPS, "val/loss")
+    assert report.notes == ["the steps are equal, so that the difference is in the evaluation or in what callbacks log"]
+
+
 def test_a_changed_source_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -267,6 +298,16 @@ MOMENTS = {
     "other samples in another division": (
         [moment(1, 0, "ab")], [moment(1, 0, "ac", batches=2)], ("in step 1", Stage.samples, False),
     ),
+    "another number of ranks": (
+        [moment(1, 0, "ab", random="1", loss="1")],
+        [replace(moment(1, 0, "ab", batches=2), ranks=2, values={
+            Stage.random: {"random": "1", "random (rank 1)": "2"}, Stage.loss: {"loss": "2"}})], None,
+    ),
+    "a value of another rank": (
+        [replace(moment(1, 0, "ab", loss="1"), ranks=2)],
+        [replace(moment(1, 0, "ab"), ranks=2, values={Stage.loss: {"loss": "1", "loss (rank 1)": "2"}})],
+        ("in step 1", Stage.loss, False),
+    ),
     "steps of half the size": (
         [moment(1, 0, "abcd"), final(2, 4, weights="1")],
         [moment(1, 0, "ab"), moment(2, 2, "dc"), final(3, 4, weights="2")], ("after step 1", Stage.weights, True),
@@ -292,5 +333,6 @@ def test_what_a_rank_computes_for_itself_has_its_name() -> None:
         for row, loss in (("a", "1"), ("b", "2"))
     ]
     merged = merge_ranks(ranks)
+    assert (merged["batches"], merged["ranks"]) == (2, 2)
     assert merged["rows"] == {"batch": ["a", "b"]}
     assert merged["values"] == {"loss": {"loss": "1", "loss (rank 1)": "2"}, "weights": {"w": "1"}}

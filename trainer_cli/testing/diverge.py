@@ -157,8 +157,9 @@ class _Search:
         equal = states.equal or 0
         # A difference at step 0 is seen before step 1.
         last = max(1, min(step for step in (records.step, states.differs, report.last) if step is not None))
-        # What the records show is mostly where the runs part, and most of the time is saved.
-        begin = max(equal, min(records.last_equal, last - 1)) if records.step or states.differs is not None else equal
+        # Most runs part where their records do; the steps before are replayed only if these do not.
+        is_recorded = records.step is not None or states.differs is not None
+        begin = min(max(equal, records.last_equal), last - 1) if is_recorded else equal
         replays = self._replay_both((begin + 1, last), (begin + 1, last))
         divergence = first_divergence(replays[0].moments, replays[1].moments)
         if divergence is not None and divergence.is_older and begin > equal:
@@ -241,7 +242,7 @@ def _open_run(path: Path) -> _Run:
     Raises:
         UserError: it is neither.
     """
-    for folder in (path, path.parent.parent):
+    for folder in (path, path.parent.parent) if path.is_dir() else ():
         directory = RunDir(folder)
         if directory.exists_as_run():
             entries = kept_entries(directory)
@@ -331,17 +332,20 @@ def _first_difference(first: tuple[Entry, Path], second: tuple[Entry, Path]) -> 
     """The first leaf of two checkpoints that differs, or why they cannot be compared; None if all is equal."""
     from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.checkpoint.format.reader import CheckpointReader
+    from trainer_cli.checkpoint.format.sharded import RANKS
     from trainer_cli.runs.replay_saver import differing
+    from trainer_cli.testing.step_digests import NOT_COMPARED
 
     states = []
     for entry, path in (first, second):
         assert entry.manifest is not None
         with catalog_of(path.parent).storage.reading(path.name) as folder:
             states.append(CheckpointReader().read(folder, entry.manifest))
-    for state in states:
-        # Means that are logged and evaluations that are due depend on the intervals, not on the steps.
-        state.pop("loop", None)
-    keys = {**states[0], **states[1]}
+    # Counts, and means that are logged, depend on the intervals of evaluations and logs.
+    skipped = set(NOT_COMPARED)
+    if len({entry.manifest.world_size for entry, _ in (first, second) if entry.manifest is not None}) > 1:
+        skipped.add(RANKS)
+    keys = [key for key in {**states[0], **states[1]} if key not in skipped]
     return next((name for key in keys for name in differing(states[0].get(key), states[1].get(key), key)), None)
 
 

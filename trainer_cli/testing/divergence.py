@@ -16,6 +16,8 @@ from typing import Any
 from trainer_cli.testing.trace import Value
 
 ABSENT = "absent"
+OF_RANK = " (rank "
+"""Begins the end of the name of a value that a rank other than 0 has."""
 _MOST_NAMES = 3
 
 
@@ -55,6 +57,8 @@ class Moment:
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Leaf of the batch -> the digest of each sample in it, over all batches of the step."""
     values: Mapping[Stage, Mapping[str, str]] = field(default_factory=dict)
+    """Name -> digest on rank 0, and, under a name with the rank, on every other rank where it is another."""
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +171,21 @@ def _aligned(first: Sequence[Moment], second: Sequence[Moment]) -> Iterator[tupl
 
 def _differing(left: Moment, right: Moment, stages: Sequence[Stage]) -> dict[Stage, tuple[Value, ...]]:
     differing: dict[Stage, tuple[Value, ...]] = {
-        stage: tuple(_values(left.values.get(stage, {}), right.values.get(stage, {})))
+        stage: tuple(_values(_shared(left, right, stage), _shared(right, left, stage)))
         for stage in stages
         if stage is not Stage.samples
     }
     if Stage.samples in stages and left.rows != right.rows:
         differing[Stage.samples] = tuple(_values_of_rows(left.rows, right.rows))
     return {stage: values for stage, values in differing.items() if values}
+
+
+def _shared(moment: Moment, other: Moment, stage: Stage) -> Mapping[str, str]:
+    """The values of a stage; those of rank 0 alone if the other run has another number of ranks."""
+    values = moment.values.get(stage, {})
+    if moment.ranks == other.ranks:
+        return values
+    return {name: digest for name, digest in values.items() if OF_RANK not in name}
 
 
 def _values(left: Mapping[str, str], right: Mapping[str, str]) -> Iterator[Value]:

@@ -161,7 +161,8 @@ def explain(report: Report) -> Report:
     if stage is Stage.samples:
         causes += [fact for fact in report.facts if fact.kind == "data"]
     if stage not in _WITHOUT_CODE:
-        causes += [fact for fact in report.facts if fact.kind == "source"]
+        # A file that only one run has imported is named, but explains nothing by itself.
+        causes += [fact for fact in report.facts if fact.kind == "source" and fact.text.endswith(": changed")]
     if stage not in _EXACT:
         causes += [fact for fact in report.facts if fact.kind not in ("config", "data", "source")]
     return replace(report, causes=causes)

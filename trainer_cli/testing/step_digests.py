@@ -15,7 +15,7 @@ from trainer_cli.core.patterns import matches
 from trainer_cli.core.policy import Occasion
 from trainer_cli.runs.replay_records import CLOCKED
 from trainer_cli.testing.digests import Digests
-from trainer_cli.testing.divergence import Stage
+from trainer_cli.testing.divergence import OF_RANK, Stage
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import leading_size, tensors_of
 from trainer_cli.trainer.state import capture
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 _OPTIMIZERS = ("optimizer", "optimizers")
-_NOT_COMPARED = ("progress", "loop", "rng", "microbatch")
+NOT_COMPARED = ("progress", "loop", "microbatch")
 """Parts of a state that count, or follow from what is compared."""
 
 
@@ -163,7 +163,7 @@ class StepDigests(Callback):
         stages: dict[str, dict[str, str]] = {Stage.random: dict(self._random(state["rng"]))}
         parameters = {name for name, _ in unwrapped(trainer.model).named_parameters(remove_duplicate=False)}
         for section, value in state.items():
-            if section in _NOT_COMPARED:
+            if section in (*NOT_COMPARED, "rng"):
                 continue
             for name, digest in self._digests.tree(value, section):
                 if not any(matches(name, pattern) for pattern in CLOCKED):
@@ -175,14 +175,14 @@ class StepDigests(Callback):
 
 def merge_ranks(entries: list[dict[str, Any]]) -> dict[str, Any]:
     """The entries of all ranks as one: samples by rank, and what differs from rank 0 under a name with the rank."""
-    merged = entries[0]
+    merged = {**entries[0], "ranks": len(entries)}
     for rank, entry in enumerate(entries[1:], 1):
         merged["batches"] += entry["batches"]
         for leaf, rows in entry["rows"].items():
             merged["rows"].setdefault(leaf, []).extend(rows)
         for stage, values in entry["values"].items():
             first = merged["values"].setdefault(stage, {})
-            first.update({f"{name} (rank {rank})": text for name, text in values.items() if first.get(name) != text})
+            first.update({f"{name}{OF_RANK}{rank})": text for name, text in values.items() if first.get(name) != text})
     return merged
 
 
