@@ -151,7 +151,8 @@ MISTAKES = {
     "after the end": ([f"{STEPS + 1}"], [], f"has made {STEPS} steps, so there is no step {STEPS + 1}"),
     "no number": (["last"], [], "'last' is no step"),
     "backwards": (["9..7"], [], "ends before it begins"),
-    "step 0": (["0"], [], "the first is 1"),
+    "step 0": (["0"], [], "step 0 is the state before the first step"),
+    "no step": ([], [], "required: STEP\n"),
     "an unknown key": (["9"], ["model.widht=3"], "widht"),
     "missing data": (["9"], ["data._target_=nowhere.Digits"], "nowhere"),
 }

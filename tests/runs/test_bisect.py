@@ -14,6 +14,7 @@ import pytest
 from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs.bisect import Condition, search
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.step_samples import find_sample
 
 PARTS = '''
@@ -135,9 +136,48 @@ def test_a_command_decides_by_its_exit_code(poisoned: Path, capsys: pytest.Captu
     assert "the condition does not hold at step 12" in capsys.readouterr().err
 
 
+def test_a_command_that_was_corrected_is_asked_again(poisoned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["bisect", "run", "--command", f"{sys.executable} corrected.py {{step}}"]
+    # Python ends with 2 where there is no such file, which is as if the condition held.
+    assert main(command) == 2
+    assert "the condition holds at step 0 already" in capsys.readouterr().err
+    for last_good, end in ((24, "does not hold at step 24"), (-1, "holds at step 0 already")):
+        Path("corrected.py").write_text(f"import sys\nsys.exit(int(sys.argv[1]) > {last_good})  # {end}\n")
+        assert main(command) == 2
+        assert end in capsys.readouterr().err
+
+
+def test_what_a_module_said_is_forgotten_if_it_cannot_be_right(
+    poisoned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["bisect", "run", "--command", f"{sys.executable} -m judge {{step}}"]
+    assert main(command) == 2
+    Path("judge.py").write_text("")
+    assert main(command) == 2
+    assert "the condition does not hold at step 24" in capsys.readouterr().err
+
+
+def test_the_step_that_ended_a_run_with_an_error_is_not_searched(
+    poisoned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "fit", "model=null", "data=null", "model={_target_: poison.Line}",
+        "data={_target_: poison.Data, batch_size: 4}",
+        "optimizer=sgd", "optimizer.lr=1e30", "scheduler=null", "loop.max_duration=24", "loop.log_interval=1",
+        "logging.console=off", "loggers.tensorboard=null", "run_dir=burst",
+    ]  # fmt: skip
+    assert main(arguments) == 1
+    newest = RunDir(Path("burst")).read_summary()["step"]
+    capsys.readouterr()
+    assert main(["bisect", "burst", "val/loss is not finite", "--json"]) == 0
+    assert 1 <= json.loads(capsys.readouterr().out)["step"] < newest
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["run", "--command", "python 'probe.py"], "is no command: No closing quotation"),
+        (["run", "--command", ""], "the command is empty"),
         (["run"], "bisect needs a condition, or --command"),
         (["run", "val/loss"], "is no condition"),
         (["run", "val/loss > 1e9"], "the condition does not hold at step 24"),

@@ -63,6 +63,7 @@ def test_a_run_that_equals_itself_is_proved_in_a_file(run: Path, capsys: pytest.
     assert capsys.readouterr().out.splitlines() == [
         "makes the steps 13 to 16 again",
         "steps 13 to 16: equal at 2 records",
+        "written: run/replayed/check.json",
         "verified: 1 of 4 stretches, 4 steps, equal in every record and tensor",
     ]
     proof = json.loads((run / "replayed" / "check.json").read_text())

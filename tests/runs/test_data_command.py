@@ -119,7 +119,7 @@ def test_the_datasets_own_description_is_shown(runs: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "0"], "there are no steps 0: the first is 1"),
+        (["run", "0"], "step 0 is the state before the first step: the first is 1"),
         (["run", "21"], "step 21 is after the end of run, which is step 20"),
         (["run", "18..21"], "step 21 is after the end of run, which is step 20"),
         (["run", "9..3"], "9..3 ends before it begins"),
@@ -130,6 +130,9 @@ def test_the_datasets_own_description_is_shown(runs: Path, capsys: pytest.Captur
         (["run", "3", "--images", "here"], "--images has no effect without --show"),
         (["configs", "3"], "configs holds no run"),
         (["rnu", "3"], "rnu holds no run"),
+        (["rnu", "3"], "Did you mean 'run'?"),
+        (["run/checkpoints/step20", "3"], "Name the run itself: run."),
+        (["run@step3", "3"], "Name the run itself: run."),
         (["run", "3", "data.sede=1", "--show"], "sede"),
     ],
 )

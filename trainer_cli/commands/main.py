@@ -122,7 +122,10 @@ def _wants_traceback() -> bool:
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of every verb that composes a config."""
-    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="key=value, group=option, +key=value, ~key")
+    # With a default argparse does not list it among the arguments that are missing.
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="OVERRIDE", help="key=value, group=option, +key=value, ~key"
+    )
     add_config_dir(parser)
     parser.add_argument("-cn", "--config-name", metavar="NAME", default="config", help="primary config (config)")
 

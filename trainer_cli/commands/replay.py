@@ -114,8 +114,9 @@ def parse_steps(text: str, *, keeps: bool) -> tuple[int, int]:
     first, last = int(match[1]), int(match[2] or match[1])
     if first > last or (first == 0 and not (keeps and last == 0)):
         raise UserError(
-            f"there are no steps {text}: the first is 1" if first == 0 else f"{text} ends before it begins",
-            cure="With --keep, step 0 is the state before the first." if first == 0 else None,
+            "step 0 is the state before the first step: the first is 1"
+            if first == 0
+            else f"{text} ends before it begins"
         )
     return first, last
 
@@ -154,7 +155,7 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
     except Exception:
         # A step that fails is looked at for the sake of what it did before.
         if group.is_main and not args.json:
-            _print_views(observer.views.values())
+            _print_views(observer.views.values(), _read_samples(args, observer.views))
         raise
     if not group.is_main:
         return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)

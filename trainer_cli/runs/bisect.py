@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import TRAIN_PREFIX
-from trainer_cli.errors import TrainError, UserError
+from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.course import read_records
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.replay_plan import find_step
-from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json
 
 if TYPE_CHECKING:
     from trainer_cli.runs.results import Results
@@ -138,6 +138,7 @@ class Bisection:
     ) -> None:
         self.records = read_records(run)
         self.run, self.condition, self.command = RunDir(run), condition, command
+        self._words = _read_command(command)
         self._overrides, self._config_dir, self._show = list(overrides), config_dir, show
         if condition is not None and condition.metric.startswith(TRAIN_PREFIX):
             raise UserError(
@@ -145,7 +146,7 @@ class Bisection:
                 cure="Name a metric of an evaluation; `train replay RUN FIRST..LAST` shows the loss of each step.",
             )
         # A later attempt may have made steps again, with other values.
-        facts = repr((condition, command, self._overrides, len(self.records.attempts)))
+        facts = repr((condition, command, _versions_of(self._words), self._overrides, len(self.records.attempts)))
         name = hashlib.sha256(facts.encode()).hexdigest()[:12]
         self._file = self.run.replayed_folder / "bisect" / f"{name}.json"
         self._values: dict[int, float] = {}
@@ -161,16 +162,27 @@ class Bisection:
             UserError: the condition holds at the first step, or does not at the last.
         """
         newest = self.records.newest_step
+        may_fail = last is None and self.run.read_summary().get("status") == RunStatus.failed
         first, last = 0 if first is None else first, newest if last is None else last
         if not 0 <= first < last <= newest:
             raise UserError(f"there is nothing between step {first} and step {last}: the run has steps 1 to {newest}")
         low, high = self._bracket(first, last)
-        if not self._test(high):
+        try:
+            holds = self._test(high)
+        except CheckpointError:
+            # The step that ended the run with an error ends its replay, too.
+            if not may_fail or high != newest or high - 1 <= low:
+                raise
+            high -= 1
+            holds = self._test(high)
+        if not holds:
+            self._forget_command()
             raise UserError(
                 f"the condition does not hold at step {high}, the last one of the search",
                 cure="A condition that holds only in between needs --first and --last around it.",
             )
         if self._test(low):
+            self._forget_command()
             raise UserError(f"the condition holds at step {low} already, the first one of the search")
         kept = [entry.step for entry in self.records.checkpoints if self.records.is_on_course(entry)]
         step = search(low, high, kept, self._test)
@@ -247,10 +259,7 @@ class Bisection:
         return values[metric]
 
     def _run_command(self, path: Path, step: int) -> float:
-        assert self.command is not None
-        words = [
-            word.replace("{checkpoint}", str(path)).replace("{step}", str(step)) for word in shlex.split(self.command)
-        ]
+        words = [word.replace("{checkpoint}", str(path)).replace("{step}", str(step)) for word in self._words]
         try:
             code = subprocess.run(words, check=False).returncode
         except OSError as error:
@@ -261,6 +270,12 @@ class Bisection:
                 cure="0: the condition does not hold. 1 to 124: it holds. The same command goes on with the search.",
             )
         return float(code != 0)
+
+    def _forget_command(self) -> None:
+        """Forget what the command said: one that gives the same everywhere may be corrected before it runs again."""
+        if self.command is not None:
+            self._values.clear()
+            self._write_state()
 
     def _read_state(self) -> None:
         try:
@@ -285,3 +300,24 @@ class Bisection:
                 storage.remove(path.name)
         self._replayed &= around
         self._write_state()
+
+
+def _read_command(command: str | None) -> list[str]:
+    """The words of a command.
+
+    Raises:
+        UserError: there are none, or a quote does not end.
+    """
+    try:
+        words = [] if command is None else shlex.split(command)
+    except ValueError as error:
+        raise UserError(f"{command!r} is no command: {error}", where="--command") from None
+    if command is not None and not words:
+        raise UserError("the command is empty", where="--command", cure="For example: 'python probe.py {checkpoint}'.")
+    return words
+
+
+def _versions_of(files: Sequence[str]) -> list[tuple[int, int]]:
+    """Size and time of each word that is a file: a program that has changed since begins another search."""
+    states = [Path(file).stat() for file in files if Path(file).is_file()]
+    return [(state.st_size, state.st_mtime_ns) for state in states]

@@ -25,7 +25,7 @@ from trainer_cli.runs.environment import timestamp, versions
 from trainer_cli.runs.fork_server import own_command
 from trainer_cli.runs.origin import other_source
 from trainer_cli.runs.replay_plan import environment_of, kept_entries
-from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.runs.run_dir import RunDir, advise_run, write_json
 
 CHECK_FILE = "check.json"
 
@@ -91,7 +91,7 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
     """
     directory = RunDir(run)
     if not directory.exists_as_run():
-        raise UserError(f"{run} is no run's directory", cure="Name the folder that holds its config.yaml.")
+        raise UserError(f"{run} is no run's directory", cure=advise_run(run))
     kept = kept_entries(directory)
     all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=_begins_at_0(directory))
     if not all_stretches:
@@ -109,6 +109,7 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
     file = output or directory.replayed_folder / CHECK_FILE
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, check.as_dict())
+    show(f"written: {file}")
     return check
 
 

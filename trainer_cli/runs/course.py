@@ -27,7 +27,7 @@ from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
 from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 from trainer_cli.runs.replay_plan import environment_of, kept_entries
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir, RunStatus, advise_run
 from trainer_cli.runs.select import config_of, manifest_of, read_small_file, run_config, select_one
 
 log = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def read_records(path: Path) -> RunRecords:
     """
     run = RunDir(path)
     if not run.exists_as_run():
-        raise UserError(f"{path} holds no run", cure="Name a run's directory, such as runs/digits.")
+        raise UserError(f"{path} holds no run", cure=advise_run(path))
     config = run_config(path)
     if not config:
         raise RunDirectoryError(f"{run.config_file} cannot be read")

@@ -22,7 +22,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.metrics import read_json_lines
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir, RunStatus, advise_run
 from trainer_cli.runs.select import checkpoints_of, replayed_entries, run_config
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def plan_replay(
     """
     directory = RunDir(run)
     if not directory.exists_as_run():
-        raise UserError(f"{run} is no run's directory", cure="Name the folder that holds its config.yaml.")
+        raise UserError(f"{run} is no run's directory", cure=advise_run(run))
     attempts = directory.attempts
     entries = [entry for entry in kept_entries(directory) if _is_on_course(entry[0], attempts)]
     records = read_json_lines(directory.metrics_file)

@@ -30,7 +30,8 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.core.files import replace, sync_folder
-from trainer_cli.core.naming import COPIES_CACHE
+from trainer_cli.core.naming import CONFIG_FILE, COPIES_CACHE
+from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers.text_files import strict_json
@@ -448,3 +449,13 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _yaml_list(values: Sequence[str]) -> str:
     # A JSON string is a YAML string too.
     return "".join(f"- {json.dumps(value, ensure_ascii=False)}\n" for value in values) or "[]\n"
+
+
+def advise_run(path: Path) -> str:
+    """How to name the run that a path means which is no run's directory."""
+    name, at, _ = str(path).partition("@")
+    for folder in [Path(name)] if at else path.parents[:3]:
+        if RunDir(folder).exists_as_run():
+            return f"Name the run itself: {folder}."
+    names = [run.parent.name for run in path.parent.glob(f"*/{CONFIG_FILE}")]
+    return f"Name the folder that holds its {CONFIG_FILE}.{did_you_mean(path.name, names)}"
