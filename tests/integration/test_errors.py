@@ -219,7 +219,7 @@ def test_the_traceback_of_a_mistake_is_shown_on_demand(tmp_path: Path) -> None:
 CHECKPOINTS = {
     "matches nothing": ("ckpt=runs/base/checkpoints/step7*", 3, "matches nothing", "holds step0, step10, step20"),
     "a file": ("ckpt=runs/base/config.yaml", 2, "is a file that is no checkpoint", "A checkpoint is a directory, or"),
-    "no such step": ("ckpt=runs/base@step11", 3, "there is none", "step0, step10, step20"),
+    "no such step": ("ckpt=runs/base@step99", 3, "has made 20 steps, so there is no step 99"),
     "no such run": ("ckpt=runs/bases@latest", 3, "runs holds base"),
 }
 
@@ -317,6 +317,7 @@ def test_a_run_in_use_is_left_alone(tmp_path: Path) -> None:
 def test_the_directory_of_something_else_is_left_alone(tmp_path: Path) -> None:
     run = tmp_path / "runs/digits_mlp"
     (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "theirs").touch()
     (run / "config.yaml").write_text("theirs: 1\n")
     result = train("fit", *SMALL, cwd=tmp_path)
     assert_reported(result, 4, "runs/digits_mlp is not a complete run directory", "checkpoints", "run_dir=")

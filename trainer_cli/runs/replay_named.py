@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trainer_cli.core.ranks import without_ranks
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.errors import CheckpointError, ExitCode
+from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.runs.fork_server import own_command
 from trainer_cli.runs.replay_plan import plan_replay
 from trainer_cli.runs.run_dir import RunDir
@@ -39,15 +39,19 @@ def provide_steps(patterns: Sequence[str], *, replays: bool = True, config_dir: 
         replays: False: refuse it.
 
     Raises:
-        UserError: the run has not made that step.
-        CheckpointError: `replays` is False, or the replay failed, or its records are not those of the run.
+        CheckpointError: the run has not made that step, `replays` is False, or the replay failed, or its records are
+            not those of the run.
     """
     for run, step in dict.fromkeys(named_steps(patterns)):
         # A folder of checkpoints without its run has no config to replay with. A damaged checkpoint is reported by what
         # reads it: what a user names is never replaced.
         if not RunDir(run).exists_as_run() or has_step(run, step):
             continue
-        plan = plan_replay(run, step, verify=False)
+        try:
+            plan = plan_replay(run, step, verify=False)
+        except UserError as error:
+            # Who names a checkpoint that cannot be gets the exit code of that, in whatever command.
+            raise CheckpointError(f"{run}@step{step}: {error.what}", cure=error.cure) from error
         if not replays:
             raise CheckpointError(
                 f"{run}@step{step}: no checkpoint of that step is there",
