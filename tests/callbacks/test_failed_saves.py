@@ -113,6 +113,28 @@ def test_failures_in_a_row_up_to_a_limit_are_passed_over(
     assert caplog.text.count("The training goes on") == len(fails)
 
 
+@pytest.mark.parametrize("save_async", [True, False])
+def test_a_save_that_would_not_fit_is_a_failed_save_and_the_next_that_fits_is_made(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, save_async: bool
+) -> None:
+    class Filled(Disk):
+        """Has room for no second checkpoint but for the first and the third."""
+
+        asked = 0
+
+        def free_bytes(self, path: Path) -> int | None:
+            names = steps(tmp_path)
+            self.asked += names == [2]
+            # Twice for one save: again after a look at what is being deleted.
+            return 99 if names == [2] and self.asked <= 2 else None
+
+    made = fit(tmp_path, disk=Filled(), on_save_error="warn", save_async=save_async)
+    assert (made.progress.step, steps(tmp_path)) == (8, [2, 6, 8])
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert f"99 bytes are free ({tmp_path}/step4). Older checkpoints are intact" in message
+    assert "The training goes on (failure 1" in message
+
+
 def test_a_save_that_was_asked_for_and_failed_is_made_at_the_next_step(tmp_path: Path) -> None:
     class Asks(Callback):
         def on_save_opportunity(self, trainer: Any, occasion: Any) -> None:

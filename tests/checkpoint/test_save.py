@@ -10,7 +10,7 @@ import pytest
 from states import small_state
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
-from trainer_cli.checkpoint.save import disk_error
+from trainer_cli.checkpoint.disk_errors import disk_error
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.errors import NotDurableError, SaveError

@@ -51,6 +51,7 @@ class StorageContract:
         assert storage.names() == []
         assert storage.sweep() == []
         assert storage.free_bytes() is None or storage.free_bytes() > 0
+        assert storage.removed_bytes() == 0
 
     def test_a_written_folder_is_there_with_its_files(self, storage):
         put(storage, "step1", a=b"alpha", b=b"")

@@ -76,19 +76,33 @@ def test_a_disk_that_fails_is_one_error_and_loses_nothing_that_was_committed(
 
 
 @pytest.mark.root
-def test_a_full_disk_is_reported_with_what_the_checkpoint_really_takes(tmp_path: Path) -> None:
+def test_a_full_disk_is_foretold_and_reported_with_what_the_checkpoint_really_takes(tmp_path: Path) -> None:
     if mounted(tmp_path, "-t tmpfs none", "true").code != 0:
         pytest.skip("no file system can be mounted here")
-    script = 'trap "ls -l disk/run/checkpoints/step20" EXIT; "$@"'
+    script = 'trap "ls -l disk/run/checkpoints/step20; tail -n 40 disk/run/train.log" EXIT; "$@"'
     rules = ("checkpoint.on_save_error=raise", "loggers=null", "checkpoint.save_interval=20")
     full = mounted(tmp_path, "-t tmpfs -o size=300k none", "sh", "-c", script, "sh", *command(*RUN, *rules))
     assert full.code == 1, full.err
     assert "Traceback" not in full.err
-    needed, free = re.findall(r"No space left on device; it needs ([\d,]+) bytes, ([\d,]+) bytes are free", full.err)[0]
+    assert "warning: the disk will be full before the training ends" in full.err
+    reported = r"not begun: it needs ([\d,]+) bytes and [\d,]+ for blocks and logs, ([\d,]+) bytes are free"
+    needed, free = re.findall(reported, full.err)[0]
+    # What was kept free for it.
+    assert "the checkpoint was not begun" in full.out
     assert names(tmp_path / "disk") == []
     sizes = [int(line.split()[4]) for line in full.out.splitlines() if line.startswith("-")]
     assert 0 <= sum(sizes) - int(needed.replace(",", "")) < 5_000, "all but the manifest"
     assert int(free.replace(",", "")) < 300 << 10
+
+
+@pytest.mark.root
+def test_a_disk_that_holds_no_two_checkpoints_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    if mounted(tmp_path, "-t tmpfs none", "true").code != 0:
+        pytest.skip("no file system can be mounted here")
+    full = mounted(tmp_path, "-t tmpfs -o size=140k none", *command(*RUN, "loggers=null"))
+    assert full.code == 2, full.err
+    assert re.match(r"the disk has no room for the first saves: it needs [\d,]+ bytes", message(full.err)), full.err
+    assert "committed" not in full.err
 
 
 @pytest.mark.root

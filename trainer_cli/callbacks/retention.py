@@ -8,8 +8,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, is_intact
+from trainer_cli.checkpoint.disk_errors import disk_error
 from trainer_cli.checkpoint.history import CheckpointHistory
-from trainer_cli.checkpoint.save import disk_error
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.core.checkpoint_config import Newer, Removal
 from trainer_cli.core.manifest import Manifest

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trainer_cli.checkpoint.disk_errors import check_room, disk_error
 from trainer_cli.checkpoint.format.dtensor import is_dtensor
 from trainer_cli.checkpoint.format.sharded import ShardedFormat, digest_parts, keys_of_each
 from trainer_cli.checkpoint.format.tree import decode, encode
@@ -26,13 +27,13 @@ from trainer_cli.checkpoint.save import (
     SaveJob,
     as_failure,
     commit,
-    disk_error,
     is_saved,
     write,
 )
 from trainer_cli.core.manifest import FileEntry
 from trainer_cli.core.parts import PartTable, why_uncovered
 from trainer_cli.core.shards import Shard
+from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import NotDurableError, SaveError, UserError
 from trainer_cli.parallel.rendezvous import PeerError
 
@@ -88,8 +89,21 @@ class GroupSave(SaveJob):
             error = raised
         hidden_name = "" if self._folder is None else self._folder.hidden_name
         error = self._name_checkpoint(error)
+        size_bytes = 0 if self.snapshot is None else self.snapshot.layout.least_bytes
         # Also a rank that has failed takes part: the others would wait for it.
-        first = _first_failure(self.group.gather_on_main(_failure_of(error)))
+        reports = self.group.gather_on_main((_failure_of(error), size_bytes))
+        first = _first_failure([failure for failure, _ in reports])
+        if self.group.is_main and first is None and not self.is_there:
+            try:
+                total_bytes = sum(size_bytes for _, size_bytes in reports)
+                # What is sent to an object store is written to each machine's own disk first; any other root is
+                # shared by all machines.
+                if is_url(self.where):
+                    total_bytes //= self.group.machines
+                check_room(self.storage, self.where, total_bytes, self.metadata.files, self.group.world_size)
+            except SaveError as short:
+                error = short
+                first = _first_failure([_failure_of(error)])
         self._hidden_name, self.is_there, first = self.group.broadcast((hidden_name, self.is_there, first))
         self._raise_failure(first, error)
         if self.is_there and self.group.is_main:

@@ -10,7 +10,6 @@ A process that dies before the rename leaves a hidden folder, which no load look
 
 from __future__ import annotations
 
-import errno
 import inspect
 import logging
 import platform
@@ -25,16 +24,15 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint.catalog import examine
+from trainer_cli.checkpoint.disk_errors import check_room, disk_error, older_ones
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.snapshot import Snapshot
-from trainer_cli.checkpoint.storage.base import UnsyncedError
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE, step_within
 from trainer_cli.core.parts import Groups, PartTable, group_names
 from trainer_cli.core.policy import Kind
-from trainer_cli.core.url_path import is_url
-from trainer_cli.errors import NO_SPACE, NotDurableError, SaveError, UserError, disk_cure
+from trainer_cli.errors import SaveError, UserError
 from trainer_cli.parallel.rendezvous import is_of_peer
 
 if TYPE_CHECKING:
@@ -42,8 +40,6 @@ if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.folder import StagedFolder
 
 logger = logging.getLogger(__name__)
-
-_INTACT = "Older checkpoints are intact."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +339,7 @@ class CheckpointWriter:
                 storage.fsync_names()
                 logger.info("%s is there already, and is not written again", where)
                 return
+            check_room(storage, where, snapshot.layout.least_bytes, metadata.files)
             with storage.writing(name, digest=self.digest, replace=overwrite) as folder:
                 rank_files = write(folder, snapshot, metadata.files)
                 # Records of this step become durable before the checkpoint that says they exist.
@@ -407,53 +404,6 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
     )
 
 
-def disk_error(
-    error: OSError, where: str | Path, size_bytes: int | None = None, storage: Storage | None = None
-) -> SaveError:
-    """An error of the disk as the failure of a save: which checkpoint, what the system said, and what to do.
-
-    Args:
-        size_bytes: what the checkpoint would have taken.
-        storage: is asked what the file system has left.
-    """
-    reason = error.strerror or str(error)
-    cure = f"{_older_ones(where)} {disk_cure(error)}"
-    # The rename has happened, so that to save again under this name would be refused.
-    if isinstance(error, UnsyncedError):
-        message = (
-            f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {reason}"
-        )
-        return NotDurableError(message, where=str(where), cure=cure)
-    message = f"the checkpoint could not be saved: {reason}"
-    if error.filename is not None and Path(where).absolute().parent not in Path(error.filename).absolute().parents:
-        message += f": {error.filename}"
-    elif error.errno in NO_SPACE and size_bytes is not None:
-        message += _why_no_space(error, size_bytes, storage)
-    return SaveError(message, where=str(where), cure=cure)
-
-
-def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> str:
-    """What a checkpoint needs, and what the file system has left of it. That does not show a quota."""
-    needed = f"; it needs {size_bytes:,} bytes"
-    # A quota (EDQUOT) is no property of the file system, whose free bytes would mislead.
-    if storage is None or error.errno != errno.ENOSPC:
-        return needed
-    if storage.free_files() == 0:
-        return "; the file system can hold no more files (no inode is free)"
-    free_bytes = storage.free_bytes()
-    if free_bytes is not None and free_bytes > size_bytes:
-        return f"{needed}, and {free_bytes:,} bytes are free now: a quota may be used up, or space was freed since"
-    return needed if free_bytes is None else f"{needed}, {free_bytes:,} bytes are free"
-
-
-def _older_ones(where: str | Path) -> str:
-    """What became of older checkpoints in the same folder, as far as one can see."""
-    if is_url(where):
-        return "Older checkpoints were not touched."
-    folder = Path(where).absolute().parent
-    return _INTACT if folder.is_dir() else f"{folder} is not there (any more)."
-
-
 def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:
     """What the thread that writes has raised, for the main thread. What only ends a thread (SystemExit,
     KeyboardInterrupt) is a failure of its save."""
@@ -461,7 +411,7 @@ def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:
         return error
     ending = f"{type(error).__name__}: {error}".removesuffix(": ")
     message = f"step {step} could not be saved: the thread that writes was ended by {ending}"
-    return SaveError(message, where=str(where), cure=_older_ones(where))
+    return SaveError(message, where=str(where), cure=older_ones(where))
 
 
 @contextmanager
@@ -478,7 +428,7 @@ def errors_of_save(step: int, path: Path) -> Iterator[None]:
         if is_of_peer(error):
             raise
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise SaveError(f"step {step} could not be saved: {reason}", where=str(path), cure=_older_ones(path)) from error
+        raise SaveError(f"step {step} could not be saved: {reason}", where=str(path), cure=older_ones(path)) from error
 
 
 def library_versions() -> dict[str, str]:

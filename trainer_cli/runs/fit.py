@@ -36,7 +36,6 @@ from trainer_cli.config.targets import import_from
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE, parse_step
-from trainer_cli.core.simulation import simulate
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import ExitCode
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
@@ -47,8 +46,6 @@ from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.failed_step import suggest_replay
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
-from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
-from trainer_cli.runs.plan_view import schedule_lines
 from trainer_cli.runs.resume import stored_config
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument
@@ -77,8 +74,7 @@ log = logging.getLogger(__name__)
 _SPINS = "10000"
 """Rounds that an OpenMP thread spins before it sleeps. With the default of some milliseconds, small steps took eight
 times as long on a busy machine."""
-_MOST_SIMULATED = 500
-"""Saves that are simulated before the first step, at 0.1 ms each."""
+_SCHEDULING = "while the checkpoints were planned"
 
 
 def fit(
@@ -153,6 +149,8 @@ def fit(
         if group.is_main:
             return _train(composed, start, trainer, data, path, load, step_errors)
         try:
+            with group.checking(_SCHEDULING):
+                pass
             with step_errors:
                 result = _fit(trainer, data, path, load, start)
         except BaseException:
@@ -318,24 +316,6 @@ def _environment(composed: Composed, trainer: Trainer) -> dict[str, object]:
     return facts
 
 
-def _log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
-    """Log the future steps, evaluations and checkpoints, and record the last step."""
-    from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-
-    checkpoint, loop = trainer.checkpoint, trainer.loop
-    assert isinstance(checkpoint, CheckpointerCallback)
-    start_point = start_point_of(start, fork, checkpoint.folder, composed)
-    # As the trainer will do: the simulation needs the lengths before `fit` has computed them.
-    loop.learn_lengths(data.train, start_point.progress)
-    loop.start_at(data.train, start_point.progress)
-    callbacks = bool(trainer.hooks["run_validation"])
-    setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
-    timeline = simulate(setting, step_counts_of(loop, data.train, start_point.progress), most_saves=_MOST_SIMULATED)
-    for line in schedule_lines(timeline, start_point.progress.step, loop.steps_per_epoch):
-        log.info("%s", line)
-    start.run.record_total_steps(loop.total_steps if timeline.end is None else timeline.end.step)
-
-
 @contextmanager
 def _suggesting_replay(run: RunDir, trainer: Trainer) -> Iterator[None]:
     """End the error of a failed step with the commands that look at it."""
@@ -365,7 +345,11 @@ def _train(
     result: FitResult | None = None
     status, reason = RunStatus.failed, ""
     try:
-        _log_schedule(start, trainer, data, composed, path)
+        # An error on rank 0, such as a disk without space, is raised on all.
+        with trainer.strategy.group.checking(_SCHEDULING):
+            from trainer_cli.runs.schedule import log_schedule
+
+            log_schedule(start, trainer, data, composed, path)
         with step_errors:
             result = _fit(trainer, data, path, load, start)
         status = RunStatus.finished if result.finished else RunStatus.stopped

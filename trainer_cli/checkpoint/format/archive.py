@@ -40,6 +40,10 @@ class ArchiveLayout(FileLayout):
         """The size of the archive before it is compressed."""
         return archive_bytes(self._sizes().values())
 
+    @property
+    def least_bytes(self) -> int:
+        return self.total_bytes if self.compression is Compression.none else 0
+
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         with folder.create(self.container) as file:
             archive = ArchiveWriter(file, self.compression, self._sizes())

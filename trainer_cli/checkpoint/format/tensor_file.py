@@ -115,6 +115,11 @@ class FileLayout:
         """The size of all files."""
         return len(self.text) + len(self.per_rank) + self.image_bytes
 
+    @property
+    def least_bytes(self) -> int:
+        """The size that the files have at least; 0 if that is unknown before they are written."""
+        return self.total_bytes
+
     def write(self, folder: WritableFolder, image: memoryview | None = None) -> dict[str, Mapping[str, str]]:
         """Write the files.
 

@@ -174,3 +174,7 @@ class Storage(Protocol):
     def free_files(self) -> int | None:
         """Number of files that can still be created, or None if unknown or unlimited."""
         ...
+
+    def removed_bytes(self) -> int:
+        """Size in bytes of checkpoints that are removed, and whose files are still to be deleted."""
+        ...

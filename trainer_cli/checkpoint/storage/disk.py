@@ -169,11 +169,12 @@ class Disk:
                 raise
         return True
 
-    def free_bytes(self, path: Path) -> int:
-        """Number of bytes that this user can still write."""
+    def free_bytes(self, path: Path) -> int | None:
+        """Number of bytes that this user can still write; None if the file system does not say."""
         status = os.statvfs(path)
-        # f_bavail, not f_bfree: that counts blocks that only root may use.
-        return status.f_bavail * status.f_frsize
+        # f_bfree counts blocks that only root may use. Some file systems over a network report no blocks at all.
+        free_blocks = status.f_bfree if os.geteuid() == 0 else status.f_bavail
+        return free_blocks * status.f_frsize if status.f_blocks else None
 
     def free_files(self, path: Path) -> int | None:
         """Number of files that this user can still create; None if the file system has no such limit."""

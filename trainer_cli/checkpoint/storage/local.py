@@ -9,7 +9,7 @@ import stat
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from operator import call
 from pathlib import Path
@@ -297,6 +297,18 @@ class LocalStorage:
 
     def free_files(self) -> int | None:
         return self._free(self.disk.free_files)
+
+    def removed_bytes(self) -> int:
+        size_bytes = 0
+        # Another thread may be deleting them.
+        with suppress(OSError):
+            for name in self.disk.listdir(self.root):
+                if (hidden := parse_hidden(name)) is None or hidden.kind is not Hidden.trash:
+                    continue
+                for file in self.disk.listdir(self.root / name):
+                    with suppress(FileNotFoundError):
+                        size_bytes += self.disk.stat(self.root / name / file, follow=False).st_size
+        return size_bytes
 
     def _free(self, query: Callable[[Path], int | None]) -> int | None:
         """The answer of the file system for the root, or for its first parent that exists."""

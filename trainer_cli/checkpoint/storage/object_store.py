@@ -316,6 +316,9 @@ class ObjectStorage:
     def free_files(self) -> int | None:
         return self.local.free_files()
 
+    def removed_bytes(self) -> int:
+        return self.local.removed_bytes()
+
     def finish_uploads(self, timeout_s: float | None = None) -> list[str]:
         self.uploader.retry()
         return self.uploader.wait(timeout_s)

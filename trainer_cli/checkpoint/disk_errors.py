@@ -1,0 +1,86 @@
+"""Failures of a save because of the disk: what a person reads, and the check for room before a save begins."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.checkpoint.storage.base import UnsyncedError
+from trainer_cli.core.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, why_no_room
+from trainer_cli.core.url_path import is_url
+from trainer_cli.errors import DISK_CURES, NO_SPACE, NotDurableError, SaveError, disk_cure
+
+if TYPE_CHECKING:
+    from trainer_cli.checkpoint.storage.base import Storage
+
+
+def check_room(storage: Storage, where: str, size_bytes: int, files: Mapping[str, bytes], world_size: int = 1) -> None:
+    """Check that a checkpoint fits on the disk, so that none is begun that would leave no room for the logs.
+
+    Args:
+        size_bytes: of its state, of all ranks.
+        files: the small files in it.
+
+    Raises:
+        SaveError: it does not fit, with what it needs and what is free.
+    """
+    needed = NeededSpace(size_bytes + sum(map(len, files.values())), files_of_checkpoint(world_size, len(files)))
+    if not size_bytes or why_no_room(needed, FreeSpace(storage.free_bytes(), storage.free_files())) is None:
+        return
+    # Another thread may be deleting checkpoints that were removed: what it frees counts. Before the free space, as
+    # files that are deleted in between would count as neither.
+    removed_bytes, free_bytes = storage.removed_bytes(), storage.free_bytes()
+    free = FreeSpace(None if free_bytes is None else free_bytes + removed_bytes, storage.free_files())
+    if (why := why_no_room(needed, free)) is not None:
+        raise SaveError(
+            f"the checkpoint was not begun: {why}", where=where, cure=f"{older_ones(where)} {DISK_CURES[errno.ENOSPC]}"
+        )
+
+
+def disk_error(
+    error: OSError, where: str | Path, size_bytes: int | None = None, storage: Storage | None = None
+) -> SaveError:
+    """An error of the disk as the failure of a save: which checkpoint, what the system said, and what to do.
+
+    Args:
+        size_bytes: what the checkpoint would have taken.
+        storage: is asked what the file system has left.
+    """
+    reason = error.strerror or str(error)
+    cure = f"{older_ones(where)} {disk_cure(error)}"
+    # The rename has happened, so that to save again under this name would be refused.
+    if isinstance(error, UnsyncedError):
+        message = (
+            f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {reason}"
+        )
+        return NotDurableError(message, where=str(where), cure=cure)
+    message = f"the checkpoint could not be saved: {reason}"
+    if error.filename is not None and Path(where).absolute().parent not in Path(error.filename).absolute().parents:
+        message += f": {error.filename}"
+    elif error.errno in NO_SPACE and size_bytes is not None:
+        message += _why_no_space(error, size_bytes, storage)
+    return SaveError(message, where=str(where), cure=cure)
+
+
+def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> str:
+    """What a checkpoint needs, and what the file system has left of it. That does not show a quota."""
+    needed = f"; it needs {size_bytes:,} bytes"
+    # A quota (EDQUOT) is no property of the file system, whose free bytes would mislead.
+    if storage is None or error.errno != errno.ENOSPC:
+        return needed
+    if storage.free_files() == 0:
+        return "; the file system can hold no more files (no inode is free)"
+    free_bytes = storage.free_bytes()
+    if free_bytes is not None and free_bytes > size_bytes:
+        return f"{needed}, and {free_bytes:,} bytes are free now: a quota may be used up, or space was freed since"
+    return needed if free_bytes is None else f"{needed}, {free_bytes:,} bytes are free"
+
+
+def older_ones(where: str | Path) -> str:
+    """What became of older checkpoints in the same folder, as far as one can see."""
+    if is_url(where):
+        return "Older checkpoints were not touched."
+    folder = Path(where).absolute().parent
+    return "Older checkpoints are intact." if folder.is_dir() else f"{folder} is not there (any more)."

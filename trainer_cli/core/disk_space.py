@@ -1,0 +1,76 @@
+"""Whether a file system has room for a save, and for what a training has on the disk at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLOCK_BYTES = 4096
+"""The unit in which most file systems give space to files: each file takes up to one more than its size."""
+_MOST_SPARE_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSpace:
+    """What a file system has left; None: unknown, or, of files, unlimited."""
+
+    size_bytes: int | None = None
+    files: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NeededSpace:
+    """What one checkpoint or several take."""
+
+    size_bytes: int
+    files: int
+
+    def times(self, count: int) -> NeededSpace:
+        """Of several checkpoints of this size."""
+        return NeededSpace(self.size_bytes * count, self.files * count)
+
+    @property
+    def with_logs(self) -> int:
+        """The size in bytes with the ends of blocks, and a tenth (16 MiB at most) that is left for the logs."""
+        return self.size_bytes + self.files * BLOCK_BYTES + min(self.size_bytes // 10, _MOST_SPARE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What a training lacks on the disk."""
+
+    text: str
+    refuses: bool
+    """Whether not even two saves fit. Otherwise the disk fills up later."""
+
+
+def files_of_checkpoint(world_size: int, others: int) -> int:
+    """Number of files of a checkpoint, with its folder: tensors and state of each rank, the manifest, `others`."""
+    return 2 * world_size + others + 2
+
+
+def why_no_room(needed: NeededSpace, free: FreeSpace) -> str | None:
+    """What is needed and what is free; None if it fits, or if that is unknown."""
+    if free.files is not None and needed.files > free.files:
+        return f"it needs {needed.files:,} files, and the file system can hold {free.files:,} more (free inodes)"
+    if free.size_bytes is not None and needed.with_logs > free.size_bytes:
+        return (
+            f"it needs {needed.size_bytes:,} bytes and {needed.with_logs - needed.size_bytes:,} for blocks and logs, "
+            f"{free.size_bytes:,} bytes are free"
+        )
+    return None
+
+
+def find_shortage(save: NeededSpace, peak: NeededSpace, free: FreeSpace) -> Shortage | None:
+    """Whether the saves of a training fit.
+
+    Args:
+        save: of one checkpoint.
+        peak: the most that is on the disk at a time, beyond what is there now.
+    """
+    # An old checkpoint is removed once the next is committed, so that two are there at a time, unless one is planned.
+    least = save.times(2) if save.times(2).size_bytes < peak.size_bytes else peak
+    if (why := why_no_room(least, free)) is not None:
+        return Shortage(f"the disk has no room for the first saves: {why}", refuses=True)
+    if (why := why_no_room(peak, free)) is not None:
+        return Shortage(f"the disk will be full before the training ends: {why}", refuses=False)
+    return None

@@ -1,0 +1,48 @@
+"""The plan of a fit at its start: logged, and compared with the free space of the disk."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.config.compose import Composed
+from trainer_cli.core.simulation import simulate
+from trainer_cli.runs.free_space import check_space, estimate_size
+from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
+from trainer_cli.runs.plan_view import schedule_lines
+from trainer_cli.runs.start import Start
+
+if TYPE_CHECKING:
+    from trainer_cli.runs.build import Data
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+_MOST_SIMULATED = 500
+"""Saves that are simulated before the first step, at 0.1 ms each."""
+
+
+def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
+    """Log the future steps, evaluations and checkpoints, record the last step, and look for space.
+
+    Raises:
+        UserError: as of `check_space`.
+    """
+    checkpoint, loop = trainer.checkpoint, trainer.loop
+    assert isinstance(checkpoint, CheckpointerCallback)
+    start_point = start_point_of(start, fork, checkpoint.folder, composed)
+    # As the trainer will do: the simulation needs the lengths before `fit` has computed them.
+    loop.learn_lengths(data.train, start_point.progress)
+    loop.start_at(data.train, start_point.progress)
+    callbacks = bool(trainer.hooks["run_validation"])
+    setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
+    counts, size_bytes = step_counts_of(loop, data.train, start_point.progress), estimate_size(trainer, start_point)
+    timeline = simulate(
+        setting, counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MOST_SIMULATED
+    )
+    for line in schedule_lines(timeline, start_point.progress.step, loop.steps_per_epoch):
+        log.info("%s", line)
+    start.run.record_total_steps(loop.total_steps if timeline.end is None else timeline.end.step)
+    check_space(trainer, start_point, timeline, size_bytes)
