@@ -20,7 +20,7 @@ from trainer_cli.trainer.hooks import VOCABULARY
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", *DOCS]
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 OWN_PARTS = (ROOT / "docs/own-callback.md").read_text(encoding="utf-8")
 
