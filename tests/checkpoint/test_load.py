@@ -7,6 +7,7 @@ import errno
 import threading
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -425,6 +426,15 @@ def test_the_function_of_a_map_location_gets_storage_and_device(checkpointer, tm
     assert sorted(calls) == [(0, "cpu"), (24, "cpu")]
 
 
+def test_a_map_location_gets_what_was_saved_for_a_mapping_that_cannot_be_filled(checkpointer, tmp_path):
+    checkpointer.save({"a": {"b": torch.arange(4096.0)}}, tmp_path / "step1")
+    before = torch.ones(4096)
+    state = {"a": MappingProxyType({"b": before})}
+    checkpointer.load(tmp_path / "step1", state, default_map_location=lambda storage, _: storage.clone())
+    assert torch.equal(state["a"]["b"], torch.arange(4096.0))
+    assert torch.equal(before, torch.ones(4096))
+
+
 def test_an_unknown_device_is_refused(checkpointer, tmp_path):
     checkpointer.save({"a": torch.ones(2)}, tmp_path / "step1")
     with pytest.raises(UserError, match="default_map_location is 'gpu'"):
@@ -438,6 +448,7 @@ def test_an_unknown_device_is_refused(checkpointer, tmp_path):
         (torch.zeros(2).expand(5, 2), "a/b is expanded here"),
         (torch.zeros(5, 2).to_sparse(), "a/b is torch.sparse_coo here"),
         (torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged), "a/b is a nested tensor"),
+        (torch.inference_mode()(torch.zeros)(5, 2), "a/b is an inference tensor here"),
     ],
 )
 def test_a_target_that_cannot_be_filled_is_refused_before_anything_is_touched(checkpointer, tmp_path, target, why):

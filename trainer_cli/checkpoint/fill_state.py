@@ -143,6 +143,8 @@ def _misfit(target: torch.Tensor, saved: Any) -> str | None:
     # `copy_` would convert these silently, or not at all.
     if target.layout is not torch.strided or target.is_nested:
         return f"is {'a nested tensor' if target.is_nested else target.layout} here, which cannot be filled"
+    if target.is_inference() and not torch.is_inference_mode_enabled():
+        return "is an inference tensor here, which cannot be filled outside of torch.inference_mode()"
     target_kind, saved_kind = (target.dtype, tuple(target.shape)), (saved.dtype, tuple(saved.shape))
     if target_kind != saved_kind:
         return f"is {target_kind[0]} of shape {target_kind[1]} here, but {saved_kind[0]} of {saved_kind[1]} there"

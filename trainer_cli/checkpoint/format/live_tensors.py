@@ -8,7 +8,7 @@ takes less time than to allocate memory for a copy, and none of that memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -98,7 +98,8 @@ def _collect(
             all_tensors.append(value)
             if isinstance(saved, TensorName):
                 pairs.append((saved, value))
-        elif isinstance(value, Mapping):
+        # Another mapping is replaced as a whole, and so are the tensors in it.
+        elif isinstance(value, MutableMapping):
             _collect(value, saved if isinstance(saved, Mapping) else {}, pairs, all_tensors)
 
 
