@@ -57,6 +57,9 @@ def test_tables_with_any_groups_come_back_by_name() -> None:
         for name, shard in parts.items():
             expected.setdefault(name, {})[file] = shard
     assert PartTable.of(plain).by_name() == expected
+    # A manifest that is amended keeps the text of its parts.
+    text = json.dumps(PartTable.of(plain).to_json(), sort_keys=True)
+    assert json.dumps(PartTable.from_json(json.loads(text)).to_json(), sort_keys=True) == text
 
 
 def test_files_can_be_chosen_and_renamed() -> None:

@@ -72,9 +72,13 @@ class PartTable(Mapping[str, Mapping[str, Shard]]):
     def to_json(self) -> dict[str, Any]:
         """The table for JSON: groups of names, and file -> part -> the number of a group."""
         numbers: dict[tuple[str, ...], int] = {}
+        # Sorted as in the JSON text, so that a table that was read has the same numbers.
         files = {
-            file: {str(shard): numbers.setdefault(names, len(numbers)) for shard, names in groups.items()}
-            for file, groups in self._groups.items()
+            file: {
+                text: numbers.setdefault(names, len(numbers))
+                for text, names in sorted((str(shard), names) for shard, names in self._groups[file].items())
+            }
+            for file in sorted(self._groups)
         }
         return {"files": files, "names": [list(names) for names in numbers]}
 
