@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -28,6 +29,14 @@ STEADY = [1.0, 1.01, 1.02]
 def _table(ours: list[float], bare: list[float] = STEADY, **settings: Any) -> Table:
     rows = [Row("bare", {"step": bare}), Row("ours", {"step": ours})]
     return Table("loop", "A step", "bare", [Column("step", "s", 2)], rows, settings)
+
+
+def test_no_module_that_a_benchmark_imports_has_the_name_of_a_helper_of_the_tests() -> None:
+    # Both are imported by name: in one process the second would be the first.
+    scripts = [*(ROOT / "scripts" / "bench").glob("*.py"), *Path(__file__).parent.glob("*.py")]
+    imports = {name for path in scripts for name in re.findall(r"(?m)^(?:from|import) (\w+)", path.read_text())}
+    helpers = {path.stem for path in (ROOT / "tests").rglob("*.py")}
+    assert imports & helpers & {path.stem for path in scripts} == set()
 
 
 def test_a_ratio_is_taken_in_each_round() -> None:
