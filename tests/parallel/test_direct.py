@@ -41,7 +41,7 @@ def test_all_ranks_have_the_same_sums_in_whatever_order_these_are_waited_for(wor
         sums = _connect(group)
         numbers = torch.tensor([terms[group.rank], group.rank], dtype=torch.float64)
         counts = torch.full((2, 3), group.rank + 1)
-        scalar = torch.tensor(0.5 * group.rank)
+        scalar = torch.tensor(0.5 * group.rank, requires_grad=True)
         first, second, third = (_start(sums, tensor) for tensor in (numbers, counts, scalar))
         # What is written into a tensor after the start is not part of its sum.
         numbers.fill_(9)
@@ -133,8 +133,13 @@ def test_ranks_that_are_many_or_cannot_reach_one_another_are_not_connected(
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.zeros(513, dtype=torch.float64), torch.zeros(1, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bool)],
-    ids=["large", "bfloat16", "bool"],
+    [
+        torch.zeros(513, dtype=torch.float64),
+        torch.zeros(1, dtype=torch.bfloat16),
+        torch.zeros(2, dtype=torch.bool),
+        torch.zeros(2).to_sparse(),
+    ],
+    ids=["large", "bfloat16", "bool", "sparse"],
 )
 def test_a_tensor_that_is_large_or_of_another_type_is_left_to_torch(tensor: torch.Tensor) -> None:
     assert DirectSums([None], 1.0).start(tensor) is None

@@ -41,7 +41,8 @@ class DirectSum:
 
     def __init__(self, sums: DirectSums, tensor: Tensor) -> None:
         self._sums = sums
-        self.values = tensor.numpy()
+        # Detached: a loss may be summed, without a gradient.
+        self.values = tensor.detach().numpy()
         # The numbers of this rank at the start: the sum is written into the tensor.
         self.message = self.values.tobytes()
 
@@ -76,7 +77,9 @@ class DirectSums:
 
     def start(self, tensor: Tensor) -> DirectSum | None:
         """Send the numbers of this rank to the others. None: such a tensor is not sent."""
-        if not tensor.is_cpu or tensor.dtype not in _DTYPES or tensor.nbytes > _MOST_BYTES:
+        if not tensor.is_cpu or tensor.layout is not torch.strided:
+            return None
+        if tensor.dtype not in _DTYPES or tensor.nbytes > _MOST_BYTES:
             return None
         started = DirectSum(self, tensor)
         self._begin_exchange()
