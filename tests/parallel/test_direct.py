@@ -80,6 +80,29 @@ def test_a_rank_that_ends_or_sends_nothing_within_the_limit_is_a_lost_one(ends: 
     assert nothing is None
 
 
+@pytest.mark.parametrize(
+    "other",
+    [torch.zeros(6), torch.zeros(2), torch.zeros(0), torch.zeros(2, dtype=torch.int64)],
+    ids=["longer", "shorter", "empty", "int64"],
+)
+def test_tensors_of_other_sizes_or_types_are_refused_on_both_ranks_at_once(other: torch.Tensor) -> None:
+    tensors = [torch.zeros(4), other]
+
+    def act(group: ThreadGroup) -> None:
+        sums = _connect(group)
+        try:
+            _start(sums, tensors[group.rank].clone()).wait()
+        finally:
+            group.barrier()
+            sums.close()
+
+    here, there = "16 bytes of torch.float32", f"{other.nbytes} bytes of {other.dtype}"
+    assert list(map(str, on_ranks(2, act))) == [
+        f"the ranks add different tensors: {first} on this rank, {second} on another"
+        for first, second in ((here, there), (there, here))
+    ]
+
+
 def test_after_a_sum_that_was_cut_short_no_later_sum_gets_its_numbers() -> None:
     def act(group: ThreadGroup) -> None:
         sums = _connect(group, 0.05)

@@ -9,6 +9,7 @@ usually arrived before they are waited for.
 from __future__ import annotations
 
 import socket
+import struct
 import tempfile
 from collections import deque
 from contextlib import ExitStack
@@ -30,6 +31,8 @@ _MOST_BYTES = 4096
 _MOST_RANKS = 8
 """The main thread sends to and receives from each other rank, while other threads do the work of gloo's sums."""
 _DTYPES = (torch.float64, torch.float32, torch.int64)
+_HEADER = struct.Struct("=II")
+"""Begins each message: the index of its type, and its size in bytes."""
 _LONGEST_S = 2e6
 """Largest time limit of a socket: Python passes it to `poll` as milliseconds in 32 bits, and does not check that."""
 
@@ -44,13 +47,13 @@ class DirectSum:
         # Detached: a loss may be summed, without a gradient.
         self.values = tensor.detach().numpy()
         # The numbers of this rank at the start: the sum is written into the tensor.
-        self.message = self.values.tobytes()
+        self.message = _HEADER.pack(_DTYPES.index(tensor.dtype), tensor.nbytes) + self.values.tobytes()
 
     def wait(self) -> None:
         """Write the sum into the tensor.
 
         Raises:
-            RuntimeError: another rank has ended, or has sent nothing within the time limit.
+            RuntimeError: another rank has ended, has sent nothing within the time limit, or adds another tensor.
         """
         self._sums.complete(self)
 
@@ -100,7 +103,11 @@ class DirectSums:
             message, values = started.message, started.values
             try:
                 terms = [
-                    np.frombuffer(message if connection is None else _receive(connection, len(message)), values.dtype)
+                    np.frombuffer(
+                        message if connection is None else _receive(connection, message),
+                        values.dtype,
+                        offset=_HEADER.size,
+                    )
                     for connection in self._connections
                 ]
             except OSError as error:
@@ -122,14 +129,24 @@ class DirectSums:
             connection.close()
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    message = connection.recv(size)
-    while len(message) < size:
-        received = connection.recv(size - len(message))
+def _receive(connection: socket.socket, own: bytes) -> bytes:
+    """Receive another rank's message, which has the header of this rank's."""
+    message = b""
+    while len(message) < len(own):
+        received = connection.recv(len(own) - len(message))
         if not received:
             raise ConnectionError("Connection closed by peer")
         message += received
+        # At once: the rest of a shorter message would be the beginning of the next one.
+        if len(message) >= _HEADER.size and message[: _HEADER.size] != own[: _HEADER.size]:
+            here, there = _shown(own), _shown(message)
+            raise RuntimeError(f"the ranks add different tensors: {here} on this rank, {there} on another")
     return message
+
+
+def _shown(message: bytes) -> str:
+    index, size_bytes = _HEADER.unpack_from(message)
+    return f"{size_bytes} bytes of {_DTYPES[index]}"
 
 
 def _lost(error: OSError) -> RuntimeError:
