@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -191,3 +192,17 @@ def test_step_0_can_only_be_kept() -> None:
     assert parse_steps("0", keeps=True) == (0, 0)
     with pytest.raises(UserError, match="the first is 1"):
         parse_steps("0", keeps=False)
+
+
+def test_torch_is_set_up_before_the_checkpoint_to_begin_with_is_verified(run: Path) -> None:
+    """Its threads spin as shortly as in `train fit`, and the garbage collector leaves out what was imported."""
+    code = (
+        "import gc, os, sys; from pathlib import Path; from trainer_cli.runs.replay_plan import plan_replay;"
+        f"assert 'torch' not in sys.modules; plan_replay(Path({str(run)!r}), 9); assert 'torch' in sys.modules;"
+        "print(os.environ['GOMP_SPINCOUNT'], gc.get_freeze_count() > 100_000)"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    }
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "10000 True\n", done.stderr

@@ -13,7 +13,6 @@ A run that has checkpoints never starts from step 0 by itself.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import logging
 import os
@@ -33,7 +32,6 @@ from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
-from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE, parse_step
 from trainer_cli.core.url_path import is_url
@@ -45,6 +43,7 @@ from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.failed_step import suggest_replay
+from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.resume import stored_config
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
@@ -71,9 +70,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SPINS = "10000"
-"""Rounds that an OpenMP thread spins before it sleeps. With the default of some milliseconds, small steps took eight
-times as long on a busy machine."""
 _SCHEDULING = "while the checkpoints were planned"
 
 
@@ -229,18 +225,6 @@ def _restore_config_if_nothing_loaded(start: Start, trainer: Trainer) -> Iterato
         if start.entry is not None and not trainer.resumed:
             start.run.restore_config(before)
         raise
-
-
-def import_torch() -> None:
-    """Import torch and what a training needs."""
-    if "torch" not in sys.modules:
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
-        # Imported objects live as long as the process: exclude them from garbage collection.
-        with gc_paused():
-            import trainer_cli.runs.build  # noqa: F401
-
-            gc.freeze()
 
 
 def _log_start(start: Start) -> None:

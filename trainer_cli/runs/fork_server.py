@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 SERVER = "_fork_server"
 """The verb of the server, whose argument is the descriptor of its socket."""
 _IMPORTED = (
-    "trainer_cli.runs.supervise", "trainer_cli.data.datasets", "trainer_cli.data.digest",
+    "trainer_cli.runs.supervise", "trainer_cli.runs.fit", "trainer_cli.data.datasets", "trainer_cli.data.digest",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
     "trainer_cli.models.mlp", "numpy.random",
 )  # fmt: skip
@@ -256,7 +256,7 @@ def _ask(
 def serve(descriptor: int) -> None:
     """Be the server. Returns in each fork, which has become a process with the arguments that were asked for."""
     global _of_this_fork
-    from trainer_cli.runs.fit import import_torch
+    from trainer_cli.runs.import_torch import import_torch
 
     control = socket.socket(fileno=descriptor)
     try:

@@ -36,7 +36,7 @@ from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.environment import versions
-from trainer_cli.runs.fit import import_torch
+from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import EvaluatedOrigin, other_source
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, ReplayPlan, environment_of, find_step, plan_replay
 from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger

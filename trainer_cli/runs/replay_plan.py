@@ -21,6 +21,7 @@ from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.text_files import read_number
+from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.run_dir import RunDir, RunStatus, advise_run
 from trainer_cli.runs.select import checkpoints_of, replayed_entries, run_config
@@ -108,6 +109,9 @@ def plan_replay(
     records = read_json_lines(directory.metrics_file)
     _check_step(directory, last, entries, records)
     latest_start = last if first is None else first - 1
+    if verify:
+        # Before a format imports torch without what this sets.
+        import_torch()
     candidates = [*entries, *(_replayed_entries(directory) if from_replayed else [])]
     # A kept one before a replayed one of the same step; the sort is stable.
     candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
