@@ -20,6 +20,7 @@ from ranks import HERE, Fits, fit_on_ranks, new_folder
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.group_verify import share_of
 from trainer_cli.commands.main import main
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import from_environment
 
@@ -189,9 +190,9 @@ def test_the_parts_are_shown_and_compared_as_whole_tensors(runs: Path, capfd: py
 
 def test_replicas_of_a_hybrid_sharding_are_written_once(runs: Path) -> None:
     """Small tensors are in the file of every rank, so that it reads no other for them."""
-    manifest = json.loads((runs / "hybrid/checkpoints/step8/manifest.json").read_text())
+    manifest = Manifest.parse((runs / "hybrid/checkpoints/step8/manifest.json").read_bytes())
     where: dict[str, list[str]] = {}
-    for file, parts in manifest["shards"].items():
+    for file, parts in manifest.shards.items():
         for name in parts:
             where.setdefault(name, []).append(file)
     large = [f"model/layers.{number}.weight" for number in (1, 4)]

@@ -24,6 +24,7 @@ from compare import final_state, metrics
 
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.commands.main import main
+from trainer_cli.core.manifest import Manifest
 
 pytestmark = pytest.mark.slow
 
@@ -232,10 +233,9 @@ def test_a_resume_of_divided_layers_is_bit_identical(runs: Path) -> None:
 
 def test_each_rank_writes_its_part_of_divided_layers(runs: Path) -> None:
     folder = runs / "divided" / "gpt" / "checkpoints" / "step50"
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert (manifest["world_size"], manifest["tensor_size"]) == (RANKS, 2)
-    of_files = manifest["shards"].values()
-    parts = {of_file["model/blocks.0.attention.query.weight"] for of_file in of_files}
+    manifest = Manifest.parse((folder / "manifest.json").read_bytes())
+    assert (manifest.world_size, manifest.tensor_size) == (RANKS, 2)
+    parts = {str(of_file["model/blocks.0.attention.query.weight"]) for of_file in manifest.shards.values()}
     size = 32 // RANKS
     assert parts == {f"[{size * rank}:{size * (rank + 1)}, 0:32] of [32, 32]" for rank in range(RANKS)}
 
@@ -259,9 +259,9 @@ def test_each_rank_has_a_part_of_the_checkpoint(runs: Path) -> None:
     own = [json.loads((folder / f"rank{rank}.own.json").read_text()) for rank in range(2)]
     assert [sorted(json.loads(one["state"])["state"]) for one in own] == [["data", "loop", "rng"]] * 2
     assert own[0]["tensors"] != own[1]["tensors"]
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["world_size"] == RANKS
-    assert all(part.partition(" of ")[0] for parts in manifest["shards"].values() for part in parts.values())
+    manifest = Manifest.parse((folder / "manifest.json").read_bytes())
+    assert manifest.world_size == RANKS
+    assert all(str(part).startswith("[") for parts in manifest.shards.values() for part in parts.values())
 
 
 def test_each_save_is_recorded_once_and_not_by_each_rank(runs: Path) -> None:
