@@ -12,6 +12,7 @@ from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.core.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, find_shortage
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import UserError
+from trainer_cli.parallel.torch_compat import step_lightly
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,6 +62,8 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
         known = {key: value for key, value in settings.items() if key in optimizer.defaults}
         try:
             copy = type(optimizer)([{**known, "params": tiny}])  # type: ignore[call-arg]
+            # As in the trainer: torch's wrapper of `step` imports the compiler, half of the time to the first step.
+            step_lightly(copy)
             copy.step()
         # It needs more than gradients, such as a closure.
         except Exception as error:
