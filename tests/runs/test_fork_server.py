@@ -151,7 +151,7 @@ def test_a_fork_is_what_a_fresh_interpreter_is(project: Path, starter: ProcessSt
     assert forked == alone
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 8), (signal.SIGKILL, -9), (signal.SIGQUIT, -3)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 8), (signal.SIGKILL, -9), (signal.SIGALRM, -14)])
 def test_a_signal_ends_a_fork_as_it_ends_any_process(
     project: Path, starter: ProcessStarter, number: signal.Signals, code: int
 ) -> None:
