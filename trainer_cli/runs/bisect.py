@@ -145,6 +145,7 @@ class Bisection:
                 f"{condition.metric} is measured while a step is trained, and no evaluation of its weights gives it",
                 cure="Name a metric of an evaluation; `train replay RUN FIRST..LAST` shows the loss of each step.",
             )
+        self._metric = self._read_metric()
         # A later attempt may have made steps again, with other values.
         facts = repr((condition, command, _versions_of(self._words), self._overrides, len(self.records.attempts)))
         name = hashlib.sha256(facts.encode()).hexdigest()[:12]
@@ -194,30 +195,31 @@ class Bisection:
         if self.condition is None:
             return first, last
         low = first
-        for step, value in self._recorded(first, last):
+        for step, value in sorted(self._metric.items()):
+            if not first <= step <= last:
+                continue
             if self.condition.holds(value):
                 return (low, step) if step > low else (first, last)
             low = step
         return first if low == last else low, last
 
-    def _recorded(self, first: int, last: int) -> list[tuple[int, float]]:
-        assert self.condition is not None
+    def _read_metric(self) -> dict[int, float]:
+        """Step -> the metric of the condition, as the run recorded it."""
+        if self.condition is None:
+            return {}
         name = self.condition.metric
-        records = read_json_lines(self.run.metrics_file)
-        steps = {
+        return {
             int(record["step"]): float(record[name])
-            for record in records
+            for record in read_json_lines(self.run.metrics_file)
             if name in record and isinstance(record.get("step"), int)
         }
-        return [(step, steps[step]) for step in sorted(steps) if first <= step <= last]
 
     def _test(self, step: int) -> bool:
         """Whether the condition holds at a step."""
-        if self.condition is not None:
-            for recorded, value in self._recorded(step, step):
-                tested = Tested(recorded, self.condition.holds(value), value, recorded=True)
-                self._show(tested)
-                return tested.holds
+        if self.condition is not None and (recorded := self._metric.get(step)) is not None:
+            tested = Tested(step, self.condition.holds(recorded), recorded, recorded=True)
+            self._show(tested)
+            return tested.holds
         if step not in self._values:
             self._values[step] = self._evaluate(step)
             self._write_state()
