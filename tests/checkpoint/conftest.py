@@ -31,3 +31,21 @@ def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """The address of a store on this machine."""
+    # Imported here: most files need no store.
+    from s3 import s3_server
+
+    with s3_server() as address:
+        yield address
+
+
+@pytest.fixture
+def url(endpoint: str) -> str:
+    """A folder in an empty bucket of that store."""
+    from s3 import new_bucket
+
+    return f"s3://{new_bucket(endpoint)}/run"

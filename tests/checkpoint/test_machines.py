@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from object_store_proxy import Schedule, proxy
-from s3 import new_bucket, s3_server
 from states import same
 from thread_ranks import ThreadGroup, on_ranks
 
@@ -28,17 +27,6 @@ from trainer_cli.errors import SaveError, StoreAwayError
 
 pytestmark = pytest.mark.slow
 LARGE = SMALL_BYTES // 4 + 1
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server() as address:
-        yield address
-
-
-@pytest.fixture
-def url(endpoint: str) -> str:
-    return f"s3://{new_bucket(endpoint)}/run"
 
 
 class Client(ObjectClient):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from s3 import new_bucket, s3_server
 from states import same, small_state
 from test_storage import StorageContract
 
@@ -30,17 +29,6 @@ from trainer_cli.errors import StoreAwayError, UserError
 from trainer_cli.runs.select import read_small_file
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_server() as address:
-        yield address
-
-
-@pytest.fixture
-def url(endpoint: str) -> str:
-    return f"s3://{new_bucket(endpoint)}/run"
 
 
 class Sent(ObjectStorage):
