@@ -176,12 +176,14 @@ def _read_samples(args: argparse.Namespace, steps: Collection[int]) -> dict[int,
     """The samples of the steps; without those that cannot be told from the order of the data alone."""
     if not steps:
         return {}
-    from trainer_cli.runs.step_samples import read_step_samples
+    from trainer_cli.runs.step_samples import data_overrides, read_step_samples
 
-    overrides = [override for override in args.overrides if override.startswith(("data.", "trust="))]
+    overrides = data_overrides(args.overrides)
     try:
-        told = read_step_samples(args.run_dir, min(steps), max(steps), overrides=overrides, config_dir=args.config_dir)
-        return {step.step: step for step in told}
+        samples = read_step_samples(
+            args.run_dir, min(steps), max(steps), overrides=overrides, config_dir=args.config_dir
+        )
+        return {step.step: step for step in samples}
     except TrainError as error:
         print(f"the samples are not shown: {error.what}", file=sys.stderr)
         return {}

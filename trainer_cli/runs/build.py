@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +51,8 @@ from trainer_cli.trainer.training_loop import TrainingLoop
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
+
+    from trainer_cli.runs.origin import Origin
 
 
 def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> Strategy:
@@ -430,6 +433,27 @@ def _few(dataset: Any, count: int, seed: int) -> Any:
     # A generator of its own: the draws of the global one must not depend on this option.
     indices = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:count]
     return Subset(dataset, indices.tolist())
+
+
+def identity_of(
+    config: TrainConfig, text: bytes, origin: Origin, *, run_id: str, attempt: int, **places: Path
+) -> RunIdentity:
+    """What the checkpoints of an attempt say of it.
+
+    Args:
+        text: the config as it is stored.
+        places: `local_folder` and `history_file` of `RunIdentity`.
+    """
+    return RunIdentity(
+        run_id=run_id,
+        attempt=attempt,
+        config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
+        target_packages=target_packages(config),
+        extra_files={CONFIG_FILE: text},
+        samples=origin.samples,
+        source=origin.source,
+        **places,
+    )
 
 
 def target_packages(config: TrainConfig) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,10 +21,10 @@ from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.environment import timestamp, versions
-from trainer_cli.runs.fork_server import own_command
 from trainer_cli.runs.origin import other_source
-from trainer_cli.runs.replay_plan import environment_of, kept_entries
-from trainer_cli.runs.run_dir import RunDir, advise_run, write_json
+from trainer_cli.runs.replay_plan import environment_of, first_step, kept_entries
+from trainer_cli.runs.replay_process import replay_in_process
+from trainer_cli.runs.run_dir import RunDir, open_run, write_json
 
 CHECK_FILE = "check.json"
 
@@ -89,11 +88,10 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
         UserError: there is no such run.
         CheckpointError: no two checkpoints of it are left, nor its start and one checkpoint.
     """
-    directory = RunDir(run)
-    if not directory.exists_as_run():
-        raise UserError(f"{run} is no run's directory", cure=advise_run(run))
+    directory = open_run(run)
     kept = kept_entries(directory)
-    all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=_begins_at_0(directory))
+    begins_at_0 = first_step(directory.attempts) == 0
+    all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=begins_at_0)
     if not all_stretches:
         raise CheckpointError(
             f"{run} has {len(kept)} valid checkpoint{'' if len(kept) == 1 else 's'}, and no steps between two",
@@ -132,21 +130,12 @@ def spread_evenly(stretches: Sequence[tuple[int, int]], count: int | None) -> li
     return [stretches[total * (index + 1) // count - 1] for index in range(count)]
 
 
-def _begins_at_0(run: RunDir) -> bool:
-    attempts = run.attempts
-    return not attempts or int(attempts[0].get("start_step") or 0) == 0
-
-
 def _make_again(run: Path, start: int, last: int) -> Stretch:
     """Make the steps in a process of its own, so that nothing of one stretch reaches the next."""
-    command = own_command(["replay", str(run), f"{start + 1}..{last}", "--quiet", "--json"])
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     try:
-        outcome = json.loads(done.stdout)
-    except ValueError:
-        # After the warnings; the place and the cure follow it on lines of their own.
-        message = done.stderr.rpartition("error: ")[2].partition("\n")[0]
-        return Stretch(start, last, problem=f"cannot be made: {message or f'exit code {done.returncode}'}")
+        outcome = replay_in_process(run, start + 1, last)
+    except (UserError, CheckpointError) as error:
+        return Stretch(start, last, problem=f"cannot be made: {error.what}")
     return Stretch(start, last, outcome["records"], _problem(run, outcome, start, last))
 
 

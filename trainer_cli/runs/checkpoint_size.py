@@ -23,7 +23,8 @@ _SMALL_BYTES = 2**26
 """A state up to this size is built with values at once: a step without them imports torch's compiler for seconds."""
 LOG_MARKS_BYTES = 560
 """Size of where the logs stood, after step 0: about this with the default loggers and two validation metrics."""
-_IMPLEMENTATIONS = ("fused", "foreach", "capturable")
+IMPLEMENTATIONS = ("fused", "foreach", "capturable")
+"""Settings by which torch's optimizers choose how a step is computed. They do not change the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def _create_optimizer_state(trainer: Trainer) -> str | None:
     for optimizer in trainer.optimizers.values():
         for group in optimizer.param_groups:
             # The implementation of a step does not change the state, and not every one works without values.
-            group.update({key: False for key in _IMPLEMENTATIONS if group.get(key)})
+            group.update({key: False for key in IMPLEMENTATIONS if group.get(key)})
             for parameter in group["params"]:
                 if parameter.requires_grad:
                     parameter.grad = parameter.detach().clone()

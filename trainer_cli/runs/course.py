@@ -26,7 +26,7 @@ from trainer_cli.core.step_batches import EpochLayout, divide_step
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
 from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
-from trainer_cli.runs.replay_plan import environment_of, kept_entries
+from trainer_cli.runs.replay_plan import environment_of, is_on_course, kept_entries
 from trainer_cli.runs.run_dir import RunDir, RunStatus, advise_run
 from trainer_cli.runs.select import config_of, manifest_of, read_small_file, run_config, select_one
 
@@ -127,9 +127,7 @@ class RunRecords:
 
     def is_on_course(self, entry: Entry) -> bool:
         """Whether no later attempt has begun before the step of a checkpoint."""
-        assert entry.manifest is not None
-        number = entry.manifest.attempt
-        return not any(later.number > number and later.start_step < entry.step for later in self.attempts)
+        return is_on_course(entry, ((attempt.number, attempt.start_step) for attempt in self.attempts))
 
 
 def read_records(path: Path) -> RunRecords:

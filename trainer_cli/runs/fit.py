@@ -13,7 +13,6 @@ A run that has checkpoints never starts from step 0 by itself.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shlex
@@ -33,7 +32,7 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.core.load_options import LoadOptions
-from trainer_cli.core.naming import CONFIG_FILE, parse_step
+from trainer_cli.core.naming import parse_step
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import ExitCode
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
@@ -264,23 +263,19 @@ def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: D
 def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data, Origin]:
     import_torch()
     composed.check_targets()
-    from trainer_cli.callbacks.state_saver import RunIdentity
-    from trainer_cli.runs.build import Builder, target_packages
+    from trainer_cli.runs.build import Builder, identity_of
 
     # Before the data: ranks of one tensor-parallel group read the same samples.
     group.divide_layers(composed.config.parallel.tensor_size)
     builder = Builder(composed.config, composed.trust, group)
     data = builder.data()
     origin = origin_of(data.loaders, composed.project_root)
-    text = stored_config(composed, start.run_id).encode()
-    identity = RunIdentity(
+    identity = identity_of(
+        composed.config,
+        stored_config(composed, start.run_id).encode(),
+        origin,
         run_id=start.run_id,
         attempt=start.attempt,
-        config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
-        target_packages=target_packages(composed.config),
-        extra_files={CONFIG_FILE: text},
-        samples=origin.samples,
-        source=origin.source,
         local_folder=start.run.checkpoints_folder,
         history_file=start.run.history_file,
     )

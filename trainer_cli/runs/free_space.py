@@ -13,10 +13,9 @@ from trainer_cli.core.disk_space import FreeSpace, NeededSpace, files_of_checkpo
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.torch_compat import step_lightly
+from trainer_cli.runs.checkpoint_size import IMPLEMENTATIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from trainer_cli.core.simulation import Timeline
     from trainer_cli.runs.plan import StartPoint
     from trainer_cli.trainer.trainer import Trainer
@@ -38,8 +37,9 @@ def estimate_size(trainer: Trainer, start_point: StartPoint) -> int:
     if settings.leave_out:
         return 0
     # The state's tied tensors are stored once.
-    tensors = {id(value): value for value in trainer.model.state_dict(keep_vars=True).values() if _is_tensor(value)}
-    return _bytes_of(tensors.values()) + sum(map(optimizer_bytes, trainer.optimizers.values()))
+    state = trainer.model.state_dict(keep_vars=True)
+    tensors = {id(value): value for value in state.values() if isinstance(value, torch.Tensor)}
+    return sum(tensor.nbytes for tensor in tensors.values()) + sum(map(optimizer_bytes, trainer.optimizers.values()))
 
 
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
@@ -58,7 +58,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
             continue
         for tensor in tiny:
             tensor.grad = torch.zeros_like(tensor)
-        settings = {**group, **dict.fromkeys(("fused", "foreach", "capturable"), False)}
+        settings = {**group, **dict.fromkeys(IMPLEMENTATIONS, False)}
         known = {key: value for key, value in settings.items() if key in optimizer.defaults}
         try:
             copy = type(optimizer)([{**known, "params": tiny}])  # type: ignore[call-arg]
@@ -70,7 +70,7 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
             log.debug("the size of the state of %s is unknown: %r", type(optimizer).__name__, error)
             return 0
         for parameter, tensor in zip(parameters, tiny, strict=True):
-            states = [value for value in copy.state[tensor].values() if _is_tensor(value) and value.ndim]
+            states = [value for value in copy.state[tensor].values() if isinstance(value, torch.Tensor) and value.ndim]
             size_bytes += parameter.numel() * sum(state.element_size() for state in states)
     return size_bytes
 
@@ -107,11 +107,3 @@ def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, s
         shortage.text,
         checkpoint.folder,
     )
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -13,7 +13,6 @@ callback that saves by `ReplaySaver`.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import logging
 import platform
 import sys
@@ -31,7 +30,6 @@ from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.load_options import WHOLE
-from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import CheckpointError, TrainError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
@@ -45,10 +43,8 @@ from trainer_cli.runs.select import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.start import fork_path, kept_settings, load_options
 
 if TYPE_CHECKING:
-    from trainer_cli.callbacks.state_saver import RunIdentity
     from trainer_cli.checkpoint.checkpointer import Checkpointer
     from trainer_cli.runs.build import Builder, Data
-    from trainer_cli.runs.origin import Origin
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
@@ -161,6 +157,7 @@ def _replay_part(
     """Make the steps of one attempt."""
     import_torch()
     from trainer_cli.runs.build import Builder as NewBuilder
+    from trainer_cli.runs.build import identity_of
     from trainer_cli.runs.replay_saver import ReplaySaver
 
     run, config = RunDir(plan.run), _config_of_replay(composed.config)
@@ -188,7 +185,9 @@ def _replay_part(
             origin = EvaluatedOrigin(composed, data.loaders)
             if group.is_main and plan.reference is not None:
                 origin.compare(plan.reference)
-            identity = _identity(plan, composed, origin.now)
+            identity = identity_of(
+                composed.config, plan.config.read_bytes(), origin.now, run_id=plan.run_id, attempt=plan.attempt
+            )
             saver = ReplaySaver(
                 plan,
                 _new_checkpointer(plan, config),
@@ -232,14 +231,19 @@ def _replay_part(
     outcome = group.broadcast(outcome)
     missing = sorted(step for step in keep if first < step <= plan.last and step not in saver.kept)
     if doubts and outcome.equal and missing:
-        later = comparison.steps(missing[0], sys.maxsize)
-        raise CheckpointError(
-            f"step {missing[0]} of {plan.run} is not kept: {'; '.join(doubts)}; and no record up to it shows whether "
-            "its numbers are those of the run",
-            cure="Use the source, the versions and the config of the run"
-            + (f", or name a step from {later[0]} on, which has a record." if later else "."),
-        )
+        raise _unproven(plan, missing[0], doubts, comparison)
     return outcome
+
+
+def _unproven(plan: ReplayPlan, step: int, doubts: Sequence[str], comparison: RecordComparison) -> CheckpointError:
+    """The error of a state that is not kept, because nothing shows that it is that of the run."""
+    later = comparison.steps(step, sys.maxsize)
+    return CheckpointError(
+        f"step {step} of {plan.run} is not kept: {'; '.join(doubts)}; and no record up to it shows whether "
+        "its numbers are those of the run",
+        cure="Use the source, the versions and the config of the run"
+        + (f", or name a step from {later[0]} on, which has a record." if later else "."),
+    )
 
 
 def _config_of_replay(config: TrainConfig) -> TrainConfig:
@@ -300,22 +304,6 @@ def _new_checkpointer(plan: ReplayPlan, config: TrainConfig) -> Checkpointer:
         # Not with the run's own cache of an object store: nothing is written there.
         storage=partial(open_storage, run_id=plan.run_id),
         digest=settings.digest,
-    )
-
-
-def _identity(plan: ReplayPlan, composed: Composed, origin: Origin) -> RunIdentity:
-    from trainer_cli.callbacks.state_saver import RunIdentity
-    from trainer_cli.runs.build import target_packages
-
-    text = plan.config.read_bytes()
-    return RunIdentity(
-        run_id=plan.run_id,
-        attempt=plan.attempt,
-        config_digest="sha256:" + hashlib.sha256(text).hexdigest(),
-        target_packages=target_packages(composed.config),
-        extra_files={CONFIG_FILE: text},
-        samples=origin.samples,
-        source=origin.source,
     )
 
 

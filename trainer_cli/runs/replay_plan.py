@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.metrics import read_json_lines
-from trainer_cli.runs.run_dir import RunDir, RunStatus, advise_run
+from trainer_cli.runs.run_dir import RunDir, RunStatus, open_run
 from trainer_cli.runs.select import checkpoints_of, replayed_entries, run_config
 
 log = logging.getLogger(__name__)
@@ -101,11 +101,10 @@ def plan_replay(
         UserError: there is no such run, or it has not made that step.
         CheckpointError: no valid checkpoint is early enough, and the run did not begin at step 0.
     """
-    directory = RunDir(run)
-    if not directory.exists_as_run():
-        raise UserError(f"{run} is no run's directory", cure=advise_run(run))
+    directory = open_run(run)
     attempts = directory.attempts
-    entries = [entry for entry in kept_entries(directory) if _is_on_course(entry[0], attempts)]
+    beginnings = _beginnings(attempts)
+    entries = [entry for entry in kept_entries(directory) if is_on_course(entry[0], beginnings)]
     records = read_json_lines(directory.metrics_file)
     _check_step(directory, last, entries, records)
     latest_start = last if first is None else first - 1
@@ -116,12 +115,12 @@ def plan_replay(
     # A kept one before a replayed one of the same step; the sort is stable.
     candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
     start = next(_usable(candidates, latest_start, verify=verify), None)
-    if start is None and _first_step(attempts) != 0:
+    if start is None and first_step(attempts) != 0:
         raise CheckpointError(
             f"{run} has no valid checkpoint at or before step {latest_start}, and was not begun at step 0 there",
             cure=f"The earliest valid one is step {entries[0][0].step}." if entries else None,
         )
-    return _Planner(directory, entries, records).plan(start, last)
+    return _Planner(directory, attempts, entries, records).plan(start, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +128,7 @@ class _Planner:
     """Divides the way to a step where a later attempt changed what trains."""
 
     run: RunDir
+    attempts: Sequence[Mapping[str, Any]]
     entries: Sequence[tuple[Entry, Path]]
     records: Sequence[Mapping[str, Any]]
 
@@ -140,7 +140,7 @@ class _Planner:
         if (boundary := self._boundary(start_step, last)) is not None:
             before = self.plan(start, boundary)
             start_step, path = boundary, self.run.replayed_folder / f"step{boundary}"
-        attempt = attempt_of(self.run.attempts, last)
+        attempt = attempt_of(self.attempts, last)
         return ReplayPlan(
             run=self.run.path,
             run_id=self.run.run_id,
@@ -170,14 +170,13 @@ class _Planner:
 
     def _boundary(self, start_step: int, last: int) -> int | None:
         """The last step between these two at which an attempt began with another config, or after the run's end."""
-        attempts = self.run.attempts
-        number = attempt_of(attempts, last)
-        current = next((attempt for attempt in attempts if attempt.get("attempt") == number), {})
+        number = attempt_of(self.attempts, last)
+        current = next((attempt for attempt in self.attempts if attempt.get("attempt") == number), {})
         began = int(current.get("start_step") or 0)
         if began <= start_step or began >= last:
             return None
-        earlier_number = attempt_of(attempts, began)
-        earlier = next((attempt for attempt in attempts if attempt.get("attempt") == earlier_number), {})
+        earlier_number = attempt_of(self.attempts, began)
+        earlier = next((attempt for attempt in self.attempts if attempt.get("attempt") == earlier_number), {})
         # At its end a run logs and evaluates what it otherwise would later.
         if earlier.get("status") == RunStatus.finished or self._trains_otherwise(earlier_number, number):
             return began
@@ -196,7 +195,7 @@ class _Planner:
 
     def _config_of(self, attempt: int) -> Path:
         """The file with the config of an attempt: that of the run if it is the last, else in a checkpoint of it."""
-        numbers = [entry.get("attempt") for entry in self.run.attempts]
+        numbers = [entry.get("attempt") for entry in self.attempts]
         if numbers and attempt != numbers[-1]:
             for entry, path in self.entries:
                 if entry.manifest is not None and entry.manifest.attempt == attempt and (path / CONFIG_FILE).is_file():
@@ -207,9 +206,10 @@ class _Planner:
 def earliest_start(run: RunDir) -> int | None:
     """The earliest step whose state a replay can begin with: 0, or that of a checkpoint; None without any."""
     attempts = run.attempts
-    if _first_step(attempts) == 0:
+    if first_step(attempts) == 0:
         return 0
-    entries = (entry for entry, _ in kept_entries(run) if _is_on_course(entry, attempts))
+    beginnings = _beginnings(attempts)
+    entries = (entry for entry, _ in kept_entries(run) if is_on_course(entry, beginnings))
     return next((entry.step for entry in entries if entry.manifest is not None and not entry.manifest.left_out), None)
 
 
@@ -289,16 +289,22 @@ def _check_step(
         raise UserError(f"{run.path} has made {reached} steps, so there is no step {step}")
 
 
-def _is_on_course(entry: Entry, attempts: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no later attempt has gone back to a step before this checkpoint."""
+def is_on_course(entry: Entry, beginnings: Iterable[tuple[int, int]]) -> bool:
+    """Whether no later attempt has gone back to a step before this checkpoint.
+
+    Args:
+        beginnings: number and start step of each attempt.
+    """
     number = 0 if entry.manifest is None else entry.manifest.attempt
-    return not any(
-        int(attempt.get("attempt") or 0) > number and int(attempt.get("start_step") or 0) < entry.step
-        for attempt in attempts
-    )
+    return not any(later > number and start_step < entry.step for later, start_step in beginnings)
 
 
-def _first_step(attempts: Sequence[Mapping[str, Any]]) -> int:
+def _beginnings(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    return [(int(attempt.get("attempt") or 0), int(attempt.get("start_step") or 0)) for attempt in attempts]
+
+
+def first_step(attempts: Sequence[Mapping[str, Any]]) -> int:
+    """The step at which the first attempt began; 0 if none is recorded."""
     return int(attempts[0].get("start_step") or 0) if attempts else 0
 
 

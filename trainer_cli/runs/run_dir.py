@@ -174,15 +174,10 @@ class RunDir:
         Nothing is written.
         """
         try:
-            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+            descriptor = self._lock_shared()
+        except BlockingIOError:
             return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            return None
-        return RunLock(descriptor)
+        return None if descriptor is None else RunLock(descriptor)
 
     def is_locked(self) -> bool:
         """Whether a process trains here now.
@@ -190,19 +185,33 @@ class RunDir:
         Nothing is written. A free lock is held as shared for an instant, and `lock` waits that long.
         """
         try:
-            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
             # Shared, so that readers do not see each other as a training.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            descriptor = self._lock_shared()
         except BlockingIOError:
             return True
-        except OSError:
-            return False
-        finally:
-            # The end of the descriptor also ends a shared lock that was taken.
+        if descriptor is not None:
+            # Which ends the lock.
             os.close(descriptor)
+        return False
+
+    def _lock_shared(self) -> int | None:
+        """The descriptor of a lock beside other readers; None without a lock file, or where its filesystem has none.
+
+        Raises:
+            BlockingIOError: a process trains here now.
+        """
+        try:
+            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise
+            return None
+        return descriptor
         return False
 
     def create(
@@ -449,6 +458,18 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _yaml_list(values: Sequence[str]) -> str:
     # A JSON string is a YAML string too.
     return "".join(f"- {json.dumps(value, ensure_ascii=False)}\n" for value in values) or "[]\n"
+
+
+def open_run(path: Path) -> RunDir:
+    """The directory of a run.
+
+    Raises:
+        UserError: the path is none.
+    """
+    directory = RunDir(path)
+    if not directory.exists_as_run():
+        raise UserError(f"{path} is no run's directory", cure=advise_run(path))
+    return directory
 
 
 def advise_run(path: Path) -> str:

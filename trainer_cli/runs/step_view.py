@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import pdb
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,9 +78,7 @@ class StepObserver(Callback):
         if self._view is None:
             self._view = StepView(progress.step + 1, progress.epoch, progress.batch)
             self._note_first(("parameter", name, value) for value, name in parameter_names(model).items())
-            for name, module in unwrapped(model).named_modules():
-                handle = module.register_forward_hook(self._watch(name or type(module).__name__))
-                self._watched.callback(handle.remove)
+            watch_modules(model, self._note_outputs, self._watched)
         if self._per_sample:
             self._sample_losses = losses_of_samples(trainer, batch)
         if self._debugs:
@@ -138,11 +137,8 @@ class StepObserver(Callback):
             self.views[self._view.step] = self._view
             self._view = None
 
-    def _watch(self, name: str) -> Any:
-        def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            self._note_first(("activation of", name, value) for value in tensors_of(outputs))
-
-        return look
+    def _note_outputs(self, name: str, outputs: Any) -> None:
+        self._note_first(("activation of", name, value) for value in tensors_of(outputs))
 
     def _note_first(self, tensors: Iterator[tuple[str, str, Any]]) -> None:
         """Note the first tensor that is not finite, unless one was found before."""
@@ -153,6 +149,18 @@ class StepObserver(Callback):
             if values.is_floating_point() and not bool(torch.isfinite(values).all()):
                 self._view.not_finite = f"{kind} {name}"
                 return
+
+
+def watch_modules(model: nn.Module, look: Callable[[str, Any], None], watched: ExitStack) -> None:
+    """Call `look` with the name and the outputs of each module after its forward, until `watched` is closed."""
+    for name, module in unwrapped(model).named_modules():
+        handle = module.register_forward_hook(partial(_look, look, name or type(module).__name__))
+        watched.callback(handle.remove)
+
+
+def _look(look: Callable[[str, Any], None], name: str, module: nn.Module, inputs: Any, outputs: Any) -> None:
+    # Returns nothing: a value would replace the outputs.
+    look(name, outputs)
 
 
 def losses_of_samples(trainer: Trainer, batch: Any) -> list[float]:

@@ -10,10 +10,7 @@ If the replays begin to differ at once, the difference is older than the records
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,11 +20,10 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.core.patterns import matches
-from trainer_cli.core.ranks import without_ranks
-from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError
-from trainer_cli.runs.fork_server import own_command
+from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, environment_of, kept_entries
+from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replay_records import CLOCKED, by_step
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
@@ -224,9 +220,9 @@ class _Search:
 
     def _indices(self, run: Path, step: int) -> list[Any]:
         """The indices of the samples of a step; empty if they are not known."""
-        from trainer_cli.runs.step_samples import read_step_samples
+        from trainer_cli.runs.step_samples import data_overrides, read_step_samples
 
-        overrides = [override for override in self.overrides if override.startswith(("data.", "trust="))]
+        overrides = data_overrides(self.overrides)
         try:
             steps = list(read_step_samples(run, step, overrides=overrides, config_dir=self.config_dir))
         except TrainError:
@@ -361,25 +357,15 @@ def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, f
     Raises:
         UserError, CheckpointError: they cannot be made.
     """
-    arguments = ["replay", str(run.absolute()), f"{first}..{last}", "--quiet", "--json", "--digests", str(file)]
-    arguments += words
     roots = [root for root in RunDir(run).project_roots if root.is_dir()]
     folder = roots[-1] if roots and Path.cwd() not in roots else None
-    done = subprocess.run(
-        own_command(arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        cwd=folder, env=without_ranks(os.environ),
-    )  # fmt: skip
     try:
-        outcome: dict[str, Any] = json.loads(done.stdout)
-    except ValueError:
-        # After the warnings; the place and the cure follow it on lines of their own.
-        message = done.stderr.rpartition("error: ")[2].partition("\n")[0] or f"exit code {done.returncode}"
-        error = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
-        raise error(
-            f"the steps {first} to {last} of {run} cannot be made again: {message}",
+        return replay_in_process(run.absolute(), first, last, ["--digests", str(file), *words], folder=folder)
+    except (UserError, CheckpointError) as error:
+        raise type(error)(
+            f"the steps {first} to {last} of {run} cannot be made again: {error.what}",
             cure=f"`train replay {run} {first}..{last}` shows more.",
         ) from None
-    return outcome
 
 
 def _listed(values: Sequence[Any], most: int = 8) -> str:

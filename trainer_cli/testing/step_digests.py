@@ -14,6 +14,7 @@ from trainer_cli.checkpoint.model_state import capture_rng, unwrapped
 from trainer_cli.core.patterns import matches
 from trainer_cli.core.policy import Occasion
 from trainer_cli.runs.replay_records import CLOCKED
+from trainer_cli.runs.step_view import watch_modules
 from trainer_cli.testing.digests import Digests
 from trainer_cli.testing.divergence import OF_RANK, Stage
 from trainer_cli.trainer.hooks import Callback
@@ -54,7 +55,7 @@ class StepDigests(Callback):
         if self._entry is None and self._first <= progress.step + 1 <= self._last:
             self._entry = {"step": progress.step + 1, "samples": progress.samples, "batches": 0, "rows": {}}
             self._values = self._state(trainer)
-            self._watch_modules(model)
+            watch_modules(model, self._note_outputs, self._watched)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
         if self._entry is None:
@@ -128,17 +129,9 @@ class StepDigests(Callback):
         # From the loss backwards, as they are computed.
         self._note(stage, ((name, str(self._digests.digest(value.grad))) for name, value in reversed(named)))
 
-    def _watch_modules(self, model: nn.Module) -> None:
-        for name, module in unwrapped(model).named_modules():
-            handle = module.register_forward_hook(self._watch(name or type(module).__name__))
-            self._watched.callback(handle.remove)
-
-    def _watch(self, name: str) -> Any:
-        def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
-            digest = " ".join(str(self._digests.digest(value)) for value in tensors_of(outputs))
-            self._note(Stage.outputs, iter([(name, digest)]))
-
-        return look
+    def _note_outputs(self, name: str, outputs: Any) -> None:
+        digest = " ".join(str(self._digests.digest(value)) for value in tensors_of(outputs))
+        self._note(Stage.outputs, iter([(name, digest)]))
 
     def _rows_of(self, batch: Any, name: str, size: int) -> Iterator[tuple[str, list[str]]]:
         """The digest of each sample in each leaf of a batch; of a leaf that is not divided by samples, one for all."""

@@ -1,0 +1,40 @@
+"""Replay steps of a run in a process of its own, so that nothing of one replay reaches the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.core.ranks import without_ranks
+from trainer_cli.errors import CheckpointError, ExitCode, UserError
+from trainer_cli.runs.fork_server import own_command
+
+
+def replay_in_process(
+    run: Path, first: int, last: int, words: Sequence[str] = (), *, folder: Path | None = None
+) -> dict[str, Any]:
+    """The JSON of `train replay` for the steps from `first` to `last`.
+
+    Args:
+        words: further flags and overrides.
+        folder: in which the process runs; None: the current one.
+
+    Raises:
+        UserError, CheckpointError: they cannot be made, with the message of the process.
+    """
+    command = own_command(["replay", str(run), f"{first}..{last}", "--quiet", "--json", *words])
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        cwd=folder, env=without_ranks(os.environ),
+    )  # fmt: skip
+    try:
+        outcome: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        # After the warnings; the place and the cure follow it on lines of their own.
+        message = done.stderr.rpartition("error: ")[2].partition("\n")[0] or f"exit code {done.returncode}"
+        raise (CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError)(message) from None
+    return outcome
