@@ -20,6 +20,7 @@ _LONG = (
     "tests/integration",
     "tests/testing",
     "tests/faults",
+    "tests/campaign",
     "test_readme",
     "test_wheel",
     "test_histories",

@@ -215,6 +215,7 @@ def train(
     disk: Mapping[str, Any] | None = None,
     imports: Sequence[str] = (),
     preexec_fn: Callable[[], None] | None = None,
+    limit_s: float = LIMIT_S,
     **env: str,
 ) -> Result:
     """Run the command to its end.
@@ -224,6 +225,7 @@ def train(
         disk: the arguments of the FaultyDisk that holds its checkpoints.
         imports: heavy modules that it needs, imported once for all later commands.
         preexec_fn: as of `subprocess.Popen`.
+        limit_s: after so many seconds it is killed, and subprocess.TimeoutExpired is raised.
         env: more variables of its environment.
     """
     settings: dict[str, Any] = {} if preexec_fn is None else {"preexec_fn": preexec_fn}
@@ -233,7 +235,7 @@ def train(
             settings |= {"disk": disk, "operations": operations, "imports": imports}
         with start(arguments, cwd, environment(**env), cold=cold, **settings) as process:
             try:
-                out, err = process.communicate(timeout=LIMIT_S)
+                out, err = process.communicate(timeout=limit_s)
             finally:
                 process.kill()
         asked = operations.read_text().splitlines() if operations.exists() else []

@@ -1,0 +1,24 @@
+"""The classes of faults: each module named here has `CLASSES`, a tuple of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from campaign.fault_class import FaultClass
+
+MODULES = (
+    "campaign.kills",
+)  # fmt: skip
+"""Faults of `train`: the first table, in this order."""
+PEER_MODULES: tuple[str, ...] = (
+)  # fmt: skip
+"""The same faults for several contenders, run by `--peers`: the second table."""
+
+
+def load_classes(modules: Sequence[str] = MODULES) -> list[FaultClass]:
+    """The classes of these modules, in order; their keys differ."""
+    classes = [fault for module in modules for fault in import_module(module).CLASSES]
+    keys = [fault.key for fault in classes]
+    assert len(set(keys)) == len(keys), f"two classes have one key: {sorted(keys)}"
+    return classes

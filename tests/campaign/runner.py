@@ -1,0 +1,146 @@
+"""Runs the trials of classes one after the other, within a time; a call that was broken off goes on with the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from campaign.fault_class import FaultClass, Size, Trials
+from campaign.verdict import Outcome, Verdict
+
+LIMIT_S = {Size.quick: 180.0, Size.full: 600.0, Size.nightly: 3600.0}
+"""Of all classes together."""
+SAVE_EVERY_S = 5.0
+State = dict[str, Any]
+"""commit, size, and by key of a class: count, seconds, done, skipped, trials: number -> verdict, detail, announced."""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Classes to run, and where their state is kept."""
+
+    classes: Sequence[FaultClass]
+    size: Size
+    commit: str
+    state: Path
+    limit_s: float
+    clock: Callable[[], float] = time.monotonic
+
+    def run(self) -> State:
+        """Run what is left of each class; returns the state, which is also on the disk."""
+        state = self._unfinished()
+        for number, fault in enumerate(self.classes):
+            row = state["classes"].setdefault(fault.key, {"count": 0, "seconds": 0.0, "done": False, "trials": {}})
+            if row["done"]:
+                continue
+            left_s = self.limit_s - sum(other["seconds"] for other in state["classes"].values())
+            share = fault.share / sum(later.share for later in self.classes[number:])
+            # Minus its own seconds of an earlier call, which its share covers too.
+            self._run_class(fault, row, left_s * share + row["seconds"] * (share - 1), lambda: self._save(state))
+            self._save(state)
+        return state
+
+    def _run_class(self, fault: FaultClass, row: State, limit_s: float, save: Callable[[], None]) -> None:
+        row["skipped"] = fault.skipped()
+        if row["skipped"] is None:
+            began, before = self.clock(), row["seconds"]
+            saved = began
+
+            def on_trial() -> None:
+                nonlocal saved
+                now = self.clock()
+                row["seconds"] = round(before + now - began, 1)
+                print_progress(fault, row)
+                if now - saved > SAVE_EVERY_S:
+                    saved = now
+                    save()
+
+            with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
+                print_progress(fault, row)
+                try:
+                    with fault.prepare(Path(folder), fault.counts.get(self.size, 0), self.size) as trials:
+                        row["count"] = trials.count
+                        run_trials(trials, row["trials"], lambda: self.clock() - began < limit_s, on_trial)
+                except Exception as error:
+                    row["trials"].setdefault("-1", [Verdict.hard_fail, f"not prepared: {describe(error)}", 0])
+            row["seconds"] = round(before + self.clock() - began, 1)
+        row["done"] = True
+        print_progress(fault, row)
+        sys.stderr.write("\n")
+
+    def _unfinished(self) -> State:
+        """What earlier calls have run of this commit in this size; else a beginning."""
+        if self.state.exists():
+            earlier: State = json.loads(self.state.read_text(encoding="utf-8"))
+            if (earlier["commit"], earlier["size"]) == (self.commit, self.size):
+                return earlier
+        return {"commit": self.commit, "size": self.size, "classes": {}}
+
+    def _save(self, state: State) -> None:
+        self.state.parent.mkdir(parents=True, exist_ok=True)
+        new = self.state.with_suffix(".new")
+        new.write_text(json.dumps(state) + "\n", encoding="utf-8")
+        os.replace(new, self.state)
+
+
+def run_trials(
+    trials: Trials, outcomes: dict[str, Any], may_start: Callable[[], bool], on_trial: Callable[[], None]
+) -> None:
+    """Run the trials that have no outcome yet, several at once, and start none when `may_start` is False.
+
+    In a fixed random order, so that what is left out for want of time is spread over an enumeration.
+    """
+    order = [number for number in range(trials.count) if str(number) not in outcomes]
+    random.Random(0).shuffle(order)
+    pending: dict[Future[Outcome], int] = {}
+    with ThreadPoolExecutor(trials.together) as executor:
+        while (order and may_start()) or pending:
+            while order and len(pending) < trials.together and may_start():
+                number = order.pop()
+                pending[executor.submit(run_one, trials, number)] = number
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            for future in done:
+                outcome = future.result()
+                outcomes[str(pending.pop(future))] = [outcome.verdict, outcome.detail, outcome.announced]
+            on_trial()
+
+
+def run_one(trials: Trials, number: int) -> Outcome:
+    """One trial; an exception is a HARD_FAIL."""
+    try:
+        return trials.run(number)
+    except Exception as error:
+        return Outcome(Verdict.hard_fail, describe(error))
+
+
+def describe(error: BaseException) -> str:
+    """An exception in a line, with the place of its last frame."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def print_progress(fault: FaultClass, row: State) -> None:
+    """Rewrite the line of a class: how many trials, how many of each verdict, the time."""
+    counts = Counter(verdict for verdict, _, _ in row["trials"].values())
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    text = f"{fault.key}: {len(row['trials'])} of {row['count'] or '?'}, {row['seconds']:.0f} s: {verdicts}"
+    if row.get("skipped"):
+        text = f"{fault.key}: skipped: {row['skipped']}"
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+    elif row["done"]:
+        sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,27 @@
+"""Each class of faults, with a trial or two: what `scripts/faults` runs hundreds of times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from campaign.classes import load_classes
+from campaign.fault_class import FaultClass, Size
+from campaign.runner import run_one
+from campaign.verdict import Verdict
+
+TRIALS = {"kills": 2}
+"""By key; one for the others."""
+
+
+@pytest.mark.parametrize("fault", load_classes(), ids=lambda fault: fault.key)
+def test_a_run_survives_the_fault(fault: FaultClass, tmp_path: Path) -> None:
+    if Size.quick not in fault.counts:
+        pytest.skip("of longer campaigns only")
+    if (reason := fault.skipped()) is not None:
+        pytest.skip(reason)
+    count = TRIALS.get(fault.key, 1)
+    with fault.prepare(tmp_path, count, Size.quick) as trials:
+        outcomes = [run_one(trials, number) for number in range(min(count, trials.count))]
+    assert [outcome for outcome in outcomes if outcome.verdict is not Verdict.passed] == []
