@@ -2,7 +2,9 @@
 
     TrainError              1   the training failed
     ├── SaveError           1   a checkpoint could not be written; older ones are intact
-    │   └── NotDurableError 1   it is written, but a power cut may take it away
+    │   ├── NotDurableError 1   it is written, but a power cut may take it away
+    │   └── NoSpaceError    1   the disk is full
+    ├── FullDiskError      75   the disk is full, and the attempt has committed a checkpoint
     ├── StoreAwayError      1   an object store does not answer; an OSError too
     ├── NotFiniteError      1   loss or weights hold NaN or infinity
     ├── UserError           2   a mistake in a command, a value, a file that is not there
@@ -80,6 +82,16 @@ class SaveError(TrainError):
 
 class NotDurableError(SaveError):
     """A checkpoint has its name and all its bytes, but the fsync of the directory that holds it failed."""
+
+
+class NoSpaceError(SaveError):
+    """A checkpoint could not be written because the disk, or the user's share of it, is full."""
+
+
+class FullDiskError(TrainError):
+    """The disk is full. The run can be resumed from a checkpoint of this attempt once there is space."""
+
+    exit_code = ExitCode.STOPPED_EARLY
 
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

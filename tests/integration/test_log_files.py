@@ -53,17 +53,18 @@ def broken(project: Path, file: str, device: str) -> tuple[int, list[str]]:
     [("metrics.jsonl", "/proc/self/mem"), ("metrics.jsonl", "/dev/full"), ("events.out", "/dev/full")],
 )
 def test_metrics_that_cannot_be_written_end_the_training_in_one_message(tmp_path: Path, file: str, device: str) -> None:
-    why = DEVICES[device]
+    why, is_full = DEVICES[device], device == "/dev/full"
     project = make_project(tmp_path, **{"mine/breaks.py": BREAKS})
     code, (error,) = broken(project, file, device)
     run = project / "runs/mine"
     (path,) = run.rglob(f"{file}*")
     assert (code, error) == (
-        1, f"error: {why}\n  --> {path.relative_to(project)}\n"
-        f"help: What was committed before is intact. {DISK_CURES[NUMBERS[device]]}\n",
+        75 if is_full else 1, f"error: {why}\n  --> {path.relative_to(project)}\n"
+        f"help: What was committed before is intact. {DISK_CURES[NUMBERS[device]]}"
+        f"{' The same command again then resumes at step 0.' if is_full else ''}\n",
     )  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["status"], summary["step"]) == ("failed", 8)
+    assert (summary["status"], summary["step"]) == ("stopped" if is_full else "failed", 8)
     assert why in summary["reason"]
     assert names(run / "checkpoints") == ["step0"]
     assert train("fit", *FIT, cwd=project).code == 0, "the same command goes on where the disk is well"

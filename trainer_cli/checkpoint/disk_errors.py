@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.checkpoint.storage.base import UnsyncedError
 from trainer_cli.core.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, why_no_room
 from trainer_cli.core.url_path import is_url
-from trainer_cli.errors import DISK_CURES, NO_SPACE, NotDurableError, SaveError, disk_cure
+from trainer_cli.errors import DISK_CURES, NO_SPACE, NoSpaceError, NotDurableError, SaveError, disk_cure
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.base import Storage
@@ -24,7 +24,7 @@ def check_room(storage: Storage, where: str, size_bytes: int, files: Mapping[str
         files: the small files in it.
 
     Raises:
-        SaveError: it does not fit, with what it needs and what is free.
+        NoSpaceError: it does not fit, with what it needs and what is free.
     """
     needed = NeededSpace(size_bytes + sum(map(len, files.values())), files_of_checkpoint(world_size, len(files)))
     if not size_bytes or why_no_room(needed, FreeSpace(storage.free_bytes(), storage.free_files())) is None:
@@ -34,7 +34,7 @@ def check_room(storage: Storage, where: str, size_bytes: int, files: Mapping[str
     removed_bytes, free_bytes = storage.removed_bytes(), storage.free_bytes()
     free = FreeSpace(None if free_bytes is None else free_bytes + removed_bytes, storage.free_files())
     if (why := why_no_room(needed, free)) is not None:
-        raise SaveError(
+        raise NoSpaceError(
             f"the checkpoint was not begun: {why}", where=where, cure=f"{older_ones(where)} {DISK_CURES[errno.ENOSPC]}"
         )
 
@@ -61,7 +61,8 @@ def disk_error(
         message += f": {error.filename}"
     elif error.errno in NO_SPACE and size_bytes is not None:
         message += _why_no_space(error, size_bytes, storage)
-    return SaveError(message, where=str(where), cure=cure)
+    kind = NoSpaceError if error.errno in NO_SPACE else SaveError
+    return kind(message, where=str(where), cure=cure)
 
 
 def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> str:

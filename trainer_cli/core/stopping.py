@@ -73,7 +73,7 @@ _OUTCOMES = {
     2: "the config or the command is wrong",
     3: "no checkpoint is valid",
     4: "the run directory is in use, or another run's",
-    75: "a stop was requested",
+    75: "a stop was requested, or the disk is full",
     130: "a stop was requested",
 }
 """Exit code -> why a restart cannot help."""

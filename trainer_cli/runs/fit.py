@@ -42,6 +42,7 @@ from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.failed_step import suggest_replay
+from trainer_cli.runs.full_disk import stop_of_full_disk
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.resume import stored_config
@@ -340,6 +341,9 @@ def _train(
         reason = f"{type(error).__name__}: {error}"
         # For train.log; commands/main.py prints the message for the terminal.
         log.debug("the training failed", exc_info=True)
+        if (stop := stop_of_full_disk(error, trainer, start.attempt)) is not None:
+            status = RunStatus.stopped
+            raise stop from error
         raise
     finally:
         wall_s = time.monotonic() - began
@@ -359,8 +363,8 @@ def _train(
             )
             run.end_attempt(outcome, now=time.time())
         except OSError as error:
-            # After a failure the disk may be its cause, and that error has the cure.
-            level = logging.DEBUG if status is RunStatus.failed else logging.ERROR
+            # After an error the disk may be its cause, and that error has the cure.
+            level = logging.DEBUG if result is None else logging.ERROR
             log.log(level, "%s could not be written: %s", run.summary_file, error)
     # After the write: what is printed last must be true on the disk.
     if outcome is not None:

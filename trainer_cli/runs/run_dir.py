@@ -49,7 +49,7 @@ class RunStatus(StrEnum):
     running = "running"
     finished = "finished"
     stopped = "stopped"
-    """Ended early with a checkpoint: a signal, or `loop.max_time`."""
+    """Ended early with a checkpoint: a signal, `loop.max_time`, or a full disk."""
     failed = "failed"
     interrupted = "interrupted"
     killed = "killed"

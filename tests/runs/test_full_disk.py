@@ -1,0 +1,66 @@
+"""A full disk ends a run with 75 if the attempt has committed a checkpoint, so that no scheduler starts it for ever."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import loader, trainer
+
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.errors import ExitCode, NoSpaceError, SaveError
+from trainer_cli.runs.full_disk import stop_of_full_disk
+
+
+def disk_error(number: int) -> OSError:
+    return OSError(number, os.strerror(number), "run/metrics.jsonl")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A trainer whose second attempt has saved steps 2 and 4."""
+    identity = RunIdentity(run_id="ours", attempt=2)
+    checkpoint = CheckpointerCallback(tmp_path_factory.mktemp("checkpoints"), identity=identity, save_interval=2)
+    made = trainer(settings={"max_duration": 4}, checkpoint=checkpoint)
+    made.fit(loader(10, 4))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "help"),
+    [
+        (disk_error(errno.ENOSPC), "No space left on device", "Free some space on the disk."),
+        (disk_error(errno.EDQUOT), "Disk quota exceeded", "Free some space, or have the quota raised."),
+        (
+            NoSpaceError("it was not begun", where="run/metrics.jsonl", cure="Free some."),
+            "it was not begun",
+            "Free some.",
+        ),
+    ],
+    ids=["ENOSPC", "EDQUOT", "checkpoint"],
+)
+def test_a_full_disk_stops_a_run_that_can_be_resumed(trained: Any, error: Exception, what: str, help: str) -> None:
+    stop = stop_of_full_disk(error, trained, attempt=2)
+    assert stop is not None
+    assert (stop.exit_code, stop.what, stop.where) == (ExitCode.STOPPED_EARLY, what, "run/metrics.jsonl")
+    assert str(stop.cure).endswith(f"{help} The same command again then resumes at step 4.")
+
+
+@pytest.mark.parametrize(
+    "error", [disk_error(errno.EIO), SaveError("failed"), RuntimeError("no space")], ids=["EIO", "save", "other"]
+)
+def test_no_other_error_is_a_stop(trained: Any, error: Exception) -> None:
+    assert stop_of_full_disk(error, trained, attempt=2) is None
+
+
+def test_an_attempt_that_committed_nothing_has_failed(trained: Any, tmp_path: Path) -> None:
+    """A start on a disk that is still full makes no progress, and ends with 1."""
+    assert stop_of_full_disk(disk_error(errno.ENOSPC), trained, attempt=3) is None
+    without = trainer(settings={"max_duration": 4}, checkpoint=CheckpointerCallback(tmp_path / "none"))
+    assert stop_of_full_disk(disk_error(errno.ENOSPC), without, attempt=1) is None
+    assert stop_of_full_disk(disk_error(errno.ENOSPC), trainer(), attempt=1) is None
