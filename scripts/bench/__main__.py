@@ -43,6 +43,9 @@ NOTES = {
 
 def main() -> int:
     args = _arguments()
+    # A shell's background jobs ignore Ctrl-C, and hand that down; what is measured must hear it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # As at Ctrl-C, so that the processes of a table end too.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if args.child is not None:
