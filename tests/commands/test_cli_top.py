@@ -65,6 +65,7 @@ def test_json_has_one_object_for_each_run(empty_folder: Path, capsys: Captured) 
     live, done = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert list(live) == [
         "run", "state", "reason", "step", "total_steps", "steps_per_s", "loss", "eta_s", "checkpoint", "age_s",
+        "goodput",
     ]  # fmt: skip
     assert (live["run"], live["state"], live["step"], live["total_steps"]) == ("runs/live", "running", 200, 1000)
     assert (done["run"], done["state"], done["reason"], done["eta_s"]) == ("runs/done", "stopped", "SIGTERM", None)

@@ -19,6 +19,7 @@ from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
 from trainer_cli.core.field_rules import build_section, takes_fields_of
+from trainer_cli.core.goodput import Activity
 from trainer_cli.core.policy import (
     Decision,
     Kind,
@@ -295,7 +296,7 @@ class CheckpointerCallback(Callback):
         )
 
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
-        with trainer.strategy.group.leading(self.saver) as leads:
+        with trainer.metric_logger.time.during(Activity.saving), trainer.strategy.group.leading(self.saver) as leads:
             if leads:
                 self._end(trainer)
 

@@ -32,7 +32,8 @@ _PARTS = ("data", "forward", "backward", "optimizer", "rest")
 class DurationProfiler(Callback):
     """Logs on log steps the mean seconds of a step since the last one, by part: `train/time/data` (waiting for the
     batch), `train/time/forward`, `train/time/backward`, `train/time/optimizer`, and `train/time/rest` (everything else,
-    as callbacks and schedules); and `train/time/evaluation`, of the evaluations since.
+    as callbacks and schedules); and the seconds since then of evaluations (`train/time/evaluation`), of waiting for
+    saves (`train/time/saving`), and of loading a checkpoint (`train/time/loading`), where there were any.
 
     On CUDA the parts are measured by events in the stream, which are read on log steps; else by the clock.
     """
@@ -42,6 +43,8 @@ class DurationProfiler(Callback):
         """What ended, and when."""
         self._step = 0
         self._evaluation_s = 0.0
+        self._pauses_s = {"saving": 0.0, "loading": 0.0}
+        """Of the process until the last log."""
         self._on_cuda = False
 
     def on_fit_start(
@@ -103,6 +106,11 @@ class DurationProfiler(Callback):
         values = {f"train/time/{name}": spent / steps for name, spent in sums.items()}
         if self._evaluation_s:
             values["train/time/evaluation"], self._evaluation_s = self._evaluation_s, 0.0
+        spent = trainer.metric_logger.time.seconds()
+        for name, before in self._pauses_s.items():
+            if spent[name] > before:
+                values[f"train/time/{name}"] = spent[name] - before
+                self._pauses_s[name] = spent[name]
         trainer.log_metrics(values)
         self._marks.clear()
         self._mark("")

@@ -18,7 +18,7 @@ from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpoi
 from trainer_cli.checkpoint.copies import check_copies
 from trainer_cli.checkpoint.format.open import format_of
 from trainer_cli.checkpoint.format.tree import UnsavableState
-from trainer_cli.checkpoint.history import CheckpointHistory
+from trainer_cli.checkpoint.history import CheckpointHistory, Spent
 from trainer_cli.checkpoint.model_state import evaluated_average, model_files
 from trainer_cli.checkpoint.save import CheckpointMetadata, InFlightSave, SaveCaller, SaveJob, errors_of_save
 from trainer_cli.checkpoint.storage.base import Storage
@@ -170,6 +170,7 @@ class StateSaver(SaveCaller):
             samples=identity.samples,
             source=identity.source,
             number=None if self.copier is None or progress.step == 0 else self.copier.next_number,
+            spent=Spent(trainer.metric_logger.time.seconds(), trainer.metric_logger.time.kept_s()),
         )
 
     def _left_out(self) -> tuple[str, ...]:
@@ -218,7 +219,7 @@ class StateSaver(SaveCaller):
         that nothing else reads the disk meanwhile."""
         name, metadata = job.name, job.metadata
         SAVES.info("committed step %d (%s)", metadata.step, metadata.reason)
-        self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason)
+        self.history.saved(name, metadata.step, metadata.kind.value, metadata.reason, metadata.spent)
         if self.copier is not None:
             # Before any removal: a checkpoint that waits for its copy is held.
             self.copier.on_committed(name, metadata)

@@ -1,7 +1,10 @@
 """`checkpoints.jsonl`: a line for each save and each removal, so that a reason outlives its checkpoint.
 
-    {"time": unix seconds, "event": "saved", "name": …, "step": …, "kind": …, "reason": …}
+    {"time": unix seconds, "event": "saved", "name": …, "step": …, "kind": …, "reason": …, "time_s": {…}, "kept_s": …}
     {"time": unix seconds, "event": "removed", "name": …, "reason": …}
+
+`time_s` has the seconds of the attempt so far by activity, and `kept_s` those of training over all attempts
+(`core/goodput.py`); they account for an attempt that is killed.
 
 It is only a report: nothing that saves, loads or removes reads it. A line that cannot be written is reported once.
 After a crash the line of the last commit or removal may be missing.
@@ -16,13 +19,23 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer_cli.core.files import AppendedFile
+from trainer_cli.core.goodput import Seconds, read_seconds
 
 log = logging.getLogger(__name__)
 
 SAVED, REMOVED = "saved", "removed"
+
+
+class Spent(NamedTuple):
+    """What a run had spent when a checkpoint was saved."""
+
+    time_s: Seconds
+    """Seconds of the attempt, by activity."""
+    kept_s: float
+    """Seconds of training that have led to the checkpoint, over all attempts."""
 
 
 @dataclass(slots=True)
@@ -48,9 +61,10 @@ class CheckpointHistory:
         self._file = file
         self._failed = False
 
-    def saved(self, name: str, step: int, kind: str, reason: str) -> None:
+    def saved(self, name: str, step: int, kind: str, reason: str, spent: Spent | None = None) -> None:
         """Record a commit, or that a committed checkpoint has another kind and reason now."""
-        self._append({"event": SAVED, "name": name, "step": step, "kind": kind, "reason": reason})
+        times = {} if spent is None else {"time_s": spent.time_s, "kept_s": spent.kept_s}
+        self._append({"event": SAVED, "name": name, "step": step, "kind": kind, "reason": reason, **times})
 
     def removed(self, name: str, reason: str) -> None:
         """Record a removal."""
@@ -103,3 +117,17 @@ def lives(lines: Iterable[bytes]) -> list[Life]:
             life.removed_at, life.removed_reason = at, reason
             del alive[name]
     return in_order
+
+
+def last_spent(lines: Iterable[bytes], since: float) -> Spent | None:
+    """What the newest save at unix time `since` or later noted; None without one."""
+    spent = None
+    for line in lines:
+        try:
+            event = json.loads(line)
+            if event["event"] == SAVED and float(event["time"]) >= since and "time_s" in event:
+                time_s, kept_s = read_seconds(event["time_s"]), float(event["kept_s"])
+                spent = spent if time_s is None else Spent(time_s, kept_s)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            continue
+    return spent

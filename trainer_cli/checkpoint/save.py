@@ -26,6 +26,7 @@ import torch
 from trainer_cli.checkpoint.catalog import examine
 from trainer_cli.checkpoint.disk_errors import check_room, disk_error, older_ones
 from trainer_cli.checkpoint.format.verified_file import verify
+from trainer_cli.checkpoint.history import Spent
 from trainer_cli.checkpoint.snapshot import Snapshot
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest
@@ -69,6 +70,8 @@ class CheckpointMetadata:
     samples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
     number: int | None = None
+    spent: Spent | None = None
+    """For the history; not in the manifest."""
 
 
 class SaveCaller:
@@ -260,7 +263,7 @@ def commit(
     facts = {
         entry.name: getattr(metadata, entry.name)
         for entry in fields(metadata)
-        if entry.name not in ("files", "versions")
+        if entry.name not in ("files", "versions", "spent")
     }
     versions = {**library_versions(), **metadata.versions}
     manifest = Manifest(

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.runs.curves import Array, Columns, Series, reduce
+from trainer_cli.runs.environment import unix
 from trainer_cli.runs.metrics import best_rule, shared_keep_best
-from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, short_keys, unix
+from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, short_keys
 from trainer_cli.terminal import format_clock
 
 Block = dict[str, Any]
@@ -235,6 +237,8 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield f"best {name}", f"{number(value)} at step {step:,}"
     if took := duration(summary.get("wall_time_s")):
         yield "training time", took
+    if shares := _shares(read_seconds(summary.get("time_s")) or {}):
+        yield "where the time went", shares
     rate = summary.get("throughput")
     if isinstance(rate, dict) and isinstance(rate.get("samples_per_s"), int | float):
         yield "throughput", f"{rate['samples_per_s']:,.0f} samples/s in the last attempt"
@@ -242,6 +246,14 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "device", environment.get("device_name") or environment.get("device", "unknown")
     yield "began", f"{clock_time(record.began)} UTC"
     yield "directory", str(record.path)
+
+
+def _shares(seconds: Seconds) -> str:
+    """Each activity with its share of the time, largest first."""
+    total_s = sum(seconds.values())
+    shares = {activity: amount / total_s for activity, amount in seconds.items() if amount > 0}
+    largest_first = sorted(shares, key=lambda activity: -shares[activity])
+    return ", ".join(f"{activity} {shares[activity]:.1%}" for activity in largest_first)
 
 
 def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str]) -> Block:

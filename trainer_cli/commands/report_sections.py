@@ -23,8 +23,9 @@ from trainer_cli.commands.report_blocks import (
     when_saved,
 )
 from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
+from trainer_cli.runs.environment import unix
 from trainer_cli.runs.metrics import describe, shared_keep_best
-from trainer_cli.runs.record import RunRecord, SweepJob, as_text, unix
+from trainer_cli.runs.record import RunRecord, SweepJob, as_text
 from trainer_cli.runs.results import Row, best_row
 
 _BUCKETS = 2000

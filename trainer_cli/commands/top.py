@@ -27,8 +27,8 @@ EXAMPLES = """examples:
   train top --once               the table once
   train top --json               one JSON object for each run
 """
-_COLUMNS = ("run", "state", "step", "steps/s", "loss", "ETA", "checkpoint", "seen", "reason")
-_RIGHT = ("step", "steps/s", "loss", "ETA", "seen")
+_COLUMNS = ("run", "state", "step", "steps/s", "loss", "ETA", "goodput", "checkpoint", "seen", "reason")
+_RIGHT = ("step", "steps/s", "loss", "ETA", "goodput", "seen")
 _GAP = 2
 _SHORTEST = 12
 """Least width of a name, and of a reason that is shown."""
@@ -140,6 +140,7 @@ def _cells(view: RunView, root: Path) -> dict[str, str]:
         "steps/s": "" if view.steps_per_s is None else format_rate(view.steps_per_s),
         "loss": "" if view.loss is None else f"{view.loss:.4g}",
         "ETA": "" if view.eta_s is None else format_clock(view.eta_s),
+        "goodput": "" if view.goodput is None else f"{view.goodput:.1%}",
         "checkpoint": view.checkpoint or "",
         "seen": "" if view.age_s is None else format_age(view.age_s),
         "reason": one_line(" ".join(view.reason.split())),

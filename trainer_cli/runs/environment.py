@@ -77,3 +77,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def timestamp(now: float) -> str:
     """Unix seconds as an ISO date in UTC."""
     return datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
+
+
+def unix(text: Any) -> float | None:
+    """The unix time of an ISO date; None if the text is no date."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except ValueError:
+        return None

@@ -85,6 +85,7 @@ def fit(
         group: the processes that train together, all of which call this with rank 0's config.
         suggests_replay: whether the error of a failed step ends with the commands that look at it.
     """
+    began = time.monotonic()
     refuse_no_optimizer(composed)
     config = composed.config
     run = RunDir(config.run_dir)
@@ -103,6 +104,7 @@ def fit(
         # An error on one rank is raised on all, so that none waits in a collective.
         with group.checking("while data and model were made"):
             trainer, data, origin = _build(composed, start, group)
+            trainer.metric_logger.time.count_from(began)
         _warn_of_world_size(start.entry, group)
         with noting("while the run directory was opened"):
             # Before a run directory is created: a rank with other data must leave nothing behind.
@@ -360,6 +362,8 @@ def _train(
                 last_metrics=newest,
                 throughput={"samples_per_s": round(samples / max(wall_s, 1e-9), 2)},
                 checkpoints=_kept_checkpoints(trainer),
+                time_s=trainer.metric_logger.time.seconds(),
+                kept_s=trainer.metric_logger.time.kept_s(),
             )
             run.end_attempt(outcome, now=time.time())
         except OSError as error:

@@ -13,21 +13,23 @@ from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.checkpoint.catalog import Entry
-from trainer_cli.checkpoint.history import Life, lives
+from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
 from trainer_cli.config.fields import whole_values
+from trainer_cli.core.goodput import compute_goodput
 from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
+from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import checkpoints_of, run_config
+from trainer_cli.runs.spent_time import read_lines, sum_until
 
 if TYPE_CHECKING:
     from trainer_cli.runs.curves import Columns
@@ -162,14 +164,6 @@ def as_text(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def unix(text: Any) -> float | None:
-    """The unix time of an ISO date; None if the text is no date."""
-    try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
-        return None
-
-
 def short_keys(keys: Collection[str]) -> dict[str, str]:
     """The last part of each dotted key, or the whole key where two have the same last part."""
     last = Counter(key.rpartition(".")[2] for key in set(keys))
@@ -188,7 +182,7 @@ def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:
 
 def _checkpoints(run: RunDir, summary: Mapping[str, Any]) -> list[SavedCheckpoint]:
     """All checkpoints on the disk or in the history, in order of their saves. An object store is not listed."""
-    history = lives(_lines(run.history_file))
+    history = lives(read_lines(run.history_file))
     kept = summary.get("checkpoints") or ()
     reasons = {str(item.get("name")): str(item.get("why")) for item in kept if isinstance(item, dict)}
     try:
@@ -219,13 +213,6 @@ def _complete(life: Life, entry: Entry) -> None:
     life.step, life.kind, life.reason = entry.step, entry.manifest.kind.value, entry.manifest.reason
 
 
-def _lines(file: Path) -> list[bytes]:
-    try:
-        return file.read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-
-
 def _modified(path: Path) -> float | None:
     try:
         return os.stat(path).st_mtime
@@ -240,6 +227,8 @@ STALE_S = 600.0
 _STALE_INTERVALS = 10
 _RECORDS = 64
 """Newest records from which the rate is computed."""
+_SAVES = 64
+"""Newest lines of its history that are searched for a save of the present attempt."""
 _LOSS = "train/loss"
 
 
@@ -263,6 +252,8 @@ class RunView:
     """The name of the newest checkpoint."""
     age_s: float | None = None
     """Seconds since one of its files was last written."""
+    goodput: float | None = None
+    """Share of kept training in all time of the run; until its newest save if it has not ended."""
 
     @property
     def is_running(self) -> bool:
@@ -309,6 +300,9 @@ class RunReader:
         self.run = RunDir(path)
         self._listings = listings or Listings()
         self._metrics = GrowingFile(self.run.metrics_file, _RECORDS)
+        self._history = GrowingFile(self.run.history_file, _SAVES)
+        self._spent: tuple[float, Spent] | None = None
+        """When the newest attempt began, and what its newest save has noted."""
         self._points: deque[_Point] = deque(maxlen=_RECORDS)
         self._loss: float | None = None
         self._summary: dict[str, Any] = {}
@@ -359,7 +353,22 @@ class RunReader:
             eta_s,
             self._newest_checkpoint(),
             age_s,
+            self._goodput(state, started, points),
         )
+
+    def _goodput(self, state: str, started: float, points: list[_Point]) -> float | None:
+        """The goodput in the summary; of an attempt that has not ended until its newest save, and of one that was
+        killed until its newest record."""
+        new = last_spent(self._history.read().lines, started)
+        self._spent = (started, new) if new is not None else self._spent
+        if state not in (RunStatus.running, STALE, RunStatus.killed):
+            goodput = self._summary.get("goodput")
+            return goodput if isinstance(goodput, float) else None
+        if self._spent is None or self._spent[0] != started:
+            return None
+        spent = self._spent[1]
+        lasted_s = points[-1].time - started if points and state == RunStatus.killed else 0.0
+        return compute_goodput(sum_until(self._attempts()[:-1], spent, lasted_s))
 
     def _state(self, locked: bool, age_s: float | None, points: list[_Point]) -> tuple[str, str]:
         if locked:
@@ -380,9 +389,12 @@ class RunReader:
         return run.metrics_file, run.log_file, run.summary_file, run.checkpoints_folder
 
     def _attempt(self) -> dict[str, Any]:
+        attempts = self._attempts()
+        return attempts[-1] if attempts else {}
+
+    def _attempts(self) -> list[dict[str, Any]]:
         attempts = self._summary.get("attempts")
-        newest = attempts[-1] if isinstance(attempts, list) and attempts else None
-        return newest if isinstance(newest, dict) else {}
+        return [attempt for attempt in attempts if isinstance(attempt, dict)] if isinstance(attempts, list) else []
 
     def _read_summary(self) -> None:
         try:

@@ -20,6 +20,7 @@ from trainer_cli.runs.course import RunRecords
 from trainer_cli.runs.samples import Batch, StepSamples
 from trainer_cli.trainer.metrics import sample_count
 from trainer_cli.trainer.prefetch import Direct, TrainBatches
+from trainer_cli.trainer.time_account import TimeAccount
 
 if TYPE_CHECKING:
     from trainer_cli.runs.run_data import RunData
@@ -68,7 +69,7 @@ def replay_batches(data: RunData, first: int, last: int) -> Iterator[StepSamples
     loop = data.builder.loop()
     loop.learn_lengths(loader, progress)
     loop.start_at(loader, progress)
-    batches = TrainBatches(loader, Direct(torch.device("cpu")), loop.epoch_batches)
+    batches = TrainBatches(loader, Direct(torch.device("cpu")), loop.epoch_batches, TimeAccount())
     try:
         while progress.step < last:
             position = progress.epoch, progress.batch

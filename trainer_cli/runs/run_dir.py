@@ -30,12 +30,14 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.core.files import replace, sync_folder
+from trainer_cli.core.goodput import Seconds, compute_goodput, sum_attempts
 from trainer_cli.core.naming import CONFIG_FILE, COPIES_CACHE
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.environment import timestamp
+from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
 
 _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""
@@ -71,6 +73,10 @@ class Outcome:
     throughput: Mapping[str, float] = field(default_factory=dict)
     checkpoints: Sequence[Mapping[str, Any]] = ()
     """The checkpoints on the disk at the end, each with the reason why it was kept."""
+    time_s: Seconds = field(default_factory=dict)
+    """Seconds of this attempt by activity; the summary has those of all attempts, with what was lost."""
+    kept_s: float = 0.0
+    """Seconds of training over all attempts that have led to the state at the end."""
 
 
 class RunLock:
@@ -356,7 +362,8 @@ class RunDir:
         # The caller holds the lock, so no process of an earlier attempt can be alive.
         for attempt in attempts:
             if attempt.get("status") == RunStatus.running:
-                attempt.update(status=RunStatus.killed, reason="the process ended without a summary")
+                time_s = seconds_of_killed(self, attempt)
+                attempt.update(status=RunStatus.killed, reason="the process ended without a summary", time_s=time_s)
         # Not the length of the list: damaged entries are left out of it, and a number must not be used twice.
         number = 1 + max((int(attempt.get("attempt", 0)) for attempt in attempts), default=0)
         attempts.append(
@@ -393,11 +400,13 @@ class RunDir:
         """Write how the newest attempt ended, and so the state of the run."""
         summary, attempts = self.read_summary(), self.attempts
         facts = asdict(outcome)
-        attempt_facts = {key: facts[key] for key in ("status", "reason", "step", "wall_time_s", "throughput")}
+        attempt_facts = {key: facts[key] for key in ("status", "reason", "step", "wall_time_s", "throughput", "time_s")}
         if attempts:
             attempts[-1].update(attempt_facts, ended=timestamp(now))
         summary.update(facts, attempts=attempts)
         summary["wall_time_s"] = sum(float(attempt.get("wall_time_s") or 0.0) for attempt in attempts)
+        summary["time_s"] = sum_attempts(map(seconds_of, attempts), summary.pop("kept_s"))
+        summary["goodput"] = compute_goodput(summary["time_s"])
         self._write_summary(summary)
 
     def _write_summary(self, summary: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
 from trainer_cli.checkpoint.group_verify import GroupVerifier
+from trainer_cli.core.goodput import Activity
 from trainer_cli.core.left_out import check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
 from trainer_cli.core.progress import Progress
@@ -102,6 +103,10 @@ class Loading:
 
     def load(self, path: str | Path, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any) -> None:
         """Load a checkpoint; see `Trainer.load_checkpoint`."""
+        with self._trainer.metric_logger.time.during(Activity.loading):
+            self._load(path, load, keep_settings, train_loader)
+
+    def _load(self, path: str | Path, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any) -> None:
         trainer = self._trainer
         path = trainer.checkpointer.locate(path)
         trainer.make_schedulers()

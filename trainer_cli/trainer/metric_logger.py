@@ -15,17 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainer_cli.core.goodput import Activity
 from trainer_cli.core.progress import Progress
 from trainer_cli.data.random_state import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
 from trainer_cli.loggers.record_keeper import RecordKeeper
+from trainer_cli.trainer.time_account import TimeAccount
 
 log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1000
 """Records that are kept at most, so that their memory is bounded."""
 EVALUATING, SAVING = "evaluating", "saving"
+_ACTIVITIES = {EVALUATING: Activity.evaluation, SAVING: Activity.saving}
+_KEPT = ""
+"""Key of the seconds of kept training beside the states of loggers, all of which have names."""
 _SHORTEST_PAUSE_S = 0.01
 """Shorter pauses are not counted: most steps that offer a save make none."""
 _RECORD_FIELDS = frozenset({"step", "epoch", "time"})
@@ -125,6 +130,7 @@ class MetricLogger:
         self.activity = ""
         """EVALUATING, SAVING, or empty while the model trains; for displays."""
         self._pauses = {EVALUATING: Pauses(), SAVING: Pauses()}
+        self.time = TimeAccount()
         self._last_step = -1
         self._began, self._seconds_before = time.monotonic(), 0.0
         self._rate_mark = (time.monotonic(), 0)
@@ -246,11 +252,19 @@ class MetricLogger:
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the loggers that have one, after `write_out`."""
-        return {name: state for name, logger in self.loggers.items() if (state := logger.state_dict())}
+        states = {name: state for name, logger in self.loggers.items() if (state := logger.state_dict())}
+        return {**states, _KEPT: self.time.kept_s()}
 
-    def load_state_dict(self, states: Any) -> None:
-        """Give each logger its state, for the next rewind. What is of another version is left out."""
-        for name, state in states.items() if isinstance(states, Mapping) else ():
+    def load_state_dict(self, states: Any, *, trained_s: float = 0.0) -> None:
+        """Give each logger its state, for the next rewind. What is of another version is left out.
+
+        Args:
+            trained_s: seconds of training that led to the checkpoint, if it is of a version that did not note them.
+        """
+        states = states if isinstance(states, Mapping) else {}
+        kept_s = states.get(_KEPT)
+        self.time.go_on_from(float(kept_s) if isinstance(kept_s, int | float) else trained_s)
+        for name, state in states.items():
             if name in self.loggers and isinstance(state, Mapping):
                 self.loggers[name].load_state_dict(state)
 
@@ -281,6 +295,7 @@ class MetricLogger:
     def pause(self, activity: str, progress: Progress) -> Iterator[None]:
         """Exclude from the rate what is done meanwhile: EVALUATING or SAVING."""
         began, self.activity = time.monotonic(), activity
+        before = self.time.enter(_ACTIVITIES[activity])
         try:
             yield
         except Exception as error:
@@ -288,6 +303,7 @@ class MetricLogger:
             raise
         finally:
             # Also after an error, which an evaluation that was stopped raises.
+            self.time.enter(before)
             seconds, self.activity = time.monotonic() - began, ""
             self.exclude_time(seconds)
             if seconds >= _SHORTEST_PAUSE_S:

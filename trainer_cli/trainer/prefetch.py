@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same_samples
 from trainer_cli.trainer.metrics import tensors_of, to_device
+from trainer_cli.trainer.time_account import TimeAccount
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +127,14 @@ def close_at_the_end(close: Callable[[], None]) -> None:
 
 
 class TrainBatches:
-    """Iterate over the epochs of a train loader, from the position in `Progress`."""
+    """Iterate over the epochs of a train loader, from the position in `Progress`.
 
-    def __init__(self, loader: Any, prefetcher: DevicePrefetcher, length: int | None) -> None:
-        self._loader, self.prefetcher, self._length = loader, prefetcher, length
+    Args:
+        account: in which the time of waiting for batches is counted.
+    """
+
+    def __init__(self, loader: Any, prefetcher: DevicePrefetcher, length: int | None, account: TimeAccount) -> None:
+        self._loader, self.prefetcher, self._length, self._account = loader, prefetcher, length, account
         self.samples_per_batch: int | None = getattr(loader, "samples_per_batch", None)
         """Number of samples by which a batch advances the loader's position; None if the loader does not count them."""
         self.batch_samples: int | None = None
@@ -149,6 +155,7 @@ class TrainBatches:
         if self._ahead:
             sent, self.batch_samples = self._ahead.pop()
             return self.prefetcher.receive(sent)
+        began = time.monotonic()
         if self._iterator is None:
             # Made at the first batch, so that workers start only when the training does.
             self._iterator = iter(
@@ -157,6 +164,7 @@ class TrainBatches:
         try:
             batch = next(self._iterator)
             self.batch_samples = self._loader.batch_samples
+            self._account.data_s += time.monotonic() - began
             return self.prefetcher.receive(self.prefetcher.send(batch))
         except StopIteration:
             raise UserError(
@@ -177,8 +185,10 @@ class TrainBatches:
             return is_last
         if self._stateful:
             self._ahead_state = self._state(progress)
+        began = time.monotonic()
         try:
             batch = next(self._iterator)
+            self._account.data_s += time.monotonic() - began
             self._ahead.append((self.prefetcher.send(batch), self._loader.batch_samples))
         except StopIteration:
             # A loader that ends before its length is reported when the batch is needed.

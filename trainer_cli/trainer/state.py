@@ -227,7 +227,7 @@ def load_all(
         fittings["progress"] = _fit_saved(state, "progress", partial(_fit_progress, trainer.progress))
         fittings["loop"] = _fit_saved(state, "loop", partial(_fit_loop, trainer))
         # Without them, as in old checkpoints, a resume reads the whole log files.
-        fittings[LOG_MARKS] = Fitting([], lambda: trainer.metric_logger.load_state_dict(state.get(LOG_MARKS)))
+        fittings[LOG_MARKS] = Fitting([], partial(_load_marks, trainer, state))
     if options.takes("rng"):
         fittings["rng"] = _fit_saved(state, "rng", lambda rng: Fitting(model_state.rng_faults(rng), _nothing))
     if options.takes("callbacks"):
@@ -333,6 +333,11 @@ def _fit_scaler(trainer: Trainer, state: Mapping[str, Any]) -> Fitting:
     if scaler is None or saved is None:
         return Fitting([], _nothing)
     return Fitting(scaler.check_state(saved), lambda: scaler.load_state_dict(saved))
+
+
+def _load_marks(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    trained_s = float(state["progress"].get("seconds", 0.0))
+    trainer.metric_logger.load_state_dict(state.get(LOG_MARKS), trained_s=trained_s)
 
 
 def _fit_progress(progress: Progress, counts: Any) -> Fitting:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainer_cli.core.field_rules import build_section, takes_fields_of
+from trainer_cli.core.goodput import Activity
 from trainer_cli.core.intervals import Interval
 from trainer_cli.core.policy import Occasion
 from trainer_cli.core.schema import LoopConfig, SchedulerInterval
@@ -97,7 +98,8 @@ class TrainingLoop(Lengths):
         prefetcher = device_prefetcher(trainer.device)
         if trainer.agreement is not None:
             prefetcher = PaddingPrefetcher(prefetcher, trainer.strategy.group)
-        self._batches = TrainBatches(train_loader, prefetcher, self.epoch_batches)
+        account = trainer.metric_logger.time
+        self._batches = TrainBatches(train_loader, prefetcher, self.epoch_batches, account)
         self.batch_size = getattr(train_loader, "batch_size", None) or 1
         self.training_log.prepare(trainer.device, only_finite=self.leave_out_not_finite)
         self._began = time.monotonic()
@@ -125,9 +127,10 @@ class TrainingLoop(Lengths):
         trainer.loading.restore_rng()
         loop_idx = 0
         try:
-            while stop is None:
-                stop = self._run_until_eval(trainer, val_loaders, loop_idx)
-                loop_idx += 1
+            with trainer.metric_logger.time.during(Activity.training):
+                while stop is None:
+                    stop = self._run_until_eval(trainer, val_loaders, loop_idx)
+                    loop_idx += 1
         except RuntimeError as error:
             # The error of another rank's death names no step.
             if is_of_peer(error):

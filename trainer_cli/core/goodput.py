@@ -1,0 +1,90 @@
+"""Where the time of a run goes, over all its attempts, and the interval of saves that loses least.
+
+The time of an attempt is divided among activities, of which there is one at a time. Training whose steps a later
+attempt makes again is lost; goodput is the share of all time in which training was done that is not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+
+class Activity(StrEnum):
+    """What an attempt does at a moment."""
+
+    start = "start"
+    """Before the first step and after the last one, as far as it is nothing of the following."""
+    loading = "loading"
+    """Reading a checkpoint into model, optimizer and loaders; its verification before that is part of `start`."""
+    training = "training"
+    data = "data"
+    """Waiting for a batch."""
+    evaluation = "evaluation"
+    saving = "saving"
+    """The training stands still for a save; what a thread writes meanwhile does not count."""
+
+
+LOST = "lost"
+Seconds = Mapping[str, float]
+"""Seconds by the names of activities."""
+
+
+def sum_attempts(attempts: Iterable[Seconds], kept_s: float) -> dict[str, float]:
+    """The seconds of a run by activity, with training divided into what was kept and what is `lost`."""
+    sums = dict.fromkeys((Activity.training, LOST, *Activity), 0.0)
+    for seconds in attempts:
+        for activity in Activity:
+            sums[activity] += seconds.get(activity, 0.0)
+    trained_s = sums[Activity.training]
+    sums[Activity.training] = min(kept_s, trained_s)
+    sums[LOST] = trained_s - sums[Activity.training]
+    return {str(activity): round(amount, 3) for activity, amount in sums.items()}
+
+
+def compute_goodput(seconds: Seconds) -> float | None:
+    """Share of kept training in all time; None if there was none."""
+    total_s = sum(seconds.values())
+    return round(seconds.get(Activity.training, 0.0) / total_s, 4) if total_s > 0 else None
+
+
+def complete_killed(known: Seconds, lasted_s: float) -> dict[str, float]:
+    """The seconds of an attempt that was killed after `lasted_s` seconds: all beyond what is known was training."""
+    rest_s = max(0.0, lasted_s - sum(known.values()))
+    seconds = {**dict.fromkeys(map(str, Activity), 0.0), **known}
+    return {**seconds, Activity.training.value: round(seconds[Activity.training] + rest_s, 3)}
+
+
+def read_seconds(value: Any) -> dict[str, float] | None:
+    """Seconds by activity from JSON; None if it is something else."""
+    if not isinstance(value, dict):
+        return None
+    amounts = {
+        str(name): float(amount)
+        for name, amount in value.items()
+        if isinstance(amount, int | float) and math.isfinite(amount) and amount >= 0
+    }
+    return amounts if len(amounts) == len(value) else None
+
+
+def best_interval_s(save_s: float, between_failures_s: float) -> float:
+    """Seconds between two saves that lose the least time to saves and failures together.
+
+    Daly (2006), "A higher order estimate of the optimum checkpoint interval for restart dumps", which refines Young
+    (1974): the square root of twice the product.
+
+    Args:
+        save_s: how long the training stands still for a save.
+        between_failures_s: mean time between two failures.
+    """
+    ratio = save_s / (2 * between_failures_s)
+    if ratio >= 1:
+        return between_failures_s
+    return math.sqrt(2 * save_s * between_failures_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
+
+
+def lost_share(interval_s: float, save_s: float, between_failures_s: float) -> float:
+    """Expected share of time that goes to saves, and to steps that are made again, at an interval of saves."""
+    return save_s / (interval_s + save_s) + interval_s / (2 * between_failures_s)

@@ -1,0 +1,59 @@
+"""Where the time of a run went, from its files (`core/goodput.py` has the terms)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.history import Spent, last_spent
+from trainer_cli.core.goodput import Activity, Seconds, complete_killed, read_seconds, sum_attempts
+from trainer_cli.runs.environment import unix
+
+if TYPE_CHECKING:
+    from trainer_cli.runs.run_dir import RunDir
+
+
+def seconds_of(attempt: Mapping[str, Any]) -> Seconds:
+    """The seconds of an attempt by activity; of one that an earlier version recorded, all as training."""
+    seconds = read_seconds(attempt.get("time_s"))
+    return {Activity.training: float(attempt.get("wall_time_s") or 0.0)} if seconds is None else seconds
+
+
+def seconds_of_killed(run: RunDir, attempt: Mapping[str, Any]) -> dict[str, float]:
+    """The seconds of a killed attempt until its last record or save, by activity.
+
+    What its newest save has not noted counts as training. Call it before the next attempt writes a record.
+    """
+    started = unix(attempt.get("started"))
+    if started is None:
+        return {}
+    spent = last_spent(read_lines(run.history_file), started)
+    ends = [time for file in (run.metrics_file, run.history_file) if (time := _modified(file)) is not None]
+    return complete_killed({} if spent is None else spent.time_s, max(ends, default=started) - started)
+
+
+def sum_until(earlier: Sequence[Mapping[str, Any]], spent: Spent, lasted_s: float = 0.0) -> dict[str, float]:
+    """The seconds of a run by activity, until a save of its last attempt, or that attempt's end.
+
+    Args:
+        earlier: the attempts before that.
+        lasted_s: seconds of the last attempt, if it is known to have ended.
+    """
+    return sum_attempts([*map(seconds_of, earlier), complete_killed(spent.time_s, lasted_s)], spent.kept_s)
+
+
+def read_lines(file: Path) -> list[bytes]:
+    """The lines of a file; none if it is missing."""
+    try:
+        return file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
