@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from command import Result, Running, running, train
 
@@ -19,16 +21,18 @@ from campaign.verdict import Outcome, Verdict
 
 PHASES = ("start-up", "training", "saving")
 TRAINING = (
-    "experiment=digits_mlp", "model.hidden=[16]", "loop.max_duration=120", "loop.log_interval=5",
-    "loop.eval_interval=30", "checkpoint.save_interval=40", "checkpoint.max_checkpoints=2",
-    "checkpoint.ephemeral_save_interval=4",
+    "experiment=digits_mlp", "model.hidden=[16]", "loop.max_duration=60", "loop.log_interval=5",
+    "loop.eval_interval=30", "checkpoint.save_interval=20", "checkpoint.max_checkpoints=2",
+    "checkpoint.remove=all_non_permanent", "checkpoint.ephemeral_save_interval=4", "run_dir=run",
 )  # fmt: skip
-"""Half a second of steps, thirty saves, four evaluations."""
+"""Sixteen saves, two evaluations."""
+COMPOSED: dict[str, Any] = {}
+"""A disk without a fault. With it equal commands share one composed config, which takes most of a start."""
 BACKGROUND, SYNCHRONOUS = "checkpoint.save_async=true", "checkpoint.save_async=false"
 SECOND_KILL = 0.3
 """Share of the trials in which the start after a kill is killed too."""
 COLD_EVERY = 20
-"""Every so manieth trial is a new interpreter, so that some kills come while Python starts."""
+"""One trial in so many starts a new interpreter, so that some kills come while Python starts."""
 
 
 @dataclass(frozen=True)
@@ -81,65 +85,68 @@ def _wait_s(started: Running, seconds: float) -> bool:
 def prepare_kills(folder: Path, count: int, _size: Size, *, how: str) -> Iterator[Trials]:
     """Train without a fault, and time the phases."""
     training = (*TRAINING, how)
-    reference = make_reference(folder, *training)
-    undisturbed = Undisturbed(reference, *_times(folder, training))
+    reference = make_reference(folder, *training, disk=COMPOSED)
+    start_s, training_s = _measure_phases(folder / "warm", training, cold=False)
+    cold_start_s = _measure_phases(folder / "cold", training, cold=True)[0] if count >= COLD_EVERY else start_s
+    undisturbed = Undisturbed(reference, start_s, cold_start_s, training_s)
 
     def run_trial(number: int) -> Outcome:
         trial = folder / f"trial{number}"
         trial.mkdir()
-        return kill_at(moments(number, how), training, trial / "run", undisturbed)
+        outcome = kill_at(choose_moments(number, how), training, trial, undisturbed)
+        if outcome.verdict is Verdict.passed:
+            shutil.rmtree(trial)
+        return outcome
 
     yield Trials(count, run_trial)
 
 
-def moments(number: int, how: str) -> list[Moment]:
+def choose_moments(number: int, how: str) -> list[Moment]:
     """When the starts of a trial are killed, one after the other."""
     chance = random.Random(f"{number} {how}")
-    first = Moment(PHASES[number % 3], chance.random(), cold=number % COLD_EVERY == 0)
+    first = Moment(PHASES[number % 3], chance.random(), cold=number % COLD_EVERY == COLD_EVERY - 1)
     again = [Moment(chance.choice(PHASES), chance.random())] if chance.random() < SECOND_KILL else []
     return [first, *again]
 
 
-def kill_at(moments: list[Moment], training: tuple[str, ...], run: Path, undisturbed: Undisturbed) -> Outcome:
+def kill_at(moments: Sequence[Moment], training: tuple[str, ...], folder: Path, undisturbed: Undisturbed) -> Outcome:
     """Kill a run at these moments, check after each what is kept, then let it go on to its end."""
     announced: list[int] = []
     for moment in moments:
-        result = _kill(training, run, undisturbed, moment)
+        result = _kill(training, folder, undisturbed, moment)
         announced += announced_steps(result)
         if result.code not in (-signal.SIGKILL, 0):
             return Outcome(Verdict.hard_fail, f"ended with {result.code}: {result.err}", len(announced))
-        kept = check_kept(run, undisturbed.reference, announced)
+        kept = check_kept(folder / "run", undisturbed.reference, announced)
         if kept.verdict is not Verdict.passed:
             return kept
 
     def go_on() -> Result:
-        return train("fit", *training, f"run_dir={run}", cwd=run.parent, limit_s=HANG_S)
+        return train("fit", *training, cwd=folder, disk=COMPOSED, limit_s=HANG_S)
 
-    return verdict_of(run, undisturbed.reference, announced, go_on)
+    return verdict_of(folder / "run", undisturbed.reference, announced, go_on)
 
 
-def _kill(training: tuple[str, ...], run: Path, undisturbed: Undisturbed, moment: Moment) -> Result:
+def _kill(training: tuple[str, ...], folder: Path, undisturbed: Undisturbed, moment: Moment) -> Result:
     """Start, and kill at that moment, unless the training ends before."""
+    run = folder / "run"
     logs = len(list(run.glob("tensorboard/*")))
-    with running("fit", *training, f"run_dir={run}", cwd=run.parent, cold=moment.cold) as started:
+    disk = None if moment.cold or moment.phase == "start-up" else COMPOSED
+    with running("fit", *training, cwd=folder, cold=moment.cold, disk=disk) as started:
         if moment.wait(started, run, undisturbed, logs):
             started.signal(signal.SIGKILL)
         return started.end()
 
 
-def _times(folder: Path, training: tuple[str, ...]) -> tuple[float, float, float]:
-    """The seconds from a start to the first step, warm and cold, and from there to the end."""
-    times = []
-    for name, cold in (("warm", False), ("cold", True)):
-        run = folder / name
-        began = time.monotonic()
-        with running("fit", *training, f"run_dir={run}", cwd=folder, cold=cold) as started:
-            wait_until(started, lambda run=run: any(run.glob("tensorboard/*")))  # type: ignore[misc]
-            trains = time.monotonic()
-            started.end()
-        times.append((trains - began, time.monotonic() - trains))
-    (warm_s, training_s), (cold_s, _) = times
-    return warm_s, cold_s, training_s
+def _measure_phases(folder: Path, training: tuple[str, ...], *, cold: bool) -> tuple[float, float]:
+    """The seconds from a start to the first step, and from there to the end."""
+    folder.mkdir()
+    began = time.monotonic()
+    with running("fit", *training, cwd=folder, cold=cold) as started:
+        wait_until(started, lambda: any(folder.glob("run/tensorboard/*")))
+        trains = time.monotonic()
+        started.end()
+    return trains - began, time.monotonic() - trains
 
 
 CLASSES = tuple(
@@ -149,7 +156,7 @@ CLASSES = tuple(
         what="The process is killed in start-up, in training or in a save; three in ten of the starts after it too. "
         f"Every {COLD_EVERY}th first start is a new interpreter.",
         promises="L1 L2 L3 L4 L6",
-        counts={Size.quick: 20, Size.full: 300, Size.nightly: 3000},
+        counts={Size.quick: 18, Size.full: 300, Size.nightly: 3000},
         prepare=partial(prepare_kills, how=how),
         share=2.0,
     )

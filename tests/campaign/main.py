@@ -1,42 +1,58 @@
-"""Run the campaign of faults: `scripts/faults [quick|full|nightly] [--only KEY,KEY] [--trial N] [--render]`.
+"""Run the campaign of faults: `scripts/faults [quick|full|nightly]`.
 
-`full` and `nightly` write RELIABILITY.md. Exits with 1 where a trial did not pass.
+`full` and `nightly` write RELIABILITY.md, and `--peers` its second table. A call that was broken off goes on. Exits
+with 1 where a trial of `train` did not pass.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 from pathlib import Path
 
-from campaign import ROOT
-from campaign.classes import load_classes
+import machine
+from campaign import ROOT, report
+from campaign.classes import MODULES, PEER_MODULES, load_classes
 from campaign.fault_class import FaultClass, Size
 from campaign.runner import LIMIT_S, Campaign, run_one
 from campaign.verdict import Verdict
 from publish import source_commit
 
-STATE = ROOT / "faults-results/campaign.json"
+STATES = ROOT / "faults-results"
+"""Of calls that were broken off."""
 
 
 def main() -> int:
     """Run what the arguments name."""
     args = _arguments()
-    classes = [fault for fault in load_classes() if not args.only or fault.key in args.only]
+    # As at Ctrl-C, so that what was run is kept and what was started ends.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    if args.render:
+        report.write(report.read(ROOT), ROOT)
+        return 0
+    name, modules = ("contenders", PEER_MODULES) if args.peers else ("train", MODULES)
+    size = args.size or (Size.full if args.peers else Size.quick)
+    classes = load_classes(modules)
+    if args.only:
+        if unknown := set(args.only) - {fault.key for fault in classes}:
+            print(f"no such class: {', '.join(unknown)}. There are {', '.join(fault.key for fault in classes)}.")
+            return 2
+        classes = [fault for fault in classes if fault.key in args.only]
     if args.trial is not None:
-        return _repeat(classes, args.size, args.trial)
-    commit = source_commit()
-    campaign = Campaign(classes, args.size, commit, STATE, LIMIT_S[args.size])
-    state = campaign.run()
-    failed = [
-        (fault.key, number, verdict, detail)
-        for fault in classes
-        for number, (verdict, detail, _) in state["classes"][fault.key]["trials"].items()
-        if verdict != Verdict.passed
-    ]
-    for key, number, verdict, detail in failed:
-        print(f"{verdict}: scripts/faults {args.size} --only {key} --trial {number}\n    {detail}")
-    return 1 if failed else 0
+        return _repeat(classes, size, args.trial)
+    state = STATES / ("-".join((name, *(args.only or ()))) + ".json")
+    campaign = Campaign(classes, size, source_commit(), state, LIMIT_S[size])
+    results = report.make_report(classes, campaign.run(), machine.facts(Path(tempfile.gettempdir())))
+    if not args.only and (size is not Size.quick or args.peers):
+        report.write({**report.read(ROOT), name: results}, ROOT)
+        print(f"written: {report.PAGE}, {report.RESULTS}")
+    # All are done: the next call begins anew.
+    state.unlink()
+    failed = report.failed_trials(results)
+    print("\n".join(failed) or "all trials passed")
+    return 1 if failed and not args.peers else 0
 
 
 def _repeat(classes: list[FaultClass], size: Size, number: int) -> int:
@@ -55,7 +71,9 @@ def _repeat(classes: list[FaultClass], size: Size, number: int) -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/faults", description=__doc__)
-    parser.add_argument("size", nargs="?", type=Size, choices=list(Size), default=Size.quick)
+    parser.add_argument("size", nargs="?", type=Size, choices=list(Size), help="3, 10 or 60 minutes; quick")
+    parser.add_argument("--peers", action="store_true", help="the same faults for other savers")
+    parser.add_argument("--render", action="store_true", help="write the page again from the saved results")
     parser.add_argument("--only", type=lambda text: text.split(","), help="keys of classes")
     parser.add_argument("--trial", type=int, help="repeat this trial alone")
     return parser.parse_args()

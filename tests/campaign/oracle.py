@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from trainer_cli.core.naming import parse_step
 HANG_S = 120.0
 """A start that takes longer has hung. A whole training here takes less than a second of a core."""
 EVERY_STEP = (
-    "checkpoint.save_interval=1", "checkpoint.ephemeral_save_interval=null", "checkpoint.max_checkpoints=null",
-    "checkpoint.save_async=false",
+    "checkpoint.save_interval=1", "checkpoint.ephemeral_save_interval=null", "checkpoint.remove=never",
+    "checkpoint.max_checkpoints=null", "checkpoint.save_async=false",
 )  # fmt: skip
 
 
@@ -34,12 +35,20 @@ class Reference:
 
 
 def make_reference(folder: Path, *overrides: str, disk: Mapping[str, object] | None = None) -> Reference:
-    """Train twice without a fault: as asked, and with a checkpoint of every step for the tensors of each."""
-    for name, more in (("run", ()), ("every", EVERY_STEP)):
-        done = train("fit", *overrides, *more, f"run_dir={folder / name}", cwd=folder, disk=disk)
+    """Train twice without a fault: as asked, and with a checkpoint of every step for the tensors of each.
+
+    Args:
+        overrides: those of the run with the fault; its directory is `run_dir=run` in a folder of its own.
+        disk: as of `train`.
+    """
+    for name, more in (("reference", ()), ("every_step", EVERY_STEP)):
+        (folder / name).mkdir()
+        done = train("fit", *overrides, *more, cwd=folder / name, disk=disk)
         assert done.code == 0, done.err
-    steps = {parse_step(path.name): path for path in (folder / "every/checkpoints").glob("step*")}
-    return Reference(folder / "run", {step: digest_of(path) for step, path in steps.items() if step is not None})
+    steps = {parse_step(path.name): path for path in (folder / "every_step/run/checkpoints").glob("step*")}
+    digests = {step: digest_of(path) for step, path in steps.items() if step is not None}
+    shutil.rmtree(folder / "every_step")
+    return Reference(folder / "reference/run", digests)
 
 
 def digest_of(checkpoint: Path) -> str:

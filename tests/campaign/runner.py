@@ -41,12 +41,13 @@ class Campaign:
     def run(self) -> State:
         """Run what is left of each class; returns the state, which is also on the disk."""
         state = self._unfinished()
-        for number, fault in enumerate(self.classes):
+        classes = [fault for fault in self.classes if self.size in fault.counts]
+        for number, fault in enumerate(classes):
             row = state["classes"].setdefault(fault.key, {"count": 0, "seconds": 0.0, "done": False, "trials": {}})
             if row["done"]:
                 continue
             left_s = self.limit_s - sum(other["seconds"] for other in state["classes"].values())
-            share = fault.share / sum(later.share for later in self.classes[number:])
+            share = fault.share / sum(later.share for later in classes[number:])
             # Minus its own seconds of an earlier call, which its share covers too.
             self._run_class(fault, row, left_s * share + row["seconds"] * (share - 1), lambda: self._save(state))
             self._save(state)

@@ -129,9 +129,18 @@ class Result:
 class Running:
     """The command in a process group of its own, so that signals reach it as from a terminal."""
 
-    def __init__(self, arguments: tuple[str, ...], cwd: Path, *, cold: bool = False, **env: str) -> None:
+    def __init__(
+        self,
+        arguments: tuple[str, ...],
+        cwd: Path,
+        *,
+        cold: bool = False,
+        disk: Mapping[str, Any] | None = None,
+        **env: str,
+    ) -> None:
         self.cwd = cwd
-        self.process = start(arguments, cwd, environment(**env), cold=cold, start_new_session=True)
+        settings = {} if disk is None else {"disk": disk, "operations": Path(os.devnull)}
+        self.process = start(arguments, cwd, environment(**env), cold=cold, start_new_session=True, **settings)
 
     def reach(self, place: str) -> None:
         """Wait until the held place is reached."""
@@ -250,9 +259,11 @@ def trained(*arguments: str, cwd: Path) -> Result:
 
 
 @contextmanager
-def running(*arguments: str, cwd: Path, cold: bool = False, **env: str) -> Iterator[Running]:
-    """The command, started; killed at the end if it still lives."""
-    started = Running(arguments, cwd, cold=cold, **env)
+def running(
+    *arguments: str, cwd: Path, cold: bool = False, disk: Mapping[str, Any] | None = None, **env: str
+) -> Iterator[Running]:
+    """The command, started; killed at the end if it still lives. `disk` is as of `train`."""
+    started = Running(arguments, cwd, cold=cold, disk=disk, **env)
     with started.process:  # closes its pipes, where nobody has read them to the end, too
         try:
             yield started
