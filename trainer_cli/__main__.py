@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 
-from trainer_cli.runs.signals import exit_early
+from trainer_cli.runs.signals import exit_early, keep_exit_code
 
 _TRAINING = ("fit", "_job")
 
@@ -67,6 +67,8 @@ def _run() -> int:
     # Before the imports below, which take a second in which a scheduler may already send its signal.
     if sys.argv[1:2] and sys.argv[1] in _TRAINING:
         exit_early()
+        # Registered first, called last: after all threads have ended.
+        atexit.register(keep_exit_code)
     from trainer_cli.commands.main import main
 
     return main()

@@ -90,7 +90,11 @@ def fit(
     config = composed.config
     run = RunDir(config.run_dir)
     import_from(composed.project_root)
-    with StopSignals(quiet=not group.is_main) as signals, composed.placing(), ExitStack() as stack:
+    signals = StopSignals(quiet=not group.is_main)
+    with composed.placing(), ExitStack() as stack:
+        if group.world_size > 1:
+            # All ranks stop together, after the first step.
+            stack.enter_context(signals)
         to_console(config.logging.level if group.is_main else SILENT)
         with noting("while the checkpoint was chosen"):
             with group.leading(GroupVerifier(group)) as leads:
@@ -105,6 +109,10 @@ def fit(
         with group.checking("while data and model were made"):
             trainer, data, origin = _build(composed, start, group)
             trainer.metric_logger.time.count_from(began)
+        if group.world_size == 1:
+            # Before this attempt is on the disk. Until here a signal ends the process at once, see `exit_early`:
+            # data and model may take minutes, and there is nothing to save.
+            stack.enter_context(signals)
         _warn_of_world_size(start.entry, group)
         with noting("while the run directory was opened"):
             # Before a run directory is created: a rank with other data must leave nothing behind.

@@ -1,13 +1,11 @@
 """Signals that stop a training.
 
-Before the training begins a signal stops at once, later at the end of a step or validation batch. This module is
+Before an attempt is on the disk a signal stops at once, later at the end of a step or validation batch. This module is
 imported before all else, so it imports next to nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import signal
 from collections.abc import Callable
@@ -25,6 +23,13 @@ def exit_early() -> None:
         signal.signal(number, _exit_now)
 
 
+def keep_exit_code() -> None:
+    """Ignore the signals from here on. The interpreter restores the default action, which kills the process, before it
+    takes its modules apart: a second SIGTERM would replace the exit code."""
+    for number in stopping():
+        signal.signal(number, signal.SIG_IGN)
+
+
 def stopping() -> list[signal.Signals]:
     """The signals that stop this process. Under `nohup` SIGHUP is ignored, and stays so."""
     return [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
@@ -39,10 +44,12 @@ def _exit_now(number: int, frame: FrameType | None) -> None:
 def _say(number: int, text: str) -> None:
     """Write a message to stderr."""
     # To the descriptor, because the interrupted code may hold the lock of the stream.
-    with contextlib.suppress(OSError):
+    try:
         if number == signal.SIGINT and os.isatty(2):
             text = f"\n{text}"  # A terminal shows ^C where its cursor is.
         os.write(2, text.encode())
+    except OSError:
+        pass  # The terminal is closed.
 
 
 def _name(number: int) -> str:
@@ -97,6 +104,3 @@ class StopSignals:
             _say(number, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n")
         if self._listener is not None:
             self._listener(self.stop_request)
-
-
-log = logging.getLogger(__name__)
