@@ -12,6 +12,7 @@ import signal
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def save_into_new_folder(root: Path, disk: Disk) -> None:
     save(root / "deep" / "down", 2, disk)
 
 
+def save_into_folder_of_another(root: Path, disk: Disk) -> None:
+    """Another process has just made the folder."""
+    disk.mkdir(root / "deep")
+    save(root / "deep", 2, disk)
+
+
 def replace_second(root: Path, disk: Disk) -> None:
     """A path that is given in Python has an older state."""
     if not (root / "step2").exists():
@@ -77,6 +84,15 @@ def replace_second_by_two_renames(root: Path, disk: Disk) -> None:
     replace_second(root, disk)
 
 
+def amend_second(root: Path, disk: Disk) -> None:
+    """Metrics that were measured later are added to a manifest."""
+    if not (root / "step2").exists():
+        save(root, 2, Disk())
+    manifest = Catalog(LocalStorage(root)).entry("step2").manifest
+    assert manifest is not None
+    LocalStorage(root, disk=disk, run_id="run").amend("step2", replace(manifest, metrics=LATER).to_bytes())
+
+
 def remove_second(root: Path, disk: Disk) -> None:
     if not (root / "step2").exists():
         save(root, 2, Disk())
@@ -84,7 +100,10 @@ def remove_second(root: Path, disk: Disk) -> None:
 
 
 OLDER = 7
+LATER = {"val/loss": 1.0}
 REPLACING = [replace_second, replace_second_by_two_renames]
+FOLDERS = {save_into_new_folder: "deep/down", save_into_folder_of_another: "deep"}
+CUT = [save_second, *FOLDERS, amend_second, remove_second, *REPLACING]
 ACTS = [save_second, save_over_partial, save_over_damaged, remove_second, *REPLACING]
 
 
@@ -112,7 +131,7 @@ def check_all_is_well(root: Path, message: str) -> None:
     reader = checkpointer_on(Disk(), attempt=2)
     assert same(dict(reader.load(root / "step1")), small_state(1)), message
     second = entries.get("step2")
-    if message.startswith("replace"):
+    if message.startswith(("replace", "amend")):
         assert second is not None, message
         assert second.valid, message
         loaded = dict(reader.load(root / "step2"))
@@ -167,16 +186,33 @@ def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what an open file holds is not reported")
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("act", [save_second, remove_second, *REPLACING])
+@pytest.mark.parametrize("act", CUT)
 def test_a_power_cut_at_any_operation_loses_nothing(memory_path, act, seed):
     planned = operations(act, memory_path / "planned")
     for at, operation in enumerate([*planned, "the end"], start=1):
         root = prepared(memory_path / f"at{at}")
         disk = ForgetfulDisk(at, seed * 1000 + at)
+        done = False
         with suppress(PowerCut):
             act(root, disk)
-        disk.lose(root)
-        check_all_is_well(root, f"{act.__name__}: the power cut before operation {at}, {operation}, {seed=}")
+            done = True
+        disk.lose(root, everything=done)
+        message = f"{act.__name__}: the power cut before operation {at}, {operation}, {seed=}"
+        if done:
+            check_is_durable(act, root, message)
+        check_all_is_well(root, message)
+
+
+def check_is_durable(act: Callable[[Path, Disk], None], root: Path, message: str) -> None:
+    """What was done before the power cut is not undone by it."""
+    folder = root / FOLDERS.get(act, "")
+    entry = Catalog(LocalStorage(folder)).entry("step2")
+    assert entry.valid is (act is not remove_second), message
+    if entry.valid:
+        assert same(dict(checkpointer_on(Disk()).load(folder / "step2")), small_state(2)), message
+    if act is amend_second:
+        assert entry.manifest is not None, message
+        assert entry.manifest.metrics == LATER, message
 
 
 def test_a_save_goes_past_the_page_cache(tmp_path):
