@@ -12,8 +12,7 @@ MODULES = (
     "campaign.long_tests",
 )  # fmt: skip
 """Faults of `train`: the first table, in this order."""
-PEER_MODULES: tuple[str, ...] = (
-)  # fmt: skip
+PEER_MODULES = ("campaign.peers_trials",)
 """The same faults for several contenders, run by `--peers`: the second table."""
 
 

@@ -16,6 +16,7 @@ import machine
 from campaign import ROOT, report
 from campaign.classes import MODULES, PEER_MODULES, load_classes
 from campaign.fault_class import FaultClass, Size
+from campaign.peers_trials import versions
 from campaign.runner import LIMIT_S, Campaign, run_one
 from campaign.verdict import Verdict
 from publish import source_commit
@@ -44,15 +45,18 @@ def main() -> int:
         return _repeat(classes, size, args.trial)
     state = STATES / ("-".join((name, *(args.only or ()))) + ".json")
     campaign = Campaign(classes, size, source_commit(), state, LIMIT_S[size])
-    results = report.make_report(classes, campaign.run(), machine.facts(Path(tempfile.gettempdir())))
+    facts = machine.facts(Path(tempfile.gettempdir()))
+    results = report.make_report(classes, campaign.run(), {**facts, "versions": versions()} if args.peers else facts)
     if not args.only and (size is not Size.quick or args.peers):
         report.write({**report.read(ROOT), name: results}, ROOT)
         print(f"written: {report.PAGE}, {report.RESULTS}")
     # All are done: the next call begins anew.
     state.unlink()
-    failed = report.failed_trials(results)
-    print("\n".join(failed) or "all trials passed")
-    return 1 if failed and not args.peers else 0
+    # Other savers may fail: their verdicts are what the table is for.
+    ours = {**results, "rows": [row for row in results["rows"] if row["contender"] == "train"]}
+    failed = report.failed_trials(ours)
+    print("\n".join(failed) or "all trials of `train` passed")
+    return 1 if failed else 0
 
 
 def _repeat(classes: list[FaultClass], size: Size, number: int) -> int:

@@ -78,7 +78,7 @@ def page(results: Results) -> str:
         parts += ["## What is done to the run", "\n".join(_done(ours["rows"]))]
     if contenders := results.get("contenders"):
         parts += ["## The same faults, other savers", _about(contenders), contender_table(contenders["rows"])]
-        parts += ["\n".join(_done(contenders["rows"]))]
+        parts += [_ABOUT_CONTENDERS, "\n".join(_done(contenders["rows"]))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -112,10 +112,19 @@ scripts/faults full --only kills --trial 17  # one trial again
 A campaign that was broken off goes on with the same command."""
 
 
+_ABOUT_CONTENDERS = """All do the same training and are resumed as their documentation says
+([contenders.py](tests/campaign/peers/contenders.py)). A save counts as announced once its call has returned, with
+`DCP, async` once its future is done. HARD_FAIL is also a start that ends with an error that names the damaged file: no
+older checkpoint is taken, so that the run does not go on by itself. PASS is also damage that changes no weight, such as
+a flipped bit in a file that is not read."""
+
+
 def _about(report: Report) -> str:
     machine = report["machine"]
     facts = [f"{machine['processors']} cores", f"{machine['memory, GiB']} GiB", machine["file system"]]
-    facts += [f"{name} {machine[name]}" for name in ("python", "torch") if name in machine]
+    # `versions`: of the contenders.
+    software = {name: machine[name] for name in ("python", "torch") if name in machine} | machine.get("versions", {})
+    facts += [f"{name} {version}" for name, version in software.items() if name != "trainer-cli"]
     seconds = sum(row["seconds"] for row in report["rows"])
     minutes = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds} s"
     return (

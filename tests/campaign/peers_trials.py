@@ -1,0 +1,195 @@
+"""The same faults for `train` and for other savers, each in the environment that scripts/bench makes for them."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import queue
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+
+import peers_environment
+from campaign import ROOT, TESTS
+from campaign.fault_class import FaultClass, Size, Trials
+from campaign.verdict import Outcome, Verdict
+
+CONTENDERS = {
+    "train": "trainer-cli",
+    "torch.save": "torch",
+    "torch.save, then rename": "torch",
+    "safetensors": "safetensors",
+    "DCP": "torch",
+    "DCP, async": "torch",
+    "torch_checkpointing": "torch-checkpointing",
+    "Lightning": "lightning",
+    "HF Trainer": "transformers",
+}
+"""Names of `peers/contenders.py`, each with its distribution."""
+LIMIT_S = 240.0
+"""Until the workers have imported everything and trained once."""
+_AT_ONCE = 2
+
+
+class Worker:
+    """A process that runs one trial at a time of one contender."""
+
+    def __init__(self, contender: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="faults-peer-", ignore_cleanup_errors=True)
+        self._errors = open(Path(self._folder.name, "errors"), "w+")  # noqa: SIM115 - until `close`
+        # A mount namespace of its own: what it mounts goes with it.
+        namespace = ["unshare", "--mount"] if os.geteuid() == 0 else []
+        self._process = subprocess.Popen(
+            [*namespace, str(peers_environment.install()), "-m", "campaign.peers.worker", contender, self._folder.name],
+            cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{TESTS}"},
+        )  # fmt: skip
+        self.is_ready = False
+
+    def run(self, fault: str, number: int) -> Outcome:
+        """One trial, by name of its fault."""
+        if not self.is_ready:
+            self._answer()
+            self.is_ready = True
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps([fault, number]) + "\n")
+        self._process.stdin.flush()
+        verdict, detail, announced = self._answer()
+        return Outcome(Verdict(verdict), detail, announced)
+
+    def _answer(self) -> list[str]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            raise RuntimeError(f"the worker has ended: {self._errors.read()[-2000:]}")
+        answer: list[str] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the process, and delete what it has written."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+        self._folder.cleanup()
+
+
+_workers: dict[str, list[Worker]] = {}
+"""Of the contender whose turn it is: each fault needs the same processes, which take seconds to begin."""
+
+
+def _close_workers() -> None:
+    for workers in _workers.values():
+        for worker in workers:
+            worker.close()
+    _workers.clear()
+
+
+atexit.register(_close_workers)
+
+
+@contextmanager
+def _prepare(contender: str, fault: str, folder: Path, count: int, size: Size) -> Iterator[Trials]:
+    if contender not in _workers:
+        _close_workers()
+        _workers[contender] = [Worker(contender) for _ in range(_AT_ONCE)]
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in _workers[contender]:
+        idle.put(worker)
+
+    def run(number: int) -> Outcome:
+        worker = idle.get()
+        try:
+            return worker.run(fault, number)
+        finally:
+            idle.put(worker)
+
+    yield Trials(count, run, together=_AT_ONCE)
+
+
+def why_not_mounted() -> str | None:
+    """Why this machine cannot mount file systems."""
+    return None if os.geteuid() == 0 else "needs the superuser"
+
+
+def versions() -> dict[str, str]:
+    """The versions of the contenders in their environment."""
+    folders = peers_environment.FOLDER.glob("lib/*/site-packages")
+    installed = {
+        distribution.name.lower().replace("_", "-"): distribution.version
+        for distribution in distributions(path=[str(path) for path in folders])
+    }
+    return {name: installed[name] for name in dict.fromkeys(CONTENDERS.values()) if name in installed}
+
+
+def _why_missing(contender: str, otherwise: Callable[[], str | None]) -> str | None:
+    peers_environment.install()
+    if CONTENDERS[contender] not in versions():
+        return f"{CONTENDERS[contender]} is not installed"
+    return otherwise()
+
+
+def _make_class(
+    contender: str,
+    fault: str,
+    title: str,
+    what: str,
+    promises: str,
+    count: int,
+    skipped: Callable[[], str | None] = lambda: None,
+) -> FaultClass:
+    return FaultClass(
+        key=f"{fault}_{''.join(letter if letter.isalnum() else '_' for letter in contender.lower())}",
+        title=title,
+        what=what,
+        promises=promises,
+        counts={Size.quick: 2, Size.full: count, Size.nightly: 5 * count},
+        prepare=partial(_prepare, contender, fault),
+        skipped=partial(_why_missing, contender, skipped),
+        # The processes begin with the first fault.
+        share=count + (10 if fault == "stop" else 0),
+        contender=contender,
+    )
+
+
+CLASSES = tuple(
+    fault_class
+    for contender in CONTENDERS
+    for fault_class in (
+        _make_class(
+            contender, "stop", "no fault",
+            "The process ends after a save, and the same call goes on; so every contender can be resumed exactly.",
+            "L4", 2,
+        ),
+        _make_class(
+            contender, "kills", "kill -9",
+            "Killed at a random moment of a training of 48 steps with a save every 4; in every other trial soon after "
+            "the save of a random step was announced.",
+            "L1 L2 L4", 20,
+        ),
+        _make_class(
+            contender, "cuts", "power cut",
+            "On an ext4 file system of its own, which is shut down without writing its journal just after a save was "
+            "announced; in every other trial after an unrelated file was fsynced.",
+            "L1 L2 L4", 20, why_not_mounted,
+        ),
+        _make_class(
+            contender, "flips", "flipped bit", "One random bit of the newest checkpoint is flipped.", "L2 L5", 20,
+        ),
+        _make_class(
+            contender, "truncations", "truncated file",
+            "A file of the newest checkpoint, chosen by its size, is cut at a random byte.", "L2 L5", 10,
+        ),
+        _make_class(
+            contender, "full", "full disk",
+            "A tmpfs that is full at a random moment; once the training has ended, space is made, and the same call "
+            "goes on.",
+            "L1 L2 L4", 6, why_not_mounted,
+        ),
+    )
+)  # fmt: skip

@@ -1,0 +1,45 @@
+"""The trials of other savers, with one that needs no other environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from campaign import peers_trials
+from campaign.peers.contenders import CONTENDERS
+from campaign.peers.worker import Worker
+from campaign.verdict import Verdict
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Worker:
+    return Worker(CONTENDERS["torch.save, then rename"](), tmp_path_factory.mktemp("worker"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "detail"),
+    [
+        ("stop", Verdict.passed, ""),
+        ("kills", Verdict.passed, ""),
+        ("flips", Verdict.diverged, "the weights at the end are not those of the undisturbed run"),
+        ("truncations", Verdict.hard_fail, "the start after the fault fails: RuntimeError"),
+    ],
+)
+def test_a_saver_without_digests_is_judged_as_the_run_is(
+    worker: Worker, fault: str, verdict: Verdict, detail: str
+) -> None:
+    outcome = worker.run(fault, 0)
+    assert (outcome.verdict, detail in outcome.detail) == (verdict, True), outcome
+
+
+def test_a_start_that_begins_anew_has_lost_what_was_announced(worker: Worker, tmp_path: Path) -> None:
+    assert worker.go_on(tmp_path / "empty", [8]).verdict is Verdict.lost
+
+
+def test_every_contender_meets_every_fault() -> None:
+    assert [*CONTENDERS] == [*peers_trials.CONTENDERS]
+    by_title = {fault.title: [] for fault in peers_trials.CLASSES}
+    for fault in peers_trials.CLASSES:
+        by_title[fault.title].append(fault.contender)
+    assert all(names == [*CONTENDERS] for names in by_title.values())
