@@ -28,6 +28,7 @@ from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.parallel.strategy import Single
 from trainer_cli.testing.faults import FaultyDisk
 from trainer_cli.trainer.state import checkpoint_state
+from trainer_cli.trainer.time_account import TimeAccount
 
 METRIC = "val/loss"
 EPOCH_STEPS = 3
@@ -197,7 +198,9 @@ class Attempts:
                 self._count(4)
         self.trainer = SimpleNamespace(
             progress=self._progress(),
-            metric_logger=SimpleNamespace(last={}, make_durable=lambda: None, write_out=lambda: None, state_dict=dict),
+            metric_logger=SimpleNamespace(
+                last={}, make_durable=lambda: None, write_out=lambda: None, state_dict=dict, time=TimeAccount()
+            ),
             model=SimpleNamespace(
                 parameters=lambda: [self._weight], modules=list, state_dict=lambda: {"w": self._weight}
             ),

@@ -300,12 +300,24 @@ class Oracle:
                 kept.add(folder.name)
             if crosses(rules.get("keep_every"), folder.before, folder.now, self.epoch_steps):
                 kept.add(folder.name)
+            if any(folder in self._newest_of_spans(permanent, *age) for age in rules.get("keep_by_age", {}).items()):
+                kept.add(folder.name)
             if remove == "all_non_permanent":
                 if folder.step == 0:
                     kept.add(folder.name)
                 if crosses(rules.get("save_interval"), folder.before, folder.now, self.epoch_steps):
                     kept.add(folder.name)
         return kept
+
+    def _newest_of_spans(self, permanent: list[Folder], length: str, count: int) -> list[Folder]:
+        """The newest of each of the newest `count` spans of time that have one; the newest is given first."""
+        above, below, _ = read_length(length)
+        chosen: dict[int, Folder] = {}
+        for folder in permanent:
+            span = folder.now["s"] * below // (4 * above)
+            if span not in chosen and len(chosen) < count:
+                chosen[span] = folder
+        return list(chosen.values())
 
     def _best(self, good: list[Folder]) -> list[Folder]:
         best = self.settings.get("keep_best")

@@ -58,6 +58,7 @@ def rules(part: str) -> st.SearchStrategy[dict[str, Any]]:
             "remove": st.sampled_from(["ephemeral_only", "all_non_permanent", "all_non_permanent", "never"]),
             "max_checkpoints": st.integers(1, 3),
             "keep_every": lengths,
+            "keep_by_age": st.dictionaries(st.sampled_from(["1s", "2.5s", "4s"]), st.integers(1, 3), min_size=1),
             "max_save_errors": st.integers(0, 2),
             **seldom,
         },
@@ -75,6 +76,8 @@ def legal(found: dict[str, Any], epoch_steps: int | None) -> dict[str, Any]:
         if unit == same_unit and ephemeral >= permanent:
             often = None
     unused = {"ephemeral_save_interval", "ephemeral_cooldown"} if often is None else set()
+    if "max_checkpoints" not in found and found.get("remove") != "all_non_permanent":
+        unused |= {"keep_by_age"}
     unused |= {"max_save_errors"} if found["on_save_error"] == "raise" else set()
     return {name: value for name, value in found.items() if name not in unused}
 

@@ -135,6 +135,8 @@ BESIDE: dict[str, dict[str, Any]] = {
     "checkpoint.keep_best.mode": {"metric": "val/loss"},
     "checkpoint.keep_best.count": {"metric": "val/loss"},
     "checkpoint.copy_to.every": {"folder": "copies"},
+    "checkpoint.budget": {"ephemeral_save_interval": "auto"},
+    "checkpoint.keep_by_age": {"max_checkpoints": 3},
     "checkpoint.ephemeral_cooldown": {"ephemeral_save_interval": 5, "save_interval": None},
     "checkpoint.compression": {"format": "archive"},
     "checkpoint.max_save_errors": {"on_save_error": "warn"},

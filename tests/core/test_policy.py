@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -15,9 +16,11 @@ from trainer_cli.core.policy import (
     Moment,
     Occasion,
     RetentionRules,
+    SaveCost,
     Saved,
     SaveRules,
     next_save_step,
+    steps_until,
     why_keep,
     why_remove,
     why_save,
@@ -128,6 +131,55 @@ def test_intervals_count_in_other_units_too():
     assert ask(rules, crossed, None, moment=STEP).reason == "every 100 tokens"
     assert ask(rules, Progress(step=4, tokens=115, last_tokens=105), None, moment=STEP) is None
     assert next_save_step(rules, crossed) == 4
+
+
+AUTO = SaveRules(save_interval=every(100), budget=0.02)
+CHEAP, DEAR = SaveCost(stood_s=1.0, since_s=50.0), SaveCost(stood_s=1.0, since_s=49.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "facts", "expected"),
+    [
+        (5, {"cost": CHEAP}, (E, "auto, ephemeral: the save before took 1 s of 50 s")),
+        (5, {"cost": DEAR}, None),
+        (5, {"cost": None}, (E, "auto, ephemeral")),  # to be measured
+        (5, {"cost": CHEAP, "writing": True}, None),  # one at a time
+        (5, {"cost": CHEAP, "on_hold": True}, None),
+        (100, {"cost": CHEAP}, (P, "every 100 steps")),
+        (100, {"cost": DEAR, "writing": True}, (P, "every 100 steps")),  # the budget is of automatic saves alone
+    ],
+)
+def test_an_automatic_save_comes_when_the_one_before_is_written_and_its_cost_fits(step, facts, expected):
+    decision = ask(AUTO, Progress(step=step), 3, **facts)
+    assert (decision and (decision.kind, decision.reason)) == expected
+
+
+def test_an_automatic_save_heeds_the_cooldown_and_needs_a_budget():
+    cooled = replace(AUTO, ephemeral_cooldown=Duration.parse(15))
+    assert ask(cooled, Progress(step=17), 3, cost=CHEAP) is None
+    assert ask(cooled, Progress(step=18), 3, cost=CHEAP) is not None
+    assert ask(SaveRules(), Progress(step=18), 3, cost=CHEAP) is None
+    assert next_save_step(AUTO, Progress(step=5)) == 100
+
+
+@pytest.mark.parametrize("costs_s", [[0.1] * 50, [3.0, 0.01, 0.5, 0.0, 2.0] * 5], ids=["equal", "varied"])
+@pytest.mark.parametrize("budget", [0.02, 0.3, 1.0])
+def test_automatic_saves_together_keep_the_budget(costs_s, budget):
+    rules = SaveRules(budget=budget)
+    now_s, began_s, stood_s, total_s = 0.0, 0.0, 0.0, 0.0
+    for cost_s in costs_s:
+        step = 0
+        while ask(rules, Progress(step=step), None, cost=SaveCost(stood_s, now_s - began_s)) is None:
+            now_s, step = now_s + 0.05, step + 1
+        assert total_s <= budget * now_s + 1e-9
+        began_s, stood_s, now_s, total_s = now_s, cost_s, now_s + cost_s, total_s + cost_s
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "step_s", "steps"), [(1.0, 0.3, 4), (0.9, 0.3, 3), (0.0, 0.3, 1), (-5.0, 0.3, 1), (5.0, 0.0, 1)]
+)
+def test_the_next_automatic_save_is_offered_after_as_many_steps_as_the_wait_lasts(wait_s, step_s, steps):
+    assert steps_until(wait_s, step_s) == steps
 
 
 BEST = SaveRules(ephemeral_save_interval=every(10), keep_best=BestRule("val/loss", Mode.min, 2))
@@ -293,3 +345,47 @@ def test_a_stop_at_the_very_end_saves_even_where_the_end_does_not() -> None:
     assert decision is not None
     assert (decision.kind, decision.reason) == (E, "training was stopped")
     assert ask(SaveRules(save_final=False, save_on_stop=False), Progress(step=5), None, moment=LAST) is None
+
+
+def aged(step: int, seconds: float | None, kind: Kind = P, **more: object) -> Saved:
+    progress = None if seconds is None else Progress(step=step, seconds=seconds)
+    return Saved(f"step{step}", step, kind, progress=progress, **more)
+
+
+HOURS = [aged(step, 1200.0 * step) for step in range(1, 10)]
+"""Three in each hour but the first, which has two."""
+
+
+@pytest.mark.parametrize(
+    ("saved", "ages", "kept"),
+    [
+        (HOURS, {}, [9]),
+        (HOURS, {"1h": 1}, [9]),
+        (HOURS, {"1h": 2}, [9, 8]),  # step 9 begins an hour
+        (HOURS, {"1h": 24}, [9, 8, 5, 2]),
+        (HOURS, {"2h": 24}, [9, 5]),
+        (HOURS, {"1h": 2, "2h": 2}, [9, 8, 5]),
+        ([*HOURS, aged(40, 48000.0)], {"1h": 3}, [40, 9, 8]),  # hours without any are not counted
+        ([*HOURS, aged(10, 12000.0, E)], {"1h": 24}, [10, 9, 8, 5, 2]),  # an ephemeral one stays as the newest alone
+        ([*HOURS, aged(10, 12000.0, finite=False)], {"1h": 2}, [10, 9, 8]),
+        ([*HOURS[:8], aged(9, 10800.0, E), aged(10, 12000.0)], {"1h": 24}, [10, 8, 5, 2]),
+        ([aged(1, None), *HOURS[2:]], {"1h": 1}, [9, 1]),  # its age is unknown
+    ],
+    ids=lambda value: None if isinstance(value, list) and isinstance(value[0], Saved) else str(value),
+)
+def test_the_newest_permanent_of_each_span_of_training_stays(saved, ages, kept):
+    spans = tuple((Duration.parse(length), count) for length, count in ages.items())
+    rules = RetentionRules(max_checkpoints=1, keep_by_age=spans)
+    assert list(why_keep(saved, rules)) == [f"step{step}" for step in kept]
+    assert set(why_remove(saved, rules)) == {checkpoint.name for checkpoint in saved} - set(why_keep(saved, rules))
+
+
+def test_thinning_as_checkpoints_come_keeps_what_thinning_at_the_end_does():
+    rules = RetentionRules(max_checkpoints=1, keep_by_age=((Duration.parse("1h"), 3), (Duration.parse("1d"), 2)))
+    present: list[Saved] = []
+    everything = [aged(step, 700.0 * step) for step in range(1, 300)]
+    for checkpoint in everything:
+        present.append(checkpoint)
+        removable = why_remove(present, rules)
+        present = [saved for saved in present if saved.name not in removable]
+    assert [saved.name for saved in reversed(present)] == list(why_keep(everything, rules))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from trainer_cli.callbacks.save_budget import SaveBudget
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
 from trainer_cli.checkpoint.catalog import Check, Entry, catalog_of, newest_of_all
 from trainer_cli.checkpoint.copies import reachable
@@ -98,6 +99,7 @@ class CheckpointerCallback(Callback):
         """Whether the save in flight was requested by the user; if it fails, it is requested again."""
         self._failed_step: int | None = None
         self._held: set[str] = set()
+        self._budget = SaveBudget()
         self._rules: SaveRules | None = None
         self._last_saved_step: int | None = None
         self._failures = 0
@@ -209,6 +211,9 @@ class CheckpointerCallback(Callback):
         if self.save_requested:
             return trainer.progress.step + 1
         step = next_save_step(self._rules, trainer.progress)
+        # A save in flight interrupts the steps once it is written.
+        if self._rules.budget is not None and self.saver.in_flight is None:
+            step = self._budget.next_step(self._rules.budget, trainer.progress, step)
         if step is not None and self._needs_copies:
             # The state is complete after the first step.
             return trainer.progress.step + 1
@@ -216,7 +221,7 @@ class CheckpointerCallback(Callback):
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         if self.settings.enabled and self._rules is not None:
-            with trainer.strategy.group.leading(self.saver) as leads:
+            with self._budget.measure(), trainer.strategy.group.leading(self.saver) as leads:
                 if leads:
                     self._offer(trainer, occasion)
 
@@ -291,6 +296,8 @@ class CheckpointerCallback(Callback):
             loaded=trainer.loaded_from is not None,
             save_requested=self.save_requested and occasion is not Occasion.pre_train,
             on_hold=bool(self._held),
+            writing=self.saver.in_flight is not None,
+            cost=self._budget.cost(),
             metrics=metrics,
             saved=self.retention.facts(self._last_saved_step) if best is not None and best.metric in metrics else (),
         )
@@ -352,6 +359,7 @@ class CheckpointerCallback(Callback):
             SaveError: nothing was committed. In both cases older checkpoints are intact.
         """
         self._poll(trainer, wait=True)
+        self._budget.begin_save(trainer.progress)
         step, path = trainer.progress.step, self.saver.path()
         # Before the save: records that the manifest promises must be on the disk first.
         metadata = self.saver.metadata(decision, finished)
@@ -367,6 +375,7 @@ class CheckpointerCallback(Callback):
 
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:
         """Copy this step and submit it to the writer thread; `_poll` reports the outcome."""
+        self._budget.begin_save(trainer.progress)
         step, path = trainer.progress.step, self.saver.path()
         try:
             self.saver.save(path, self.saver.metadata(decision), in_background=True)

@@ -56,6 +56,11 @@ _NARROWER: Mapping[str, Schema] = {
         "type": "array",
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},
     },
+    "checkpoint.budget": {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+    "checkpoint.keep_by_age": {
+        "type": "object",
+        "additionalProperties": {"anyOf": [{"type": "integer", "minimum": 1}, INTERPOLATION]},
+    },
     "checkpoint.name": {"type": "string", "pattern": r"\{(step|samples|tokens|epoch|batch)[}:]"},
     "checkpoint.folder": {"anyOf": [_FOLDER_OR_URL, NULL]},
     "checkpoint.copy_to.folder": {"anyOf": [_FOLDER_OR_URL, NULL]},
@@ -147,7 +152,7 @@ def _of(field: ConfigKey) -> Schema:
     if field.is_section:
         return {"$ref": f"#/$defs/{field.key}"}
     if "units" in field.rules:
-        schema = _duration(field.rules["units"], null=field.rules["null"])
+        schema = _duration(field.rules["units"], null=field.rules["null"], words=field.rules["words"])
     elif field.key in _ANY:
         schema = _ANY[field.key]
     elif field.key in _NARROWER:
@@ -179,13 +184,14 @@ def _kind(kind: Any, least: float | None) -> Schema:
     return {"type": names[kind], **bound}
 
 
-def _duration(units: Iterable[Unit], *, null: bool) -> Schema:
+def _duration(units: Iterable[Unit], *, null: bool, words: Iterable[str] = ()) -> Schema:
     allowed = tuple(units)
     pattern = "|".join(_UNITS[unit] for unit in allowed)
     steps = [{"type": "integer", "minimum": 1}] if Unit.STEP in allowed else []
     # At least one digit that is not 0: no duration is empty.
     text = {"type": "string", "pattern": f"^(?=.*[1-9]) *({pattern}) *$"}
-    return {"anyOf": [*steps, text, *([NULL] if null else [])]}
+    choices = [{"enum": list(words)}] if words else []
+    return {"anyOf": [*steps, text, *choices, *([NULL] if null else [])]}
 
 
 def _with_words(field: ConfigKey, schema: Schema) -> Schema:

@@ -23,6 +23,9 @@ from trainer_cli.core.left_out import check_leave_out
 from trainer_cli.core.naming import why_unfit
 from trainer_cli.errors import ConfigError
 
+AUTO = "auto"
+"""Of `ephemeral_save_interval`: as often as `budget` allows."""
+
 
 class Removal(StrEnum):
     ephemeral_only = "ephemeral_only"
@@ -94,6 +97,17 @@ def _check_steps(key: str, steps: list[int]) -> None:
         check_at_least(key, step, 0)
 
 
+def _check_budget(key: str, budget: float) -> None:
+    if not 0 < budget <= 1:
+        raise ConfigError(f"{key} is {budget}, but it is a share of the time, above 0 and at most 1", location=key)
+
+
+def _check_ages(key: str, counts: dict[str, int]) -> None:
+    for length, count in counts.items():
+        check_duration(f"{key}.{length}", length, units=(Unit.SECOND,))
+        check_at_least(f"{key}.{length}", count, 1)
+
+
 def _check_pattern(key: str, pattern: str) -> None:
     if (fault := why_unfit(pattern, None)) is not None:
         raise ConfigError(fault, location=key)
@@ -141,8 +155,11 @@ class CheckpointConfig:
     """false saves nothing, but still loads."""
     save_interval: Any = duration("1ep")
     """How often to save for good; null: never by interval."""
-    ephemeral_save_interval: Any = duration()
-    """How often to save for safety only; each is removed once a newer save is committed."""
+    ephemeral_save_interval: Any = duration(words=(AUTO,))
+    """How often to save for safety only; each is removed once a newer save is committed. auto: as soon as the save
+    before is written, and as often as budget allows."""
+    budget: float = needs(checked(_check_budget, 0.02), ("ephemeral_save_interval", AUTO))
+    """Largest share of the time for which the training stands still for saves, while they are automatic."""
     ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
     """Steps after any save during which there is no ephemeral save."""
     fixed_steps: list[int] = checked(_check_steps, [])
@@ -161,6 +178,11 @@ class CheckpointConfig:
     """Number of newest permanent checkpoints to keep; null: all."""
     keep_every: Any = duration()
     """Permanent checkpoints at multiples of this stay, also beyond max_checkpoints."""
+    keep_by_age: dict[str, int] = needs(
+        checked(_check_ages, {}), ("max_checkpoints", True), ("remove", Removal.all_non_permanent)
+    )
+    """Permanent checkpoints that stay, too, as {1h: 24, 1d: 7}: the newest of each of the last 24 hours and 7 days of
+    training in which there is one."""
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     newer: Newer = Newer.refuse
     """What happens to newer checkpoints when resume= names an older one: refuse (to resume) or trash (them)."""
@@ -196,7 +218,14 @@ class CheckpointConfig:
         check_fields(self, "checkpoint")
         # Of one unit alone: others are compared once the length of an epoch is known (core/policy.py).
         save = check_duration("checkpoint.save_interval", self.save_interval)
-        often = check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
+        is_auto = self.ephemeral_save_interval == AUTO
+        often = None if is_auto else check_duration("checkpoint.ephemeral_save_interval", self.ephemeral_save_interval)
+        if is_auto and self.remove is Removal.never:
+            raise ConfigError(
+                "checkpoint.ephemeral_save_interval is auto, and checkpoint.remove=never would keep all of them",
+                location="checkpoint.ephemeral_save_interval",
+                hint="Set checkpoint.remove=ephemeral_only.",
+            )
         # Here, not when the link is made: that is after hours of training.
         if self.latest_link and "://" in (self.folder or ""):
             raise ConfigError(

@@ -29,9 +29,11 @@ def at_least(least: float, default: Any = None) -> Any:
     return dataclasses.field(default=default, metadata={"at_least": least})
 
 
-def duration(default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null: bool = True) -> Any:
-    """A field that holds a duration in one of `units`, or null if that is allowed."""
-    return dataclasses.field(default=default, metadata={"units": units, "null": null})
+def duration(
+    default: Any = None, *, units: tuple[Unit, ...] = tuple(Unit), null: bool = True, words: tuple[str, ...] = ()
+) -> Any:
+    """A field that holds a duration in one of `units`, one of `words`, or null if that is allowed."""
+    return dataclasses.field(default=default, metadata={"units": units, "null": null, "words": words})
 
 
 def checked(check: Callable[[str, Any], None], default: Any = None) -> Any:
@@ -143,8 +145,10 @@ def check_field(field: dataclasses.Field[Any], key: str, value: Any) -> None:
     rules = field.metadata
     if "at_least" in rules:
         check_at_least(key, value, rules["at_least"])
-    if "units" in rules and check_duration(key, value, units=rules["units"]) is None and not rules["null"]:
-        raise ConfigError(f"{key} is null, but it must be a duration", location=key)
+    if "units" in rules and value not in rules["words"]:
+        duration = check_duration(key, value, units=rules["units"], words=rules["words"])
+        if duration is None and not rules["null"]:
+            raise ConfigError(f"{key} is null, but it must be a duration", location=key)
     if "check" in rules:
         rules["check"](key, value)
 
@@ -177,7 +181,9 @@ def _shown(value: Any) -> str:
     return str(value) if isinstance(value, StrEnum) else in_yaml(value)
 
 
-def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit)) -> Duration | None:
+def check_duration(
+    key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit), words: tuple[str, ...] = ()
+) -> Duration | None:
     """The duration that a key holds, or None if it is null.
 
     Raises:
@@ -185,7 +191,7 @@ def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit
     """
     if value is None:
         return None
-    duration = parse_duration(key, value)
+    duration = parse_duration(key, value, words)
     if duration.unit not in units:
         names = ", ".join(unit.name.lower() + "s" for unit in units)
         hint = f"Write {key}={value}s." if isinstance(value, int) and units == (Unit.SECOND,) else None
@@ -193,7 +199,7 @@ def check_duration(key: str, value: Any, *, units: tuple[Unit, ...] = tuple(Unit
     return duration
 
 
-def parse_duration(key: str, value: Any) -> Duration:
+def parse_duration(key: str, value: Any, words: tuple[str, ...] = ()) -> Duration:
     """The duration that a key holds, which may not be null.
 
     Raises:
@@ -202,7 +208,7 @@ def parse_duration(key: str, value: Any) -> Duration:
     try:
         return Duration.parse(value)
     except ValueError as error:
-        raise ConfigError(f"{key}: {error}", location=key) from None
+        raise ConfigError(f"{key}: {', or '.join((str(error), *words))}", location=key) from None
 
 
 def check_at_least(key: str, value: float | None, least: float) -> None:

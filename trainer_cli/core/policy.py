@@ -14,7 +14,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from trainer_cli.core.checkpoint_config import CheckpointConfig, Mode, Removal, ephemeral_too_rare
+from trainer_cli.core.checkpoint_config import AUTO, CheckpointConfig, Mode, Removal, ephemeral_too_rare
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.progress import Progress
 
@@ -37,7 +37,8 @@ def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
     """
     cooldown = settings.ephemeral_cooldown
     permanent = interval("save_interval", settings.save_interval)
-    ephemeral = interval("ephemeral_save_interval", settings.ephemeral_save_interval)
+    is_auto = settings.ephemeral_save_interval == AUTO
+    ephemeral = None if is_auto else interval("ephemeral_save_interval", settings.ephemeral_save_interval)
     if permanent is not None and ephemeral is not None:
         # Compared in steps alone: samples or seconds against epochs differ from run to run.
         seldom, often = permanent.steps, ephemeral.steps
@@ -46,6 +47,7 @@ def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
     return SaveRules(
         save_interval=permanent,
         ephemeral_save_interval=ephemeral,
+        budget=settings.budget if is_auto else None,
         ephemeral_cooldown=None if cooldown is None else Duration.parse(cooldown),
         fixed_steps=frozenset(settings.fixed_steps),
         pre_train=settings.pre_train_checkpoint,
@@ -61,6 +63,7 @@ def retention_rules(settings: CheckpointConfig, interval: ToInterval) -> Retenti
         remove=settings.remove,
         max_checkpoints=settings.max_checkpoints,
         keep_every=interval("keep_every", settings.keep_every),
+        keep_by_age=tuple((Duration.parse(length), count) for length, count in settings.keep_by_age.items()),
         keep_best=_best(settings),
         fixed_steps=frozenset(settings.fixed_steps),
         save_interval=interval("save_interval", settings.save_interval),
@@ -158,12 +161,28 @@ class SaveRules:
 
     save_interval: Interval | None = None
     ephemeral_save_interval: Interval | None = None
+    budget: float | None = None
+    """Share of the time that saves may take, if ephemeral ones are made as often as it allows."""
     ephemeral_cooldown: Duration | None = None
     fixed_steps: frozenset[int] = frozenset()
     pre_train: bool | None = None
     save_final: bool = True
     save_on_stop: bool = True
     keep_best: BestRule | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCost:
+    """What the newest save has cost."""
+
+    stood_s: float
+    """Seconds for which the training stood still for it."""
+    since_s: float
+    """Seconds since it began."""
+
+    def wait_s(self, budget: float) -> float:
+        """Seconds until the cost is at most this share of the time since the save began; negative if it is."""
+        return self.stood_s / budget - self.since_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +198,10 @@ class Moment:
     """A save was requested for this step."""
     on_hold: bool = False
     """A callback suspends ephemeral saves."""
+    writing: bool = False
+    """A save is in flight."""
+    cost: SaveCost | None = None
+    """Of the newest save of this process."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Measured at exactly this step."""
     saved: Sequence[Saved] = ()
@@ -218,6 +241,12 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
     often = rules.ephemeral_save_interval
     if often is not None and often.due(now) and not at.on_hold and not _cooling_down(rules, at):
         return Decision(Kind.ephemeral, f"{often}, ephemeral")
+    if rules.budget is not None and not at.writing and not at.on_hold and not _cooling_down(rules, at):
+        if at.cost is None:
+            return Decision(Kind.ephemeral, "auto, ephemeral")
+        if at.cost.wait_s(rules.budget) <= 0:
+            cost = f"the save before took {at.cost.stood_s:.2g} s of {at.cost.since_s:.3g} s"
+            return Decision(Kind.ephemeral, f"auto, ephemeral: {cost}")
     return None
 
 
@@ -227,6 +256,11 @@ def next_save_step(rules: SaveRules, now: Progress) -> int | None:
     intervals = (rules.save_interval, rules.ephemeral_save_interval)
     steps += [interval.next_step(now) for interval in intervals if interval is not None]
     return min(steps, default=None)
+
+
+def steps_until(wait_s: float, step_s: float) -> int:
+    """Steps, at least one, that end before a wait is over, or with it, if each takes this long."""
+    return max(1, math.ceil(wait_s / step_s)) if step_s > 0 else 1
 
 
 def _cooling_down(rules: SaveRules, at: Moment) -> bool:
@@ -241,6 +275,8 @@ class RetentionRules:
     remove: Removal = Removal.ephemeral_only
     max_checkpoints: int | None = None
     keep_every: Interval | None = None
+    keep_by_age: tuple[tuple[Duration, int], ...] = ()
+    """(length, count): the newest permanent checkpoint of each of the newest `count` spans of this length stays."""
     keep_best: BestRule | None = None
     fixed_steps: frozenset[int] = frozenset()
     save_interval: Interval | None = None
@@ -273,7 +309,8 @@ def plan_removal(saved: Sequence[Saved], rules: RetentionRules) -> tuple[dict[st
         for checkpoint in reversed(may_go)
         if _why_stays(checkpoint, rules, leading) is None
     }
-    return removable, [*removable, *leading.newest, *leading.best, *(leading.counted if removable else ())]
+    counted = (*leading.counted, *leading.by_age) if removable else ()
+    return removable, [*removable, *leading.newest, *leading.best, *counted]
 
 
 class _Leading(NamedTuple):
@@ -284,6 +321,8 @@ class _Leading(NamedTuple):
     counted: Collection[str]
     """The `max_checkpoints` newest permanents; empty if that is None."""
     best: Collection[str]
+    by_age: Mapping[str, str]
+    """With the reasons."""
 
 
 def _newest_first(saved: Sequence[Saved]) -> list[Saved]:
@@ -295,9 +334,28 @@ def _leading(ordered: Sequence[Saved], rules: RetentionRules) -> _Leading:
     """The leading ones of checkpoints that are ordered newest first."""
     finite = (checkpoint for checkpoint in ordered if checkpoint.finite)
     newest = {checkpoint.name for checkpoint in (*ordered[:1], *islice(finite, 1))}
-    permanents = (checkpoint.name for checkpoint in ordered if checkpoint.finite and checkpoint.kind is Kind.permanent)
+    permanents = [checkpoint for checkpoint in ordered if checkpoint.finite and checkpoint.kind is Kind.permanent]
+    counted = frozenset(checkpoint.name for checkpoint in permanents[: rules.max_checkpoints or 0])
     best = [] if rules.keep_best is None else [checkpoint.name for checkpoint in rules.keep_best.ranked(ordered)]
-    return _Leading(newest, frozenset(islice(permanents, rules.max_checkpoints or 0)), best)
+    return _Leading(newest, counted, best, _by_age(permanents, rules.keep_by_age))
+
+
+def _by_age(permanents: Sequence[Saved], spans: Sequence[tuple[Duration, int]]) -> dict[str, str]:
+    """The reasons why permanent checkpoints, newest first, stay by `keep_by_age`."""
+    reasons: dict[str, str] = {}
+    for length, count in spans:
+        newest: dict[int, Saved] = {}
+        for checkpoint in permanents:
+            if checkpoint.progress is None:
+                # In doubt it is kept: what is removed cannot be restored.
+                reasons.setdefault(checkpoint.name, f"perhaps the newest of its {length}")
+                continue
+            span = math.floor(checkpoint.progress.seconds / float(length.value))
+            if len(newest) < count:
+                newest.setdefault(span, checkpoint)
+        for checkpoint in newest.values():
+            reasons.setdefault(checkpoint.name, f"newest of its {length}")
+    return reasons
 
 
 def _why_stays(checkpoint: Saved, rules: RetentionRules, leading: _Leading) -> str | None:
@@ -317,6 +375,8 @@ def _why_stays(checkpoint: Saved, rules: RetentionRules, leading: _Leading) -> s
         return None
     if rules.keep_every is not None and (named := _names(rules.keep_every, checkpoint)):
         return f"kept {named}"
+    if checkpoint.name in leading.by_age:
+        return leading.by_age[checkpoint.name]
     if rules.remove is Removal.ephemeral_only:
         if rules.max_checkpoints is None:
             return "permanent"

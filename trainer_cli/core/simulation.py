@@ -120,6 +120,10 @@ def _drop_unknown_rules(setting: Simulation, step_counts: StepCounts) -> Simulat
             setting.save,
             save_interval=if_known(setting.save.save_interval),
             ephemeral_save_interval=if_known(setting.save.ephemeral_save_interval),
+            budget=None,
+        ),
+        retention=replace(
+            setting.retention, keep_by_age=setting.retention.keep_by_age if step_counts.step_time_s is not None else ()
         ),
     )
 
@@ -308,8 +312,10 @@ class _Run:
             permanents += counted
             in_max_checkpoints = counted and permanents <= (rules.max_checkpoints or 0)
             measured = rules.keep_best is not None and bool(saved.metrics)
+            # It counts for the spans of others, also where another rule keeps it.
+            ages = counted and bool(rules.keep_by_age)
             ephemeral = saved.kind is Kind.ephemeral and rules.remove is not Removal.never
-            if newest or (saved.finite and newest_finite) or in_max_checkpoints or measured or ephemeral:
+            if newest or (saved.finite and newest_finite) or in_max_checkpoints or measured or ephemeral or ages:
                 live.append(saved)
             else:
                 self.decided.append(saved)

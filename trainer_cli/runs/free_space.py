@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.core.checkpoint_config import Compression
+from trainer_cli.core.checkpoint_config import AUTO, Compression
 from trainer_cli.core.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, find_shortage
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import UserError
@@ -91,7 +91,10 @@ def check_space(trainer: Trainer, start_point: StartPoint, timeline: Timeline, s
         return
     files = files_of_checkpoint(trainer.strategy.world_size, _SMALL_FILES)
     present = start_point.sizes or {}
-    added_bytes, added = peak.size_bytes - sum(present.values()), peak.count - len(present)
+    # The plan does not list automatic ones, of which the newest stays beside the others.
+    automatic = int(checkpoint.settings.ephemeral_save_interval == AUTO)
+    added_bytes = peak.size_bytes - sum(present.values()) + automatic * size_bytes
+    added = peak.count - len(present) + automatic
     free = FreeSpace(checkpoint.storage.free_bytes(), checkpoint.storage.free_files())
     shortage = find_shortage(NeededSpace(size_bytes, files), NeededSpace(added_bytes, files * added), free)
     if shortage is None:

@@ -286,14 +286,18 @@ def _name(composed: Composed, checkpoint: CheckpointConfig, world_size: int) -> 
 
 
 def _at_most(setting: Simulation, timeline: Timeline, size: CheckpointSize) -> tuple[int, int] | None:
-    """Largest number and size in bytes of the checkpoints, if every evaluation is among the best."""
-    best = setting.save.keep_best
-    if best is None or not timeline.may_save or not setting.enabled:
+    """Largest number and size in bytes of the checkpoints, if every evaluation is among the best, and there is always
+    an automatic one."""
+    best, automatic = setting.save.keep_best, int(setting.save.budget is not None)
+    if not setting.enabled or not (automatic or (best is not None and timeline.may_save)):
         return None
     count, size_bytes = (timeline.peak.count, timeline.peak.size_bytes) if timeline.peak is not None else (0, 0)
     may_save = len(timeline.may_save)
-    # One more than the best, because retention runs after the next one is committed.
-    more = may_save if setting.retention.remove is Removal.never else min(may_save, best.count) + 1
+    more = 0
+    if best is not None and may_save:
+        # One more than the best, because retention runs after the next one is committed.
+        more = may_save if setting.retention.remove is Removal.never else min(may_save, best.count) + 1
+    more += automatic
     return count + more, size_bytes + more * size.at(1)
 
 
@@ -326,6 +330,8 @@ def _estimates(setting: Simulation, step_counts: StepCounts) -> Iterator[str]:
             field, flag, unit = flags[interval.duration.unit]
             if (value := getattr(step_counts, field)) is not None:
                 yield f"{key} ({interval.duration}): estimated from {flag}, {value:g}{unit}"
+    if setting.retention.keep_by_age and setting.enabled and step_counts.step_time_s is not None:
+        yield f"checkpoint.keep_by_age: estimated from --step-time, {step_counts.step_time_s:g}s a step"
     if setting.limits.max_time_s is not None and step_counts.step_time_s is not None:
         limit = setting.limits.max_time_s
         yield f"loop.max_time ({limit:g}s): estimated from --step-time, {step_counts.step_time_s:g}s a step"
@@ -346,8 +352,13 @@ def _unknown(
         if interval is not None and not step_counts.knows(interval):
             cure = cures.get(interval.duration.unit, "the train loader has no length")
             yield f"{key} ({interval.duration}): when it is reached is unknown, so it is left out; {cure}"
+    if setting.retention.keep_by_age and setting.enabled and step_counts.step_time_s is None:
+        yield f"checkpoint.keep_by_age: what it keeps is unknown, so it is left out; {cures['s']}"
     if setting.limits.max_time_s is not None and step_counts.step_time_s is None:
         yield f"loop.max_time ({setting.limits.max_time_s:g}s): left out; {cures['s']}"
+    if setting.save.budget is not None and setting.enabled:
+        share = f"{100 * setting.save.budget:g} % of the time"
+        yield f"checkpoint.ephemeral_save_interval (auto): as often as the disk and {share} allow; not listed"
     if setting.save.keep_best is not None and setting.enabled:
         metric = setting.save.keep_best.metric
         yield f"checkpoint.keep_best: {metric} is measured during the training; an evaluation may save"

@@ -146,7 +146,7 @@ def _summary(plan: Plan) -> Iterator[str]:
         most = _many(line.peak.count, line.peak.size_bytes)
         yield f"  on the disk    {len(line.kept)} at the end; at most {most}, at step {line.peak.step:,}"
     if plan.at_most is not None:
-        yield f"                 with those that a metric may add, no more than {_many(*plan.at_most)}"
+        yield f"                 with those that may be added, no more than {_many(*plan.at_most)}"
     if plan.copies is not None:
         yield f"  copied to      {plan.copies}"
     if plan.size.trained is not None:
