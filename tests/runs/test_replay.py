@@ -131,23 +131,49 @@ def test_a_state_that_differs_from_a_kept_checkpoint_is_named(run: Path) -> None
     ],
     ids=["config", "source"],
 )
-def test_with_another_config_or_source_a_state_is_kept_only_if_a_record_shows_it_to_be_equal(
-    run: Path, source: dict[str, str], override: str, doubt: str
+def test_with_another_config_or_source_a_state_is_kept_once_the_next_record_shows_it_to_be_equal(
+    run: Path, source: dict[str, str], override: str, doubt: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     remove(run, *FIXED, STEPS)
     manifest = run / "checkpoints" / "step0" / "manifest.json"
     manifest.write_bytes(replace(Manifest.parse(manifest.read_bytes()), source=source).to_bytes())
-    unproven = plan_replay(run, 5)
-    with pytest.raises(CheckpointError, match=f"step 5 of .* is not kept: {doubt}; and no record") as raised:
-        replay(unproven, compose_replay(unproven, [override]), keep=[5])
-    assert "name a step from 7 on" in str(raised.value)
-    assert find_step(run, 5) is None
-    proven = plan_replay(run, 8)
-    assert list(replay(proven, compose_replay(proven, [override]), keep=[8]).kept) == [8]
+    plan = plan_replay(run, 5)
+    replayed = replay(plan, compose_replay(plan, [override]), keep=[3, 5])
+    assert f"{doubt}: replays on to step 7, where" in caplog.text
+    # Both were computed before the record.
+    assert (replayed.records, list(replayed.kept), list(replayed.kept.values())) == (
+        1, [3, 5], [find_step(run, 3), find_step(run, 5)],
+    )  # fmt: skip
     # What a record has shown of the source holds for the steps after it.
-    later = plan_replay(run, 9)
-    assert (later.start, later.reference) == (run / "replayed" / "step8", manifest.parent)
-    assert list(replay(later, compose_replay(later), keep=[9]).kept) == [9]
+    later = plan_replay(run, 6)
+    assert (later.start, later.reference) == (run / "replayed" / "step5", manifest.parent)
+    assert list(replay(later, compose_replay(later), keep=[6]).kept) == [6]
+    assert later.end == STEPS
+
+
+def test_a_kept_checkpoint_shows_it_where_no_record_does(run: Path) -> None:
+    remove(run, *FIXED[2:], STEPS)
+    (run / "metrics.jsonl").unlink()
+    (run / "summary.json").unlink()
+    step, override = FIXED[1] - 1, "loop.eval_interval=50"
+    plan = plan_replay(run, step)
+    replayed = replay(plan, compose_replay(plan, [override]), keep=[step])
+    assert (replayed.states, list(replayed.kept)) == ({FIXED[1]: None}, [step])
+    remove(run, FIXED[1])
+    shutil.rmtree(run / "replayed")
+    (run / "summary.json").write_text(json.dumps({"step": 40}))
+    unproven = plan_replay(run, step)
+    with pytest.raises(CheckpointError, match="eval_interval: 25 -> 50; and no record or checkpoint of the run shows"):
+        replay(unproven, compose_replay(unproven, [override]), keep=[step])
+    assert find_step(run, step) is None
+
+
+def test_a_state_before_a_record_that_differs_is_not_kept(run: Path) -> None:
+    remove(run, *FIXED, STEPS)
+    plan = plan_replay(run, 5)
+    replayed = replay(plan, compose_replay(plan, ["optimizer.weight_decay=0.5"]), keep=[5])
+    assert str(replayed).startswith("not equal: step 7: train/loss is ")
+    assert (replayed.kept, find_step(run, 5)) == ({}, None)
 
 
 @pytest.mark.parametrize(

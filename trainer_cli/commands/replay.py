@@ -75,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
         return compose_replay(plans[0], args.overrides, config_dir=args.config_dir, config_name=args.config_name)
 
     def work(composed: Composed, group: ProcessGroup) -> int:
-        plan = group.broadcast(plans[0] if group.is_main else None)
-        assert plan is not None
+        shared = group.broadcast(plans[0].without_records() if group.is_main else None)
+        assert shared is not None
+        plan = plans[0] if group.is_main else shared
         with composed.placing():
             return _replay(args, plan, composed, range(first, last + 1), group)
 

@@ -120,6 +120,10 @@ class RunRecords:
     last_record: tuple[int, float] | None = None
     """Step and epochs of the last line of metrics.jsonl."""
 
+    def attempt_of(self, step: int) -> Attempt:
+        """The attempt that has trained a step, or will."""
+        return [attempt for attempt in self.attempts if attempt.start_step < step][-1]
+
     def checkpoint_before(self, step: int) -> Entry | None:
         """The newest checkpoint that lies on the course of a step and before it."""
         on_course = [entry for entry in self.checkpoints if entry.step < step and self.is_on_course(entry)]

@@ -15,10 +15,10 @@ from __future__ import annotations
 import fcntl
 import logging
 import platform
-import sys
+import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import EvaluatedOrigin, other_source
-from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, ReplayPlan, environment_of, find_step, plan_replay
+from trainer_cli.runs.replay_plan import UNPROVEN, WITHOUT_EFFECT, ReplayPlan, environment_of, find_step, plan_replay
 from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import checkpoints_of, config_of, manifest_of
@@ -45,6 +45,7 @@ from trainer_cli.runs.start import fork_path, kept_settings, load_options
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.checkpointer import Checkpointer
     from trainer_cli.runs.build import Builder, Data
+    from trainer_cli.runs.replay_saver import ReplaySaver
     from trainer_cli.trainer.hooks import Callback
     from trainer_cli.trainer.trainer import Trainer
 
@@ -117,7 +118,7 @@ def replay(
         composed: of `compose_replay`.
         keep: steps whose state is written into `RUN/replayed`, unless a record up to it differs.
             Where source, versions, device or config are not those of the run, a record or a kept checkpoint has to show
-            that its numbers are.
+            that its numbers are; if the first is later than the last step, the replay goes on up to it.
         callbacks: further callbacks by name, which look at the steps. They are called after the run's own, and must
             change nothing.
         group: the processes that train together, all of which call this with rank 0's plan and config.
@@ -128,15 +129,19 @@ def replay(
         TrainError: the steps cannot be made here.
         CheckpointError: nothing shows whether a state to keep is that of the run.
     """
+
+    def replay_attempt() -> Replayed:
+        return _AttemptReplay(plan, composed, keep, callbacks or {}, group, on_built).run()
+
     if plan.before is None:
-        return _replay_part(plan, composed, keep, callbacks or {}, group, on_built)
+        return replay_attempt()
     earlier_plan = plan.before
     earlier_config = group.on_main(lambda: compose_replay(earlier_plan, composed.overrides, config_dir=config_dir))
     kept = {*keep, earlier_plan.last}
     earlier = replay(earlier_plan, earlier_config, keep=kept, callbacks=callbacks, group=group, config_dir=config_dir)
     if earlier_plan.last not in earlier.kept:
         return earlier
-    later = _replay_part(plan, composed, keep, callbacks or {}, group, on_built)
+    later = replay_attempt()
     return replace(
         later,
         records=earlier.records + later.records,
@@ -146,104 +151,144 @@ def replay(
     )
 
 
-def _replay_part(
-    plan: ReplayPlan,
-    composed: Composed,
-    keep: Collection[int],
-    callbacks: Mapping[str, Callback],
-    group: ProcessGroup,
-    on_built: OnBuilt | None,
-) -> Replayed:
-    """Make the steps of one attempt."""
-    import_torch()
-    from trainer_cli.runs.build import Builder as NewBuilder
-    from trainer_cli.runs.build import identity_of
-    from trainer_cli.runs.replay_saver import ReplaySaver
+@dataclass(slots=True)
+class _Evidence:
+    """What shows whether the numbers of a replay are those of the run. Rank 0 alone has the records."""
 
-    run, config = RunDir(plan.run), _config_of_replay(composed.config)
-    environment = environment_of(run, plan.attempt)
-    _use_threads(environment.get("threads"))
-    composed.check_targets(_REPLAYED_SECTIONS)
-    comparison = RecordComparison.of_file(run.metrics_file, _not_comparable(config))
-    # The records of the first step of the plan are the run's own if it was loaded.
-    first = plan.start_step if plan.start is not None else -1
-    doubts: list[str] = []
+    plan: ReplayPlan
+    comparison: RecordComparison
+    doubts: list[str] = field(default_factory=list)
+    """What is not as in the run, and may change numbers."""
 
-    def is_equal(step: int) -> bool:
-        shown = not doubts or saver.states or comparison.steps(first, step)
-        return bool(shown) and not any(comparison.differences(first, step, ended=False))
+    @property
+    def first(self) -> int:
+        """The step after which records are compared: those of a checkpoint that was loaded are the run's own."""
+        return self.plan.start_step if self.plan.start is not None else -1
 
-    with ExitStack() as stack:
-        if group.is_main:
-            stack.enter_context(_held(run, plan, keeps=bool(keep)))
-        with group.checking("while data and model were made"):
-            group.divide_layers(config.parallel.tensor_size)
-            builder = NewBuilder(config, composed.trust, group)
-            data = builder.data()
-            if on_built is not None:
-                on_built(builder, data)
-            origin = EvaluatedOrigin(composed, data.loaders)
-            if group.is_main and plan.reference is not None:
-                origin.compare(plan.reference)
-            identity = identity_of(
-                composed.config, plan.config.read_bytes(), origin.now, run_id=plan.run_id, attempt=plan.attempt
-            )
-            saver = ReplaySaver(
-                plan,
-                _new_checkpointer(plan, config),
-                identity,
-                folder=checkpoints_of(run.path),
-                replayed=run.replayed_folder,
-                keep=keep,
-                is_equal=is_equal,
-            )
-            trainer = builder.trainer(
-                data,
-                identity=identity,
-                run_dir=run.replayed_folder,
-                hparams=hparams(composed.raw),
-                saver=saver,
-                loggers={NAME: ReplayLogger(comparison)} if group.is_main else {},
-                observers=callbacks,
-            )
-        other_environment = list(_other_environment(environment, trainer))
-        if other_environment and group.is_main:
-            log.warning(
-                "the run had %s: the comparison shows whether its numbers are the same", ", ".join(other_environment)
-            )
-        doubts += [*_changes(plan, composed), *(f"the run had {fact}" for fact in other_environment)]
-        path, load = plan.start, WHOLE
-        if path is None:
-            path, load = group.on_main(lambda: fork_path(composed)), load_options(config.load)
-        result = trainer.fit(data.train, data.val, path, load=load, keep_settings=_changed_settings(plan, composed))
-    if result.step < plan.last:
-        raise TrainError(
-            f"the replay of {plan.run} ended at step {result.step}, before step {plan.last}: {result.reason}"
+    def is_equal(self, step: int) -> bool | None:
+        """Whether the records up to a step are those of the run; None if none of them settles a doubt."""
+        if any(self.comparison.differences(self.first, step, ended=False)):
+            return False
+        return True if not self.doubts or self.comparison.steps(self.first, step) else None
+
+    def last_step(self, keep: Collection[int]) -> int:
+        """The step to end at: the last of the plan, or a later one that settles a doubt about a state to keep."""
+        plan = self.plan
+        wanted = [step for step in keep if plan.start_step < step <= plan.last]
+        is_compared = self.comparison.steps(self.first, plan.last) or any(step <= plan.last for step in plan.kept)
+        if not self.doubts or not wanted or is_compared:
+            return plan.last
+        later = [*self.comparison.steps(plan.last, plan.end)[:1], *(step for step in plan.kept if step > plan.last)]
+        return min(later, default=plan.last)
+
+
+@dataclass(frozen=True, slots=True)
+class _AttemptReplay:
+    """The replay of steps of one attempt. The fields are as of `replay`."""
+
+    plan: ReplayPlan
+    composed: Composed
+    keep: Collection[int]
+    callbacks: Mapping[str, Callback]
+    group: ProcessGroup
+    on_built: OnBuilt | None
+
+    def run(self) -> Replayed:
+        """Make the steps, and compare them."""
+        import_torch()
+        plan, composed, group = self.plan, self.composed, self.group
+        run, config = RunDir(plan.run), _config_of_replay(composed.config)
+        environment = environment_of(run, plan.attempt)
+        _use_threads(environment.get("threads"))
+        composed.check_targets(_REPLAYED_SECTIONS)
+        evidence = _Evidence(plan, RecordComparison(plan.records, _not_comparable(config)))
+        with ExitStack() as stack:
+            if group.is_main:
+                stack.enter_context(_held(run, plan, keeps=bool(self.keep)))
+            with group.checking("while data and model were made"):
+                data, saver, trainer = self._build(run, config, evidence)
+            other_environment = [f"the run had {fact}" for fact in _other_environment(environment, trainer)]
+            if other_environment and group.is_main:
+                log.warning("%s: the comparison shows whether its numbers are the same", ", ".join(other_environment))
+            evidence.doubts += [*_changes(plan, composed), *other_environment]
+            saver.last = group.broadcast(evidence.last_step(self.keep))
+            if saver.last > plan.last and group.is_main:
+                log.warning(
+                    "%s: replays on to step %d, where the run recorded what shows whether step %d is its own",
+                    "; ".join(evidence.doubts), saver.last, plan.last,
+                )  # fmt: skip
+            path, load = plan.start, WHOLE
+            if path is None:
+                path, load = group.on_main(lambda: fork_path(composed)), load_options(config.load)
+            result = trainer.fit(data.train, data.val, path, load=load, keep_settings=_changed_settings(plan, composed))
+            if result.step < saver.last:
+                raise TrainError(
+                    f"the replay of {plan.run} ended at step {result.step}, before step {saver.last}: {result.reason}"
+                )
+            return self._conclude(saver, evidence)
+
+    def _build(self, run: RunDir, config: TrainConfig, evidence: _Evidence) -> tuple[Data, ReplaySaver, Trainer]:
+        """Build what trains."""
+        from trainer_cli.runs.build import Builder as NewBuilder
+        from trainer_cli.runs.build import identity_of
+        from trainer_cli.runs.replay_saver import ReplaySaver as NewSaver
+
+        plan, composed, group = self.plan, self.composed, self.group
+        group.divide_layers(config.parallel.tensor_size)
+        builder = NewBuilder(config, composed.trust, group)
+        data = builder.data()
+        if self.on_built is not None:
+            self.on_built(builder, data)
+        origin = EvaluatedOrigin(composed, data.loaders)
+        if group.is_main and plan.reference is not None:
+            origin.compare(plan.reference)
+        identity = identity_of(
+            composed.config, plan.config.read_bytes(), origin.now, run_id=plan.run_id, attempt=plan.attempt
         )
-    outcome = Replayed(
-        plan,
-        records=len(comparison.steps(first, plan.last)),
-        differences=list(comparison.differences(first, plan.last)),
-        states=saver.states,
-        kept=saver.kept,
-    )
-    # Rank 0 alone has the records.
-    outcome = group.broadcast(outcome)
-    missing = sorted(step for step in keep if first < step <= plan.last and step not in saver.kept)
-    if doubts and outcome.equal and missing:
-        raise _unproven(plan, missing[0], doubts, comparison)
-    return outcome
+        saver = NewSaver(
+            plan,
+            _new_checkpointer(plan, config),
+            identity,
+            folder=checkpoints_of(run.path),
+            replayed=run.replayed_folder,
+            keep=self.keep,
+            is_equal=evidence.is_equal,
+        )
+        trainer = builder.trainer(
+            data,
+            identity=identity,
+            run_dir=run.replayed_folder,
+            hparams=hparams(composed.raw),
+            saver=saver,
+            loggers={NAME: ReplayLogger(evidence.comparison)} if group.is_main else {},
+            observers=self.callbacks,
+        )
+        return data, saver, trainer
 
-
-def _unproven(plan: ReplayPlan, step: int, doubts: Sequence[str], comparison: RecordComparison) -> CheckpointError:
-    """The error of a state that is not kept, because nothing shows that it is that of the run."""
-    later = comparison.steps(step, sys.maxsize)
-    return CheckpointError(
-        f"step {step} of {plan.run} is not kept: {'; '.join(doubts)}; and no record up to it shows whether "
-        "its numbers are those of the run",
-        cure="Use the source, the versions and the config of the run"
-        + (f", or name a step from {later[0]} on, which has a record." if later else "."),
-    )
+    def _conclude(self, saver: ReplaySaver, evidence: _Evidence) -> Replayed:
+        """The outcome. States that were in doubt are kept if later records or states have shown them to be equal."""
+        plan, group, comparison = self.plan, self.group, evidence.comparison
+        outcome = Replayed(
+            plan,
+            records=len(comparison.steps(evidence.first, saver.last)),
+            differences=list(comparison.differences(evidence.first, saver.last)),
+            states=saver.states,
+            kept={},
+        )
+        # Rank 0 alone has the records.
+        outcome = group.broadcast(outcome)
+        if saver.unproven and outcome.equal and (outcome.records or outcome.states):
+            group.on_main(saver.publish_unproven)
+            saver.kept.update(saver.unproven)
+        outcome = replace(outcome, kept=saver.kept)
+        missing = sorted(step for step in self.keep if evidence.first < step <= plan.last and step not in outcome.kept)
+        if evidence.doubts and outcome.equal and missing:
+            raise CheckpointError(
+                f"step {missing[0]} of {plan.run} is not kept: {'; '.join(evidence.doubts)}; and no record or "
+                "checkpoint of the run shows whether its numbers are those of the run",
+                cure="Use the source, the versions and the config of the run.",
+            )
+        return outcome
 
 
 def _config_of_replay(config: TrainConfig) -> TrainConfig:
@@ -290,6 +335,8 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
             # Waits: two replays of one step would write the same folder.
             fcntl.flock(file, fcntl.LOCK_EX)
             open_storage(run.replayed_folder, run_id=plan.run_id).sweep()
+            # Left by a replay that was killed before a record settled its doubts.
+            shutil.rmtree(run.replayed_folder / UNPROVEN, ignore_errors=True)
         yield
 
 

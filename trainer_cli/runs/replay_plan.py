@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
 """Sections of a config on which no number of a training depends."""
+UNPROVEN = ".unproven"
+"""The folder in `RUN/replayed` of states that no record has shown to be those of the run yet."""
 _MOST_RATES = 50
 """Records whose times are used to estimate the duration of a step."""
 
@@ -52,12 +54,16 @@ class ReplayPlan:
     reference: Path | None
     """A checkpoint of the run whose samples and source are compared with those here; None without any."""
     kept: Mapping[int, Path]
-    """The run's checkpoints of later steps up to the last one, by step: the replay is compared with them."""
+    """The run's checkpoints after the start up to `end`, by step: the replay is compared with those that it passes."""
+    end: int
+    """The last step that the run has recorded or saved before another config trained it, at least `last`."""
     seconds: float | None
     """Estimate from the times of the run's records, without the start of the process; None if there are too few."""
     before: ReplayPlan | None = None
     """What writes the checkpoint to begin with: the end of an earlier attempt, which had another config or had finished
     the run."""
+    records: Sequence[Mapping[str, Any]] = field(default=(), repr=False, compare=False)
+    """The lines of `metrics.jsonl`, with which the replay is compared."""
 
     @property
     def origin(self) -> ReplayPlan:
@@ -68,6 +74,10 @@ class ReplayPlan:
     def steps(self) -> int:
         """Number of steps to make."""
         return self.last - self.origin.start_step
+
+    def without_records(self) -> ReplayPlan:
+        """The plan for a rank that compares nothing."""
+        return replace(self, records=(), before=None if self.before is None else self.before.without_records())
 
     def __str__(self) -> str:
         path = self.origin.start
@@ -106,7 +116,7 @@ def plan_replay(
     beginnings = _beginnings(attempts)
     entries = [entry for entry in kept_entries(directory) if is_on_course(entry[0], beginnings)]
     records = read_json_lines(directory.metrics_file)
-    _check_step(directory, last, entries, records)
+    end = _check_step(directory, last, entries, records)
     latest_start = last if first is None else first - 1
     if verify:
         # Before a format imports torch without what this sets.
@@ -120,7 +130,7 @@ def plan_replay(
             f"{run} has no valid checkpoint at or before step {latest_start}, and was not begun at step 0 there",
             cure=f"The earliest valid one is step {entries[0][0].step}." if entries else None,
         )
-    return _Planner(directory, attempts, entries, records).plan(start, last)
+    return _Planner(directory, attempts, entries, records, end).plan(start, last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +141,8 @@ class _Planner:
     attempts: Sequence[Mapping[str, Any]]
     entries: Sequence[tuple[Entry, Path]]
     records: Sequence[Mapping[str, Any]]
+    end: int
+    """The last step that the run has recorded or saved."""
 
     def plan(self, start: tuple[Entry, Path] | None, last: int) -> ReplayPlan:
         """The plan from a checkpoint, or from the start of the run, to a step."""
@@ -140,7 +152,7 @@ class _Planner:
         if (boundary := self._boundary(start_step, last)) is not None:
             before = self.plan(start, boundary)
             start_step, path = boundary, self.run.replayed_folder / f"step{boundary}"
-        attempt = attempt_of(self.attempts, last)
+        attempt, end = attempt_number(self.attempts, last), self._end_after(last)
         return ReplayPlan(
             run=self.run.path,
             run_id=self.run.run_id,
@@ -150,9 +162,11 @@ class _Planner:
             attempt=attempt,
             config=self._config_of(attempt),
             reference=self._reference_of(attempt, start_step),
-            kept={entry.step: place for entry, place in self.entries if start_step < entry.step <= last},
+            kept={entry.step: place for entry, place in self.entries if start_step < entry.step <= end},
+            end=end,
             seconds=_estimate_s(self.records, 0 if start is None else start[0].step, last),
             before=before,
+            records=self.records,
         )
 
     def _reference_of(self, attempt: int, start_step: int) -> Path | None:
@@ -170,17 +184,35 @@ class _Planner:
 
     def _boundary(self, start_step: int, last: int) -> int | None:
         """The last step between these two at which an attempt began with another config, or after the run's end."""
-        number = attempt_of(self.attempts, last)
-        current = next((attempt for attempt in self.attempts if attempt.get("attempt") == number), {})
-        began = int(current.get("start_step") or 0)
+        number = attempt_number(self.attempts, last)
+        began = int(self._attempt(number).get("start_step") or 0)
         if began <= start_step or began >= last:
             return None
-        earlier_number = attempt_of(self.attempts, began)
-        earlier = next((attempt for attempt in self.attempts if attempt.get("attempt") == earlier_number), {})
-        # At its end a run logs and evaluates what it otherwise would later.
-        if earlier.get("status") == RunStatus.finished or self._trains_otherwise(earlier_number, number):
+        if self._is_boundary(attempt_number(self.attempts, began), number):
             return began
         return self._boundary(start_step, began)
+
+    def _end_after(self, last: int) -> int:
+        """The last recorded step that is reached from `last` without a boundary."""
+        number = attempt_number(self.attempts, last)
+        for beginning in self.attempts:
+            later, began = int(beginning.get("attempt") or 0), int(beginning.get("start_step") or 0)
+            # One that a later attempt has replaced from before its first step has left nothing.
+            if later <= number or began < last or attempt_number(self.attempts, began + 1) != later:
+                continue
+            if began >= self.end or self._is_boundary(number, later):
+                return max(last, min(began, self.end))
+            number = later
+        return max(last, self.end)
+
+    def _is_boundary(self, earlier: int, later: int) -> bool:
+        """Whether the steps of two consecutive attempts cannot be made in one replay."""
+        # At its end a run logs and evaluates what it otherwise would later.
+        is_finished = self._attempt(earlier).get("status") == RunStatus.finished
+        return is_finished or self._trains_otherwise(earlier, later)
+
+    def _attempt(self, number: int) -> Mapping[str, Any]:
+        return next((attempt for attempt in self.attempts if attempt.get("attempt") == number), {})
 
     def _trains_otherwise(self, earlier: int, later: int) -> bool:
         """Whether two attempts had different configs, beside what no number depends on."""
@@ -213,7 +245,7 @@ def earliest_start(run: RunDir) -> int | None:
     return next((entry.step for entry in entries if entry.manifest is not None and not entry.manifest.left_out), None)
 
 
-def attempt_of(attempts: Sequence[Mapping[str, Any]], step: int) -> int:
+def attempt_number(attempts: Sequence[Mapping[str, Any]], step: int) -> int:
     """The number of the attempt that made a step: the last one that began before it."""
     earlier = [attempt for attempt in attempts if int(attempt.get("start_step") or 0) < max(step, 1)]
     return int((earlier or attempts or [{}])[-1].get("attempt") or 1)
@@ -269,8 +301,8 @@ def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bo
 
 def _check_step(
     run: RunDir, step: int, entries: Sequence[tuple[Entry, Path]], records: Sequence[Mapping[str, Any]]
-) -> None:
-    """Refuse a step that the run has not made."""
+) -> int:
+    """Refuse a step that the run has not made; the last step that it has recorded or saved."""
     newest = entries[-1][0].step if entries else 0
     if run.is_locked():
         # Its records go on while it is replayed, and its next checkpoint may not come.
@@ -279,7 +311,7 @@ def _check_step(
                 f"{run.path} is being trained, and its newest checkpoint is of step {newest}: step {step} cannot be "
                 "replayed yet"
             )
-        return
+        return newest
     summary = run.read_summary()
     recorded = max((int(record.get("step") or 0) for record in records), default=0)
     reached = max(newest, recorded, int(summary.get("step") or 0))
@@ -287,6 +319,7 @@ def _check_step(
     begun = reached + (summary.get("status") != RunStatus.finished)
     if not 0 <= step <= begun:
         raise UserError(f"{run.path} has made {reached} steps, so there is no step {step}")
+    return max(newest, recorded)
 
 
 def is_on_course(entry: Entry, beginnings: Iterable[tuple[int, int]]) -> bool:

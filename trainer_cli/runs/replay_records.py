@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from trainer_cli.core.patterns import matches
 from trainer_cli.loggers.base import Logger, Record
 from trainer_cli.loggers.text_files import encode
-from trainer_cli.runs.metrics import read_json_lines
 
 CLOCKED = ("time", "*_per_s", "*/time/*", "*/throughput/*", "*/memory/*", "*seconds*")
 """Globs of the keys of a record whose values differ from run to run: times, rates and memory."""
@@ -45,11 +43,6 @@ class RecordComparison:
         self._without = (*CLOCKED, *without)
         self._recorded = by_step(records)
         self._replayed: dict[int, dict[str, Any]] = {}
-
-    @classmethod
-    def of_file(cls, file: Path, without: Iterable[str] = ()) -> RecordComparison:
-        """The records in a `metrics.jsonl`; a missing file has none."""
-        return cls(read_json_lines(file), without)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add a record of the replay. A step may have several, which count as one."""

@@ -14,11 +14,12 @@ from trainer_cli.checkpoint.checkpointer import Checkpointer, CheckpointMetadata
 from trainer_cli.checkpoint.format.dtensor import is_dtensor, local_of
 from trainer_cli.checkpoint.format.tensor_file import bytes_of
 from trainer_cli.checkpoint.model_state import evaluated_average, model_files
+from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.policy import Kind, Occasion
 from trainer_cli.core.shards import PER_RANK
 from trainer_cli.core.stopping import Stop
-from trainer_cli.runs.replay_plan import ReplayPlan
+from trainer_cli.runs.replay_plan import UNPROVEN, ReplayPlan
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class ReplaySaver(Callback):
     Args:
         folder: of the run's checkpoints.
         replayed: the folder of replayed checkpoints.
-        is_equal: whether the records up to the step are those of the run; called on rank 0.
+        is_equal: whether the records up to the step are those of the run; None: none of them settles a doubt about it.
+            Called on rank 0.
     """
 
     save_requested = False
@@ -51,15 +53,19 @@ class ReplaySaver(Callback):
         folder: Path,
         replayed: Path,
         keep: Collection[int],
-        is_equal: Callable[[int], bool],
+        is_equal: Callable[[int], bool | None],
     ) -> None:
         self._plan, self.checkpointer, self._identity = plan, checkpointer, identity
         self.folder, self._replayed, self._is_equal = folder, replayed, is_equal
+        self.last = plan.last
+        """The step to end at."""
         self._keep = {step for step in keep if plan.start_step <= step <= plan.last}
         self.states: dict[int, str | None] = {}
         """Step of each kept checkpoint -> the first part of the state that differs; None: all is equal."""
         self.kept: dict[int, Path] = {}
         """Step -> the checkpoint that was written."""
+        self.unproven: dict[int, Path] = {}
+        """Step -> the checkpoint that `publish_unproven` will have moved into the folder of replayed ones."""
 
     def setup(self, trainer: Trainer) -> None:
         self.checkpointer.join(trainer.strategy.group)
@@ -75,16 +81,16 @@ class ReplaySaver(Callback):
         return self._plan.kept[max(kept)] if kept else self._plan.start
 
     def next_step(self, trainer: Trainer) -> int | None:
-        steps = {*self._plan.kept, *self._keep, self._plan.last}
+        steps = {*self._plan.kept, *self._keep, self.last}
         return min((step for step in steps if step > trainer.progress.step), default=None)
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         step = trainer.progress.step
         if step in self._plan.kept and step not in self.states:
             self.states[step] = self._compare(trainer, self._plan.kept[step])
-        if step in self._keep and step not in self.kept:
+        if step in self._keep and step not in self.kept and step not in self.unproven:
             self._save(trainer)
-        if step >= self._plan.last and trainer.stop_request is None:
+        if step >= self.last and trainer.stop_request is None:
             trainer.requests.stop_on_all(Stop(f"replayed up to step {step}", finished=False))
 
     def _compare(self, trainer: Trainer, path: Path) -> str | None:
@@ -100,14 +106,19 @@ class ReplaySaver(Callback):
         return next(filter(None, group.gather(next(names, None))), None)
 
     def _save(self, trainer: Trainer) -> None:
-        """Write the present state, unless a record or a kept state up to this step differs. Collective."""
+        """Write the present state, unless a record or a kept state up to this step differs. Collective.
+
+        One that is in doubt is written apart, where no command finds it.
+        """
         group, step = trainer.strategy.group, trainer.progress.step
         # On a device records wait for later ones.
         trainer.metric_logger.settle()
         equal = group.on_main(lambda: self._is_equal(step))
-        if not equal or any(self.states.values()):
+        if equal is False or any(self.states.values()):
             return
-        path, identity = self._replayed / f"step{step}", self._identity
+        name, identity = f"step{step}", self._identity
+        is_proven = bool(equal or self.states)
+        path = self._replayed / name if is_proven else self._replayed / UNPROVEN / name
         start = "the start of the run" if self._plan.start is None else self._plan.start.name
         metadata = CheckpointMetadata(
             run_id=identity.run_id,
@@ -128,7 +139,17 @@ class ReplaySaver(Callback):
         )
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         self.checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trained)
-        self.kept[step] = path
+        (self.kept if is_proven else self.unproven)[step] = self._replayed / name
+
+    def publish_unproven(self) -> None:
+        """Move the states that were in doubt to the replayed checkpoints. Called on rank 0."""
+        storage = open_storage(self._replayed, run_id=self._plan.run_id)
+        for path in self.unproven.values():
+            # A damaged checkpoint of that step may lie there, with or without a manifest.
+            if not storage.remove(path.name):
+                storage.clear(path.name)
+            (self._replayed / UNPROVEN / path.name).rename(path)
+        storage.fsync_names()
 
 
 def differing(expected: Any, value: Any, name: str, *, rank: int = 0) -> Iterator[str]:

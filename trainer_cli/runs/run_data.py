@@ -109,16 +109,11 @@ class RunData:
             for step in order.steps(first, last):
                 yield replace(step, doubt=step.doubt or self.doubt)
             return
-        for _, steps in groupby(range(first, last + 1), lambda step: attempt_of(self.records, step)):
+        for _, steps in groupby(range(first, last + 1), self.records.attempt_of):
             numbers = list(steps)
-            attempt = attempt_of(self.records, numbers[0])
+            attempt = self.records.attempt_of(numbers[0])
             data = self if attempt == self.attempt else open_data(self.records, attempt=attempt)
             yield from replay_batches(data, numbers[0], numbers[-1])
-
-
-def attempt_of(records: RunRecords, step: int) -> Attempt:
-    """The attempt that has trained a step, or will."""
-    return [attempt for attempt in records.attempts if attempt.start_step < step][-1]
 
 
 def open_data(
