@@ -81,6 +81,10 @@ def test_what_is_not_finite_is_named(run: Path, capsys: pytest.CaptureFixture[st
     steps = json.loads(capsys.readouterr().out)["steps"]
     assert steps[0]["not_finite"] is None
     assert steps[1]["not_finite"].startswith("activation of ")
+    # The loss is not finite at two logs, which ends a fit too, with advice how to go on with the run.
+    assert main(["replay", str(run), "9..16", "--json", "optimizer.lr=1e30"]) == 1
+    error = capsys.readouterr().err.rpartition("error: ")[2]
+    assert error.splitlines()[1:] == ["help: `train data run 16 --show` shows the samples of its last step."]
 
 
 def test_a_callback_that_is_added_writes_into_the_folder_of_replays(run: Path) -> None:
@@ -143,8 +147,11 @@ def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(
     assert "weights from run/replayed/step11 step 11" in capfd.readouterr().err
     assert main(["ckpt", "ls", f"{run}/replayed/*", "--json"]) == 0
     assert [item["step"] for item in json.loads(capfd.readouterr().out)] == [11]
+    (run / "replayed/bisect").mkdir()
+    assert main(["ckpt", "ls", str(run)]) == 0
+    assert f"of what was replayed: `train ckpt prune {run}` removes" in capfd.readouterr().out.splitlines()[-1]
     assert main(["ckpt", "prune", str(run), "--yes"]) == 0
-    assert not (run / "replayed/step11").exists()
+    assert not list((run / "replayed").glob("[a-z]*"))
     assert (run / "checkpoints/step24").exists()
 
 

@@ -165,6 +165,10 @@ def test_what_has_changed_since_the_run_is_one_message(tmp_path: Path) -> None:
     assert "line.Line of" in done.err
     assert "is not the class that ../project/run/checkpoints/step4 was trained with" in done.err
     (project / "line.py").write_text(LINE)
+    # From a folder that has neither the code nor the data.
+    for words in ("replay {run} 8", "data {run} 8 --show", "validate ckpt={run}@latest", "check run {run}"):
+        done = train(*words.format(run="project/run").split(), cwd=tmp_path)
+        assert f"Run the command in {project}, the project of the run." in done.err + done.out
     (project / "numbers.txt").unlink()
     done = train("replay", "run", "8", cwd=project)
     assert done.code == 2

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from trainer_cli.commands.main import main
+from trainer_cli.core.manifest import Manifest
 from trainer_cli.runs.check_run import spread_evenly, stretches_between
 
 STEPS = 16
@@ -42,13 +45,15 @@ def test_stretches_are_spread_over_the_run_with_the_last_one(count: int | None, 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("check_run") / "run"
+    folder = tmp_path_factory.mktemp("check_run")
     arguments = [
-        "fit", "+experiment=digits_mlp", f"run_dir={run}", f"loop.max_duration={STEPS}", "loop.log_interval=2",
+        "fit", "+experiment=digits_mlp", "run_dir=run", f"loop.max_duration={STEPS}", "loop.log_interval=2",
         f"checkpoint.save_interval={EVERY}", "logging.console=off",
     ]  # fmt: skip
-    assert main(arguments) == 0
-    return run
+    # A project without source of its own.
+    with contextlib.chdir(folder):
+        assert main(arguments) == 0
+    return folder / "run"
 
 
 @pytest.fixture
@@ -73,6 +78,26 @@ def test_a_run_that_equals_itself_is_proved_in_a_file(run: Path, capsys: pytest.
     assert len({link["chain"] for link in proof["manifests"]}) == 5
     assert proof["versions"]["run"] == proof["versions"]["now"]
     assert sorted(path.name for path in (run / "replayed").iterdir()) == ["check.json"]
+
+
+def test_source_that_has_changed_since_is_named_before_the_stretches(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = run / "checkpoints" / f"step{STEPS}" / "manifest.json"
+    manifest.write_bytes(replace(Manifest.parse(manifest.read_bytes()), source={"gone.py": "0"}).to_bytes())
+    assert main(["check", "run", "run", "--stretches", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["the source has changed since: gone.py (not there)", "makes the steps 13 to 16 again"]
+
+
+def test_a_file_that_cannot_be_written_is_named_before_the_stretches(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "run", "run", "--output", "run/checkpoints"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "run/checkpoints cannot be written: Is a directory" in printed.err
+    assert "Name another file for the result: --output FILE." in printed.err
 
 
 def test_each_stretch_that_proves_nothing_says_why(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,6 +213,20 @@ def test_no_training_begins_while_a_run_is_replayed(run: Path) -> None:
     RunDir(run).lock().release()
 
 
+def test_a_step_that_was_made_again_is_no_longer_what_was_replayed_before(run: Path) -> None:
+    plan = plan_replay(run, 22)
+    replay(plan, compose_replay(plan), keep=[22])
+    assert find_step(run, 22) is not None
+    # As a second attempt that went back to step 20 records itself.
+    summary = json.loads((run / "summary.json").read_text())
+    summary["attempts"].append({**summary["attempts"][0], "attempt": 2, "start_step": 20})
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert find_step(run, 22) is None
+    assert f"{plan_replay(Path(f'{run}@attempt1'), 22)}".startswith("replays ")
+    with pytest.raises(UserError, match="run has no attempt 3"):
+        plan_replay(Path(f"{run}@attempt3"), 22)
+
+
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of three attempts: the first two end it, and it is made longer; the third has another rate."""

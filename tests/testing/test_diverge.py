@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 
 from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
+from trainer_cli.runs.step_samples import read_step_samples
 from trainer_cli.testing.diverge import find_divergence
 from trainer_cli.testing.divergence import Moment, Stage, first_divergence
 from trainer_cli.testing.divergence_report import Fact, Report
@@ -231,6 +232,56 @@ def test_a_resumed_run_with_another_rate_differs_from_there(base: Path, tmp_path
     assert report.divergence is not None
     assert (report.divergence.moment, report.divergence.stage) == ("after step 3", Stage.settings)
     assert Fact("attempts", "1 -> 2") in report.facts
+
+
+@pytest.fixture
+def gone_back(tmp_path: Path) -> Path:
+    """A run whose second attempt went back to step 2 with another rate, and made steps 3 to 6 again."""
+    run = fit(tmp_path / "run", "checkpoint.fixed_steps=[2,4]")
+    fit(
+        run, "checkpoint.fixed_steps=[2,4]", f"resume={run}/checkpoints/step2", "checkpoint.newer=trash",
+        "optimizer.lr=0.02", "resume_allow=[optimizer.lr]",
+    )  # fmt: skip
+    return run
+
+
+def test_two_attempts_of_a_run_are_compared_as_each_left_it(gone_back: Path, base: Path) -> None:
+    first, second = (Path(f"{gone_back}@attempt{number}") for number in (1, 2))
+    report = compare(first, second)
+    assert (report.runs, report.last) == ((first, gone_back), STEPS)
+    assert report.divergence is not None
+    assert (report.divergence.moment, report.divergence.stage) == ("before step 3", Stage.settings), str(report)
+    assert list(report.causes) == [Fact("config", "optimizer.lr: 0.01 -> 0.02")]
+    # What the first attempt had made before is the same as in a run that never went back.
+    assert compare(base, first).equal
+    assert compare(base, gone_back).divergence is not None
+    trust = ["trust=[parting_parts]"]
+    steps = [next(read_step_samples(run, 4, overrides=trust)) for run in (first, second)]
+    assert [step.attempt for step in steps] == [1, 2]
+    assert steps[0].batches == steps[1].batches
+    with pytest.raises(UserError, match="run has no attempt 3"):
+        compare(first, Path(f"{gone_back}@attempt3"))
+
+
+def test_an_attempt_that_goes_on_where_the_other_ended_shares_no_step_with_it(tmp_path: Path) -> None:
+    run = fit(tmp_path / "run", "loop.max_duration=3")
+    fit(run)
+    report = compare(Path(f"{run}@attempt1"), run)
+    assert (report.equal, report.last) == (True, 3)
+    assert list(report.notes) == ["no step was made by both: the later attempt began at step 3, where the other ended"]
+
+
+def test_runs_are_compared_up_to_the_steps_that_name_them(base: Path, tmp_path: Path) -> None:
+    other = fit(tmp_path / "run", "model.late=4")
+    report = compare(Path(f"{base}@step3"), Path(f"{other}@step{STEPS}"))
+    assert (report.equal, report.last) == (True, 3)
+    assert compare(base, Path(f"{other}@step4")).last == 4
+    assert compare(base, Path(f"{other}@latest"), until=2).last == 2
+    with pytest.raises(UserError, match=r"step3 and .*step4 are two steps of one run") as raised:
+        compare(Path(f"{base}@step3"), Path(f"{base}@step4"))
+    assert f"`train ckpt diff {base}@step3 {base}@step4`" in str(raised.value)
+    with pytest.raises(UserError, match=f"has made {STEPS} steps, so there is no step 99"):
+        compare(base, Path(f"{other}@step99"))
 
 
 def test_an_evaluation_alone_may_differ(base: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.runs.bisect import Bisection, Condition, Tested
 from trainer_cli.runs.sample_view import as_dict, lines_of
 from trainer_cli.runs.samples import StepSamples
-from trainer_cli.runs.step_samples import read_step_samples
+from trainer_cli.runs.step_samples import data_overrides, read_step_samples
 from trainer_cli.terminal import print_json
 
 EXAMPLES = """examples:
@@ -31,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the condition and the flags."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
     parser.add_argument("condition", metavar="CONDITION", nargs="?", help="such as 'val/loss > 2'")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="changes of the config, such as where the data is now"
+    )
     parser.add_argument("--command", metavar="COMMAND", help="tests {checkpoint}: exit code 0 if it is good, else bad")
     parser.add_argument("--first", type=int, metavar="STEP", help="a step at which the condition does not hold (0)")
     parser.add_argument("--last", type=int, metavar="STEP", help="a step at which it holds (the newest)")
@@ -40,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, and print the step, its samples, and the commands that look closer."""
+    overrides = list(args.overrides)
+    if args.command is not None and args.condition is not None and not _is_condition(args.condition):
+        # With a command the first override stands in the place of the condition.
+        overrides.insert(0, args.condition)
+        args.condition = None
     if (args.condition is None) == (args.command is None):
         raise UserError(
             "bisect needs a condition, or --command, and not both", cure="For example: train bisect RUN 'val/loss > 2'."
@@ -54,9 +63,11 @@ def run(args: argparse.Namespace) -> int:
             print(_line_of(tested), flush=True)
 
     condition = None if args.condition is None else Condition.parse(args.condition)
-    bisection = Bisection(args.run_dir, condition, args.command, config_dir=args.config_dir, show=show)
+    bisection = Bisection(
+        args.run_dir, condition, args.command, overrides=overrides, config_dir=args.config_dir, show=show
+    )
     found = bisection.find(args.first, args.last)
-    samples = _samples_of(args.run_dir, found.step, args.config_dir)
+    samples = _samples_of(args.run_dir, found.step, overrides, args.config_dir)
     run_name = shlex.quote(str(args.run_dir))
     commands = [f"train replay {run_name} {found.step}", f"train data {run_name} {found.step} --show"]
     if args.json:
@@ -72,15 +83,24 @@ def run(args: argparse.Namespace) -> int:
     return int(ExitCode.DONE)
 
 
+def _is_condition(word: str) -> bool:
+    try:
+        Condition.parse(word)
+    except UserError:
+        return False
+    return True
+
+
 def _line_of(tested: Tested) -> str:
     value = "" if tested.value is None else f"{tested.value:.6g}, "
     origin = " (recorded)" if tested.recorded else ""
     return f"step {tested.step:,}: {value}{'holds' if tested.holds else 'does not hold'}{origin}"
 
 
-def _samples_of(path: Path, step: int, config_dir: Path | None) -> StepSamples | None:
+def _samples_of(path: Path, step: int, overrides: Sequence[str], config_dir: Path | None) -> StepSamples | None:
     """The samples of the step; None if they cannot be named."""
     try:
-        return next(read_step_samples(path, step, config_dir=config_dir), None)
+        samples = read_step_samples(path, step, overrides=data_overrides(overrides), config_dir=config_dir)
+        return next(samples, None)
     except TrainError:
         return None

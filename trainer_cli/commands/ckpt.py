@@ -6,10 +6,11 @@ Each action imports what it needs inside its function: `ls` and `pin` answer wit
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -102,6 +103,8 @@ def _ls(args: argparse.Namespace) -> int:
     patterns = args.names or [pattern for pattern in _DEFAULT_PATTERNS if any(Path().glob(pattern))]
     if not patterns:
         raise CheckpointError("there is no folder runs/ here", cure="Say where: train ckpt ls RUN_DIRECTORY.")
+    from trainer_cli.runs.run_dir import RunDir
+
     items = look(patterns)
     if args.json:
         print_json([item.record() for item in items])
@@ -110,8 +113,23 @@ def _ls(args: argparse.Namespace) -> int:
     for item in items:
         folders.setdefault(item.path.parent, []).append(item)
     now = time.time()
-    print("\n\n".join(f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()))
+    texts = [f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()]
+    for run in dict.fromkeys(item.run for item in items if item.run is not None):
+        if (replayed := RunDir(run).replayed_folder) not in folders and (size := _size_of(replayed)):
+            command = f"train ckpt prune {shlex.quote(str(run))}"
+            texts.append(f"{replayed}  {format_bytes(size)} of what was replayed: `{command}` removes its checkpoints")
+    print("\n\n".join(texts))
     return ExitCode.DONE
+
+
+def _size_of(folder: Path) -> int:
+    """The bytes of all files below a folder; 0 without it."""
+    size_bytes = 0
+    for path in folder.rglob("*"):
+        # Another command may remove it meanwhile.
+        with suppress(FileNotFoundError):
+            size_bytes += path.lstat().st_size if path.is_file() else 0
+    return size_bytes
 
 
 def _listing(items: Sequence[Item], now: float) -> str:
@@ -318,17 +336,19 @@ def _rm(args: argparse.Namespace) -> int:
 
 
 def _prune(args: argparse.Namespace) -> int:
-    from trainer_cli.commands.ckpt_prune import apply_pruning, prunings
+    from trainer_cli.checkpoint.catalog import catalog_of
+    from trainer_cli.commands.ckpt_prune import apply_pruning, prunings, remove_searches, searches_in
     from trainer_cli.commands.ckpt_remove import look
     from trainer_cli.runs.run_dir import RunDir
-    from trainer_cli.runs.select import is_run, replayed_entries
+    from trainer_cli.runs.select import is_run
 
     # A run names the checkpoints that it saved; those that were replayed are removed with them.
     runs = [RunDir(name) for name in args.names if is_run(Path(name))]
-    replayed = [str(run.replayed_folder) for run in runs if replayed_entries(run)]
-    items = look([*args.names, *replayed])
+    replayed = [str(run.replayed_folder) for run in runs if catalog_of(run.replayed_folder).names()]
+    items, searches = look([*args.names, *replayed]), searches_in(runs)
     plans = list(prunings(items))
     removals = {path: why for plan in plans for path, why in plan.remove.items()}
+    removals |= dict.fromkeys(searches, "what train bisect evaluated")
     if not args.json:
         keep = {path: why for plan in plans for path, why in plan.keep.items()}
         rows = [[str(path), "stays", why] for path, why in keep.items()]
@@ -347,6 +367,7 @@ def _prune(args: argparse.Namespace) -> int:
         removed_of_run, refused_of_run = apply_pruning(plan, items)
         removed += removed_of_run
         refused |= refused_of_run
+    removed += remove_searches(searches)
     return _report(args, "removed", removed, refused)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,7 +17,7 @@ from trainer_cli.config.compose import from_yaml
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.run_dir import SEARCHES, RunDir
 from trainer_cli.runs.select import is_run
 
 
@@ -70,6 +71,23 @@ def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], 
         candidates = [item for item in items if item.path in pruning.keep or item.path in pruning.remove]
         reasons = {path: f"train ckpt prune: {why}" for now in prunings(candidates) for path, why in now.remove.items()}
         return remove([item for item in candidates if item.path in pruning.remove and item.path in reasons], reasons)
+
+
+def searches_in(runs: Sequence[RunDir]) -> dict[Path, RunDir]:
+    """The folders in which `train bisect` keeps what it evaluated -> their runs."""
+    return {folder: run for run in runs if (folder := run.replayed_folder / SEARCHES).is_dir()}
+
+
+def remove_searches(searches: Mapping[Path, RunDir]) -> list[Path]:
+    """Remove these folders, each once the lock of its run is held.
+
+    Raises:
+        RunDirectoryError: the run is training, or being replayed.
+    """
+    for folder, run in searches.items():
+        with run.lock():
+            shutil.rmtree(folder)
+    return list(searches)
 
 
 def steps_per_epoch(entries: Sequence[Entry]) -> int | None:

@@ -13,6 +13,7 @@ from trainer_cli.terminal import print_json
 EXAMPLES = """examples:
   train diverge runs/digits runs/other               the first step that differs, and what differs first in it
   train diverge runs/digits runs/other --until 500   look no further than step 500
+  train diverge runs/digits@attempt1 runs/digits     an attempt, and the one that went back and made steps again
   train diverge runs/digits runs/other --json        as JSON
 
 Configs, source, samples, versions and threads are compared, then the records and the kept checkpoints. Then both runs
@@ -23,7 +24,7 @@ are replayed from where they are known to be equal to where they differ. Exit co
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two runs and the flags."""
-    parser.add_argument("first", metavar="A", type=Path, help="a run's directory, or a checkpoint in one")
+    parser.add_argument("first", metavar="A", type=Path, help="a run's directory, a checkpoint, or RUN@attempt2")
     parser.add_argument("second", metavar="B", type=Path, help="another")
     parser.add_argument(
         "overrides", nargs="*", metavar="OVERRIDE", help="changes of both configs, such as where the data is now"

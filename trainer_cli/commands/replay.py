@@ -43,7 +43,7 @@ _OF_BATCH = ("rank", "samples", "batch", "sample_losses")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the steps, the overrides and the flags."""
-    parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
+    parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory, or RUN@attempt2")
     parser.add_argument("steps", metavar="STEP", help="a step, or the first and the last: 430..440")
     add_config_arguments(parser)
     parser.add_argument("--keep", action="store_true", help="write the state after the last step into RUN/replayed")
@@ -59,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Make the steps in as many processes as the run had."""
-    from trainer_cli.runs.replay import compose_replay, environment_of, plan_replay
+    from trainer_cli.runs.attempts import environment_of, split_attempt
+    from trainer_cli.runs.replay import compose_replay, plan_replay
     from trainer_cli.runs.run_dir import RunDir
     from trainer_cli.runs.supervise import run_as_rank, stop_with_parent
     from trainer_cli.trainer.messages import to_console
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     if args.supervised:
         stop_with_parent()
     first, last = parse_steps(args.steps, keeps=args.keep)
+    if args.keep and split_attempt(args.run_dir)[1] is not None:
+        raise UserError(f"--keep is for the steps of the run, and {args.run_dir} is an earlier attempt of it")
     plans: list[ReplayPlan] = []
 
     def compose() -> Composed:

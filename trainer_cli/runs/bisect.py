@@ -31,7 +31,7 @@ from trainer_cli.runs.course import read_records
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.replay_plan import find_step
-from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json
+from trainer_cli.runs.run_dir import SEARCHES, RunDir, RunStatus, write_json
 
 if TYPE_CHECKING:
     from trainer_cli.runs.results import Results
@@ -122,6 +122,7 @@ class Bisection:
 
     Args:
         condition: tested by an evaluation of each checkpoint; None: by `command`.
+        overrides: of the config with which steps are replayed and evaluated.
         command: run with `{checkpoint}` and `{step}` replaced; exit code 0: the condition does not hold.
         show: called with each step that was tested.
     """
@@ -149,7 +150,7 @@ class Bisection:
         # A later attempt may have made steps again, with other values.
         facts = repr((condition, command, _versions_of(self._words), self._overrides, len(self.records.attempts)))
         name = hashlib.sha256(facts.encode()).hexdigest()[:12]
-        self._file = self.run.replayed_folder / "bisect" / f"{name}.json"
+        self._file = self.run.replayed_folder / SEARCHES / f"{name}.json"
         self._values: dict[int, float] = {}
         """Step -> the metric, or 1 if the command says that the condition holds."""
         self._replayed: set[int] = set()
@@ -232,7 +233,7 @@ class Bisection:
         """The metric at a step, or 1 if the command says that the condition holds there."""
         path = find_step(self.run.path, step)
         if path is None:
-            provide_steps([f"{self.run.path}@step{step}"], config_dir=self._config_dir)
+            provide_steps([f"{self.run.path}@step{step}"], overrides=self._overrides, config_dir=self._config_dir)
             path = find_step(self.run.path, step)
             if path is None:
                 raise TrainError(f"step {step} was replayed, but is not there")

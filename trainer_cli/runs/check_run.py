@@ -7,8 +7,11 @@ tensor at its end bit for bit.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,10 +22,10 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.naming import MANIFEST_FILE
-from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.errors import CheckpointError, TrainError, UserError
+from trainer_cli.runs.attempts import environment_of, first_step, kept_entries
 from trainer_cli.runs.environment import timestamp, versions
 from trainer_cli.runs.origin import other_source
-from trainer_cli.runs.replay_plan import environment_of, first_step, kept_entries
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.run_dir import RunDir, open_run, write_json
 
@@ -86,6 +89,7 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
 
     Raises:
         UserError: there is no such run.
+        TrainError: the file cannot be written.
         CheckpointError: no two checkpoints of it are left, nor its start and one checkpoint.
     """
     directory = open_run(run)
@@ -97,18 +101,38 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
             f"{run} has {len(kept)} valid checkpoint{'' if len(kept) == 1 else 's'}, and no steps between two",
             cure="A stretch needs the checkpoint that it begins with and the one that it ends with.",
         )
+    file = output or directory.replayed_folder / CHECK_FILE
+    _check_writable(file)
     facts = _facts(directory, kept)
+    if changed := facts["source"]["changed"]:
+        show(f"the source has changed since: {', '.join(f'{name} ({how})' for name, how in changed.items())}")
     outcomes = []
     for start, last in spread_evenly(all_stretches, count):
         show(f"makes the steps {start + 1:,} to {last:,} again")
         outcomes.append(_make_again(run, start, last))
         show(str(outcomes[-1]))
     check = RunCheck(run, outcomes, len(all_stretches), facts)
-    file = output or directory.replayed_folder / CHECK_FILE
-    file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, check.as_dict())
     show(f"written: {file}")
     return check
+
+
+def _check_writable(file: Path) -> None:
+    """Make the folder of the result, before stretches are made.
+
+    Raises:
+        TrainError: no file can be written there.
+    """
+    try:
+        if file.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        # By a file: rights alone do not tell whether a filesystem is read-only.
+        tempfile.TemporaryFile(dir=file.parent).close()
+    except OSError as error:
+        raise TrainError(
+            f"{file} cannot be written: {error.strerror}", cure="Name another file for the result: --output FILE."
+        ) from None
 
 
 def stretches_between(steps: Sequence[int], *, begins_at_0: bool) -> list[tuple[int, int]]:
@@ -135,7 +159,7 @@ def _make_again(run: Path, start: int, last: int) -> Stretch:
     try:
         outcome = replay_in_process(run, start + 1, last)
     except (UserError, CheckpointError) as error:
-        return Stretch(start, last, problem=f"cannot be made: {error.what}")
+        return Stretch(start, last, problem=f"cannot be made: {error}")
     return Stretch(start, last, outcome["records"], _problem(run, outcome, start, last))
 
 

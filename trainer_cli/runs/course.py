@@ -25,8 +25,9 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.step_batches import EpochLayout, divide_step
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
+from trainer_cli.runs.attempts import environment_of, kept_entries, split_attempt
 from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
-from trainer_cli.runs.replay_plan import environment_of, is_on_course, kept_entries
+from trainer_cli.runs.replayed import is_on_course
 from trainer_cli.runs.run_dir import RunDir, RunStatus, advise_run
 from trainer_cli.runs.select import config_of, manifest_of, read_small_file, run_config, select_one
 
@@ -131,15 +132,16 @@ class RunRecords:
 
     def is_on_course(self, entry: Entry) -> bool:
         """Whether no later attempt has begun before the step of a checkpoint."""
-        return is_on_course(entry, ((attempt.number, attempt.start_step) for attempt in self.attempts))
+        return is_on_course(entry, [(attempt.number, attempt.start_step) for attempt in self.attempts])
 
 
 def read_records(path: Path) -> RunRecords:
-    """Read what is known of the steps of a run.
+    """Read what is known of the steps of a run, or of `RUN@attempt2`: the run as that attempt left it.
 
     Raises:
-        UserError: the folder holds no run.
+        UserError: the folder holds no run, or the run has no such attempt.
     """
+    path, number = split_attempt(path)
     run = RunDir(path)
     if not run.exists_as_run():
         raise UserError(f"{path} holds no run", cure=advise_run(path))
@@ -152,9 +154,14 @@ def read_records(path: Path) -> RunRecords:
         log.warning("the checkpoints of %s cannot be listed: %s", path, error)
         kept = []
     checkpoints, paths = [entry for entry, _ in kept], {entry.step: place for entry, place in kept}
-    summary = run.read_summary()
+    attempts = _attempts(run, config, checkpoints, paths)
+    record, summary = _last_record(run), run.read_summary()
+    if number is not None:
+        attempts = [attempt for attempt in attempts if attempt.number <= number]
+        checkpoints = [entry for entry in checkpoints if entry.manifest and entry.manifest.attempt <= number]
+        # Later attempts have replaced the last records.
+        record, summary = None, run.attempts[len(attempts) - 1]
     steps = [entry.step for entry in checkpoints]
-    record = _last_record(run)
     reached, total = summary.get("step"), summary.get("total_steps")
     newest = max(reached if isinstance(reached, int) else 0, 0 if record is None else record[0], *steps, 0)
     end = reached if summary.get("status") == RunStatus.finished else total
@@ -162,7 +169,7 @@ def read_records(path: Path) -> RunRecords:
     return RunRecords(
         run,
         config,
-        _attempts(run, config, checkpoints, paths),
+        attempts,
         checkpoints,
         paths,
         frozenset(life.step for life in lives(history) if life.step is not None),

@@ -12,6 +12,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
 from trainer_cli.config.fields import DATA_KEYS, SOURCE, matches_any
-from trainer_cli.config.search_path import PACKAGE
-from trainer_cli.errors import ConfigError
+from trainer_cli.config.search_path import PACKAGE, project_root
+from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
 from trainer_cli.runs.run_dir import RunDir
@@ -159,6 +160,24 @@ class EvaluatedOrigin:
             self._changes_samples = _changes_samples(_changes_since(checkpoint, self._composed))
         if not self._changes_samples:
             _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self.now)
+
+
+@contextmanager
+def naming_project(run: Path, config_dir: Path | None = None) -> Iterator[None]:
+    """Add the project of a run to the cure of a mistake in its config, if the command is given in another folder.
+
+    Args:
+        config_dir: the `configs/` that the command names; None: that of the current folder.
+    """
+    try:
+        yield
+    except UserError as error:
+        projects = [project for project in RunDir(run).project_roots if project.is_dir()]
+        if projects and project_root(config_dir, Path.cwd()) not in projects:
+            mistake = error.mistakes[-1] if isinstance(error, ConfigErrors) else error
+            cure = f"Run the command in {projects[-1]}, the project of the run."
+            mistake.cure = f"{cure} {mistake.cure}" if mistake.cure else cure
+        raise
 
 
 def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Origin) -> None:

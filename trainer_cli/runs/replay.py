@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import platform
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -31,12 +32,13 @@ from trainer_cli.config.diff import hparams
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.load_options import WHOLE
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.errors import CheckpointError, TrainError
+from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.runs.attempts import environment_of
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.import_torch import import_torch
-from trainer_cli.runs.origin import EvaluatedOrigin, other_source
-from trainer_cli.runs.replay_plan import UNPROVEN, WITHOUT_EFFECT, ReplayPlan, environment_of, find_step, plan_replay
+from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
+from trainer_cli.runs.replay_plan import UNPROVEN, WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
 from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import checkpoints_of, config_of, manifest_of
@@ -97,9 +99,10 @@ def compose_replay(
     plan: ReplayPlan, overrides: Sequence[str] = (), *, config_dir: Path | None = None, config_name: str = "config"
 ) -> Composed:
     """The config that made the steps, with overrides on top."""
-    return from_yaml(
-        plan.config, overrides, config_dir=config_dir, config_name=config_name, sections=_REPLAYED_SECTIONS
-    )
+    with naming_project(plan.run, config_dir):
+        return from_yaml(
+            plan.config, overrides, config_dir=config_dir, config_name=config_name, sections=_REPLAYED_SECTIONS
+        )
 
 
 def replay(
@@ -122,7 +125,7 @@ def replay(
         callbacks: further callbacks by name, which look at the steps. They are called after the run's own, and must
             change nothing.
         group: the processes that train together, all of which call this with rank 0's plan and config.
-        config_dir: as of `compose_replay`, for the config of an earlier attempt.
+        config_dir: as of `compose_replay`.
         on_built: called with the builder and the data, before the trainer is built.
 
     Raises:
@@ -131,7 +134,7 @@ def replay(
     """
 
     def replay_attempt() -> Replayed:
-        return _AttemptReplay(plan, composed, keep, callbacks or {}, group, on_built).run()
+        return _AttemptReplay(plan, composed, keep, callbacks or {}, group, on_built, config_dir).run()
 
     if plan.before is None:
         return replay_attempt()
@@ -192,6 +195,7 @@ class _AttemptReplay:
     callbacks: Mapping[str, Callback]
     group: ProcessGroup
     on_built: OnBuilt | None
+    config_dir: Path | None
 
     def run(self) -> Replayed:
         """Make the steps, and compare them."""
@@ -200,12 +204,16 @@ class _AttemptReplay:
         run, config = RunDir(plan.run), _config_of_replay(composed.config)
         environment = environment_of(run, plan.attempt)
         _use_threads(environment.get("threads"))
-        composed.check_targets(_REPLAYED_SECTIONS)
+        with naming_project(plan.run, self.config_dir):
+            composed.check_targets(_REPLAYED_SECTIONS)
         evidence = _Evidence(plan, RecordComparison(plan.records, _not_comparable(config)))
         with ExitStack() as stack:
             if group.is_main:
                 stack.enter_context(_held(run, plan, keeps=bool(self.keep)))
-            with group.checking("while data and model were made"):
+            with (
+                group.checking("while data and model were made"),
+                naming_project(plan.run, self.config_dir),
+            ):
                 data, saver, trainer = self._build(run, config, evidence)
             other_environment = [f"the run had {fact}" for fact in _other_environment(environment, trainer)]
             if other_environment and group.is_main:
@@ -220,7 +228,15 @@ class _AttemptReplay:
             path, load = plan.start, WHOLE
             if path is None:
                 path, load = group.on_main(lambda: fork_path(composed)), load_options(config.load)
-            result = trainer.fit(data.train, data.val, path, load=load, keep_settings=_changed_settings(plan, composed))
+            try:
+                result = trainer.fit(
+                    data.train, data.val, path, load=load, keep_settings=_changed_settings(plan, composed)
+                )
+            except NotFiniteError as error:
+                # Of a fit it says how to go on with the run.
+                words = f"{shlex.quote(str(plan.run))} {trainer.progress.step}"
+                error.cure = f"`train data {words} --show` shows the samples of its last step."
+                raise
             if result.step < saver.last:
                 raise TrainError(
                     f"the replay of {plan.run} ended at step {result.step}, before step {saver.last}: {result.reason}"

@@ -30,13 +30,20 @@ def provide_fork(config: TrainConfig, *, replays: bool = True, config_dir: Path 
         provide_steps(patterns, replays=replays, config_dir=config_dir)
 
 
-def provide_steps(patterns: Sequence[str], *, replays: bool = True, config_dir: Path | None = None) -> None:
+def provide_steps(
+    patterns: Sequence[str],
+    *,
+    replays: bool = True,
+    overrides: Sequence[str] = (),
+    config_dir: Path | None = None,
+) -> None:
     """Write into `RUN/replayed` each step that a pattern names as `RUN@stepN`, unless its checkpoint is on the disk.
 
     It is replayed in a process of its own, because a replay sets seeds, threads and kernels for the whole process.
 
     Args:
         replays: False: refuse it.
+        overrides: of the config of the run.
 
     Raises:
         CheckpointError: the run has not made that step, `replays` is False, or the replay failed, or its records are
@@ -59,7 +66,7 @@ def provide_steps(patterns: Sequence[str], *, replays: bool = True, config_dir: 
             )
         print(f"{run}@step{step} was not kept: {plan}", file=sys.stderr, flush=True)
         flags = [] if config_dir is None else ["--config-dir", str(config_dir)]
-        command = own_command(["replay", str(run), str(step), "--keep", "--quiet", *flags])
+        command = own_command(["replay", str(run), str(step), *overrides, "--keep", "--quiet", *flags])
         # This process may be a rank of another training, and its output an answer that a program reads.
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=_STDERR, env=without_ranks(os.environ))
         if done.returncode != ExitCode.DONE:

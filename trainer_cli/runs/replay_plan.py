@@ -10,21 +10,19 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
-from trainer_cli.core.naming import CONFIG_FILE
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.text_files import read_number
+from trainer_cli.runs.attempts import RunHistory, attempt_number, first_step, kept_entries, read_history
 from trainer_cli.runs.import_torch import import_torch
-from trainer_cli.runs.metrics import read_json_lines
-from trainer_cli.runs.run_dir import RunDir, RunStatus, open_run
-from trainer_cli.runs.select import checkpoints_of, replayed_entries, run_config
+from trainer_cli.runs.replayed import beginnings_of, is_on_course, replayed_entries
+from trainer_cli.runs.run_dir import RunDir, RunStatus
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +87,7 @@ class ReplayPlan:
 def find_step(run: Path, step: int) -> Path | None:
     """The valid checkpoint of a step of a run: one that was kept, else one that was replayed; None without any."""
     directory = RunDir(run)
-    for entry, path in [*kept_entries(directory), *_replayed_entries(directory)]:
+    for entry, path in [*kept_entries(directory), *_replayed_in(directory, directory.attempts)]:
         if entry.step == step:
             return path
     return None
@@ -101,6 +99,7 @@ def plan_replay(
     """Plan how to reach a step of a run.
 
     Args:
+        run: the directory of a run, or `RUN@attempt2`: the run as that attempt left it.
         last: the last step to make.
         first: the first step of which more than the resulting state is wanted, so that it is made again even if its
             checkpoint was kept; by default none is.
@@ -111,36 +110,30 @@ def plan_replay(
         UserError: there is no such run, or it has not made that step.
         CheckpointError: no valid checkpoint is early enough, and the run did not begin at step 0.
     """
-    directory = open_run(run)
-    attempts = directory.attempts
-    beginnings = _beginnings(attempts)
-    entries = [entry for entry in kept_entries(directory) if is_on_course(entry[0], beginnings)]
-    records = read_json_lines(directory.metrics_file)
-    end = _check_step(directory, last, entries, records)
+    history = read_history(run)
+    end = _check_step(history, last)
     latest_start = last if first is None else first - 1
     if verify:
         # Before a format imports torch without what this sets.
         import_torch()
-    candidates = [*entries, *(_replayed_entries(directory) if from_replayed else [])]
+    replayed = _replayed_in(history.run, history.attempts) if from_replayed and history.is_whole else []
+    candidates = [*history.entries, *replayed]
     # A kept one before a replayed one of the same step; the sort is stable.
     candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)
     start = next(_usable(candidates, latest_start, verify=verify), None)
-    if start is None and first_step(attempts) != 0:
+    if start is None and first_step(history.attempts) != 0:
         raise CheckpointError(
             f"{run} has no valid checkpoint at or before step {latest_start}, and was not begun at step 0 there",
-            cure=f"The earliest valid one is step {entries[0][0].step}." if entries else None,
+            cure=f"The earliest valid one is step {history.entries[0][0].step}." if history.entries else None,
         )
-    return _Planner(directory, attempts, entries, records, end).plan(start, last)
+    return _Planner(history, end).plan(start, last)
 
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
     """Divides the way to a step where a later attempt changed what trains."""
 
-    run: RunDir
-    attempts: Sequence[Mapping[str, Any]]
-    entries: Sequence[tuple[Entry, Path]]
-    records: Sequence[Mapping[str, Any]]
+    history: RunHistory
     end: int
     """The last step that the run has recorded or saved."""
 
@@ -151,22 +144,22 @@ class _Planner:
         before = None
         if (boundary := self._boundary(start_step, last)) is not None:
             before = self.plan(start, boundary)
-            start_step, path = boundary, self.run.replayed_folder / f"step{boundary}"
-        attempt, end = attempt_number(self.attempts, last), self._end_after(last)
+            start_step, path = boundary, self.history.run.replayed_folder / f"step{boundary}"
+        attempt, end = attempt_number(self.history.attempts, last), self._end_after(last)
         return ReplayPlan(
-            run=self.run.path,
-            run_id=self.run.run_id,
+            run=self.history.run.path,
+            run_id=self.history.run.run_id,
             start=path,
             start_step=start_step,
             last=last,
             attempt=attempt,
-            config=self._config_of(attempt),
+            config=self.history.config_of(attempt),
             reference=self._reference_of(attempt, start_step),
-            kept={entry.step: place for entry, place in self.entries if start_step < entry.step <= end},
+            kept={entry.step: place for entry, place in self.history.entries if start_step < entry.step <= end},
             end=end,
-            seconds=_estimate_s(self.records, 0 if start is None else start[0].step, last),
+            seconds=_estimate_s(self.history.records, 0 if start is None else start[0].step, last),
             before=before,
-            records=self.records,
+            records=self.history.records,
         )
 
     def _reference_of(self, attempt: int, start_step: int) -> Path | None:
@@ -176,29 +169,29 @@ class _Planner:
         """
         of_attempt = [
             (entry, path)
-            for entry, path in self.entries
+            for entry, path in self.history.entries
             if entry.manifest is not None and entry.manifest.attempt == attempt
         ]
-        earlier = [path for entry, path in of_attempt or self.entries if entry.step <= start_step]
-        return earlier[-1] if earlier else next((path for _, path in of_attempt or self.entries), None)
+        earlier = [path for entry, path in of_attempt or self.history.entries if entry.step <= start_step]
+        return earlier[-1] if earlier else next((path for _, path in of_attempt or self.history.entries), None)
 
     def _boundary(self, start_step: int, last: int) -> int | None:
         """The last step between these two at which an attempt began with another config, or after the run's end."""
-        number = attempt_number(self.attempts, last)
+        number = attempt_number(self.history.attempts, last)
         began = int(self._attempt(number).get("start_step") or 0)
         if began <= start_step or began >= last:
             return None
-        if self._is_boundary(attempt_number(self.attempts, began), number):
+        if self._is_boundary(attempt_number(self.history.attempts, began), number):
             return began
         return self._boundary(start_step, began)
 
     def _end_after(self, last: int) -> int:
         """The last recorded step that is reached from `last` without a boundary."""
-        number = attempt_number(self.attempts, last)
-        for beginning in self.attempts:
+        number = attempt_number(self.history.attempts, last)
+        for beginning in self.history.attempts:
             later, began = int(beginning.get("attempt") or 0), int(beginning.get("start_step") or 0)
             # One that a later attempt has replaced from before its first step has left nothing.
-            if later <= number or began < last or attempt_number(self.attempts, began + 1) != later:
+            if later <= number or began < last or attempt_number(self.history.attempts, began + 1) != later:
                 continue
             if began >= self.end or self._is_boundary(number, later):
                 return max(last, min(began, self.end))
@@ -212,11 +205,11 @@ class _Planner:
         return is_finished or self._trains_otherwise(earlier, later)
 
     def _attempt(self, number: int) -> Mapping[str, Any]:
-        return next((attempt for attempt in self.attempts if attempt.get("attempt") == number), {})
+        return next((attempt for attempt in self.history.attempts if attempt.get("attempt") == number), {})
 
     def _trains_otherwise(self, earlier: int, later: int) -> bool:
         """Whether two attempts had different configs, beside what no number depends on."""
-        files = [self._config_of(number) for number in (earlier, later)]
+        files = [self.history.config_of(number) for number in (earlier, later)]
         if files[0] == files[1] or files[0].read_bytes() == files[1].read_bytes():
             return False
         # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
@@ -225,60 +218,19 @@ class _Planner:
         configs = [from_yaml(file, trusted=True, missing_ok=True).raw for file in files]
         return any(change.path[0] not in WITHOUT_EFFECT for change in diff(*configs))
 
-    def _config_of(self, attempt: int) -> Path:
-        """The file with the config of an attempt: that of the run if it is the last, else in a checkpoint of it."""
-        numbers = [entry.get("attempt") for entry in self.attempts]
-        if numbers and attempt != numbers[-1]:
-            for entry, path in self.entries:
-                if entry.manifest is not None and entry.manifest.attempt == attempt and (path / CONFIG_FILE).is_file():
-                    return path / CONFIG_FILE
-        return self.run.config_file
-
 
 def earliest_start(run: RunDir) -> int | None:
     """The earliest step whose state a replay can begin with: 0, or that of a checkpoint; None without any."""
     attempts = run.attempts
     if first_step(attempts) == 0:
         return 0
-    beginnings = _beginnings(attempts)
+    beginnings = beginnings_of(attempts)
     entries = (entry for entry, _ in kept_entries(run) if is_on_course(entry, beginnings))
     return next((entry.step for entry in entries if entry.manifest is not None and not entry.manifest.left_out), None)
 
 
-def attempt_number(attempts: Sequence[Mapping[str, Any]], step: int) -> int:
-    """The number of the attempt that made a step: the last one that began before it."""
-    earlier = [attempt for attempt in attempts if int(attempt.get("start_step") or 0) < max(step, 1)]
-    return int((earlier or attempts or [{}])[-1].get("attempt") or 1)
-
-
-def environment_of(run: RunDir, attempt: int) -> dict[str, Any]:
-    """The recorded environment of an attempt."""
-    changed = next((entry for entry in run.attempts if entry.get("attempt") == attempt), {})
-    return {**run.read_environment(), **(changed.get("changed_environment") or {})}
-
-
-def kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
-    """The run's valid checkpoints by step, with those of its copies whose originals were removed."""
-    folder, run_id = checkpoints_of(run.path), run.run_id
-    entries = {entry.step: (entry, folder / entry.name) for entry in run.catalog(folder).valid(run_id)}
-    config = run_config(run.path)
-    section = config.get("checkpoint")
-    copy_to = section.get("copy_to") if isinstance(section, dict) else None
-    copies = copy_to.get("folder") if isinstance(copy_to, dict) else None
-    if isinstance(copies, str) and "${" not in copies:
-        catalog = catalog_of(
-            as_path(copies.replace("{run_name}", str(config.get("name") or "default"))), run.copies_cache
-        )
-        try:
-            for entry in catalog.valid(run_id):
-                entries.setdefault(entry.step, (entry, catalog.folder / entry.name))
-        except OSError as error:
-            log.warning("the copies in %s cannot be listed, so none is used: %s", catalog.folder, error)
-    return [entries[step] for step in sorted(entries)]
-
-
-def _replayed_entries(run: RunDir) -> list[tuple[Entry, Path]]:
-    return [(entry, run.replayed_folder / entry.name) for entry in replayed_entries(run)]
+def _replayed_in(run: RunDir, attempts: Sequence[Mapping[str, Any]]) -> list[tuple[Entry, Path]]:
+    return [(entry, run.replayed_folder / entry.name) for entry in replayed_entries(run, attempts)]
 
 
 def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bool) -> Iterator[tuple[Entry, Path]]:
@@ -299,46 +251,22 @@ def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bo
             log.warning("%s is passed over: %s", path, problem)
 
 
-def _check_step(
-    run: RunDir, step: int, entries: Sequence[tuple[Entry, Path]], records: Sequence[Mapping[str, Any]]
-) -> int:
+def _check_step(history: RunHistory, step: int) -> int:
     """Refuse a step that the run has not made; the last step that it has recorded or saved."""
-    newest = entries[-1][0].step if entries else 0
-    if run.is_locked():
+    path, reached = history.path, history.reached
+    if history.is_whole and history.run.is_locked():
         # Its records go on while it is replayed, and its next checkpoint may not come.
-        if step > newest:
+        if step > reached:
             raise UserError(
-                f"{run.path} is being trained, and its newest checkpoint is of step {newest}: step {step} cannot be "
+                f"{path} is being trained, and its newest checkpoint is of step {reached}: step {step} cannot be "
                 "replayed yet"
             )
-        return newest
-    summary = run.read_summary()
-    recorded = max((int(record.get("step") or 0) for record in records), default=0)
-    reached = max(newest, recorded, int(summary.get("step") or 0))
+        return reached
     # The step that raised an error was begun, and is what one wants to look at.
-    begun = reached + (summary.get("status") != RunStatus.finished)
+    begun = reached + (not history.is_finished)
     if not 0 <= step <= begun:
-        raise UserError(f"{run.path} has made {reached} steps, so there is no step {step}")
-    return max(newest, recorded)
-
-
-def is_on_course(entry: Entry, beginnings: Iterable[tuple[int, int]]) -> bool:
-    """Whether no later attempt has gone back to a step before this checkpoint.
-
-    Args:
-        beginnings: number and start step of each attempt.
-    """
-    number = 0 if entry.manifest is None else entry.manifest.attempt
-    return not any(later > number and start_step < entry.step for later, start_step in beginnings)
-
-
-def _beginnings(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    return [(int(attempt.get("attempt") or 0), int(attempt.get("start_step") or 0)) for attempt in attempts]
-
-
-def first_step(attempts: Sequence[Mapping[str, Any]]) -> int:
-    """The step at which the first attempt began; 0 if none is recorded."""
-    return int(attempts[0].get("start_step") or 0) if attempts else 0
+        raise UserError(f"{path} has made {reached} steps, so there is no step {step}")
+    return max(history.entries[-1][0].step if history.entries else 0, history.recorded)
 
 
 def _estimate_s(records: Sequence[Mapping[str, Any]], start: int, last: int) -> float | None:

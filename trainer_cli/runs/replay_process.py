@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ def replay_in_process(
         outcome: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
         # After the warnings; the place and the cure follow it on lines of their own.
-        message = done.stderr.rpartition("error: ")[2].partition("\n")[0] or f"exit code {done.returncode}"
-        raise (CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError)(message) from None
+        message, _, later_lines = done.stderr.rpartition("error: ")[2].partition("\n")
+        cure = re.search(r"^help: (.*)$", later_lines, re.MULTILINE)
+        kind = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
+        raise kind(message or f"exit code {done.returncode}", cure=cure[1] if cure else None) from None
     return outcome

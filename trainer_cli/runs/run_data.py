@@ -22,7 +22,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import group_without_processes
 from trainer_cli.runs.build import Builder, Data
 from trainer_cli.runs.course import Attempt, Course, DataFacts, RunRecords, needs_resolving
-from trainer_cli.runs.origin import TRAIN, compare_forked, origin_of
+from trainer_cli.runs.origin import TRAIN, compare_forked, naming_project, origin_of
 from trainer_cli.runs.replayed_batches import replay_batches
 from trainer_cli.runs.sample_readers import KeyReader, WalkReader
 from trainer_cli.runs.samples import SampleOrder, StepSamples
@@ -131,16 +131,17 @@ def open_data(
     Raises:
         ConfigError: the config names a class that is not trusted, or the data cannot be built.
     """
-    is_last = attempt is None or attempt.number == records.attempts[-1].number
     attempt = records.attempts[-1] if attempt is None else attempt
-    source = records.run.config_file if is_last else yaml.safe_dump(dict(attempt.config), sort_keys=False)
-    composed = from_yaml(source, overrides, config_dir=config_dir, sections=("data",))
-    to_console("warning")
-    with composed.placing():
-        composed.check_targets(("data",))
-        group = group_without_processes(attempt.processes, composed.config.parallel.tensor_size)
-        builder = Builder(composed.config, composed.trust, group)
-        data = builder.data()
+    is_of_run = attempt.config == records.config
+    source = records.run.config_file if is_of_run else yaml.safe_dump(dict(attempt.config), sort_keys=False)
+    with naming_project(records.run.path, config_dir):
+        composed = from_yaml(source, overrides, config_dir=config_dir, sections=("data",))
+        to_console("warning")
+        with composed.placing():
+            composed.check_targets(("data",))
+            group = group_without_processes(attempt.processes, composed.config.parallel.tensor_size)
+            builder = Builder(composed.config, composed.trust, group)
+            data = builder.data()
     run_data = RunData(_resolve(records, config_dir), attempt, builder, data)
     return replace(run_data, doubt=_warn_of_other_data(run_data, composed))
 

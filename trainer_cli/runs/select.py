@@ -30,6 +30,7 @@ from trainer_cli.core.patterns import alternatives, did_you_mean
 from trainer_cli.core.url_path import as_path, is_url, is_web
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
 from trainer_cli.runs.metrics import best_rule, keep_best_of
+from trainer_cli.runs.replayed import replayed_entries
 from trainer_cli.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
@@ -175,16 +176,6 @@ def has_step(run: Path, step: int) -> bool:
         entry.step == step and not entry.partial and (entry.manifest is None or entry.manifest.run_id == run_id)
         for entry in kept
     ) or any(entry.step == step for entry in replayed_entries(RunDir(run)))
-
-
-def replayed_entries(run: RunDir) -> list[Entry]:
-    """The valid checkpoints in a run's folder of replayed ones, by step."""
-    if not run.replayed_folder.is_dir():
-        return []
-    catalog, run_id = catalog_of(run.replayed_folder), id_of(run.path)
-    entries = [entry for name in catalog.names() if (entry := catalog.entry(name)).valid and entry.is_replayed]
-    of_run = [entry for entry in entries if entry.manifest is not None and entry.manifest.run_id == run_id]
-    return sorted(of_run, key=lambda entry: entry.step)
 
 
 def ckpt_argument(pattern: str | Path) -> str:
@@ -473,6 +464,11 @@ def _suggest_ckpt(path: Path) -> str | None:
 
 def _suggest_nearby(pattern: str) -> str | None:
     """The hint that lists the folder in which a pattern looks; None without a folder."""
+    run, at, selector = pattern.rpartition("@")
+    if at and not is_url(run) and is_run(Path(run)):
+        if selector.isdecimal():
+            return f"Write {run}@step{selector}."
+        return f"Write {run}@latest, {run}@best or {run}@step500.{did_you_mean(selector, ('latest', 'best'))}"
     existing, glob = split_existing(pattern)
     folder = Path(existing + re.split(r"[*?\[{@]", glob, maxsplit=1)[0])
     if is_url(pattern):

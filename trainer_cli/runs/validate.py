@@ -33,7 +33,7 @@ from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.runs.metrics import shared_keep_best
-from trainer_cli.runs.origin import EvaluatedOrigin
+from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.results import Results, Row, show_table
 from trainer_cli.runs.run_dir import RunDir, RunStatus
@@ -299,14 +299,18 @@ class _Validation:
         for path, problem in selection.damaged.items():
             log.error("%s: %s", path, problem)
         groups = self._by_config(selection)
-        experiments = [self._experiment(source, text) for source, text, _ in groups]
+        experiments = []
+        for source, text, paths in groups:
+            with naming_project(paths[0].parent.parent, self.settings["config_dir"]):
+                experiments.append(self._experiment(source, text))
         if self.results is None:
             configs = [experiment.composed.config for experiment in experiments]
             folders = (self.command.validate.folder, *(config.validate.folder for config in configs))
             self._open_results(next(filter(None, folders), None) or _default_folder(selection.paths), configs)
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
-            self._evaluate_paths(experiment, paths)
+            with naming_project(paths[0].parent.parent, self.settings["config_dir"]):
+                self._evaluate_paths(experiment, paths)
 
     def _experiment(self, source: Path | str, text: str) -> _Experiment:
         if text not in self.experiments:

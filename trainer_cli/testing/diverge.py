@@ -13,19 +13,21 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry
+from trainer_cli.core.naming import parse_step
 from trainer_cli.core.patterns import matches
 from trainer_cli.errors import CheckpointError, TrainError, UserError
-from trainer_cli.runs.metrics import read_json_lines
-from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, environment_of, kept_entries
+from trainer_cli.runs.attempts import RunHistory, environment_of, read_history, split_attempt
+from trainer_cli.runs.replay_plan import WITHOUT_EFFECT
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replay_records import CLOCKED, by_step
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.select import manifest_of, select_one
 from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
 from trainer_cli.testing.divergence_report import STEP_SIZES, Fact, Records, Report, States, explain, is_below
 
@@ -51,29 +53,43 @@ Replayer = Callable[[Path, int, int, Path], Mapping[str, Any]]
 class _Run:
     """One of the two runs."""
 
-    directory: RunDir
-    entries: Sequence[tuple[Entry, Path]]
-    environment: Mapping[str, Any] = field(default_factory=dict)
+    history: RunHistory
+    until: int | None = None
+    """The step of the checkpoint that names the run, as `RUN@step437`."""
 
     @property
     def path(self) -> Path:
-        return self.directory.path
+        """How a command names it."""
+        return self.history.path
+
+    @property
+    def attempt(self) -> int:
+        """The attempt of its newest checkpoint; the last one without any."""
+        if self.manifest is not None:
+            return int(self.manifest.attempt)
+        return int(self.history.attempts[-1].get("attempt") or 1) if self.history.attempts else 1
+
+    @property
+    def config(self) -> Path:
+        """The file with its config."""
+        attempts = self.history.attempts
+        return self.history.config_of(int(attempts[-1].get("attempt") or 1) if attempts else 1)
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        return environment_of(self.history.run, self.attempt)
 
     @property
     def manifest(self) -> Any:
         """Of the newest checkpoint; None without any."""
-        return self.entries[-1][0].manifest if self.entries else None
+        entries = self.history.entries
+        return entries[-1][0].manifest if entries else None
 
-    def records(self) -> dict[int, dict[str, Any]]:
-        """The records by step."""
-        return by_step(read_json_lines(self.directory.metrics_file))
-
-    def last_step(self, records: Mapping[int, Any]) -> int:
+    @property
+    def last_step(self) -> int:
         """The last step that can be replayed."""
-        newest = self.entries[-1][0].step if self.entries else 0
-        if self.directory.is_locked():
-            return newest
-        return max(newest, max(records, default=0), int(self.directory.read_summary().get("step") or 0))
+        reached = self.history.reached
+        return reached if self.until is None else min(reached, self.until)
 
     @property
     def samples_per_step(self) -> float:
@@ -96,7 +112,8 @@ def find_divergence(
     """Compare two runs.
 
     Args:
-        first, second: directories of runs, or checkpoints in them.
+        first, second: directories of runs, or checkpoints in them; `RUN@attempt2`, the run as that attempt left it;
+            `RUN@step437`, the run up to that step.
         until: the last step to compare, counted in the first run.
         overrides: of the configs of both runs when they are replayed: where their data is, `trust=[PACKAGE]`.
         config_dir: the `configs/` of the project, if the default is another.
@@ -130,11 +147,9 @@ class _Search:
 
     def report(self, until: int | None) -> Report:
         first, second = self.runs
-        records_of = first.records(), second.records()
-        last = min(run.last_step(records) for run, records in zip(self.runs, records_of, strict=True))
-        last = last if until is None else min(last, until)
+        last = min(step for step in (first.last_step, second.last_step, until) if step is not None)
         if first.path.resolve() == second.path.resolve():
-            return Report(runs=self.paths, notes=["both are the same run"], last=last)
+            return _compare_itself(first, second, last)
         facts = list(_facts(first, second))
         if last < 1:
             raise UserError("there is no step that both runs have made", where=str(second.path))
@@ -142,8 +157,10 @@ class _Search:
         sizes = first.samples_per_step, second.samples_per_step
         if _step_sizes_differ(first, second, facts) and not math.isclose(*sizes, rel_tol=_ENDS_OF_EPOCHS):
             return self._compare_uneven(report, sizes)
-        records, states = _compare_records(*records_of, last), _compare_states(first, second, last)
-        report = replace(report, records=records, states=states)
+        records_of = [by_step(run.history.records) for run in self.runs]
+        records, states = _compare_records(records_of[0], records_of[1], last), _compare_states(first, second, last)
+        notes = [*report.notes, *_no_step_of_both(first, second, last)]
+        report = replace(report, records=records, states=states, notes=notes)
         if records.step is None and states.differs is None and states.equal == last:
             return report
         return self._compare_steps(report, records, states)
@@ -164,7 +181,7 @@ class _Search:
         notes = list(self._not_reproducible(replays))
         if divergence is None and records.step is not None and not notes:
             notes.append("the steps are equal, so that the difference is in the evaluation or in what callbacks log")
-        return self._explain(replace(report, notes=notes, divergence=divergence))
+        return self._explain(replace(report, notes=[*report.notes, *notes], divergence=divergence))
 
     def _compare_uneven(self, report: Report, sizes: tuple[float, float]) -> Report:
         """Compare runs whose steps have different numbers of samples: twice up to where both have seen as many."""
@@ -233,21 +250,60 @@ class _Search:
 
 
 def _open_run(path: Path) -> _Run:
-    """The run at a path, or that of the checkpoint there.
+    """The run at a path, that of the checkpoint there, or what `RUN@attempt2` and `RUN@step437` name.
 
     Raises:
-        UserError: it is neither.
+        UserError: it is none of these.
     """
-    for folder in (path, path.parent.parent) if path.is_dir() else ():
-        directory = RunDir(folder)
-        if directory.exists_as_run():
-            entries = kept_entries(directory)
-            manifest = entries[-1][0].manifest if entries else None
-            attempt = manifest.attempt if manifest is not None else 1
-            return _Run(directory, entries, environment_of(directory, attempt))
+    if (named := _named_step(path)) is not None:
+        run, step = named
+        if step > (history := read_history(run)).reached:
+            raise UserError(f"{run} has made {history.reached} steps, so there is no step {step}")
+        return _Run(history, until=step)
+    if RunDir(split_attempt(path)[0]).exists_as_run():
+        return _Run(read_history(path))
+    if path.is_dir() and RunDir(path.parent.parent).exists_as_run():
+        return _Run(read_history(path.parent.parent))
     raise UserError(
         f"{path} is no run's directory", cure="Name the folder that holds its config.yaml, or one of its checkpoints."
     )
+
+
+def _named_step(path: Path) -> tuple[Path, int] | None:
+    """The run and the step that `RUN@step437`, `RUN@latest` or `RUN@best` names."""
+    run, _, selector = str(path).rpartition("@")
+    if path.exists() or not RunDir(run).exists_as_run():
+        return None
+    if selector in ("latest", "best"):
+        manifest = manifest_of(select_one(str(path)))
+        return None if manifest is None else (Path(run), manifest.step)
+    step = parse_step(selector)
+    return None if step is None else (Path(run), step)
+
+
+def _no_step_of_both(first: _Run, second: _Run, last: int) -> Iterator[str]:
+    """A note on two attempts of one run of which the later one began where the earlier one ended."""
+    if first.history.run.path.resolve() == second.history.run.path.resolve():
+        starts = [int(run.history.attempts[-1].get("start_step") or 0) for run in (first, second)]
+        if max(starts) >= last:
+            yield f"no step was made by both: the later attempt began at step {max(starts)}, where the other ended"
+
+
+def _compare_itself(first: _Run, second: _Run, last: int) -> Report:
+    """The report on a run that is named twice.
+
+    Raises:
+        UserError: two steps of it are named.
+    """
+    path = first.path
+    if None not in (first.until, second.until) and first.until != second.until:
+        names = [f"{path}@step{run.until}" for run in (first, second)]
+        raise UserError(
+            f"{names[0]} and {names[1]} are two steps of one run, between which it was trained",
+            cure=f"`train ckpt diff {' '.join(names)}` compares their states; `train replay {path} {last + 1}` shows "
+            "what the next step changes.",
+        )
+    return Report(runs=(path, second.path), notes=["both are the same run"], last=last)
 
 
 def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
@@ -258,7 +314,7 @@ def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
     """
     from trainer_cli.config.compose import diff, from_yaml
 
-    configs = [from_yaml(run.directory.config_file, trusted=True, missing_ok=True).raw for run in (first, second)]
+    configs = [from_yaml(run.config, trusted=True, missing_ok=True).raw for run in (first, second)]
     for change in diff(*configs):
         if change.key == "model._target_":
             raise UserError(
@@ -281,7 +337,7 @@ def _facts(first: _Run, second: _Run) -> Iterator[Fact]:
         values = [run.environment.get(name) for run in (first, second)]
         if values[0] != values[1]:
             yield Fact(name, f"{values[0]} -> {values[1]}")
-    attempts = [len(run.directory.attempts) for run in (first, second)]
+    attempts = [len(run.history.attempts) for run in (first, second)]
     if attempts[0] != attempts[1]:
         yield Fact("attempts", f"{attempts[0]} -> {attempts[1]}")
 
@@ -312,9 +368,9 @@ def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: 
 
 def _compare_states(first: _Run, second: _Run, last: int) -> States:
     """Compare kept checkpoints of the same steps, from the first to one that differs."""
-    others = {entry.step: (entry, path) for entry, path in second.entries}
+    others = {entry.step: (entry, path) for entry, path in second.history.entries}
     equal: int | None = None
-    for entry, path in first.entries:
+    for entry, path in first.history.entries:
         if entry.step > last or entry.step not in others:
             continue
         name = _first_difference((entry, path), others[entry.step])
@@ -357,7 +413,7 @@ def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, f
     Raises:
         UserError, CheckpointError: they cannot be made.
     """
-    roots = [root for root in RunDir(run).project_roots if root.is_dir()]
+    roots = [root for root in RunDir(split_attempt(run)[0]).project_roots if root.is_dir()]
     folder = roots[-1] if roots and Path.cwd() not in roots else None
     try:
         return replay_in_process(run.absolute(), first, last, ["--digests", str(file), *words], folder=folder)

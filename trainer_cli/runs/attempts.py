@@ -1,0 +1,157 @@
+"""What a run has done up to the end of an attempt: its attempts, checkpoints and records.
+
+RUN               the whole run
+RUN@attempt2      the run as it was when attempt 2 ended; later attempts may have gone back, and made steps again
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.checkpoint.catalog import Entry, catalog_of
+from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.url_path import as_path
+from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.runs.metrics import read_json_lines
+from trainer_cli.runs.replayed import beginnings_of, is_on_course
+from trainer_cli.runs.run_dir import RunDir, RunStatus, open_run
+from trainer_cli.runs.select import checkpoints_of, run_config
+
+log = logging.getLogger(__name__)
+
+_AT_ATTEMPT = re.compile(r"(?P<run>.+)@attempt(?P<number>\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory:
+    """What a run has done up to the end of an attempt."""
+
+    run: RunDir
+    attempts: Sequence[Mapping[str, Any]]
+    """Those up to the last one that counts."""
+    entries: Sequence[tuple[Entry, Path]]
+    """The valid checkpoints on its course, by step."""
+    records: Sequence[Mapping[str, Any]]
+    """The lines of `metrics.jsonl` that no later attempt has replaced."""
+    is_whole: bool = True
+    """Whether the last attempt is that of the run."""
+
+    @property
+    def path(self) -> Path:
+        """How a command names it."""
+        return self.run.path if self.is_whole else Path(f"{self.run.path}@attempt{self.attempts[-1]['attempt']}")
+
+    @property
+    def reached(self) -> int:
+        """The last step that was made, as far as it is known; of a run in training that of its newest checkpoint."""
+        saved = self.entries[-1][0].step if self.entries else 0
+        if self.is_whole and self.run.is_locked():
+            return saved
+        facts = self.run.read_summary() if self.is_whole else self.attempts[-1]
+        return max(saved, self.recorded, int(facts.get("step") or 0))
+
+    @property
+    def recorded(self) -> int:
+        """The last step with a record."""
+        return max((int(record.get("step") or 0) for record in self.records), default=0)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it reached the end that its config gave."""
+        facts = self.run.read_summary() if self.is_whole else self.attempts[-1]
+        return facts.get("status") == RunStatus.finished
+
+    def config_of(self, attempt: int) -> Path:
+        """The file with the config of an attempt: that of the run if it is the last, else in a checkpoint of it.
+
+        Raises:
+            CheckpointError: no checkpoint of the attempt is left, and it is the one that the history was asked for.
+        """
+        numbers = [entry.get("attempt") for entry in self.run.attempts]
+        if numbers and attempt != numbers[-1]:
+            for entry, path in self.entries:
+                if entry.manifest is not None and entry.manifest.attempt == attempt and (path / CONFIG_FILE).is_file():
+                    return path / CONFIG_FILE
+            if not self.is_whole and attempt == self.attempts[-1].get("attempt"):
+                raise CheckpointError(f"{self.path}: no checkpoint of that attempt is left, so its config is unknown")
+        return self.run.config_file
+
+
+def split_attempt(path: Path) -> tuple[Path, int | None]:
+    """The run and the number of the attempt that `RUN@attempt2` names; None for the newest, and for any other path.
+
+    Raises:
+        UserError: the run has no such attempt.
+    """
+    match = None if path.exists() else _AT_ATTEMPT.fullmatch(str(path))
+    if match is None:
+        return path, None
+    run, number = RunDir(match["run"]), int(match["number"])
+    numbers = [attempt.get("attempt") for attempt in run.attempts]
+    if run.exists_as_run() and number not in numbers:
+        cure = f"Its attempts are {', '.join(map(str, numbers))}." if numbers else None
+        raise UserError(f"{run.path} has no attempt {number}", cure=cure)
+    return run.path, number if numbers and number != numbers[-1] else None
+
+
+def read_history(path: Path) -> RunHistory:
+    """The history of a run, or of `RUN@attempt2`.
+
+    Raises:
+        UserError: there is no such run, or no such attempt.
+    """
+    path, number = split_attempt(path)
+    run = open_run(path)
+    attempts, kept, records = run.attempts, kept_entries(run), read_json_lines(run.metrics_file)
+    if number is not None:
+        later = [attempt for attempt in attempts if attempt.get("attempt", 0) > number]
+        replaced_after = min(int(attempt.get("start_step") or 0) for attempt in later)
+        records = [record for record in records if int(record.get("step") or 0) <= replaced_after]
+        attempts = [attempt for attempt in attempts if attempt not in later]
+    beginnings = beginnings_of(attempts)
+    entries = [(entry, place) for entry, place in kept if is_on_course(entry, beginnings)]
+    if number is not None:
+        entries = [pair for pair in entries if pair[0].manifest is not None and pair[0].manifest.attempt <= number]
+    return RunHistory(run, attempts, entries, records, is_whole=number is None)
+
+
+def attempt_number(attempts: Sequence[Mapping[str, Any]], step: int) -> int:
+    """The number of the attempt that made a step: the last one that began before it."""
+    earlier = [attempt for attempt in attempts if int(attempt.get("start_step") or 0) < max(step, 1)]
+    return int((earlier or attempts or [{}])[-1].get("attempt") or 1)
+
+
+def environment_of(run: RunDir, attempt: int) -> dict[str, Any]:
+    """The recorded environment of an attempt."""
+    changed = next((entry for entry in run.attempts if entry.get("attempt") == attempt), {})
+    return {**run.read_environment(), **(changed.get("changed_environment") or {})}
+
+
+def first_step(attempts: Sequence[Mapping[str, Any]]) -> int:
+    """The step at which the first attempt began; 0 if none is recorded."""
+    return int(attempts[0].get("start_step") or 0) if attempts else 0
+
+
+def kept_entries(run: RunDir) -> list[tuple[Entry, Path]]:
+    """The run's valid checkpoints by step, with those of its copies whose originals were removed."""
+    folder, run_id = checkpoints_of(run.path), run.run_id
+    entries = {entry.step: (entry, folder / entry.name) for entry in run.catalog(folder).valid(run_id)}
+    config = run_config(run.path)
+    section = config.get("checkpoint")
+    copy_to = section.get("copy_to") if isinstance(section, dict) else None
+    copies = copy_to.get("folder") if isinstance(copy_to, dict) else None
+    if isinstance(copies, str) and "${" not in copies:
+        catalog = catalog_of(
+            as_path(copies.replace("{run_name}", str(config.get("name") or "default"))), run.copies_cache
+        )
+        try:
+            for entry in catalog.valid(run_id):
+                entries.setdefault(entry.step, (entry, catalog.folder / entry.name))
+        except OSError as error:
+            log.warning("the copies in %s cannot be listed, so none is used: %s", catalog.folder, error)
+    return [entries[step] for step in sorted(entries)]
