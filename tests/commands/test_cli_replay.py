@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,71 @@ MISTAKES = {
     "an unknown key": (["9"], ["model.widht=3"], "widht"),
     "missing data": (["9"], ["data._target_=nowhere.Digits"], "nowhere"),
 }
+
+
+def begun_at_8(run: Path, *removed: int) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    summary["attempts"][0]["start_step"] = 8
+    (run / "summary.json").write_text(json.dumps(summary))
+    for step in removed:
+        shutil.rmtree(run / f"checkpoints/step{step}")
+
+
+def damage(run: Path, step: int) -> None:
+    file = run / f"checkpoints/step{step}/rank0.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
+    "before the first checkpoint": (
+        lambda run: begun_at_8(run, 0, 8), ["replay", "run", "9"], 3,
+        "run has no valid checkpoint at or before step 8, and was not begun at step 0 there\n"
+        "help: The earliest valid one is step 16.",
+    ),
+    "a checkpoint before the first": (
+        lambda run: begun_at_8(run, 0, 8), ["ckpt", "show", "run@step9"], 3,
+        "run has no valid checkpoint at or before step 9",
+    ),
+    "checkpoints removed": (
+        lambda run: begun_at_8(run, 0, 8, 16, 24), ["replay", "run", "20"], 3,
+        "run has no valid checkpoint at or before step 19, and was not begun at step 0 there",
+    ),
+    "a damaged one to begin with": (
+        lambda run: (begun_at_8(run, 0), damage(run, 8)), ["replay", "run", "9"], 3,
+        "run/checkpoints/step8 is passed over: ",
+    ),
+    "a damaged one to compare with": (
+        lambda run: damage(run, 16), ["replay", "run", "16", "--quiet"], 3,
+        "a file of the checkpoint is damaged",
+    ),
+    "a damaged one that is named": (
+        lambda run: damage(run, 16), ["ckpt", "export", "run@step16", "--format", "safetensors"], 3,
+        "rank0.safetensors",
+    ),
+    "the number of a step": (
+        lambda run: None, ["ckpt", "show", "run@9"], 3, "run@9 names no checkpoint\nhelp: Write run@step9.",
+    ),
+    "a misspelt name": (
+        lambda run: None, ["validate", "ckpt=run@lastest"], 3, "Did you mean 'latest'?",
+    ),
+    "an attempt that was not made": (
+        lambda run: None, ["replay", "run@attempt2", "9"], 2, "run has no attempt 2\nhelp: Its attempts are 1.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_a_run_lacks_is_one_message(run: Path, what: str, capfd: pytest.CaptureFixture[str]) -> None:
+    break_run, command, code, message = BROKEN[what]
+    break_run(run)
+    capfd.readouterr()
+    assert main(command) == code
+    error = capfd.readouterr().err
+    assert message in error
+    assert error.count("error: ") == 1
+    assert "Traceback" not in error
 
 
 @pytest.mark.parametrize("what", MISTAKES)

@@ -1,6 +1,6 @@
 """Steps that are computed again equal those of the run in every value, whatever the model, the data and the processes.
 
-Ten random steps of each training; `TRAIN_REPLAY=full` takes fifty (scripts/faults).
+Ten random steps of each training; `TRAIN_REPLAY=full`, and the campaigns of two processes, take fifty (scripts/faults).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 FULL = os.environ.get("TRAIN_REPLAY") == "full"
 COUNT, STEPS = (50, 120) if FULL else (10, 30)
 FIXED = sorted(random.Random(7).sample(range(1, STEPS), COUNT))
+FIFTY = sorted(random.Random(11).sample(range(1, 120), 50))
 BASE = (
     "scheduler=warmup_cosine", "scheduler.warmup=5", f"loop.max_duration={STEPS}", "loop.log_interval=4",
     "loop.eval_interval=9", "loop.eval_steps=2", "logging.console=off", "loggers.tensorboard=null",
@@ -93,13 +94,22 @@ def test_every_step_is_that_of_the_run(kind: str, empty_folder: Path) -> None:
         shutil.rmtree(run / "replayed")
 
 
-def test_two_processes_are_replayed_by_two(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "fixed"),
+    [
+        ("ddp", [3, 5, 8]),
+        ("fsdp", [2, 3]),
+        pytest.param("ddp", FIFTY, marks=pytest.mark.campaign),
+        pytest.param("fsdp", FIFTY, marks=pytest.mark.campaign),
+    ],
+    ids=["ddp", "fsdp", "ddp at fifty steps", "fsdp at fifty steps"],
+)
+def test_two_processes_are_replayed_by_two(strategy: str, fixed: list[int], tmp_path: Path) -> None:
     shutil.copy(Path(__file__).parent / "replayed_parts.py", tmp_path)
-    fixed = FIXED if FULL else [3, 5, 8]
     first, last = fixed[0], fixed[-1]
     overrides = (
         *NORMED, *EMA, "data={_target_: replayed_parts.Mapped, batch_size: 4}", *BASE, f"loop.max_duration={last + 4}",
-        f"checkpoint.fixed_steps={fixed}", "parallel=ddp", "parallel.processes_per_node=2",
+        f"checkpoint.fixed_steps={fixed}", f"parallel={strategy}", "parallel.processes_per_node=2",
     )  # fmt: skip
     done = train("fit", *overrides, cwd=tmp_path)
     assert done.code == 0, done.err

@@ -18,6 +18,8 @@ from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.step_samples import find_sample
 
 PARTS = '''
+import pathlib
+
 import torch
 
 class Points(torch.utils.data.Dataset):
@@ -36,6 +38,23 @@ class Points(torch.utils.data.Dataset):
 class Data:
     def __init__(self):
         self.train, self.val = Points(poisoned=13), Points()
+
+class Once(torch.utils.data.Dataset):
+    """Points of which one that a file names is poisoned, for a run that uses each of them once."""
+
+    def __init__(self, size, poisoned=None):
+        self.size, self.poisoned = size, poisoned
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        x = torch.tensor([index / self.size])
+        return x, x * 2 + (1e9 if index == self.poisoned else 0)
+
+class LongData:
+    def __init__(self, size, path):
+        self.train, self.val = Once(size, int(pathlib.Path(path).read_text())), Once(20)
 
 class Line(torch.nn.Module):
     def __init__(self):
@@ -101,28 +120,47 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.chdir(before)
 
 
-def bad_step() -> int:
-    return next(find_sample(Path("run"), "13")).step
-
-
-@pytest.mark.timeout(300)
-def test_the_step_of_a_poisoned_sample_is_found(poisoned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("steps", "saved_every", "evaluated_every"),
+    [(500, 2, 100), pytest.param(5000, 500, 5000, marks=pytest.mark.campaign)],
+)
+def test_the_step_of_a_poisoned_sample_is_found(
+    poisoned: Path, capsys: pytest.CaptureFixture[str], steps: int, saved_every: int, evaluated_every: int
+) -> None:
+    run, size = f"long{steps}", 4 * steps
+    bad = str(size * 5 // 7)
+    Path("bad.txt").write_text(bad)
+    arguments = [
+        "fit", "model=null", "data=null", "model={_target_: poison.Line}", "optimizer=sgd", "optimizer.lr=1e-5",
+        f"data={{_target_: poison.LongData, batch_size: 4, size: {size}, path: bad.txt}}", "scheduler=null",
+        f"loop.max_duration={steps}", f"loop.eval_interval={evaluated_every}", "loop.log_interval=25",
+        f"checkpoint.save_interval={saved_every}", "checkpoint.ephemeral_save_interval=null", "logging.console=off",
+        "loggers.tensorboard=null", f"run_dir={run}",
+    ]  # fmt: skip
+    assert main(arguments) == 0
+    bad_step = next(find_sample(Path(run), bad)).step
+    # The data has moved since.
+    Path("bad.txt").rename("moved.txt")
     capsys.readouterr()
-    assert main(["bisect", "run", "val/loss > 100", "--json"]) == 0
+    assert main(["bisect", run, "val/loss > 100", "data.path=moved.txt", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["step"] == bad_step()
-    assert found["evaluations"] <= 1
-    (batch,) = found["samples"]["batches"]
-    assert 13 in [sample["index"] for sample in batch["samples"]]
-    replayed = sorted(path.name for path in Path("run/replayed").glob("step*"))
-    assert set(replayed) <= {f"step{found['step'] - 1}", f"step{found['step']}"}
+    assert found["step"] == bad_step
+    assert found["evaluations"] <= math.ceil(math.log2(steps)) + 1
+    replayed = sorted(path.name for path in Path(run, "replayed").glob("step*"))
+    assert set(replayed) <= {f"step{bad_step - 1}", f"step{bad_step}"}
+    assert main(["data", run, str(bad_step), "data.path=moved.txt", "--show", "--json"]) == 0
+    ((step,), samples) = json.loads(capsys.readouterr().out), found["samples"]
+    assert [sample["index"] for batch in samples["batches"] for sample in batch["samples"]].count(int(bad)) == 1
+    poisoned_samples = [sample for sample in step["batches"][0]["contents"] if "1000000" in str(sample["values"])]
+    assert [sample["name"] for sample in poisoned_samples] == [bad]
     # Again: every step that was evaluated is known.
-    for path in Path("run/replayed").glob("step*"):
+    for path in Path(run, "replayed").glob("step*"):
         (path / "manifest.json").unlink()
-    assert main(["bisect", "run", "val/loss > 100"]) == 0
+    assert main(["bisect", run, "val/loss > 100", "data.path=moved.txt"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f"val/loss > 100: not at step {found['step'] - 1}, but at step {found['step']}" in "\n".join(lines)
-    assert lines[-2:] == [f"  train replay run {found['step']}", f"  train data run {found['step']} --show"]
+    assert f"val/loss > 100: not at step {bad_step - 1}, but at step {bad_step}" in "\n".join(lines)
+    assert lines[-2:] == [f"  train replay {run} {bad_step}", f"  train data {run} {bad_step} --show"]
 
 
 def test_a_command_decides_by_its_exit_code(poisoned: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,6 +216,9 @@ def test_the_step_that_ended_a_run_with_an_error_is_not_searched(
     [
         (["run", "--command", "python 'probe.py"], "is no command: No closing quotation"),
         (["run", "--command", ""], "the command is empty"),
+        (["run", "--command", "true", "val/loss > 2"], "needs a condition, or --command, and not both"),
+        (["run", "--command", "true", "data.batch_size=4"], "the condition does not hold at step 24"),
+        (["run", "val/los > 2", "+data.nowhere=3"], "nowhere"),
         (["run"], "bisect needs a condition, or --command"),
         (["run", "val/loss"], "is no condition"),
         (["run", "val/loss > 1e9"], "the condition does not hold at step 24"),
