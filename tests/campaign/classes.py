@@ -9,6 +9,7 @@ from campaign.fault_class import FaultClass
 
 MODULES = (
     "campaign.kills",
+    "campaign.kill_points",
     "campaign.long_tests",
 )  # fmt: skip
 """Faults of `train`: the first table, in this order."""

@@ -21,15 +21,15 @@ from campaign.verdict import Outcome, Verdict
 
 PHASES = ("start-up", "training", "saving")
 TRAINING = (
-    "experiment=digits_mlp", "model.hidden=[16]", "loop.max_duration=60", "loop.log_interval=5",
-    "loop.eval_interval=30", "checkpoint.save_interval=20", "checkpoint.max_checkpoints=2",
+    "experiment=digits_mlp", "model.hidden=[16]", "loop.max_duration=40", "loop.log_interval=5",
+    "loop.eval_interval=20", "checkpoint.save_interval=20", "checkpoint.max_checkpoints=2",
     "checkpoint.remove=all_non_permanent", "checkpoint.ephemeral_save_interval=4", "run_dir=run",
 )  # fmt: skip
-"""Sixteen saves, two evaluations."""
+"""Eleven saves, two evaluations."""
 COMPOSED: dict[str, Any] = {}
 """A disk without a fault. With it equal commands share one composed config, which takes most of a start."""
 BACKGROUND, SYNCHRONOUS = "checkpoint.save_async=true", "checkpoint.save_async=false"
-SECOND_KILL = 0.3
+SECOND_KILL = 0.2
 """Share of the trials in which the start after a kill is killed too."""
 COLD_EVERY = 20
 """One trial in so many starts a new interpreter, so that some kills come while Python starts."""
@@ -153,7 +153,7 @@ CLASSES = tuple(
     FaultClass(
         key=key,
         title=f"`kill -9` at a random moment, {title}",
-        what="The process is killed in start-up, in training or in a save; three in ten of the starts after it too. "
+        what="The process is killed in start-up, in training or in a save; one in five of the starts after it too. "
         f"Every {COLD_EVERY}th first start is a new interpreter.",
         promises="L1 L2 L3 L4 L6",
         counts={Size.quick: 18, Size.full: 300, Size.nightly: 3000},

@@ -11,7 +11,10 @@ from campaign.fault_class import FaultClass, Size
 from campaign.runner import run_one
 from campaign.verdict import Verdict
 
-TRIALS = {"kills": 3, "kills_sync": 3}
+TRIALS = {
+    "kills": 3, "kills_sync": 3,
+    "kill_points": 6, "kill_points_resume": 4, "torn_writes": 3, "kill_points_background": 4,
+}  # fmt: skip
 """By key; one for the others."""
 
 

@@ -1,4 +1,5 @@
-"""Faults at every single operation of a save and of a removal, in the midst of a real training."""
+"""Errors at every single operation of a save and of a removal, in the midst of a real training. For kills there see
+tests/campaign/kill_points.py."""
 
 from __future__ import annotations
 
@@ -26,13 +27,12 @@ TRAINING = (
     "checkpoint.pre_train_checkpoint=false",
     "checkpoint.save_interval=null",
     "checkpoint.ephemeral_save_interval=2",
+    "checkpoint.save_async=false",
     "run_dir=run",
 )
 """Saves steps 2 and 4 for safety, and step 6 at the end."""
-SYNCHRONOUS = "checkpoint.save_async=false"
-BACKGROUND = "checkpoint.save_async=true"
 EVERY = "TRAIN_FAULTS" in os.environ
-"""Campaigns leave none out; otherwise every other one is, and more of the kills with saves behind the training."""
+"""Campaigns leave none out; otherwise every other one is."""
 _BLOCK_BYTES = 4096
 """So that the files of so small a training count as large."""
 _LOOKS = 3
@@ -50,21 +50,18 @@ class Campaign:
         assert done.code == 0, done.err
         self.run = folder / "run"
         self.operations = [line for line in done.operations if not line.startswith("committed")]
-        first, second, staging = (
-            _number(done.operations, line) for line in ("committed step 4", "committed step 6", "mkdir .tmp.step6")
-        )
-        self.second_round = range(first, len(self.operations) + 1)
+        second, staging = (_number(done.operations, line) for line in ("committed step 6", "mkdir .tmp.step6"))
         self.second_save = range(staging - _LOOKS, second)
         self.removal = range(second, len(self.operations) + 1)
 
-    def fit(self, cwd: Path, disk: dict[str, Any], how: str = SYNCHRONOUS) -> Result:
+    def fit(self, cwd: Path, disk: dict[str, Any]) -> Result:
         """One start of the training, on a disk with that fault, or without one.
 
-        Operations of a synchronous training have the same numbers in each run: deletions, which the writer thread
-        makes even then, are waited for.
+        Operations have the same numbers in each run: deletions, which the writer thread makes even of synchronous
+        saves, are waited for.
         """
-        disk = {"block_bytes": _BLOCK_BYTES, "one_thread_at_a_time": how == SYNCHRONOUS, **disk}
-        return train("fit", *TRAINING, how, cwd=cwd, disk=disk)
+        disk = {"block_bytes": _BLOCK_BYTES, "one_thread_at_a_time": True, **disk}
+        return train("fit", *TRAINING, cwd=cwd, disk=disk)
 
     def each(self, numbers: Iterable[int], folder: Path, check: Callable[[int, Path], None]) -> None:
         """Run a check for each operation, in a folder of its own."""
@@ -115,39 +112,6 @@ def test_the_faults_meet_a_whole_save_and_a_whole_removal(campaign: Campaign) ->
     assert {"rename", "fsync_dir", "unlink", "rmdir"} <= set(removal)
     written = {campaign.operations[number - 1].split()[0] for number in campaign.second_save}
     assert {"open_new", "bypass_cache", "write", "truncate", "fsync"} <= written
-
-
-def test_a_kill_at_an_operation_loses_nothing_that_was_committed(campaign: Campaign, tmp_path: Path) -> None:
-    assert_recovers(campaign, "kill", campaign.second_round[:: 1 if EVERY else 2], tmp_path)
-
-
-def test_a_write_torn_by_a_kill_loses_nothing_that_was_committed(campaign: Campaign, tmp_path: Path) -> None:
-    writes = [number for number in campaign.second_round if campaign.operations[number - 1] == "write file"]
-    assert len(writes) > 4
-    assert_recovers(campaign, "tear", writes, tmp_path)
-
-
-def test_a_kill_at_any_moment_of_saves_in_the_background_loses_nothing_that_was_committed(
-    campaign: Campaign, tmp_path: Path
-) -> None:
-    numbers = range(2, len(campaign.operations) - 20, 2 if EVERY else 8)
-    assert_recovers(campaign, "kill", numbers, tmp_path, BACKGROUND)
-
-
-def assert_recovers(
-    campaign: Campaign, fault: str, numbers: Iterable[int], folder: Path, how: str = SYNCHRONOUS
-) -> None:
-    """After a death at any of these operations an ordinary start goes on, and ends as if nothing had been."""
-
-    def check(number: int, own: Path) -> None:
-        died = campaign.fit(own, {"at": number, "fault": fault}, how)
-        assert died.killed
-        again = campaign.fit(own, {}, how)
-        assert again.code == 0, again.err
-        assert resumed(again) >= max(committed(died), default=0)
-        assert_same_run(own / "run", campaign.run)
-
-    campaign.each(numbers, folder, check)
 
 
 def test_a_save_that_fails_leaves_the_older_ones_and_can_be_made_again(campaign: Campaign, tmp_path: Path) -> None:
