@@ -1,6 +1,6 @@
-"""How good the tests of the policy and of the trainer are: each small change must make one of them fail.
+"""How good the tests of the policy, the trainer and the saver are: each small change must make one of them fail.
 
-    python scripts/mutants.py [policy | trainer | NAME …]
+    python scripts/mutants.py [policy | trainer | saver | NAME …]
 
 Each mutant is one text of a file put in the place of another, in a copy of the project. The tests named for it are run
 against it, one file after another. Prints which mutants were killed, and by what; exit 1 if one survives. Not part of
@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from saver_mutants import OF_SAVER
 
 ROOT = Path(__file__).resolve().parents[1]
 POLICY = "trainer_cli/core/policy.py"
@@ -112,8 +114,11 @@ OF_POLICY = {
         'Decision(Kind.permanent, "training was stopped")',
     ),
     "a hold is not heeded": ("due(now) and not at.on_hold and not _cool", "due(now) and not _cool"),
-    "a hold is turned round": ("and not at.on_hold and", "and at.on_hold and"),
-    "there is no cooldown": (" and not _cooling_down(rules, at)", ""),
+    "a hold is turned round": ("due(now) and not at.on_hold and", "due(now) and at.on_hold and"),
+    "there is no cooldown": (
+        "due(now) and not at.on_hold and not _cooling_down(rules, at)",
+        "due(now) and not at.on_hold",
+    ),
     "ephemeral intervals are permanent": (
         'Decision(Kind.ephemeral, f"{often}, ephemeral")',
         'Decision(Kind.permanent, f"{often}, ephemeral")',
@@ -172,23 +177,32 @@ OF_POLICY = {
     "a tie does not enter": ("> self.loss(best[-1].metrics)", ">= self.loss(best[-1].metrics)"),
     "only the first of all enters": ("> self.loss(best[-1].metrics)", "> self.loss(best[0].metrics)"),
     "all enter": ("if len(best) == self.count and", "if False and"),
-    "the oldest are the newest": (
-        "key=lambda checkpoint: (checkpoint.step, checkpoint.name), reverse=True",
-        "key=lambda checkpoint: (checkpoint.step, checkpoint.name)",
-    ),
+    "the oldest are the newest": ('key=attrgetter("step", "name"), reverse=True', 'key=attrgetter("step", "name")'),
     "weights with NaN are counted": (
-        "permanents = [checkpoint.name for checkpoint in finite if",
-        "permanents = [checkpoint.name for checkpoint in ordered if",
+        " if checkpoint.finite and checkpoint.kind is Kind.permanent]",
+        " if checkpoint.kind is Kind.permanent]",
     ),
-    "ephemerals are counted": (" if checkpoint.kind is Kind.permanent]", "]"),
-    "one more is counted": ("permanents[: rules.max_checkpoints]", "permanents[: (rules.max_checkpoints or 0) + 1]"),
-    "the newest of all may go": ("checkpoint in (*ordered[:1], *finite[:1])", "checkpoint in finite[:1]"),
-    "the newest good one may go": ("checkpoint in (*ordered[:1], *finite[:1])", "checkpoint in ordered[:1]"),
+    "ephemerals are counted": (
+        " if checkpoint.finite and checkpoint.kind is Kind.permanent]",
+        " if checkpoint.finite]",
+    ),
+    "one more is counted": (
+        "permanents[: rules.max_checkpoints or 0]",
+        "permanents[: (rules.max_checkpoints or 0) + 1]",
+    ),
+    "the newest of all may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in islice(finite, 1)"),
+    "the newest good one may go": ("checkpoint in (*ordered[:1], *islice(finite, 1))", "checkpoint in ordered[:1]"),
     "never removes": ("if rules.remove is Removal.never:", "if False:"),
     "pins are not heeded": ("    if checkpoint.pinned:\n", "    if False:\n"),
     "fixed steps go": ("    if checkpoint.step in rules.fixed_steps:\n", "    if False:\n"),
-    "the best go": ("if best and rules.keep_best is not None:", "if False and rules.keep_best is not None:"),
-    "finished ones stay": ("    if newest:\n", "    if newest or checkpoint.finished:\n"),
+    "the best go": (
+        "if rules.keep_best is not None and checkpoint.name in leading.best:",
+        "if False and checkpoint.name in leading.best:",
+    ),
+    "finished ones stay": (
+        "    if checkpoint.name in leading.newest:\n",
+        "    if checkpoint.name in leading.newest or checkpoint.finished:\n",
+    ),
     "ephemerals are permanent": (
         "if checkpoint.kind is Kind.ephemeral or not checkpoint.finite:\n        return None",
         "if not checkpoint.finite:\n        return None",
@@ -198,9 +212,9 @@ OF_POLICY = {
         "if checkpoint.kind is Kind.ephemeral:\n        return None",
     ),
     "the best ephemerals go": (
-        "    if best and rules.keep_best is not None:\n",
+        "    if rules.keep_best is not None and checkpoint.name in leading.best:\n",
         "    if checkpoint.kind is Kind.ephemeral:\n        return None\n"
-        "    if best and rules.keep_best is not None:\n",
+        "    if rules.keep_best is not None and checkpoint.name in leading.best:\n",
     ),
     "keep_every keeps nothing": ("if rules.keep_every is not None and (named", "if False and (named"),
     "keep_every keeps ephemerals": (
@@ -210,7 +224,10 @@ OF_POLICY = {
     ),
     "ephemeral_only is all_non_permanent": ("if rules.remove is Removal.ephemeral_only:", "if False:"),
     "all_non_permanent is ephemeral_only": ("if rules.remove is Removal.ephemeral_only:", "if True:"),
-    "max_checkpoints keeps all": ("return _among(rules.max_checkpoints) if counted else None", 'return "all"'),
+    "max_checkpoints keeps all": (
+        "return _among(rules.max_checkpoints) if checkpoint.name in leading.counted else None",
+        'return "all"',
+    ),
     "null keeps none": ('            return "permanent"\n', "            return None\n"),
     "step 0 may go": ("    if checkpoint.step == 0:\n", "    if False:\n"),
     "interval steps may go": (
@@ -218,12 +235,13 @@ OF_POLICY = {
         "if False and (named := _names(rules.save",
     ),
     "max_checkpoints is not for all_non_permanent": (
-        "return _among(rules.max_checkpoints) if rules.max_checkpoints is not None and counted else None",
-        "return None",
+        "    if rules.max_checkpoints is not None and checkpoint.name in leading.counted:\n",
+        "    if False:\n",
     ),
     "all_non_permanent without a number keeps all": (
-        "if rules.max_checkpoints is not None and counted else None",
-        "if counted else None",
+        "    if rules.max_checkpoints is not None and checkpoint.name in leading.counted:\n"
+        "        return _among(rules.max_checkpoints)\n    return None\n",
+        '    return "all"\n',
     ),
     "what steps cannot tell goes": (
         "    if checkpoint.progress is None and interval.steps is None:\n",
@@ -233,11 +251,11 @@ OF_POLICY = {
         "checkpoint.progress or Progress(step=checkpoint.step)",
         "Progress(step=checkpoint.step)",
     ),
-    "removal begins with the newest": (
-        "for checkpoint, reason in reversed(reasons)",
-        "for checkpoint, reason in reasons",
+    "removal begins with the newest": ("for checkpoint in reversed(may_go)", "for checkpoint in may_go"),
+    "removal takes what is kept": (
+        "if _why_stays(checkpoint, rules, leading) is None\n    }",
+        "if _why_stays(checkpoint, rules, leading) is not None\n    }",
     ),
-    "removal takes what is kept": ("if reason is None\n    }", "if reason is not None\n    }"),
 }
 
 
@@ -378,8 +396,12 @@ OF_TRAINER = {
     ),
 }
 POLICY_TESTS = ("tests/core/test_policy.py", "tests/checkpoint/test_histories.py")
-MUTANTS = {name: Mutant(POLICY, old, new, POLICY_TESTS) for name, (old, new) in OF_POLICY.items()} | OF_TRAINER
-GROUPS = {"policy": [*OF_POLICY], "trainer": [*OF_TRAINER]}
+MUTANTS = {
+    **{name: Mutant(POLICY, old, new, POLICY_TESTS) for name, (old, new) in OF_POLICY.items()},
+    **OF_TRAINER,
+    **{name: Mutant(*fields) for name, fields in OF_SAVER.items()},
+}
+GROUPS = {"policy": [*OF_POLICY], "trainer": [*OF_TRAINER], "saver": [*OF_SAVER]}
 
 
 def main(names: list[str]) -> int:
@@ -407,10 +429,7 @@ def main(names: list[str]) -> int:
             began = time.monotonic()
             killer = _killer(copy, mutant.tests)
             (copy / mutant.file).write_text(source)
-            print(
-                f"{'survived' if killer is None else 'killed'}  {name}  ({killer}, {time.monotonic() - began:.0f} s)",
-                flush=True,
-            )
+            print(f"{name:70}  {killer or 'SURVIVED'} ({time.monotonic() - began:.0f} s)", flush=True)
             if killer is None:
                 survivors.append(name)
     print(f"{len(chosen) - len(survivors)} of {len(chosen)} killed")

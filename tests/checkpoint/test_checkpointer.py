@@ -101,6 +101,16 @@ def test_a_saved_step_is_never_written_again(checkpointer, tmp_path, caplog):
     assert os.listdir(tmp_path) == ["step5"]
 
 
+def test_a_step_whose_bytes_were_altered_is_quarantined_and_written_again(checkpointer, tmp_path):
+    facts = CheckpointMetadata(run_id="r", step=5, files={"config.yaml": b"seed: 1\n"})
+    checkpointer.save(small_state(5), tmp_path / "step5", metadata=facts)
+    # Of the same size: only the digest shows it.
+    (tmp_path / "step5" / "config.yaml").write_bytes(b"seed: 2\n")
+    checkpointer.save(small_state(5), tmp_path / "step5", metadata=facts, overwrite=False)
+    assert checkpointer.verify(tmp_path / "step5").step == 5
+    assert len(os.listdir(tmp_path)) == 2
+
+
 @pytest.mark.parametrize(
     "facts", [CheckpointMetadata(run_id="other", step=5), CheckpointMetadata(run_id="r", step=6), None]
 )

@@ -327,6 +327,15 @@ def test_every_byte_is_digested_in_order_and_gets_to_its_part(sizes, left):
     assert len(file._spares) <= verified_file._AHEAD + 1
 
 
+@pytest.mark.parametrize("size_bytes", [99, 101])
+def test_a_file_of_another_size_is_refused_before_it_is_read(size_bytes):
+    source = Memory(bytes(100))
+    file = source.verified()
+    source.size_bytes = size_bytes
+    with pytest.raises(DamagedCheckpoint, match=f"it has {size_bytes} bytes instead of 100"), file:
+        pytest.fail("it can be read")
+
+
 @pytest.mark.usefixtures("tiny_blocks")
 @pytest.mark.parametrize("good", [0, 15, 16, 100, 399])
 def test_the_first_failure_is_raised_and_then_no_thread_reads_any_more(good):

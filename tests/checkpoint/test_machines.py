@@ -141,11 +141,16 @@ def test_each_machine_downloads_what_all_have_sent(machines: Machines, tmp_path:
     assert [sorted(path.name for path in cache.iterdir()) for cache in machines.caches] == [["step2"], ["step2"]]
 
 
-def test_a_checkpoint_of_several_machines_is_removed_with_the_parts_of_all(machines: Machines) -> None:
+def test_a_checkpoint_of_several_machines_is_removed_with_the_parts_of_all_and_the_manifest_first(
+    machines: Machines,
+) -> None:
     machines.save(2)
     machines.load(2)
+    machines.writes.clear()
     assert machines.storage(0, attempt=2).remove("step2")
     assert machines.objects() == []
+    # The marker, then the manifest: a crash later leaves a partial checkpoint, not a damaged one.
+    assert machines.writes[:2] == ["rank 0 put step2/.removed.run", "rank 0 delete step2/manifest.json"]
 
 
 def test_a_rank_that_cannot_send_fails_the_save_on_all_and_the_next_save_succeeds(machines: Machines) -> None:
