@@ -20,6 +20,7 @@ from trainer_cli.checkpoint.history import lives
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
+from trainer_cli.testing.faults import FaultyDisk
 from trainer_cli.trainer.hooks import Callback
 
 
@@ -349,6 +350,28 @@ def test_a_removal_that_fails_is_reported_and_tried_again(tmp_path: Path, caplog
 
     attempt(tmp_path, 4, Stubborn(), save_interval=1, max_checkpoints=1)
     assert "could not remove checkpoint step0: read-only" in caplog.text
+    assert steps(tmp_path) == [4]
+
+
+class FailsInRemoval(FaultyDisk):
+    """Fails once, in the n-th operation after the first removal has taken the manifest away."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self.nth = nth
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        if old.name == "manifest.json" and self.at is None:
+            self.at = len(self.operations) + self.nth
+
+
+@pytest.mark.parametrize("nth", range(1, 5), ids=["fsync", "stat", "rename", "fsync of the root"])
+def test_a_removal_that_fails_midway_is_finished_by_the_next(tmp_path: Path, nth: int) -> None:
+    made = make(tmp_path, 4, save_interval=1, max_checkpoints=1, save_async=False)
+    made.checkpoint.storage.disk = disk = FailsInRemoval(nth)
+    made.fit(loader(10, 4), loader(6))
+    assert disk.struck
     assert steps(tmp_path) == [4]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -93,6 +94,16 @@ class Retention:
                 self._reported.discard(name)
                 SAVES.info("removed %s (%s)", self._shown(name), reason)
                 self._history.removed(name, reason)
+        self._finish_removals(removable)
+
+    def _finish_removals(self, removable: Mapping[str, str]) -> None:
+        """Remove the folders whose manifest was removed before the rest of a removal failed."""
+        for name in self._reported - removable.keys():
+            with suppress(OSError):
+                if self.storage.clear(name):
+                    SAVES.info("removed %s (its removal had failed)", self._shown(name))
+                    self._history.removed(name, "its removal had failed")
+                self._reported.discard(name)
 
     def fsync_names(self, name: str) -> None:
         """fsync the folder, so that the names of all checkpoints in it are durable.

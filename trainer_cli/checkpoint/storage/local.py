@@ -466,7 +466,10 @@ class LocalStorage:
     def _move_to_trash(self, name: str) -> Path:
         trash = self._hidden_path(Hidden.trash, name)
         self.disk.rename(self.root / name, trash)
+        # Deleted with the next removal if the fsync fails.
+        self._undeleted.add(trash)
         self.disk.fsync_dir(self.root)
+        self._undeleted.discard(trash)
         return trash
 
     def _delete_or_retry_later(self, path: Path) -> None:
