@@ -10,6 +10,10 @@ from campaign.fault_class import FaultClass
 MODULES = (
     "campaign.kills",
     "campaign.kill_points",
+    "campaign.power_cuts",
+    "campaign.corruption",
+    "campaign.io_errors",
+    "campaign.full_disk",
     "campaign.long_tests",
 )  # fmt: skip
 """Faults of `train`: the first table, in this order."""

@@ -6,6 +6,7 @@ import hashlib
 import re
 import shutil
 import subprocess
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,7 @@ def verdict_of(
     go_on: Callable[[], Result],
     *,
     foreign: Mapping[Path, bytes] | None = None,
+    same_checkpoints: bool = True,
 ) -> Outcome:
     """Check what is on the disk after a fault, start the run again, and check the end.
 
@@ -75,6 +77,7 @@ def verdict_of(
         announced: the steps of which `committed step N` was read before the fault.
         go_on: starts the run again, to its end.
         foreign: files in or beside the run that are not its own, with their content.
+        same_checkpoints: as of `assert_same_run`.
     """
     outcome = check_kept(run, reference, announced)
     if outcome.verdict is not Verdict.passed:
@@ -83,7 +86,7 @@ def verdict_of(
         result = go_on()
     except subprocess.TimeoutExpired as error:
         return Outcome(Verdict.hard_fail, f"the start after the fault hangs: {error}", len(announced))
-    outcome = check_end(run, reference, announced, result)
+    outcome = check_end(run, reference, announced, result, same_checkpoints=same_checkpoints)
     changed = [path for path, content in (foreign or {}).items() if not _holds(path, content)]
     if changed:
         return Outcome(Verdict.lost, f"foreign files were touched: {changed}", len(announced))
@@ -104,7 +107,9 @@ def check_kept(run: Path, reference: Reference, announced: Sequence[int]) -> Out
     return Outcome(Verdict.passed, announced=len(announced))
 
 
-def check_end(run: Path, reference: Reference, announced: Sequence[int], result: Result) -> Outcome:
+def check_end(
+    run: Path, reference: Reference, announced: Sequence[int], result: Result, *, same_checkpoints: bool = True
+) -> Outcome:
     """Check that a start went on from what was announced, and ended as the undisturbed run."""
     count = len(announced)
     if result.code != 0:
@@ -115,9 +120,10 @@ def check_end(run: Path, reference: Reference, announced: Sequence[int], result:
     if steps != (wanted := [record["step"] for record in metrics(reference.run)]):
         return Outcome(Verdict.lost, f"records of steps {steps}, not {wanted}", count)
     try:
-        assert_same_run(run, reference.run)
+        assert_same_run(run, reference.run, same_checkpoints=same_checkpoints)
     except AssertionError as error:
-        return Outcome(Verdict.diverged, f"the run does not end as the undisturbed one: {error}", count)
+        line = traceback.extract_tb(error.__traceback__)[-1].line
+        return Outcome(Verdict.diverged, f"the run does not end as the undisturbed one: {line} {error}", count)
     return Outcome(Verdict.passed, announced=count)
 
 

@@ -80,13 +80,16 @@ def assert_same_state(run: Path, reference: Path) -> None:
     assert [name for name in wanted if found[name] != wanted[name]] == []
 
 
-def assert_same_run(run: Path, reference: Path) -> None:
-    """The same final state, metrics, events and checkpoints, nothing left over, and a summary that says so."""
+def assert_same_run(run: Path, reference: Path, *, same_checkpoints: bool = True) -> None:
+    """The same final state, metrics, events and checkpoints, nothing left over, and a summary that says so.
+
+    Without `same_checkpoints` the older checkpoints may be others: a save that failed was tolerated.
+    """
     assert_same_state(run, reference)
     assert metrics(run) == metrics(reference)
     assert points(run) == points(reference)
-    assert checkpoints(run) == checkpoints(reference)
+    assert not same_checkpoints or checkpoints(run) == checkpoints(reference)
     assert leftovers(run) == []
     summary, wanted = (json.loads((path / "summary.json").read_text()) for path in (run, reference))
-    for key in ("status", "reason", "step", "best_metrics", "checkpoints"):
+    for key in ("status", "reason", "step", "best_metrics", *(["checkpoints"] if same_checkpoints else [])):
         assert summary[key] == wanted[key]
