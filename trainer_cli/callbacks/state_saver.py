@@ -303,6 +303,11 @@ class StateSaver(SaveCaller):
         Raises:
             SaveError: nothing was committed.
         """
+        run_dir = self.trainer.run_dir
+        if run_dir is not None and not run_dir.is_dir():
+            # Made anew, it would stand in the way of a run directory that is moved back.
+            log.warning("the state after the failure is not kept: %s is gone", run_dir)
+            return
         folder = self.folder / AFTER_EXCEPTION
         storage = self._new_storage(folder)
         path = folder / self.path().name

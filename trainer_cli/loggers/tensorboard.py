@@ -39,6 +39,7 @@ class TensorBoardLogger(Logger):
         self._next_step = 0
         """The step after the last record."""
         self._is_broken = False
+        self._was_opened = False
         self._is_of_fit = False
         """Whether records follow a rewind, so that their steps rise."""
         self._loaded_state: Mapping[str, Any] = {}
@@ -146,7 +147,9 @@ class TensorBoardLogger(Logger):
         from trainer_cli.loggers import tensorboard_files as tb
 
         _print_no_traceback()
-        folder.mkdir(parents=True, exist_ok=True)
+        # Later without parents: a run directory that was moved away is not made anew.
+        folder.mkdir(parents=not self._was_opened, exist_ok=True)
+        self._was_opened = True
         # Before the new file is created, which must sort last.
         renamed = tb.move_back(folder, int(time.time()))
         facts, first_step = self._facts, self._first_step

@@ -40,9 +40,9 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.curves import summarize_metrics
+from trainer_cli.runs.disk_failures import explain_disk_failure
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.failed_step import suggest_replay
-from trainer_cli.runs.full_disk import stop_of_full_disk
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.resume import stored_config
@@ -351,9 +351,10 @@ def _train(
         reason = f"{type(error).__name__}: {error}"
         # For train.log; commands/main.py prints the message for the terminal.
         log.debug("the training failed", exc_info=True)
-        if (stop := stop_of_full_disk(error, trainer, start.attempt)) is not None:
-            status = RunStatus.stopped
-            raise stop from error
+        if (failure := explain_disk_failure(error, run.path, trainer, start.attempt)) is not None:
+            if failure.exit_code is ExitCode.STOPPED_EARLY:
+                status = RunStatus.stopped
+            raise failure from error
         raise
     finally:
         wall_s = time.monotonic() - began

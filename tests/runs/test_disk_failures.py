@@ -1,4 +1,4 @@
-"""A full disk ends a run with 75 if the attempt has committed a checkpoint, so that no scheduler starts it for ever."""
+"""What ends a run whose disk is full, or whose directory is gone, and with which exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from tiny import loader, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.errors import ExitCode, NoSpaceError, SaveError
-from trainer_cli.runs.full_disk import stop_of_full_disk
+from trainer_cli.runs.disk_failures import explain_disk_failure
+
+HERE = Path()
 
 
 def disk_error(number: int) -> OSError:
@@ -45,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ids=["ENOSPC", "EDQUOT", "checkpoint"],
 )
 def test_a_full_disk_stops_a_run_that_can_be_resumed(trained: Any, error: Exception, what: str, help: str) -> None:
-    stop = stop_of_full_disk(error, trained, attempt=2)
+    stop = explain_disk_failure(error, HERE, trained, attempt=2)
     assert stop is not None
     assert (stop.exit_code, stop.what, stop.where) == (ExitCode.STOPPED_EARLY, what, "run/metrics.jsonl")
     assert str(stop.cure).endswith(f"{help} The same command again then resumes at step 4.")
@@ -55,12 +57,23 @@ def test_a_full_disk_stops_a_run_that_can_be_resumed(trained: Any, error: Except
     "error", [disk_error(errno.EIO), SaveError("failed"), RuntimeError("no space")], ids=["EIO", "save", "other"]
 )
 def test_no_other_error_is_a_stop(trained: Any, error: Exception) -> None:
-    assert stop_of_full_disk(error, trained, attempt=2) is None
+    assert explain_disk_failure(error, HERE, trained, attempt=2) is None
+
+
+@pytest.mark.parametrize(
+    "error", [disk_error(errno.ENOENT), SaveError("failed"), disk_error(errno.ENOSPC)], ids=["ENOENT", "save", "ENOSPC"]
+)
+def test_a_run_directory_that_is_gone_is_the_reason(trained: Any, tmp_path: Path, error: Exception) -> None:
+    failure = explain_disk_failure(error, tmp_path / "gone", trained, attempt=2)
+    assert failure is not None
+    assert (failure.exit_code, failure.where) == (ExitCode.FAILED, str(tmp_path / "gone"))
+    assert failure.what == "the run directory is gone: it was moved or deleted during the training"
+    assert explain_disk_failure(RuntimeError("mine"), tmp_path / "gone", trained, attempt=2) is None
 
 
 def test_an_attempt_that_committed_nothing_has_failed(trained: Any, tmp_path: Path) -> None:
     """A start on a disk that is still full makes no progress, and ends with 1."""
-    assert stop_of_full_disk(disk_error(errno.ENOSPC), trained, attempt=3) is None
+    assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, trained, attempt=3) is None
     without = trainer(settings={"max_duration": 4}, checkpoint=CheckpointerCallback(tmp_path / "none"))
-    assert stop_of_full_disk(disk_error(errno.ENOSPC), without, attempt=1) is None
-    assert stop_of_full_disk(disk_error(errno.ENOSPC), trainer(), attempt=1) is None
+    assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, without, attempt=1) is None
+    assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, trainer(), attempt=1) is None
