@@ -14,6 +14,9 @@ MODULES = (
     "campaign.corruption",
     "campaign.io_errors",
     "campaign.full_disk",
+    "campaign.slow_disk",
+    "campaign.folders",
+    "campaign.clock",
     "campaign.long_tests",
 )  # fmt: skip
 """Faults of `train`: the first table, in this order."""

@@ -14,6 +14,7 @@ from command import train
 from states import same, small_state
 
 from campaign.fault_class import FaultClass, Size, Trials
+from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, check_end, make_reference, resumed_step
 from campaign.verdict import PASSED, Outcome, Verdict
 from trainer_cli.checkpoint.catalog import Catalog, newest_intact
@@ -26,6 +27,7 @@ Damage = Callable[[Path, Random], None]
 TRAINING = (
     "experiment=digits_mlp", "model.hidden=[4]", "loop.max_duration=12", "loop.log_interval=1",
     "loop.eval_interval=4", "loop.eval_steps=1", "checkpoint.save_interval=2", "checkpoint.max_checkpoints=3",
+    "run_dir=run",
 )  # fmt: skip
 STOPPED_AT = 8
 
@@ -198,9 +200,9 @@ def add_strangers(root: Path, chance: Random) -> None:
 @contextmanager
 def prepare_resumes(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
     """Train to the end, and a second run that is stopped, to copy."""
-    reference = make_reference(folder, *TRAINING)
-    stopped = folder / "stopped"
-    done = train("fit", *TRAINING, f"loop.hard_stop={STOPPED_AT}", f"run_dir={stopped}", cwd=folder)
+    reference = make_reference(folder, *TRAINING, disk=COMPOSED)
+    stopped = folder / "run"
+    done = train("fit", *TRAINING, f"loop.hard_stop={STOPPED_AT}", cwd=folder)
     assert done.code == 0, done.err
 
     def run_trial(number: int) -> Outcome:
@@ -222,7 +224,7 @@ def resume_damaged(trial: Path, reference: Reference, number: int) -> Outcome:
     if len(damaged) == len(newest_first):
         flip_bit(newest_first[-1] / "rank0.safetensors", Random(number))
     contents = [content_of(path) for path in damaged]
-    result = train("fit", *TRAINING, "run_dir=run", cwd=trial, limit_s=HANG_S)
+    result = train("fit", *TRAINING, cwd=trial, disk=COMPOSED, limit_s=HANG_S)
     if len(damaged) == len(newest_first):
         if result.code == 3 and [content_of(path) for path in damaged] == contents and "Traceback" not in result.err:
             return PASSED

@@ -16,8 +16,9 @@ from compare import metrics
 
 from campaign.disks import mounted, why_no_tmpfs
 from campaign.fault_class import FaultClass, Size, Trials
+from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, announced_steps, make_reference, verdict_of
-from campaign.trial_runs import TRAINING, watched
+from campaign.trial_runs import ON_DISK, TRAINING, ending_of, watched
 from campaign.verdict import Outcome, Verdict
 
 POLICIES = ("checkpoint.on_save_error=raise", "checkpoint.on_save_error=warn")
@@ -28,7 +29,7 @@ DISK_FILES = 400
 @contextmanager
 def prepare(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
     """Train without a fault."""
-    reference = make_reference(folder, *TRAINING)
+    reference = make_reference(folder, *TRAINING, disk=COMPOSED)
 
     def run_trial(number: int) -> Outcome:
         trial = folder / f"trial{number}"
@@ -45,7 +46,7 @@ def fill_and_go_on(trial: Path, reference: Reference, number: int) -> Outcome:
     """
     chance = Random(f"full {number}")
     disk, policy = trial / "disk", POLICIES[number % 2]
-    run, fit = disk / "run", (*TRAINING, policy, "run_dir=disk/run")
+    run, fit = disk / "run", (*ON_DISK, policy)
     size = ("-t", "tmpfs", "-o", f"size={DISK_BYTES},nr_inodes={DISK_FILES}", "none")
     with mounted(disk, *size):
         with watched(*fit, cwd=trial, run=run) as started:
@@ -62,12 +63,12 @@ def fill_and_go_on(trial: Path, reference: Reference, number: int) -> Outcome:
             make_space(ballast)
 
             def go_on() -> Result:
-                return train("fit", *fit, cwd=trial, limit_s=HANG_S)
+                return train("fit", *fit, cwd=trial, disk=COMPOSED, limit_s=HANG_S)
 
             outcome = verdict_of(run, reference, announced_steps(result), go_on, same_checkpoints=policy == POLICIES[0])
     if outcome.verdict is Verdict.passed:
         return outcome
-    return Outcome(outcome.verdict, f"{what}: {outcome.detail}; before: {result.code} {result.err}", outcome.announced)
+    return Outcome(outcome.verdict, f"{what}: {outcome.detail}; {ending_of(result)}", outcome.announced)
 
 
 def fill(disk: Path, *, files: bool, spared: int) -> list[Path]:

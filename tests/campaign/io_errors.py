@@ -19,7 +19,9 @@ from printed import untimed
 from warm import WarmProcess
 
 from campaign.fault_class import FaultClass, Size, Trials
+from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, announced_steps, make_reference, verdict_of
+from campaign.trial_runs import ending_of
 from campaign.verdict import PASSED, Outcome, Verdict
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.runs.run_dir import RunDir
@@ -30,7 +32,7 @@ TRAINING = (
     "experiment=digits_mlp", "model.hidden=[4]", "loop.max_duration=6", "loop.log_interval=1",
     "loop.eval_interval=3", "loop.eval_steps=1", "checkpoint.save_interval=3",
     "checkpoint.ephemeral_save_interval=2", "checkpoint.save_async=false",
-    "+loggers.csv={_target_: trainer_cli.CsvLogger}",
+    "+loggers.csv={_target_: trainer_cli.CsvLogger}", "run_dir=run",
 )  # fmt: skip
 POLICIES = ("checkpoint.on_save_error=raise", "checkpoint.on_save_error=warn")
 
@@ -95,7 +97,7 @@ def prepare_runs(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
     for policy in POLICIES:
         place = folder / policy.rpartition("=")[2]
         place.mkdir()
-        references[policy] = make_reference(place, *TRAINING, policy)
+        references[policy] = make_reference(place, *TRAINING, policy, disk=COMPOSED)
     (folder / "planned").mkdir()
     _, calls = run_faulty(folder / "planned", LogFault(0, errno.EIO, False, POLICIES[0]))
     everything = [
@@ -118,7 +120,7 @@ def prepare_runs(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
 def run_faulty(cwd: Path, fault: LogFault) -> tuple[Result, list[str]]:
     """Run the command with this fault; returns how it ended, and the calls that change its files."""
     calls = cwd.parent / f"{cwd.name}.calls"
-    arguments = (*fault.arguments, str(calls), "fit", *TRAINING, fault.policy, "run_dir=run")
+    arguments = (*fault.arguments, str(calls), "fit", *TRAINING, fault.policy)
     program = Path(faulty_files.__file__)
     with WarmProcess(warm_server(), arguments, cwd=cwd, env=environment(), program=program) as process:
         try:
@@ -134,22 +136,22 @@ def fail_run(trial: Path, fault: LogFault, reference: Reference) -> Outcome:
     where = calls[fault.at - 1] if fault.at <= len(calls) else "no call"
     what = f"{errno.errorcode[fault.number]} at {where}, {fault.arguments[2]}, {fault.policy}"
     announced = announced_steps(result)
-    if result.code not in (0, 1, 2, 75) or "Traceback" in result.err:
-        return Outcome(Verdict.hard_fail, f"{what}: ends with {result.code}: {result.err}", len(announced))
+    if result.code not in (0, 1, 2, 4, 75) or "Traceback" in result.err:
+        return Outcome(Verdict.hard_fail, f"{what}: {ending_of(result)}", len(announced))
     if result.code and os.strerror(fault.number) not in result.err:
-        return Outcome(Verdict.hard_fail, f"{what}: ends with {result.code}, and not with the error: {result.err}")
+        return Outcome(Verdict.hard_fail, f"{what}: not the error: {ending_of(result)}")
 
     if fault.persistent and result.code == 0:
         # The last removal of a finished run may have failed: a later training in its folder clears up after it.
         LocalStorage(trial / "run/checkpoints", run_id=RunDir(trial / "run").run_id).sweep()
 
     def go_on() -> Result:
-        return train("fit", *TRAINING, fault.policy, "run_dir=run", cwd=trial, limit_s=HANG_S)
+        return train("fit", *TRAINING, fault.policy, cwd=trial, disk=COMPOSED, limit_s=HANG_S)
 
     outcome = verdict_of(trial / "run", reference, announced, go_on, same_checkpoints=fault.policy == POLICIES[0])
     if outcome.verdict is Verdict.passed:
         return outcome
-    return Outcome(outcome.verdict, f"{what}: {outcome.detail}; before: {result.code} {result.err}", outcome.announced)
+    return Outcome(outcome.verdict, f"{what}: {outcome.detail}; {ending_of(result)}", outcome.announced)
 
 
 CLASSES = (

@@ -14,15 +14,16 @@ from forgetful import ForgetfulDisk
 
 from campaign.disks import copy_image, cut_power, fsync_new_file, make_image, mounted, why_no_ext4
 from campaign.fault_class import FaultClass, Size, Trials
+from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, make_reference, verdict_of
-from campaign.trial_runs import TRAINING, watched
+from campaign.trial_runs import ON_DISK, TRAINING, watched
 from campaign.verdict import PASSED, Outcome, Verdict
 
 
 @contextmanager
 def prepare_cuts(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
     """Train without a fault, and make an empty disk to copy."""
-    reference, image = make_reference(folder, *TRAINING), make_image(folder / "image")
+    reference, image = make_reference(folder, *TRAINING, disk=COMPOSED), make_image(folder / "image")
 
     def run_trial(number: int) -> Outcome:
         trial = folder / f"trial{number}"
@@ -43,10 +44,10 @@ def cut_and_go_on(trial: Path, reference: Reference, number: int) -> Outcome:
     before.
     """
     disk, chance = trial / "disk", Random(f"power {number}")
-    run, fit = disk / "run", (*TRAINING, "run_dir=disk/run")
+    run = disk / "run"
     source = ("-o", "loop", str(trial / "image"))
     foreign = disk / "foreign"
-    with mounted(disk, *source), watched(*fit, cwd=trial, run=run) as started:
+    with mounted(disk, *source), watched(*ON_DISK, cwd=trial, run=run) as started:
         fsync_new_file(foreign)
         started.wait_for_moment(chance, announced=number % 2 == 1)
         if number % 4 >= 2:
@@ -57,7 +58,7 @@ def cut_and_go_on(trial: Path, reference: Reference, number: int) -> Outcome:
         started.kill()
 
     def go_on() -> Result:
-        return train("fit", *fit, cwd=trial, limit_s=HANG_S)
+        return train("fit", *ON_DISK, cwd=trial, disk=COMPOSED, limit_s=HANG_S)
 
     with mounted(disk, *source):
         return verdict_of(run, reference, announced, go_on, foreign={foreign: b"of another program"})

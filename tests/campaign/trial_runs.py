@@ -16,15 +16,25 @@ from typing import Any
 from command import LIMIT_S, Result, environment, start
 from printed import untimed
 
+from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S
 
 TRAINING = (
     "experiment=digits_mlp", "model.hidden=[16]", "loop.max_duration=60", "loop.log_interval=1",
     "loop.eval_interval=20", "loop.eval_steps=1", "checkpoint.save_interval=20", "checkpoint.max_checkpoints=2",
-    "checkpoint.ephemeral_save_interval=3", "checkpoint.save_async=true",
+    "checkpoint.ephemeral_save_interval=3", "checkpoint.save_async=true", "run_dir=run",
 )  # fmt: skip
 """Sixty steps, each logged; twenty saves and three evaluations."""
 STEPS = 60
+ON_DISK = (*TRAINING, "run_dir=disk/run")
+"""The same in a folder where a trial mounts a file system."""
+
+
+def ending_of(result: Result) -> str:
+    """The exit code of a run and what it said, without its progress."""
+    progress = r"step \d|committed|removed|will train|\s*\d+ checkpoints|saves are"
+    lines = [line for line in result.err.splitlines() if not re.match(progress, line)]
+    return " / ".join([f"it ended with {result.code}", *lines])
 
 
 @dataclass
@@ -92,15 +102,17 @@ class Watched:
 
 
 @contextmanager
-def watched(
-    *arguments: str, cwd: Path, run: Path, disk: Mapping[str, Any] | None = None, **env: str
-) -> Iterator[Watched]:
-    """Start `train fit`; it is killed at the end of the block if it still lives."""
+def watched(*arguments: str, cwd: Path, run: Path, disk: Mapping[str, Any] = COMPOSED) -> Iterator[Watched]:
+    """Start `train fit`; it is killed at the end of the block if it still lives.
+
+    Args:
+        disk: as of `train`.
+    """
     stderr = cwd / f"stderr{len(list(cwd.glob('stderr*')))}"
-    settings: dict[str, Any] = {} if disk is None else {"disk": disk, "operations": cwd / "operations"}
+    settings: dict[str, Any] = {"disk": disk, "operations": cwd / "operations"}
     with open(stderr, "wb") as stream:
         process = start(
-            ["fit", *arguments], cwd, environment(**env), stderr=stream.fileno(), start_new_session=True, **settings
+            ["fit", *arguments], cwd, environment(), stderr=stream.fileno(), start_new_session=True, **settings
         )
     with process:
         started = Watched(process, stderr, run)
