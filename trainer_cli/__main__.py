@@ -22,7 +22,7 @@ def main() -> int:
         from trainer_cli.runs.fork_server import serve
 
         # Returns in each fork, as the process of another command.
-        serve(int(sys.argv[2]))
+        serve(sys.argv[2:])
         global _fork_code
         _fork_code = _run()
         return _fork_code

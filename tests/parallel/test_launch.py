@@ -6,8 +6,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,30 @@ def test_a_signal_to_the_launcher_stops_all_with_one_checkpoint(tmp_path: Path) 
     assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM")
     assert {one["name"] for one in summary["checkpoints"]} == {"step0", f"step{summary['step']}"}
     assert errors.count("SIGTERM: stopping after this step") == 1
+
+
+def test_ranks_save_and_no_process_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    # It returns when no process has its stderr open any more.
+    code, errors = fit(tmp_path, "kill")
+    assert code == -signal.SIGKILL, errors
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM")
+    assert {one["name"] for one in summary["checkpoints"]} == {"step0", f"step{summary['step']}"}
+    until = time.monotonic() + 60
+    while processes_in(tmp_path):
+        assert time.monotonic() < until, processes_in(tmp_path)
+        time.sleep(0.05)
+
+
+def processes_in(folder: Path) -> list[str]:
+    """The command lines of processes with this working folder."""
+    lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        # Of another user, or it has just ended.
+        with suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                lines.append((process / "cmdline").read_text().replace("\0", " "))
+    return lines
 
 
 def test_the_rank_that_fails_says_why_and_no_other(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from trainer_cli.config.compose import compose, to_yaml
 from trainer_cli.errors import ConfigError
-from trainer_cli.parallel import launch
 from trainer_cli.runs import fit, supervise
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.supervise import fit_in_processes
@@ -25,8 +24,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
     for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
+    # What is set for ranks is set back.
+    for name in ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+        monkeypatch.setenv(name, "1")
     monkeypatch.setattr(supervise, "supervise", lambda config, again: calls.append(("supervise", again)) or 0)
-    monkeypatch.setattr(launch, "launch", lambda again, processes: calls.append(("launch", processes, again)) or 0)
+    monkeypatch.setattr(supervise, "launch", lambda again, processes: calls.append(("launch", processes, again)) or 0)
     monkeypatch.setattr(fit, "fit", lambda composed, **options: calls.append("fit") or 0)
     return calls
 

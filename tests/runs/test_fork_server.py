@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import TCPStore
 
 from trainer_cli.config import resolvers
 from trainer_cli.runs import fork_server
@@ -55,9 +57,8 @@ with open(f"{name}.tmp", "w") as file:
 os.rename(f"{name}.tmp", f"{name}.json")
 if name.startswith("exit"):
     os._exit(7)
-# Until a signal that the training handles.
+# Until a signal, which ends a training that is not yet on the disk.
 signal.pause()
-os._exit(8)
 '''
 STARTS = """
 import os
@@ -97,6 +98,8 @@ FAKE_TORCH = """
 import sys, threading, time, types
 torch = sys.modules["torch"] = types.ModuleType("torch")
 torch.cuda = types.SimpleNamespace(is_initialized=lambda: {initialized})
+compat = sys.modules["trainer_cli.parallel.torch_compat"] = types.ModuleType("torch_compat")
+compat.is_without_devices, compat.import_compiler = lambda: {asked}, dict
 if {thread}:
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 """
@@ -142,16 +145,34 @@ def output(process: Process) -> tuple[str, str]:
     return process.stdout.read().decode(), process.stderr.read().decode()
 
 
-def test_a_fork_is_what_a_fresh_interpreter_is(project: Path, starter: ProcessStarter) -> None:
-    with starter.start(probing("exit-forked"), ENV, piped=True, new_session=True) as process:
+@pytest.mark.parametrize("variables", [{}, {"LOCAL_RANK": "5", "MASTER_PORT": "7"}], ids=["", "of a rank"])
+def test_a_fork_is_what_a_fresh_interpreter_is(
+    project: Path, starter: ProcessStarter, variables: dict[str, str]
+) -> None:
+    with starter.start(probing("exit-forked"), {**ENV, **variables}, piped=True, new_session=True) as process:
         assert isinstance(process, Forked)
         assert output(process) == ("out of exit-forked\n", "err of exit-forked\n")
         assert process.wait(LIMIT_S) == process.poll() == 7
     alone, forked = (json.loads((project / f"exit-{name}.json").read_text()) for name in ("alone", "forked"))
-    assert forked == alone
+    assert forked == {**alone, "environment": {**alone["environment"], **variables}}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 8), (signal.SIGKILL, -9), (signal.SIGALRM, -14)])
+def test_the_store_of_ranks_survives_signals_until_its_launcher_ends(project: Path, starter: ProcessStarter) -> None:
+    with starter.start(own_command(["_store"]), ENV, piped=True, new_session=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            process.send_signal(number)
+        store = TCPStore("127.0.0.1", port, is_master=False)
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+        with socket.socket() as other, pytest.raises(ConnectionRefusedError):
+            # An address of this machine at which a server that listens to all would answer.
+            other.connect(("127.0.0.2", port))
+    assert process.wait(LIMIT_S) == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGKILL, -9), (signal.SIGALRM, -14)])
 def test_a_signal_ends_a_fork_as_it_ends_any_process(
     project: Path, starter: ProcessStarter, number: signal.Signals, code: int
 ) -> None:
@@ -227,9 +248,9 @@ def test_what_a_fork_cannot_be_is_a_fresh_interpreter(
         assert process.wait(LIMIT_S) == 0
 
 
-def with_torch(folder: Path, *, thread: bool = False, initialized: bool = False) -> dict[str, str]:
+def with_torch(folder: Path, *, thread: bool = False, initialized: bool = False, asked: bool = False) -> dict[str, str]:
     """The environment of processes that have another torch already, which takes no time."""
-    (folder / "sitecustomize.py").write_text(FAKE_TORCH.format(thread=thread, initialized=initialized))
+    (folder / "sitecustomize.py").write_text(FAKE_TORCH.format(thread=thread, initialized=initialized, asked=asked))
     return {**ENV, "PYTHONPATH": f"{folder}:{ENV.get('PYTHONPATH', '')}"}
 
 
@@ -249,6 +270,7 @@ def start_two(starter: ProcessStarter, env: dict[str, str]) -> list[type]:
         pytest.param({}, "1", Forked, id="safe"),
         pytest.param({"thread": True}, "1", subprocess.Popen, id="a thread"),
         pytest.param({"initialized": True}, "1", subprocess.Popen, id="an initialized device"),
+        pytest.param({"asked": True}, "1", subprocess.Popen, id="devices were asked for"),
         pytest.param({}, "0", subprocess.Popen, id="switched off"),
     ],
 )
@@ -261,6 +283,22 @@ def test_the_second_process_is_a_fork_where_that_is_safe(
         assert start_two(starter, with_torch(tmp_path, **unsafe)) == [subprocess.Popen, second]
     finally:
         starter.close()
+
+
+def test_ranks_are_forks_from_the_first_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited, ranks = ProcessStarter(), []
+    env = with_torch(tmp_path)
+    try:
+        start_two(inherited, env)
+        for other in ({}, {"OMP_NUM_THREADS": "7"}):
+            # As in a fork of that server.
+            monkeypatch.setattr(fork_server, "_of_this_fork", inherited._server)
+            ranks.append(ProcessStarter(for_ranks=True))
+            assert start_two(ranks[-1], {**env, **other}) == [Forked, Forked]
+        assert [starter._process is None for starter in ranks] == [True, False]
+    finally:
+        for starter in (*ranks, inherited):
+            starter.close()
 
 
 PARENT = """

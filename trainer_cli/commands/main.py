@@ -53,7 +53,10 @@ VERBS: Mapping[str, Verb] = {
     "env": Verb("trainer_cli.commands.env", "show versions, devices and paths, for a bug report"),
     "complete": Verb("trainer_cli.commands.complete", "print what makes your shell complete commands: bash or zsh"),
 }
-_INTERNAL = {"_job": Verb("trainer_cli.commands.job", "run a job of a sweep")}
+_INTERNAL = {
+    "_job": Verb("trainer_cli.commands.job", "run a job of a sweep"),
+    "_store": Verb("trainer_cli.commands.store", "serve the store of ranks on one machine"),
+}
 """Verbs of the commands that `train` itself starts; neither listed nor suggested."""
 EXAMPLES = """examples:
   train list                                        what there is

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         if is_set and processes > 1:
             raise UserError(f"{flag} is for runs of one process, and {args.run_dir} had {processes}")
     if processes > 1:
-        from trainer_cli.parallel.launch import launch
+        from trainer_cli.runs.launch import launch
 
         return launch(["replay", *_child_arguments(args)], processes)
     if composed.config.parallel.strategy == "fsdp":

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from trainer_cli.errors import ConfigError, UserError
 
 _TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
+_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+LAUNCHED = (*_TORCHRUN, "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", _AGENT_STORE)
+"""The variables that `launched_rank` sets."""
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 """Variables of the number of processes, the rank, the rank on its node, and the node's rank.
 
@@ -30,7 +33,7 @@ class Ranks:
     local_rank: int = 0
     node_rank: int = 0
     address: tuple[str, int] | None = None
-    """Host and port where rank 0, or torchrun's agent, listens; None for one process."""
+    """Host and port where rank 0, or the launcher, listens; None for one process."""
     per_node: int | None = None
     """Processes on each machine, if that is known and equal."""
 
@@ -64,9 +67,27 @@ def ranks_in(environ: Mapping[str, str]) -> Ranks:
     return Ranks()
 
 
+def launched_rank(rank: int, processes: int, port: int) -> dict[str, str]:
+    """The variables of a rank whose launcher is on this machine, and holds the store at a port of it."""
+    numbers = {
+        "WORLD_SIZE": processes,
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "GROUP_RANK": 0,
+        "LOCAL_WORLD_SIZE": processes,
+        "MASTER_PORT": port,
+    }
+    return {**{name: str(number) for name, number in numbers.items()}, "MASTER_ADDR": "127.0.0.1", _AGENT_STORE: "True"}
+
+
+def has_agent_store(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher holds the store, which then outlives each rank; else rank 0 does."""
+    return environ.get(_AGENT_STORE) == "True"
+
+
 def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables for a process that is none of those which torchrun or srun has started."""
-    names = {*_TORCHRUN, *_SLURM, "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    names = {*LAUNCHED, *_SLURM}
     return {
         name: value for name, value in environ.items() if name not in names and not name.startswith("TORCHELASTIC_")
     }

@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from trainer_cli.core.ranks import Ranks, check_tensor_size, ranks_in
+from trainer_cli.core.ranks import Ranks, check_tensor_size, has_agent_store, ranks_in
 from trainer_cli.parallel.rendezvous import (
     LostRankError,
     PeerError,
     find_lost_ranks,
-    has_agent_store,
     meet,
     noting,
     report_failure,
@@ -388,7 +387,7 @@ def from_environment(environ: Mapping[str, str], *, timeout_s: float = 1800.0, a
         world_size=ranks.world_size,
         timeout=timeout,
     )
-    holder = "torchrun's agent" if has_agent_store(environ) else "rank 0"
+    holder = "the launcher" if has_agent_store(environ) else "rank 0"
     group = _DistributedGroup(ranks, store, timeout, f"{holder}, which holds the store,")
     group.connect_directly()
     return group

@@ -1,8 +1,8 @@
 """How ranks meet through a store, and find out which of them is lost when a collective fails.
 
-Rank 0 or torchrun's agent holds the store. Each rank writes its machine's name into it at the start. A rank that fails
-writes why before it ends; ranks that see a collective fail write that they are alive, and those without such a key are
-lost.
+Rank 0, torchrun's agent or a process of the launcher (`serve_store`) holds the store. Each rank writes its machine's
+name into it at the start. A rank that fails writes why before it ends; ranks that see a collective fail write that they
+are alive, and those without such a key are lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from trainer_cli.core.ranks import Ranks
+from trainer_cli.core.ranks import Ranks, has_agent_store
 from trainer_cli.errors import UserError
 
 DIRECT = "trainer_cli/direct: "
@@ -117,9 +117,15 @@ def meet(ranks: Ranks, environ: Mapping[str, str], timeout: timedelta) -> Any:
     raise LostRankError(f"{_named(absent)} of {ranks.world_size} {have} not started in {timeout.total_seconds():g} s")
 
 
-def has_agent_store(environ: Mapping[str, str]) -> bool:
-    """Whether torchrun's agent holds the store, which then outlives a restart of the processes; else rank 0 does."""
-    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def serve_store() -> Any:
+    """A store for ranks of this machine alone, at its `port` of 127.0.0.1. Served while it is referenced."""
+    import torch.distributed
+
+    dist: Any = torch.distributed
+    # By itself torch would listen to all machines.
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    return dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
 def _wait_for_rank_0(ranks: Ranks, host: str, port: int, timeout: timedelta) -> None:

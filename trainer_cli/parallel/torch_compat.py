@@ -9,12 +9,14 @@ ddp_with_fixed_…     the same buckets of gradients at every step. Where a torc
                      them by the expected function, there is one, whose all-reduce starts after the backward.
 next_batch           `__next__` of a DataLoader adds a range for profilers, which takes longer than many batches;
                      where the names are missing, it is called.
+is_without_devices   whether a fork can use CUDA; where the name is missing, it is assumed to.
 overflow_flags       which steps GradScaler skips, without waiting for the device; where missing, none is counted.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import sys
@@ -64,6 +66,17 @@ def _bare(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[
         return method(*args, **kwargs)
 
     return call
+
+
+def import_compiler() -> None:
+    """Import the compiler, as torch does by itself when a model is wrapped for several ranks."""
+    importlib.import_module(_COMPILER)
+
+
+def is_without_devices() -> bool:
+    """Whether this is a fork of a process that has asked CUDA for its devices, and so can't use any."""
+    is_in_bad_fork = getattr(torch.cuda, "_is_in_bad_fork", None)
+    return is_in_bad_fork is not None and bool(is_in_bad_fork())
 
 
 def step_lightly(optimizer: Optimizer) -> None:

@@ -4,6 +4,8 @@
     second process:   the server is started: a fresh interpreter that imports torch and this program, no code of a user
     each from then:   the server forks; the fork sets its streams, arguments and signals, and becomes the command
 
+Ranks are several from the start: the first, too, is a fork, of a server that has imported more.
+
 A fork that starts processes, as a job of a sweep with `restarts.max` does, asks the server that it came from.
 
 A fork has the environment and the working folder with which the server was started, and what those decide while
@@ -35,12 +37,15 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import trainer_cli
+from trainer_cli.core.ranks import LAUNCHED
 from trainer_cli.runs.signals import STOPPING, exit_early
 
 log = logging.getLogger(__name__)
 
 SERVER = "_fork_server"
 """The verb of the server, whose argument is the descriptor of its socket."""
+_FOR_RANKS = "for-ranks"
+"""A second argument of the server, which then imports what ranks use."""
 _IMPORTED = (
     "trainer_cli.runs.supervise", "trainer_cli.runs.fit", "trainer_cli.data.datasets", "trainer_cli.data.digest",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
@@ -49,6 +54,8 @@ _IMPORTED = (
 """What most trainings import besides torch."""
 _MOMENT = "TRAIN_MOMENT"
 """`MOMENT` of config/resolvers.py, which would import Hydra."""
+_VARIABLES = (_MOMENT, *LAUNCHED)
+"""Environment variables that may differ between a server and its forks: no library reads them when it is imported."""
 _REQUEST_BYTES = 1 << 17
 _NUMBER = struct.Struct("i")
 
@@ -68,6 +75,10 @@ class _Inherited(NamedTuple):
     control: socket.socket
     env: dict[str, str]
     folder: str
+
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """Whether its forks have this environment, and the folder of this process."""
+        return (_fixed(self.env), self.folder) == (_fixed(env), os.getcwd())
 
 
 _of_this_fork: _Inherited | None = None
@@ -133,10 +144,16 @@ Process = subprocess.Popen[bytes] | Forked
 
 
 class ProcessStarter:
-    """Starts processes: this program by a fork server from the second on, and any other as a fresh interpreter."""
+    """Starts processes: this program by a fork server from the second on, and any other as a fresh interpreter.
 
-    def __init__(self) -> None:
-        self._started_one = _of_this_fork is not None
+    Args:
+        for_ranks: whether it starts the ranks of a run. They are forks from the first on, if need be of a server of
+            their own, which imports what ranks use.
+    """
+
+    def __init__(self, *, for_ranks: bool = False) -> None:
+        self._for_ranks = for_ranks
+        self._started_one = for_ranks or _of_this_fork is not None
         self._process: subprocess.Popen[bytes] | None = None
         """That of the server, unless this process is a fork of it."""
         self._server = _of_this_fork
@@ -177,12 +194,12 @@ class ProcessStarter:
             if not self._started_one:
                 self._started_one = True
                 return None
-            if self._server is None:
+            if self._server is None or (self._for_ranks and self._process is None and not self._server.fits(env)):
                 self._start_server(env)
             server = self._server
-            if server is not None and (_fixed(server.env), server.folder) == (_fixed(env), os.getcwd()):
+            if server is not None and server.fits(env):
                 arguments = command[len(program) :]
-                process = _ask(server.control, arguments, env.get(_MOMENT), piped=piped, new_session=new_session)
+                process = _ask(server.control, arguments, env, piped=piped, new_session=new_session)
                 if process is not None:
                     return process
             why = "a fork is not safe, or the environment or the folder is another"
@@ -200,7 +217,7 @@ class ProcessStarter:
         try:
             with server_end:
                 self._process = subprocess.Popen(
-                    own_command([SERVER, str(server_end.fileno())]),
+                    own_command([SERVER, str(server_end.fileno()), *([_FOR_RANKS] if self._for_ranks else [])]),
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -212,18 +229,16 @@ class ProcessStarter:
 
 
 def _fixed(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what differs between a server and its forks: the moment is read when a config is composed,
-    and by no library."""
-    return {name: value for name, value in env.items() if name != _MOMENT}
+    return {name: value for name, value in env.items() if name not in _VARIABLES}
 
 
 def _ask(
-    control: socket.socket, arguments: Sequence[str], moment: str | None, *, piped: bool, new_session: bool
+    control: socket.socket, arguments: Sequence[str], env: Mapping[str, str], *, piped: bool, new_session: bool
 ) -> Forked | None:
     """Have the server start a process; None if it refuses."""
     request = {
         "arguments": list(arguments),
-        "moment": moment,
+        "variables": {name: env[name] for name in _VARIABLES if name in env},
         "new_session": new_session,
         # Those that are blocked in this process: a fresh interpreter would inherit them.
         "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
@@ -253,12 +268,13 @@ def _ask(
         return Forked(_NUMBER.unpack(pid)[0], report, pipes[0], stdout, stderr)
 
 
-def serve(descriptor: int) -> None:
-    """Be the server. Returns in each fork, which has become a process with the arguments that were asked for."""
+def serve(arguments: Sequence[str]) -> None:
+    """Be the server with these arguments. Returns in each fork, which has become a process with the arguments that were
+    asked for."""
     global _of_this_fork
     from trainer_cli.runs.import_torch import import_torch
 
-    control = socket.socket(fileno=descriptor)
+    control = socket.socket(fileno=int(arguments[0]))
     try:
         # As a training does it, with the settings that torch reads at its import.
         import_torch()
@@ -269,12 +285,18 @@ def serve(descriptor: int) -> None:
         # One that fails does so again in the training that needs it, which reports it.
         with contextlib.suppress(Exception):
             import_module(name)
+    torch_compat = import_module("trainer_cli.parallel.torch_compat")
+    if _FOR_RANKS in arguments:
+        with contextlib.suppress(Exception):
+            torch_compat.import_compiler()
     # numpy's OpenBLAS has threads that it ends before a fork and starts again when it computes: so none is left.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         if (child := os.fork()) == 0:
-            os._exit(0)
-    os.waitpid(child, 0)
+            os._exit(int(torch_compat.is_without_devices()))
+    if os.waitpid(child, 0)[1]:
+        # A library has asked for the devices when it was imported.
+        os._exit(1)
     # A collection in a fork would write to every object, and so copy the memory that the forks share.
     gc.collect()
     gc.freeze()
@@ -409,12 +431,13 @@ def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
         opened = _open_like(getattr(sys, name), number)
         setattr(sys, name, opened)
         setattr(sys, f"__{name}__", opened)
-    os.environ.pop(_MOMENT, None)
-    if request["moment"] is not None:
-        os.environ[_MOMENT] = request["moment"]
+    for variable in _VARIABLES:
+        os.environ.pop(variable, None)
+    os.environ.update(request["variables"])
     arguments = request["arguments"]
+    # Without the arguments of the server.
+    sys.orig_argv[1 - len(sys.argv) :] = arguments
     sys.argv[1:] = arguments
-    sys.orig_argv[-2:] = arguments
     # Files of the project may be newer than what the server has listed of their folder.
     invalidate_caches()
     if "numpy.random" in sys.modules:

@@ -44,6 +44,7 @@ from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noted_activity, noting
 from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
+from trainer_cli.runs.launch import launch, set_rank_defaults
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
 from trainer_cli.trainer.messages import to_console
@@ -100,11 +101,11 @@ def _fit_in_processes(
     # Once, here: each child would find the same mistake, after it has imported torch.
     if not supervised and (config.restarts.max > 0 or processes > 1):
         _refuse_early(composed, processes)
+    if processes > 1:
+        set_rank_defaults(processes)
     if config.restarts.max > 0 and not supervised:
         return supervise(config, again)
     if processes > 1:
-        from trainer_cli.parallel.launch import launch
-
         return launch(again, processes)
     if config.parallel.strategy != "single" and (tasks := tasks_without_srun(os.environ)) is not None:
         print(

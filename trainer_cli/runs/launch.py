@@ -1,0 +1,139 @@
+"""Start the ranks of one machine, and end them together.
+
+    this process:  start the process of the store, then one of each rank -> wait until all have ended
+    a rank:        an ordinary `train fit`, which meets the others at the store; it ends when this process is gone
+
+They are forks of one server (fork_server.py), so that torch is imported once. The store is in a process of its own: a
+rank that is killed or stopped does not take along what the others need to name it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Sequence
+
+from trainer_cli.core.ranks import launched_rank
+from trainer_cli.errors import ExitCode
+from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
+from trainer_cli.runs.signals import STOPPING, stopping
+
+STORE = "_store"
+"""The verb of the process of the store."""
+_AFTER_A_FAILURE = ((10.0, signal.SIGTERM), (30.0, signal.SIGKILL))
+"""Seconds after which the ranks that still run are sent a signal. Most end by themselves before the first, and report
+in which step they lost the rank that failed."""
+_POLL_S = 0.05
+"""Seconds between two checks of the processes."""
+
+
+def set_rank_defaults(processes: int) -> None:
+    """Set the variables that libraries of the ranks read when they are imported, unless the user has.
+
+    Called before other processes are started: ranks of restarts are forks of a server with the same variables.
+    """
+    # Otherwise each process would use all cores.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    # As torchrun does: a rank ends when a collective on a GPU fails.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+
+
+def launch(arguments: Sequence[str], processes: int) -> int:
+    """Run `train ARGUMENTS` in this number of processes. Returns 0, or the exit code of the first that failed.
+
+    Signals are forwarded, and the ranks may take any time to save and stop. After a failure of one, the others are
+    killed in half a minute.
+    """
+    set_rank_defaults(processes)
+    starter, ranks = ProcessStarter(for_ranks=True), RankProcesses()
+    # In this order: at the end of this block the ranks have ended, then the store, then the server.
+    with contextlib.closing(starter), contextlib.ExitStack() as started:
+        store = starter.start(own_command([STORE]), piped=True, new_session=True)
+        started.enter_context(store)
+        assert store.stdout is not None
+        assert store.stderr is not None
+        port = store.stdout.readline()
+        if not port:
+            sys.stderr.write(store.stderr.read().decode(errors="replace"))
+            return int(ExitCode.FAILED)
+        started.enter_context(ranks)
+        for rank in range(processes):
+            env = {**os.environ, **launched_rank(rank, processes, int(port))}
+            # A session of its own: otherwise the terminal sends Ctrl-C to the ranks too, a second time.
+            process = starter.start(own_command(arguments), env, piped=False, new_session=True)
+            started.enter_context(process)
+            ranks.add(process)
+        return ranks.wait()
+
+
+class RankProcesses:
+    """The processes of the ranks. While entered, forwards signals to them."""
+
+    def __init__(self) -> None:
+        self._processes: list[Process] = []
+        self._received: list[int] = []
+        self._before: dict[int, object] = {}
+
+    def add(self, process: Process) -> None:
+        """Add the process of the next rank."""
+        self._processes.append(process)
+        # A signal that came before was not forwarded to it.
+        if self._received:
+            process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait until all have ended. Returns 0, or the exit code of the first that failed."""
+        running, signals = dict(enumerate(self._processes)), list(_AFTER_A_FAILURE)
+        failed, since = None, float("inf")
+        while running:
+            time.sleep(_POLL_S)
+            codes = {rank: code for rank, process in running.items() if (code := process.poll()) is not None}
+            for rank, code in codes.items():
+                del running[rank]
+                if code and failed is None:
+                    failed = rank, code
+                    # After a signal ranks end with 75, rank 0 perhaps much later than the others.
+                    since = float("inf") if self._is_stop(code) else time.monotonic()
+            while signals and time.monotonic() - since > signals[0][0]:
+                _signal_groups(running.values(), signals.pop(0)[1])
+        return 0 if failed is None else self._exit_code(*failed)
+
+    def _is_stop(self, code: int) -> bool:
+        """Whether a process with this exit code was ended by a signal that was forwarded to it."""
+        # Such a signal kills a process that has not yet set its handlers.
+        return bool(self._received) and (code == ExitCode.STOPPED_EARLY or -code in STOPPING)
+
+    def _exit_code(self, rank: int, code: int) -> int:
+        if self._received.count(signal.SIGINT) > 1:
+            return int(ExitCode.INTERRUPTED)
+        if self._is_stop(code):
+            return int(ExitCode.STOPPED_EARLY)
+        # Negative: the number of the signal that killed the process.
+        if code < 0:
+            print(f"train: error: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr)
+            return int(ExitCode.FAILED)
+        return code
+
+    def _forward(self, number: int, frame: object) -> None:
+        self._received.append(number)
+        for process in self._processes:
+            process.send_signal(number)
+
+    def __enter__(self) -> RankProcesses:
+        for number in stopping():
+            self._before[number] = signal.signal(number, self._forward)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _signal_groups(processes: Iterable[Process], number: signal.Signals) -> None:
+    """Send a signal to processes that lead a session, and to those that they have started."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
