@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Worker:
         self._folder = tempfile.TemporaryDirectory(prefix="faults-peer-", ignore_cleanup_errors=True)
         self._errors = open(Path(self._folder.name, "errors"), "w+")  # noqa: SIM115 - until `close`
         # A mount namespace of its own: what it mounts goes with it.
-        namespace = ["unshare", "--mount"] if os.geteuid() == 0 else []
+        namespace = [] if why_not_mounted(_TMPFS) else ["unshare", "--mount"]
         self._process = subprocess.Popen(
             [*namespace, str(peers_environment.install()), "-m", "campaign.peers.worker", contender, self._folder.name],
             cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
@@ -112,9 +112,21 @@ def _prepare(contender: str, fault: str, folder: Path, count: int, size: Size) -
     yield Trials(count, run, together=_AT_ONCE)
 
 
-def why_not_mounted() -> str | None:
-    """Why this machine cannot mount file systems."""
-    return None if os.geteuid() == 0 else "needs the superuser"
+_EXT4 = "truncate -s 16M image && mkfs.ext4 -qF image && mount -o loop image mnt"
+_TMPFS = "mount -t tmpfs none mnt"
+
+
+@cache
+def why_not_mounted(mount: str) -> str | None:
+    """Why a shell command cannot mount a file system here, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "mnt").mkdir()
+        command = ["unshare", "--mount", "sh", "-c", mount]
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        except FileNotFoundError:
+            return "there is no unshare"
+    return f"cannot mount: {done.stderr.strip()[-200:]}" if done.returncode else None
 
 
 def versions() -> dict[str, str]:
@@ -176,7 +188,7 @@ CLASSES = tuple(
             contender, "cuts", "power cut",
             "On an ext4 file system of its own, which is shut down without writing its journal just after a save was "
             "announced; in every other trial after an unrelated file was fsynced.",
-            "L1 L2 L4", 20, why_not_mounted,
+            "L1 L2 L4", 20, partial(why_not_mounted, _EXT4),
         ),
         _make_class(
             contender, "flips", "flipped bit", "One random bit of the newest checkpoint is flipped.", "L2 L5", 20,
@@ -189,7 +201,7 @@ CLASSES = tuple(
             contender, "full", "full disk",
             "A tmpfs that is full at a random moment; once the training has ended, space is made, and the same call "
             "goes on.",
-            "L1 L2 L4", 6, why_not_mounted,
+            "L1 L2 L4", 6, partial(why_not_mounted, _TMPFS),
         ),
     )
 )  # fmt: skip
