@@ -89,7 +89,7 @@ class StateSaver(SaveCaller):
         self.copier = self._new_copier(settings)
         format = format_of(settings.format, settings.compression)
         self.checkpointer = Checkpointer(format=format, storage=self._storage_at, digest=settings.digest, thread=thread)
-        self.in_background = _saves_in_background(settings.save_async)
+        self.in_background = saves_in_background(settings.save_async)
         """Whether the thread writes the saves during the training; those at an end are synchronous."""
         self.in_flight: InFlightSave | None = None
         self.prepared = False
@@ -376,7 +376,7 @@ def _trained(trainer: Trainer) -> list[torch.Tensor]:
     return [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
 
 
-def _saves_in_background(save_async: bool | None) -> bool:
+def saves_in_background(save_async: bool | None) -> bool:
     """Whether saves are written in the background: as configured, else if more than one CPU is usable."""
     if save_async is not None:
         return save_async

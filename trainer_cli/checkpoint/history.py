@@ -121,13 +121,19 @@ def lives(lines: Iterable[bytes]) -> list[Life]:
 
 def last_spent(lines: Iterable[bytes], since: float) -> Spent | None:
     """What the newest save at unix time `since` or later noted; None without one."""
-    spent = None
+    return next((spent for _, _, spent in reversed(notes(lines, since))), None)
+
+
+def notes(lines: Iterable[bytes], since: float) -> list[tuple[float, int, Spent]]:
+    """Unix time, step and what was noted, of each save at unix time `since` or later."""
+    found: list[tuple[float, int, Spent]] = []
     for line in lines:
         try:
             event = json.loads(line)
             if event["event"] == SAVED and float(event["time"]) >= since and "time_s" in event:
                 time_s, kept_s = read_seconds(event["time_s"]), float(event["kept_s"])
-                spent = spent if time_s is None else Spent(time_s, kept_s)
+                if time_s is not None:
+                    found.append((float(event["time"]), int(event["step"]), Spent(time_s, kept_s)))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-    return spent
+    return found

@@ -7,12 +7,14 @@ import json
 import math
 
 from trainer_cli.commands.main import add_config_arguments
+from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.errors import ExitCode, UserError
 
 EXAMPLES = """examples:
   train plan +experiment=digits
   train plan +experiment=digits checkpoint.max_checkpoints=3 checkpoint.ephemeral_save_interval=50
   train plan +experiment=digits checkpoint.save_interval=5min --step-time 0.02
+  train plan +experiment=digits --between-failures 6h
   train plan +experiment=digits --json
   train plan -m +experiment=digits optimizer.lr=1e-3,3e-3
 
@@ -32,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step-tokens", type=float, metavar="N", help="tokens of an optimizer step, for rules in tokens"
     )
+    parser.add_argument(
+        "--between-failures", metavar="TIME", help="mean time between failures, such as 6h: the best interval of saves"
+    )
     parser.add_argument("--json", action="store_true", help="print all of it as JSON")
 
 
@@ -40,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
     for flag, value in (("--step-time", args.step_time), ("--step-tokens", args.step_tokens)):
         if value is not None and not (math.isfinite(value) and value > 0):
             raise UserError(f"{flag} is {value:g}, but it is a number above 0")
+    between_failures_s = _seconds(args.between_failures)
     if args.multirun:
-        return _plan_sweep(args)
+        return _plan_sweep(args, between_failures_s)
     from trainer_cli.runs.plan import plan
     from trainer_cli.runs.plan_view import as_dict, shown
     from trainer_cli.runs.replay_named import provide_fork
@@ -50,12 +56,31 @@ def run(args: argparse.Namespace) -> int:
     composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     # A plan touches nothing: it says what must be computed, and does not.
     provide_fork(composed.config, replays=False)
-    planned = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
+    planned = plan(
+        composed, step_time_s=args.step_time, step_tokens=args.step_tokens, between_failures_s=between_failures_s
+    )
     print(json.dumps(as_dict(planned), indent=2) if args.json else shown(planned))
     return int(ExitCode.DONE)
 
 
-def _plan_sweep(args: argparse.Namespace) -> int:
+def _seconds(text: str | None) -> float | None:
+    """The seconds of a duration in time.
+
+    Raises:
+        UserError: it is none.
+    """
+    if text is None:
+        return None
+    try:
+        duration = Duration.parse(text)
+    except ValueError as error:
+        raise UserError(f"--between-failures: {error}") from None
+    if duration.unit is not Unit.SECOND:
+        raise UserError(f"--between-failures is {text}, but it is a time, such as 6h")
+    return float(duration.value)
+
+
+def _plan_sweep(args: argparse.Namespace, between_failures_s: float | None) -> int:
     """Compose and check every job as `fit -m` does, then print what each would do."""
     from trainer_cli.commands.sweep import plan as plan_jobs
     from trainer_cli.config.compose import compose
@@ -68,7 +93,9 @@ def _plan_sweep(args: argparse.Namespace) -> int:
         # Composed anew with the directory of the job, in which a run to resume would be.
         overrides = [*planned.job.overrides, f"run_dir={text_of(str(planned.run.path))}"]
         composed = compose(overrides, config_dir=args.config_dir, config_name=args.config_name)
-        plans[planned.key] = plan(composed, step_time_s=args.step_time, step_tokens=args.step_tokens)
+        plans[planned.key] = plan(
+            composed, step_time_s=args.step_time, step_tokens=args.step_tokens, between_failures_s=between_failures_s
+        )
     if args.json:
         print(json.dumps({key: as_dict(job_plan) for key, job_plan in plans.items()}, indent=2))
     else:

@@ -26,7 +26,9 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.core.simulation import Simulation, Timeline, simulate
 from trainer_cli.core.stopping import Stop
+from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import group_without_processes
+from trainer_cli.runs.failures import BestInterval, find_best_interval
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.start import Done, Start, fork_of, load_options, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.trainer.messages import to_console
@@ -71,13 +73,22 @@ class Plan:
     """States that the checkpoints will lack."""
     unknown: tuple[str, ...] = ()
     """What is unknown before the training."""
+    best_interval: BestInterval | None = None
+    """The best interval of saves for the given time between failures."""
 
 
-def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: float | None = None) -> Plan:
+def plan(
+    composed: Composed,
+    *,
+    step_time_s: float | None = None,
+    step_tokens: float | None = None,
+    between_failures_s: float | None = None,
+) -> Plan:
     """Plan what a `fit` with this config would do now. Nothing is written, locked or trained.
 
     Args:
         step_time_s, step_tokens: expected duration and tokens of one optimizer step, for intervals in these units.
+        between_failures_s: mean time between failures, for which the best interval of saves is computed.
 
     Raises:
         TrainError: `fit` would refuse the config before its first step.
@@ -93,11 +104,11 @@ def plan(composed: Composed, *, step_time_s: float | None = None, step_tokens: f
             else start_new(run, composed, read_only=True)
         )
         if isinstance(start, Done):
-            return _plan_nothing(run, start)
-        return _plan_training(composed, start, step_time_s, step_tokens)
+            return _plan_nothing(run, start, step_time_s, between_failures_s)
+        return _plan_training(composed, start, step_time_s, step_tokens, between_failures_s)
 
 
-def _plan_nothing(run: RunDir, done: Done) -> Plan:
+def _plan_nothing(run: RunDir, done: Done, step_time_s: float | None, between_failures_s: float | None) -> Plan:
     progress = Progress(step=done.step)
     from trainer_cli.runs.checkpoint_size import CheckpointSize
 
@@ -108,10 +119,18 @@ def _plan_nothing(run: RunDir, done: Done) -> Plan:
         step_counts=StepCounts(start=progress),
         timeline=Timeline(),
         size=CheckpointSize(),
+        best_interval=_best_interval(run, None, between_failures_s, step_time_s, in_background=False),
     )
 
 
-def _plan_training(composed: Composed, start: Start, step_time_s: float | None, step_tokens: float | None) -> Plan:
+def _plan_training(
+    composed: Composed,
+    start: Start,
+    step_time_s: float | None,
+    step_tokens: float | None,
+    between_failures_s: float | None,
+) -> Plan:
+    from trainer_cli.callbacks.state_saver import saves_in_background
     from trainer_cli.checkpoint.format.open import format_of
     from trainer_cli.runs.build import Builder
     from trainer_cli.runs.checkpoint_size import LOG_MARKS_BYTES, checkpoint_size
@@ -166,7 +185,39 @@ def _plan_training(composed: Composed, start: Start, step_time_s: float | None, 
         estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
         left_out=left_out(checkpoint.leave_out, kinds),
         unknown=tuple(_unknown(setting, step_counts, kinds, size, start.run)),
+        best_interval=_best_interval(
+            start.run,
+            size.trained,
+            between_failures_s,
+            step_time_s,
+            in_background=saves_in_background(checkpoint.save_async),
+        ),
     )
+
+
+def _best_interval(
+    run: RunDir,
+    size_bytes: int | None,
+    between_failures_s: float | None,
+    step_time_s: float | None,
+    *,
+    in_background: bool,
+) -> BestInterval | None:
+    """See `find_best_interval`; None if no time between failures is given.
+
+    Raises:
+        UserError: what a save takes is not known.
+    """
+    if between_failures_s is None:
+        return None
+    best = find_best_interval(run, size_bytes, between_failures_s, step_time_s, in_background=in_background)
+    if best is None:
+        raise UserError(
+            f"{run.path} has not measured two saves in one start, and what a save takes cannot be estimated",
+            where="--between-failures",
+            cure="Train until two checkpoints are saved, then plan again.",
+        )
+    return best
 
 
 def simulation_of(

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer_cli.core.left_out import described
 from trainer_cli.core.simulation import Timeline
+from trainer_cli.runs.failures import BestInterval
 from trainer_cli.runs.plan import Plan
 from trainer_cli.runs.start import Done
 from trainer_cli.terminal import format_bytes, table
@@ -55,23 +56,40 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "copies": plan.copies,
         "estimates": list(plan.estimates),
         "unknown": list(plan.unknown),
+        "best_interval": None if plan.best_interval is None else asdict(plan.best_interval),
     }
 
 
 def shown(plan: Plan) -> str:
     """The plan as text."""
     if isinstance(plan.start, Done):
-        return (
+        finished = (
             f"{plan.run_dir} is finished at step {plan.start.step} ({plan.start.reason}); a fit would do nothing.\n"
             "To train further, give a larger loop.max_duration."
         )
+        return "\n\n".join([finished, *_failures(plan.best_interval)])
     blocks = ["\n".join(_summary(plan))]
     if plan.timeline.end is not None:
         blocks += ["\n".join(_chart(plan)), _table(plan)]
     for title, lines in (("estimated", plan.estimates), ("not known before the training", plan.unknown)):
         if lines:
             blocks.append("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
+    blocks += _failures(plan.best_interval)
     return "\n\n".join(block for block in blocks if block)
+
+
+def _failures(best: BestInterval | None) -> list[str]:
+    """A block with the best interval of saves and where it is from; none if it was not asked for."""
+    if best is None:
+        return []
+    steps = "" if best.steps is None else f", {best.steps:,} step{'' if best.steps == 1 else 's'}"
+    lines = (
+        f"with a failure every {best.between_failures_s:g} s on average:",
+        f"  a save         stops the training for {best.save_s:.3g} s ({best.source})",
+        f"  best interval  {best.interval_s:.3g} s{steps}",
+        f"  lost           {100 * best.lost_share:.2g} % of the time, half for saves, half for steps made again",
+    )
+    return ["\n".join(lines)]
 
 
 def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[str]:
