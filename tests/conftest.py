@@ -64,7 +64,33 @@ _PROCESSES = (
     "tests/test_changed",
     "tests/parallel/test_torch_compat",
 )
-"""Files that start processes. `scripts/test fast` leaves these out, and the long ones."""
+"""Files that start processes."""
+_HEAVY = (
+    "tests/callbacks/test_exact_resume",
+    "tests/callbacks/test_retention_table",
+    "tests/checkpoint/test_archive_file",
+    "tests/checkpoint/test_export",
+    "tests/checkpoint/test_foreign.py",
+    "tests/checkpoint/test_hostile_files",
+    "tests/checkpoint/test_machines",
+    "tests/checkpoint/test_object_store",
+    "tests/config/test_as_hydra",
+    "tests/config/test_choices",
+    "tests/config/test_compose",
+    "tests/config/test_hydra_compat",
+    "tests/config/test_wrong_lists",
+    "tests/config/test_wrong_overrides",
+    "tests/peers/test_classifier_callbacks",
+    "tests/runs/test_config_changes",
+    "tests/runs/test_folders",
+    "tests/runs/test_replay.py",
+    "tests/trainer/test_changed_schedules",
+    "tests/trainer/test_resume",
+    "tests/trainer/test_schedulers",
+)
+"""Files that take more than three seconds of a processor."""
+_LEFT_OUT = {"not slow": _LONG + _PROCESSES, "not (slow or heavy)": _LONG + _PROCESSES + _HEAVY}
+"""Files of which no test is selected, for each selection of scripts/test and scripts/versions."""
 
 # Last: no name there hides another module.
 sys.path.append(str(Path(__file__).parent / "support"))
@@ -90,10 +116,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files out whose every test `scripts/test fast` would leave out: to import them takes as long as to test."""
-    if config.option.markexpr == "not slow" and any(place in str(collection_path) for place in _LONG + _PROCESSES):
-        return True
-    return None
+    """Leave files out whose every test the selection leaves out: to import them takes as long as to test."""
+    left_out = _LEFT_OUT.get(config.option.markexpr, ())
+    return True if any(place in str(collection_path) for place in left_out) else None
 
 
 settings.register_profile("tests", deadline=None, derandomize=True, database=None)
@@ -147,6 +172,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if any(place in str(item.path) for place in _LONG + _PROCESSES):
             item.add_marker(pytest.mark.slow)
+        if any(place in str(item.path) for place in _HEAVY):
+            item.add_marker(pytest.mark.heavy)
     needs = {
         "gpu": (_has_gpu, "needs a CUDA device"),
         "root": (lambda: os.geteuid() == 0, "needs the superuser"),

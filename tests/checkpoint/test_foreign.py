@@ -6,7 +6,6 @@ import argparse
 import datetime
 import json
 import pickle
-import subprocess
 import sys
 import warnings
 from collections import OrderedDict, defaultdict
@@ -24,6 +23,8 @@ from torch.distributed.checkpoint._experimental.checkpoint_writer import Checkpo
 from torch.distributed.checkpoint._experimental.types import RankInfo
 from torch.distributed.checkpoint.filesystem import SerializationFormat
 
+sys.path.append(str(Path(__file__).parents[1] / "parallel"))
+from ranks import on_ranks
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.foreign.kind import Kind, kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
@@ -243,9 +244,8 @@ os._exit(0)  # gloo's own threads abort some processes in the ordinary end.
 def test_the_shards_of_two_ranks_are_put_together(tmp_path: Path) -> None:
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run([*launch, str(script), str(tmp_path / "step4")], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
+    ends = on_ranks(2, script, str(tmp_path / "step4"))
+    assert [code for code, _ in ends] == [0, 0], ends
     assert same(read_foreign(tmp_path / "step4").model, torch.load(tmp_path / "step4.pt"))
 
 

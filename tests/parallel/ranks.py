@@ -19,6 +19,11 @@ sys.path.append(str(Path(__file__).parents[1] / "support"))
 from command import LIMIT_S, start_program
 
 HERE = Path(__file__).parent
+_IMPORTED = (
+    "torch._dynamo.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel", "torch.nn.parallel.distributed",
+)  # fmt: skip
+"""What ranks import besides what every command does: seconds for each rank."""
 
 
 def on_ranks(world_size: int, program: Path, *arguments: str) -> list[tuple[int, str]]:
@@ -29,7 +34,10 @@ def on_ranks(world_size: int, program: Path, *arguments: str) -> list[tuple[int,
     shared = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         start_program(
-            program, arguments, {**shared, "WORLD_SIZE": str(world_size), "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            program,
+            arguments,
+            {**shared, "WORLD_SIZE": str(world_size), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            imports=_IMPORTED,
         )
         for rank in range(world_size)
     ]

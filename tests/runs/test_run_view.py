@@ -216,6 +216,8 @@ def test_a_folder_is_listed_again_only_after_it_changed(tmp_path: Path, monkeypa
     created(tmp_path / "a/second").release()
     assert len(finder.find()) == 2
     assert listed[3:] == ["a", "second"]
+    # Before the folder of the test is removed.
+    monkeypatch.undo()
 
 
 @contextmanager

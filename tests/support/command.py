@@ -208,12 +208,16 @@ def start(
 
 
 def start_program(
-    program: Path, arguments: Sequence[str], env: Mapping[str, str]
+    program: Path, arguments: Sequence[str], env: Mapping[str, str], imports: Sequence[str] = ()
 ) -> subprocess.Popen[str] | warm.WarmProcess:
-    """Start a program of the tests in the current folder, its two outputs in one pipe; a fork if that is the same."""
+    """Start a program of the tests in the current folder, its two outputs in one pipe; a fork if that is the same.
+
+    `imports` are heavy modules that it needs, imported once for all later forks.
+    """
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     if sys.platform == "linux" and warm_server().can_become(env):
-        return warm.WarmProcess(warm_server(), arguments, cwd=Path.cwd(), env=env, program=program, **streams)
+        settings = {**streams, "program": program, "imports": imports}
+        return warm.WarmProcess(warm_server(), arguments, cwd=Path.cwd(), env=env, **settings)
     return subprocess.Popen([sys.executable, str(program), *arguments], env=env, text=True, **streams)
 
 
