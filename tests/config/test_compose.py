@@ -51,7 +51,10 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
     values = {"int": "3", "float": "0.5", "bool": "true"}
     groups = {"model", "data", "optimizer", "scheduler", "callbacks", "loggers"}
     # Values that count as true for `needs(…, (name, True))`.
-    true = {"enabled": "true", "metric": "val/loss", "ephemeral_save_interval": "1st", "max": "1", "folder": "x"}
+    true = {
+        "enabled": "true", "metric": "val/loss", "ephemeral_save_interval": "1st", "max": "1", "max_checkpoints": "9",
+        "folder": "x",
+    }  # fmt: skip
     alone: list[list[str]] = []
     together: list[str] = []
     for field in (field for field in fields() if not field.is_section):
@@ -65,6 +68,7 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
             mappings = {
                 "param_groups": "{a: {lr: 1.0}}",
                 "load.key_mapping": "{a.*: *}",
+                "checkpoint.keep_by_age": "{1d: 7}",
                 "loop.eval_loaders": "{val: {steps: 2}}",
             }
             value = {**mappings, "load.states": "[all]"}.get(key, value)
@@ -73,7 +77,7 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
                 value = f"'{text}'" if "{" in text else text
         with_it = ["parallel.strategy=fsdp"] if key == "parallel.mixed_precision" else []
         for name, needed in field.rules.get("needs", ())[:1]:
-            with_it.append(f"{key.rpartition('.')[0]}.{name}={true[name] if needed is True else needed.value}")
+            with_it.append(f"{key.rpartition('.')[0]}.{name}={true[name] if needed is True else needed}")
         if with_it:
             alone.append([*with_it, f"{key}={value}"])
         else:
