@@ -67,7 +67,7 @@ CLASSES = (
         what="The clock of the process jumps at each step, and the times of all files are shuffled between three "
         "attempts.",
         promises="L1 L4 L6",
-        counts={Size.quick: 2, Size.full: 20, Size.nightly: 200},
+        counts={Size.quick: 2, Size.full: 10, Size.nightly: 200},
         prepare=prepare,
     ),
 )

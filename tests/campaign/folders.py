@@ -127,7 +127,7 @@ CLASSES = (
         what="The folder of the checkpoints is deleted, or the run's folder is moved away, while it trains. What is "
         "left goes on.",
         promises="L2 L4 L5 L6",
-        counts={Size.quick: 4, Size.full: 40, Size.nightly: 200},
+        counts={Size.quick: 4, Size.full: 24, Size.nightly: 200},
         prepare=prepare_changes,
     ),
     FaultClass(
@@ -135,7 +135,7 @@ CLASSES = (
         title="The file system becomes read-only",
         what="An ext4 becomes read-only under a run, as it does after an error of its disk. Then it is mounted anew.",
         promises="L1 L4 L5 L6",
-        counts={Size.quick: 2, Size.full: 20, Size.nightly: 100},
+        counts={Size.quick: 2, Size.full: 12, Size.nightly: 100},
         prepare=prepare_read_only,
         skipped=why_no_ext4,
     ),

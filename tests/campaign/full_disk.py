@@ -18,7 +18,7 @@ from campaign.disks import mounted, why_no_tmpfs
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, announced_steps, make_reference, verdict_of
-from campaign.trial_runs import ON_DISK, TRAINING, ending_of, watched
+from campaign.trial_runs import ON_DISK, STEPS, TRAINING, ending_of, watched
 from campaign.verdict import Outcome, Verdict
 
 POLICIES = ("checkpoint.on_save_error=raise", "checkpoint.on_save_error=warn")
@@ -113,7 +113,7 @@ def check_stop(result: Result, run: Path, policy: str, *, had_saved: bool) -> Ou
     steps = [record["step"] for record in metrics(run)]
     if steps != list(range(1, len(steps) + 1)) or len(steps) < max(announced_steps(result), default=0):
         return Outcome(Verdict.lost, f"the log has the steps {steps}")
-    if result.code == 0 and policy == POLICIES[1] and len(steps) != 60:
+    if result.code == 0 and policy == POLICIES[1] and len(steps) != STEPS:
         return Outcome(Verdict.lost, f"it ends well, and the log has the steps {steps}")
     return None
 
@@ -126,7 +126,7 @@ CLASSES = (
         "there is space again soon. It stops with 75, or goes on by `on_save_error: warn`; its log is whole; and with "
         "space it goes on.",
         promises="L1 L4 L5 L6",
-        counts={Size.quick: 6, Size.full: 60, Size.nightly: 500},
+        counts={Size.quick: 6, Size.full: 40, Size.nightly: 500},
         prepare=prepare,
         skipped=why_no_tmpfs,
     ),

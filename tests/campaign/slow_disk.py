@@ -15,7 +15,7 @@ from command import Result, train
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, announced_steps, make_reference, verdict_of
-from campaign.trial_runs import TRAINING, ending_of, watched
+from campaign.trial_runs import STEPS, TRAINING, ending_of, watched
 from campaign.verdict import Outcome, Verdict
 
 DELAY_S = 0.01
@@ -80,7 +80,7 @@ def stop_on_hung_disk(trial: Path, reference: Reference, at: int) -> Outcome:
     disk: dict[str, Any] = {"at": at, "fault": "delay", "persistent": True, "delay_s": HANGS_S}
     run = trial / "run"
     with watched(*TRAINING, cwd=trial, run=run, disk=disk) as started:
-        started.wait_until(lambda: started.last_step() >= 40 or "waiting for" in started.stderr.read_text())
+        started.wait_until(lambda: started.last_step() >= STEPS // 2 or "waiting for" in started.stderr.read_text())
         started.send(signal.SIGTERM)
         signalled = time.monotonic()
         while started.process.poll() is None and time.monotonic() < signalled + SAID_S:
@@ -104,7 +104,7 @@ CLASSES = (
         title="Slow disk, and SIGTERM",
         what=f"Each operation of the saves takes {DELAY_S * 1000:.0f} ms longer, and SIGTERM comes at a random moment.",
         promises="L1 L4 L6",
-        counts={Size.quick: 2, Size.full: 20, Size.nightly: 200},
+        counts={Size.quick: 2, Size.full: 12, Size.nightly: 200},
         prepare=prepare_slow,
     ),
     FaultClass(
@@ -112,7 +112,7 @@ CLASSES = (
         title="Disk that hangs, SIGTERM, then `kill -9`",
         what="An operation of a save never returns. After SIGTERM the run says which save it waits for; it is killed.",
         promises="L1 L4 L5 L6",
-        counts={Size.quick: 2, Size.full: 16, Size.nightly: 100},
+        counts={Size.full: 16, Size.nightly: 100},
         prepare=prepare_hung,
         share=0.5,
     ),

@@ -20,12 +20,12 @@ from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S
 
 TRAINING = (
-    "experiment=digits_mlp", "model.hidden=[16]", "loop.max_duration=60", "loop.log_interval=1",
-    "loop.eval_interval=20", "loop.eval_steps=1", "checkpoint.save_interval=20", "checkpoint.max_checkpoints=2",
+    "experiment=digits_mlp", "model.hidden=[16]", "loop.max_duration=30", "loop.log_interval=1",
+    "loop.eval_interval=10", "loop.eval_steps=1", "checkpoint.save_interval=10", "checkpoint.max_checkpoints=2",
     "checkpoint.ephemeral_save_interval=3", "checkpoint.save_async=true", "run_dir=run",
 )  # fmt: skip
-"""Sixty steps, each logged; twenty saves and three evaluations."""
-STEPS = 60
+"""Thirty steps, each logged; a dozen saves and three evaluations."""
+STEPS = 30
 ON_DISK = (*TRAINING, "run_dir=disk/run")
 """The same in a folder where a trial mounts a file system."""
 
