@@ -25,8 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     for name in ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     # What is set for ranks is set back.
-    for name in ("OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
-        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(supervise, "supervise", lambda config, again: calls.append(("supervise", again)) or 0)
     monkeypatch.setattr(supervise, "launch", lambda again, processes: calls.append(("launch", processes, again)) or 0)
     monkeypatch.setattr(fit, "fit", lambda composed, **options: calls.append("fit") or 0)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.runs import launch as module
-from trainer_cli.runs.launch import RankProcesses, set_rank_defaults
+from trainer_cli.runs.launch import RankProcesses, divide_cores
 
 LIMIT_S = 60.0
 GOES_ON = "sleep 600 & wait"
@@ -122,11 +122,10 @@ def test_a_rank_that_starts_after_a_signal_stops(ranks: list[Any]) -> None:
     assert signal.getsignal(TERM) == before
 
 
-def test_variables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_has_its_share_of_the_cores_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    set_rank_defaults(2)
-    assert (os.environ["OMP_NUM_THREADS"], os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("3", "0")
+    divide_cores(2)
+    assert os.environ["OMP_NUM_THREADS"] == "3"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    set_rank_defaults(10**6)
+    divide_cores(10**6)
     assert os.environ["OMP_NUM_THREADS"] == "1"

@@ -12,6 +12,8 @@ _TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 LAUNCHED = (*_TORCHRUN, "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", _AGENT_STORE)
 """The variables that `launched_rank` sets."""
+ON_NCCL_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""What a rank does when a collective on GPUs fails. Torch reads it when it creates a group."""
 _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID")
 """Variables of the number of processes, the rank, the rank on its node, and the node's rank.
 

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import trainer_cli
-from trainer_cli.core.ranks import LAUNCHED
+from trainer_cli.core.ranks import LAUNCHED, ON_NCCL_ERROR
 from trainer_cli.runs.signals import STOPPING, exit_early
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ _IMPORTED = (
 """What most trainings import besides torch."""
 _MOMENT = "TRAIN_MOMENT"
 """`MOMENT` of config/resolvers.py, which would import Hydra."""
-_VARIABLES = (_MOMENT, *LAUNCHED)
+_VARIABLES = (_MOMENT, *LAUNCHED, ON_NCCL_ERROR)
 """Environment variables that may differ between a server and its forks: no library reads them when it is imported."""
 _REQUEST_BYTES = 1 << 17
 _NUMBER = struct.Struct("i")

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 
-from trainer_cli.core.ranks import launched_rank
+from trainer_cli.core.ranks import ON_NCCL_ERROR, launched_rank
 from trainer_cli.errors import ExitCode
 from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
 from trainer_cli.runs.signals import STOPPING, stopping
@@ -30,15 +30,12 @@ _POLL_S = 0.05
 """Seconds between two checks of the processes."""
 
 
-def set_rank_defaults(processes: int) -> None:
-    """Set the variables that libraries of the ranks read when they are imported, unless the user has.
+def divide_cores(processes: int) -> None:
+    """Set the number of threads of each rank, unless the user has. Otherwise each would use all cores.
 
-    Called before other processes are started: ranks of restarts are forks of a server with the same variables.
+    Called before other processes are started: ranks of restarts are forks of a server with the same variable.
     """
-    # Otherwise each process would use all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    # As torchrun does: a rank ends when a collective on a GPU fails.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
@@ -47,7 +44,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     Signals are forwarded, and the ranks may take any time to save and stop. After a failure of one, the others are
     killed in half a minute.
     """
-    set_rank_defaults(processes)
+    divide_cores(processes)
     starter, ranks = ProcessStarter(for_ranks=True), RankProcesses()
     # In this order: at the end of this block the ranks have ended, then the store, then the server.
     with contextlib.closing(starter), contextlib.ExitStack() as started:
@@ -61,7 +58,8 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             return int(ExitCode.FAILED)
         started.enter_context(ranks)
         for rank in range(processes):
-            env = {**os.environ, **launched_rank(rank, processes, int(port))}
+            # As torchrun does: a rank ends when a collective on GPUs fails.
+            env = {ON_NCCL_ERROR: "1", **os.environ, **launched_rank(rank, processes, int(port))}
             # A session of its own: otherwise the terminal sends Ctrl-C to the ranks too, a second time.
             process = starter.start(own_command(arguments), env, piped=False, new_session=True)
             started.enter_context(process)

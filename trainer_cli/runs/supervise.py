@@ -44,7 +44,7 @@ from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noted_activity, noting
 from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
-from trainer_cli.runs.launch import launch, set_rank_defaults
+from trainer_cli.runs.launch import divide_cores, launch
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
 from trainer_cli.trainer.messages import to_console
@@ -102,7 +102,7 @@ def _fit_in_processes(
     if not supervised and (config.restarts.max > 0 or processes > 1):
         _refuse_early(composed, processes)
     if processes > 1:
-        set_rank_defaults(processes)
+        divide_cores(processes)
     if config.restarts.max > 0 and not supervised:
         return supervise(config, again)
     if processes > 1:
@@ -320,11 +320,15 @@ class _Lines:
 
 
 class Child:
-    """Runs one child process after another in a session of its own. While entered, forwards signals to it."""
+    """Runs one child process after another in a session of its own. While entered, forwards signals to it.
 
-    def __init__(self) -> None:
+    Args:
+        for_ranks: whether it starts the ranks of a run, as forks of the same server.
+    """
+
+    def __init__(self, *, for_ranks: bool = False) -> None:
         self.received: list[int] = []
-        self._starter = ProcessStarter()
+        self._starter = ProcessStarter(for_ranks=for_ranks)
         self._process: Process | None = None
         self._wake = threading.Event()
         self._before: dict[int, object] = {}
@@ -403,7 +407,7 @@ def supervise(config: TrainConfig, arguments: Sequence[str]) -> int:
     command = own_command(arguments)
     run, failures = RunDir(config.run_dir), 0
     folder = run.checkpoints_folder if config.checkpoint.folder is None else as_path(config.checkpoint.folder)
-    with Child() as child:
+    with Child(for_ranks=(config.parallel.processes_per_node or 1) > 1) as child:
         while True:
             # Progress, not the exit code alone, decides whether another restart makes sense.
             before = _newest_step(folder)
