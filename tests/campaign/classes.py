@@ -17,6 +17,14 @@ MODULES = (
     "campaign.slow_disk",
     "campaign.folders",
     "campaign.clock",
+    "campaign.signals",
+    "campaign.two_processes",
+    "campaign.worker_death",
+    "campaign.memory",
+    "campaign.not_finite",
+    "campaign.hooks",
+    "campaign.hostile",
+    "campaign.torn_logs",
     "campaign.long_tests",
 )  # fmt: skip
 """Faults of `train`: the first table, in this order."""

@@ -86,8 +86,8 @@ def prepare_kills(folder: Path, count: int, _size: Size, *, how: str) -> Iterato
     """Train without a fault, and time the phases."""
     training = (*TRAINING, how)
     reference = make_reference(folder, *training, disk=COMPOSED)
-    start_s, training_s = _measure_phases(folder / "warm", training, cold=False)
-    cold_start_s = _measure_phases(folder / "cold", training, cold=True)[0] if count >= COLD_EVERY else start_s
+    start_s, training_s = measure_phases(folder / "warm", training, cold=False)
+    cold_start_s = measure_phases(folder / "cold", training, cold=True)[0] if count >= COLD_EVERY else start_s
     undisturbed = Undisturbed(reference, start_s, cold_start_s, training_s)
 
     def run_trial(number: int) -> Outcome:
@@ -138,7 +138,7 @@ def _kill(training: tuple[str, ...], folder: Path, undisturbed: Undisturbed, mom
         return started.end()
 
 
-def _measure_phases(folder: Path, training: tuple[str, ...], *, cold: bool) -> tuple[float, float]:
+def measure_phases(folder: Path, training: tuple[str, ...], *, cold: bool) -> tuple[float, float]:
     """The seconds from a start to the first step, and from there to the end."""
     folder.mkdir()
     began = time.monotonic()

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 from typing import Any
@@ -123,35 +122,16 @@ sys.addaudithook(look)
 """A sitecustomize.py that tells when the command begins to import more than its entry point."""
 
 
-def signalled_after(delay_s: float, number: signal.Signals, project: Path) -> Result:
-    """A fit that gets a signal so long after its process was made, but not before Python has started in it."""
-    (project / "observer").mkdir(exist_ok=True)
-    (project / "observer/sitecustomize.py").write_text(BEGUN)
-    (project / "begun").unlink(missing_ok=True)
-    at = time.monotonic() + delay_s
-    with running(*FIT, cwd=project, PYTHONPATH=f"{project}/observer:{ROOT}") as run:
-        run.wait_for((project / "begun").exists, "begun")
-        time.sleep(max(0.0, at - time.monotonic()))
-        run.signal(number)
-        return run.end()
-
-
-def test_a_signal_soon_after_the_start_of_the_process_exits_with_75_and_loses_nothing(
-    straight: Path, project: Path
-) -> None:
-    assert train(*FIT, "loop.max_duration=16st", cwd=project).code == 0
-    for delay_s in (0.05, 0.1, 0.2, 0.4, 0.8):
-        result = signalled_after(delay_s, SIGTERM, project)
-        assert result.code == 75, (delay_s, result)
-        assert "Traceback" not in result.err
-    assert_ends_as(straight, project)
-
-
 @pytest.mark.parametrize("number", REASONS)
 def test_a_signal_before_the_config_is_composed_stops_at_once_and_writes_nothing(
     project: Path, number: signal.Signals
 ) -> None:
-    result = signalled_after(0, number, project)
+    (project / "observer").mkdir()
+    (project / "observer/sitecustomize.py").write_text(BEGUN)
+    with running(*FIT, cwd=project, PYTHONPATH=f"{project}/observer:{ROOT}") as run:
+        run.wait_for((project / "begun").exists, "begun")
+        run.signal(number)
+        result = run.end()
     assert result == Result(75, "", f"{REASONS[number]}: stopped; the same command again resumes\n")
     assert not (project / "runs").exists()
 

@@ -1,0 +1,76 @@
+"""Checkpoints and configs that want to run code, take memory or write elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hostile_run import CASES, read_cases, why_wrong
+from hostile_targets import HOLES, TRUST, check_refused
+
+from campaign.fault_class import FaultClass, Size, Trials
+from campaign.verdict import PASSED, Outcome, Verdict
+
+
+@contextmanager
+def prepare_files(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
+    """Have all files read by a process of its own, which must run nothing."""
+    results = list(read_cases(folder).values())
+
+    def run_trial(number: int) -> Outcome:
+        problem = why_wrong(results[number])
+        return PASSED if problem is None else Outcome(Verdict.hard_fail, problem)
+
+    yield Trials(min(count, len(results)), run_trial)
+
+
+@contextmanager
+def prepare_targets(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
+    """Make a project that holds what a hostile config could hope for."""
+    (folder / "mine_hole.py").write_text(HOLES)
+    sys.path.insert(0, str(folder))
+    cases = list(TRUST)
+
+    def run_trial(number: int) -> Outcome:
+        trial = folder / f"trial{number}"
+        trial.mkdir()
+        with warnings.catch_warnings():
+            # Of modules that a target names.
+            warnings.simplefilter("ignore")
+            check_refused(cases[number], folder, trial)
+        return PASSED
+
+    try:
+        # One at a time: warnings are those of the process.
+        yield Trials(min(count, len(cases)), run_trial, together=1)
+    finally:
+        sys.path.remove(str(folder))
+        sys.modules.pop("mine_hole", None)
+
+
+CLASSES = (
+    FaultClass(
+        key="hostile_files",
+        title="hostile checkpoints",
+        what="Files with pickled code, links, false sizes, names that lead elsewhere and deep or huge content are "
+        "read by a process with a limit of memory. Each is refused in one line, no code runs, and nothing is written.",
+        promises="L2 L5",
+        counts={Size.full: len(CASES), Size.nightly: len(CASES)},
+        prepare=prepare_files,
+        share=0.5,
+    ),
+    FaultClass(
+        key="hostile_targets",
+        title="hostile targets in a recovered config",
+        what="A config that was found beside a checkpoint names a function that loads, runs, launches or downloads "
+        "something. Each is refused, with trust in its package too, and nothing of it runs.",
+        promises="L5",
+        counts={Size.full: len(TRUST), Size.nightly: len(TRUST)},
+        prepare=prepare_targets,
+        share=0.5,
+    ),
+)
+"""Not in quick: the tests of each commit have all of them."""
