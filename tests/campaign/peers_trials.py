@@ -164,7 +164,7 @@ def _make_class(
         prepare=partial(_prepare, contender, fault),
         skipped=partial(_why_missing, contender, skipped),
         # The processes begin with the first fault.
-        share=count + (10 if fault == "stop" else 0),
+        share=count + (30 if fault == "stop" else 0),
         contender=contender,
     )
 
