@@ -10,6 +10,7 @@ from campaign.fault_class import FaultClass
 MODULES = (
     "campaign.kills",
     "campaign.kill_points",
+    "campaign.replacements",
     "campaign.power_cuts",
     "campaign.corruption",
     "campaign.io_errors",

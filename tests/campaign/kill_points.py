@@ -101,7 +101,9 @@ def kill_at(point: int, training: Sequence[str], folder: Path, reference: Refere
     # A run with saves in the background may make fewer changes than the one that was counted.
     if not killed.killed and killed.code != 0:
         return Outcome(Verdict.hard_fail, f"ended with {killed.code}: {killed.err}", len(announced))
-    return verdict_of(folder / "run", reference, announced, lambda: train(*training, cwd=folder, disk={}))
+    return verdict_of(
+        folder / "run", reference, announced, lambda: train(*training, cwd=folder, disk={}, limit_s=HANG_S)
+    )
 
 
 CLASSES = tuple(
