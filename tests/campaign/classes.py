@@ -11,6 +11,7 @@ MODULES = (
     "campaign.kills",
     "campaign.kill_points",
     "campaign.replacements",
+    "campaign.uploads",
     "campaign.power_cuts",
     "campaign.corruption",
     "campaign.io_errors",

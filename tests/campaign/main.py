@@ -7,6 +7,7 @@ with 1 where a trial of `train` did not pass.
 from __future__ import annotations
 
 import argparse
+import logging
 import signal
 import sys
 import tempfile
@@ -28,6 +29,8 @@ STATES = ROOT / "faults-results"
 def main() -> int:
     """Run what the arguments name."""
     args = _arguments()
+    # Warnings of what runs in this process would break the line of progress.
+    logging.getLogger().addHandler(logging.NullHandler())
     # As at Ctrl-C, so that what was run is kept and what was started ends.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if args.render:

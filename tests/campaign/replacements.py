@@ -24,6 +24,8 @@ FIT = ("fit", *PERMANENT)
 COPIES = "checkpoint.copy_to.folder=copies"
 DAMAGED = "checkpoints/step6/rank0.safetensors"
 EXPORT = ("ckpt", "export", "--format", "safetensors", "--output", "out.safetensors", "--overwrite")
+FIRST_RECORD = "write run/metrics.jsonl"
+"""The first change after a start. Kills after it are those of campaign.kill_points."""
 MISSING = 3
 """Exit code of a command on a checkpoint that is not there: the removal was done before the kill."""
 
@@ -42,6 +44,7 @@ class Replacement:
         kept: the step that the fault may not cost.
         make_ready: what happens to the folder before it.
         changes: only changes of paths with this in them are points to kill at.
+        until: only those before the first change of this path are.
         check: (the folder, that of the undisturbed command) -> what is wrong, after the run was started once more.
     """
 
@@ -49,6 +52,7 @@ class Replacement:
     kept: int
     make_ready: Callable[[Path], None] = lambda folder: None
     changes: str = ""
+    until: str = "no such path"
     check: Callable[[Path, Path], str | None] = _leave
 
 
@@ -99,8 +103,8 @@ def _check_copies(folder: Path, reference: Path) -> str | None:
 
 
 REPLACEMENTS = (
-    Replacement(FIT, kept=4, make_ready=_damage, check=_check_set_aside),
-    Replacement((*FIT, "resume=run/checkpoints/step2", "checkpoint.newer=trash"), kept=2),
+    Replacement(FIT, kept=4, make_ready=_damage, until=FIRST_RECORD, check=_check_set_aside),
+    Replacement((*FIT, "resume=run/checkpoints/step2", "checkpoint.newer=trash"), kept=2, until=FIRST_RECORD),
     Replacement(("ckpt", "rm", "run/checkpoints/step4", "--yes"), kept=6, check=_empty_trash),
     Replacement((*EXPORT, "run/checkpoints/step6"), kept=6, make_ready=_export_old, check=_check_export),
     Replacement((*FIT, COPIES), kept=0, make_ready=_remove_run, changes="copies", check=_check_copies),
@@ -120,7 +124,8 @@ def prepare(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
         result = run_mortal(0, *replacement.command, cwd=done)
         assert result.code == 0, result.err
         changes = [line for line in result.operations if not line.startswith("committed")]
-        points += [(number, at) for at, line in enumerate(changes, 1) if replacement.changes in line]
+        end = next((at for at, line in enumerate(changes, 1) if replacement.until in line), len(changes))
+        points += [(number, at) for at, line in enumerate(changes[:end], 1) if replacement.changes in line]
         # Where the command set a checkpoint aside, the oracle wants no trace of it.
         if replacement.check is _check_set_aside:
             shutil.copytree(done, folder / "with_aside")

@@ -55,6 +55,7 @@ class Campaign:
 
     def _run_class(self, fault: FaultClass, row: State, limit_s: float, save: Callable[[], None]) -> None:
         row["skipped"] = fault.skipped()
+        row["trials"].pop("-1", None)
         if row["skipped"] is None:
             began, before = self.clock(), row["seconds"]
             saved = began
@@ -75,7 +76,7 @@ class Campaign:
                         row["count"] = trials.count
                         run_trials(trials, row["trials"], lambda: self.clock() - began < limit_s, on_trial)
                 except Exception as error:
-                    row["trials"].setdefault("-1", [Verdict.hard_fail, f"not prepared: {describe(error)}", 0])
+                    row["trials"]["-1"] = [Verdict.hard_fail, f"not prepared: {describe(error)}", 0]
             row["seconds"] = round(before + self.clock() - began, 1)
         row["done"] = True
         print_progress(fault, row)

@@ -14,6 +14,7 @@ from campaign.verdict import Verdict
 TRIALS = {
     "kills": 3, "kills_sync": 3,
     "kill_points": 6, "kill_points_resume": 4, "torn_writes": 3, "kill_points_background": 4, "folders": 2,
+    "replacements": 10, "uploads": 10,
 }  # fmt: skip
 """By key; one for the others."""
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from campaign.uploads import Run, make_state, read_store
 from object_store_proxy import FAULTS, Schedule, proxy
 from s3 import new_bucket, s3_server
 
 from trainer_cli.callbacks.copier import Copier
 from trainer_cli.callbacks.retention import Retention
-from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -45,82 +42,6 @@ def store() -> Iterator[tuple[str, str, Schedule]]:
         yield endpoint, address, schedule
 
 
-def state(step: int) -> dict[str, torch.Tensor]:
-    return {"weights": torch.full((64,), float(step))}
-
-
-def readable(url: str, cache: Path) -> dict[int, bool]:
-    """What another machine sees in the store: step -> whether its state is right. Partial ones are not listed."""
-    storage = ObjectStorage(url, cache=cache)
-    made = make_sync_checkpointer(storage=lambda root: storage)
-    found = {}
-    for entry in Catalog(storage).entries():
-        if entry.manifest is not None:
-            loaded = made.load(f"{url}/{entry.name}")
-            found[entry.step] = torch.equal(loaded["weights"], state(entry.step)["weights"])
-    return found
-
-
-class Mortal(ObjectClient):
-    """A client whose process may be killed between two requests."""
-
-    killed = False
-
-    def _repeat(self, description: str, request: Any) -> Any:
-        def while_alive() -> Any:
-            if self.killed:
-                raise ValueError("killed")
-            return request()
-
-        return super()._repeat(description, while_alive)
-
-
-class Run:
-    """A training that saves and removes through a faulty store, and is now and then killed and started again."""
-
-    def __init__(self, url: str, address: str, place: Path, seed: int) -> None:
-        self.url, self.address, self.place = url, address, place
-        self.random = random.Random(seed)
-        self.kept: set[int] = set()
-        self.attempt = 0
-        self.start()
-
-    def kill(self) -> None:
-        """Nothing of this process reaches the store any more."""
-        self.client.killed = True
-        self.storage.uploader.wait()
-
-    def start(self) -> None:
-        self.attempt += 1
-        self.client = Mortal(self.url, wait=lambda seconds: None, options={"endpoint_url": self.address})
-        self.storage = ObjectStorage(
-            self.url, cache=self.place / "cache", run_id="run", attempt=self.attempt, client=self.client
-        )
-        self.made = make_sync_checkpointer(storage=lambda root: self.storage)
-        while True:
-            try:
-                self.storage.sweep()
-            except OSError:
-                continue
-            return
-
-    def save(self, step: int) -> None:
-        """As a training does: a save is committed once this returns."""
-        metadata = CheckpointMetadata(run_id="run", attempt=self.attempt, step=step)
-        self.made.save(state(step), f"{self.url}/step{step}", metadata=metadata)
-        self.kept.add(step)
-
-    def remove(self) -> None:
-        """Remove the oldest, as retention does: what fails is tried again another time."""
-        oldest = min(self.kept)
-        try:
-            gone = self.storage.remove(f"step{oldest}")
-        except OSError:
-            gone = True  # Or half gone, or not: none of it is a loss.
-        if gone:
-            self.kept.discard(oldest)
-
-
 @pytest.mark.timeout(0 if "TRAIN_STORE_FAULTS" in os.environ else 600)  # A campaign may take as long as it likes.
 @pytest.mark.parametrize("batch", range(0, COUNT, BATCH))
 def test_under_seeded_faults_nothing_committed_is_lost_and_nothing_partial_is_accepted(
@@ -132,6 +53,7 @@ def test_under_seeded_faults_nothing_committed_is_lost_and_nothing_partial_is_ac
         url, place = f"s3://{new_bucket(endpoint)}/run", tmp_path / str(seed)
         schedule.begin(seed, share=0.15)
         run = Run(url, address, place, seed)
+        run.start()
         for step in range(1, 5):
             run.save(step)
             if run.random.random() < 0.3:
@@ -142,12 +64,12 @@ def test_under_seeded_faults_nothing_committed_is_lost_and_nothing_partial_is_ac
                 run.kill()
                 run.start()
             if run.random.random() < 0.3:
-                assert all(readable(url, place / f"reader{step}").values()), seed
+                assert all(read_store(url, place / f"reader{step}").values()), seed
         schedule.calm = True
         run.kill()
         run.start()
         assert run.storage.finish_uploads() == [], seed
-        found = readable(url, place / "last")
+        found = read_store(url, place / "last")
         assert all(found.values()), seed
         assert run.kept <= found.keys(), (seed, schedule.happened)
         happened |= set(schedule.happened)
@@ -171,7 +93,9 @@ def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
 
     def save(step: int) -> None:
         metadata = CheckpointMetadata(run_id="run", step=step, number=step)
-        make_sync_checkpointer(storage=lambda root: own).save(state(step), own.root / f"step{step}", metadata=metadata)
+        make_sync_checkpointer(storage=lambda root: own).save(
+            make_state(step), own.root / f"step{step}", metadata=metadata
+        )
 
     nowhere = client("http://127.0.0.1:9")
     with pytest.raises(SaveError, match="could not be copied") if raises else nullcontext():
@@ -186,6 +110,6 @@ def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
     with pytest.raises(SaveError, match="the copies step1, step2 could not be sent") if raises else nullcontext():
         copier.finish(Retention(own.root, own, "run"))
     assert ("could not be sent" in caplog.text) is not raises
-    assert readable(url, tmp_path / "other") == {}
+    assert read_store(url, tmp_path / "other") == {}
     begun(client(store[0])).finish(Retention(own.root, own, "run"))
-    assert readable(url, tmp_path / "another") == {1: True, 2: True}
+    assert read_store(url, tmp_path / "another") == {1: True, 2: True}
