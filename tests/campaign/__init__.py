@@ -10,7 +10,10 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
-for _folder in (*(TESTS / name for name in ("checkpoint", "faults", "integration", "support")), ROOT / "scripts/bench"):
+for _folder in (
+    *(TESTS / name for name in ("checkpoint", "faults", "integration", "parallel", "support")),
+    ROOT / "scripts/bench",
+):
     if str(_folder) not in sys.path:
         # Last: no name there hides another module.
         sys.path.append(str(_folder))

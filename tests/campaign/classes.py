@@ -27,6 +27,7 @@ MODULES = (
     "campaign.hooks",
     "campaign.hostile",
     "campaign.torn_logs",
+    "campaign.ranks",
     "campaign.long_tests",
 )  # fmt: skip
 """Faults of `train`: the first table, in this order."""

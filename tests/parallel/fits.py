@@ -50,8 +50,8 @@ class Stopping(Callback):
             trainer.ask_to_roll_back()
         elif self.ask == "fail":
             raise ZeroDivisionError("the callback's own")
-        elif self.ask in ("signal", "kill"):
-            os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM if self.ask == "signal" else signal.SIGKILL)
+        elif self.ask == "signal":
+            os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)
 
 
 class Plant(Callback):
@@ -110,15 +110,18 @@ class Count:
 
 
 class Striking(Callback):
-    """Sends the process of one rank a signal, once in all attempts: `at` load, start, step, save or evaluation."""
+    """Sends the process of one rank a signal, or raises (`number` is raise), once in all attempts: `at` load, start,
+    step, save or evaluation."""
 
     def __init__(self, rank: int, at: str, number: str = "SIGKILL") -> None:
-        self.rank, self.at, self.number = rank, at, signal.Signals[number]
+        self.rank, self.at, self.number = rank, at, number
 
     def _strike(self, trainer: Any, at: str) -> None:
         if at == self.at and trainer.strategy.group.rank == self.rank and not Path("struck").exists():
             Path("struck").touch()
-            os.kill(os.getpid(), self.number)
+            if self.number == "raise":
+                raise RuntimeError(f"rank {self.rank} was struck")
+            os.kill(os.getpid(), signal.Signals[self.number])
 
     def on_before_load_checkpoint(self, trainer: Any, path: Path) -> None:
         self._strike(trainer, "load")

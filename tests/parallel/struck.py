@@ -27,7 +27,7 @@ JOB = [
 RANKS = int(os.environ.get("RANKS", "2"))
 RESTARTS = [f"parallel.processes_per_node={RANKS}", "restarts.max=1", "restarts.backoff=null"]
 TORCHRUN = ["-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--max-restarts=1", "--standalone"]
-KILLED, STOPPED = "SIGKILL", "SIGSTOP"
+KILLED, STOPPED, RAISED = "SIGKILL", "SIGSTOP", "raise"
 OTHERS = {
     "load": ["while a checkpoint was read"],
     "start": ["while the training was started"],
@@ -69,21 +69,31 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (1, "step", STOPPED, False),
         (0, "save", STOPPED, False),
         (1, "load", STOPPED, False),
+        (1, "step", RAISED, False),
     ],
 )
 def test_the_run_ends_as_an_undisturbed_one(
     tmp_path: Path, undisturbed: Path, rank: int, at: str, number: str, torchrun: bool
 ) -> None:
-    strike = [f"+callbacks.ask.rank={rank}", f"+callbacks.ask.at={at}", f"+callbacks.ask.number={number}"]
+    strike(tmp_path, rank, at, number, torchrun=torchrun)
+    assert final_state(tmp_path / "run") == final_state(undisturbed)
+    assert metrics(tmp_path / "run") == metrics(undisturbed)
+
+
+def strike(folder: Path, rank: int, at: str, number: str, *, torchrun: bool = False) -> None:
+    """Train on ranks of which one is struck, once, and check that the others name it and the restart ends with 0."""
+    striking = [f"+callbacks.ask.rank={rank}", f"+callbacks.ask.at={at}", f"+callbacks.ask.number={number}"]
     if at == "load":
-        (tmp_path / "struck").touch()
-        fit(tmp_path, *strike, "parallel.timeout=20s", "loop.hard_stop=20")
-        (tmp_path / "struck").unlink()
-    errors = fit(tmp_path, *strike, "parallel.timeout=20s", torchrun=torchrun)
-    assert (tmp_path / "struck").exists()
+        folder.mkdir(exist_ok=True)
+        (folder / "struck").touch()
+        fit(folder, *striking, "parallel.timeout=20s", "loop.hard_stop=20")
+        (folder / "struck").unlink()
+    errors = fit(folder, *striking, "parallel.timeout=20s", torchrun=torchrun)
+    assert (folder / "struck").exists()
+    if number == RAISED:
+        assert f"RuntimeError: rank {rank} was struck" in errors, errors
+        return
     named = re.escape(f"rank {rank} ({socket.gethostname()})")
     # Of more than two, one that only waits for another may not answer in time.
     lost = f"{named} has ended or hangs" + (f"|.*{named}.* do not answer.*" if RANKS > 2 else "")
     assert any(re.search(f"error: ({lost}); the others waited {doing}", errors) for doing in OTHERS[at]), errors
-    assert final_state(tmp_path / "run") == final_state(undisturbed)
-    assert metrics(tmp_path / "run") == metrics(undisturbed)
