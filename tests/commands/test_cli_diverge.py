@@ -42,6 +42,8 @@ def test_the_first_difference_is_printed_and_the_exit_code_is_1(run: Path, capfd
 MISTAKES = {
     "no run": (["a", "nowhere"], "nowhere is no run's directory"),
     "no step": (["a", "a", "--until", "0"], "--until 0 is no step"),
+    "the number of a step": (["a", "b@4"], "Write b@step4."),
+    "one run": (["a"], "the following arguments are required: B\n"),
     "a stray word": (["a", "b", "c"], "'c'"),
 }
 

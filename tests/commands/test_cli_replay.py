@@ -149,9 +149,11 @@ def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(
     assert [item["step"] for item in json.loads(capfd.readouterr().out)] == [11]
     (run / "replayed/bisect").mkdir()
     assert main(["ckpt", "ls", str(run)]) == 0
-    assert f"of what was replayed: `train ckpt prune {run}` removes" in capfd.readouterr().out.splitlines()[-1]
+    assert f"of replayed steps, which `train ckpt prune {run}` removes" in capfd.readouterr().out.splitlines()[-1]
     assert main(["ckpt", "prune", str(run), "--yes"]) == 0
     assert not list((run / "replayed").glob("[a-z]*"))
+    assert main(["ckpt", "ls", str(run)]) == 0
+    assert "of replayed steps" not in capfd.readouterr().out
     assert (run / "checkpoints/step24").exists()
 
 
@@ -243,6 +245,10 @@ def test_a_mistake_is_one_message(run: Path, what: str, capsys: pytest.CaptureFi
 def test_a_folder_that_is_no_run_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "nowhere", "3"]) == 2
     assert "nowhere is no run's directory" in capsys.readouterr().err
+    Path("runs").mkdir()
+    run.rename("runs/mine")
+    assert main(["replay", "mine", "3"]) == 2
+    assert capsys.readouterr().err.endswith("help: Did you mean runs/mine?\n")
 
 
 def test_a_step_of_a_run_in_training_must_be_before_its_newest_checkpoint(

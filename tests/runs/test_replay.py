@@ -146,6 +146,7 @@ def test_with_another_config_or_source_a_state_is_kept_once_the_next_record_show
     assert (replayed.records, list(replayed.kept), list(replayed.kept.values())) == (
         1, [3, 5], [find_step(run, 3), find_step(run, 5)],
     )  # fmt: skip
+    assert not (run / "replayed" / ".unproven").exists()
     # What a record has shown of the source holds for the steps after it.
     later = plan_replay(run, 6)
     assert (later.start, later.reference) == (run / "replayed" / "step5", manifest.parent)

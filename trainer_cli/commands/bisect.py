@@ -33,7 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
     parser.add_argument("condition", metavar="CONDITION", nargs="?", help="such as 'val/loss > 2'")
     parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="changes of the config, such as where the data is now"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="OVERRIDE",
+        help="changes of the config, such as where the data is now",
     )
     parser.add_argument("--command", metavar="COMMAND", help="tests {checkpoint}: exit code 0 if it is good, else bad")
     parser.add_argument("--first", type=int, metavar="STEP", help="a step at which the condition does not hold (0)")

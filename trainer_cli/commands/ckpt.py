@@ -98,13 +98,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> int:
+    from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_remove import look
+    from trainer_cli.runs.run_dir import SEARCHES, RunDir
 
     patterns = args.names or [pattern for pattern in _DEFAULT_PATTERNS if any(Path().glob(pattern))]
     if not patterns:
         raise CheckpointError("there is no folder runs/ here", cure="Say where: train ckpt ls RUN_DIRECTORY.")
-    from trainer_cli.runs.run_dir import RunDir
-
     items = look(patterns)
     if args.json:
         print_json([item.record() for item in items])
@@ -115,9 +115,11 @@ def _ls(args: argparse.Namespace) -> int:
     now = time.time()
     texts = [f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()]
     for run in dict.fromkeys(item.run for item in items if item.run is not None):
-        if (replayed := RunDir(run).replayed_folder) not in folders and (size := _size_of(replayed)):
+        replayed = RunDir(run).replayed_folder
+        removable = [replayed / name for name in (*catalog_of(replayed).names(), SEARCHES)]
+        if replayed not in folders and (size := sum(map(_size_of, removable))):
             command = f"train ckpt prune {shlex.quote(str(run))}"
-            texts.append(f"{replayed}  {format_bytes(size)} of what was replayed: `{command}` removes its checkpoints")
+            texts.append(f"{replayed}  {format_bytes(size)} of replayed steps, which `{command}` removes")
     print("\n\n".join(texts))
     return ExitCode.DONE
 

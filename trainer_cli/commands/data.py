@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory, or RUN@attempt2")
     parser.add_argument("steps", metavar="STEP[..LAST]", nargs="?", help="a step, or the first and last of several")
     parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="changes of the run's config, such as where its files are now"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="OVERRIDE",
+        help="changes of the run's config, such as where its files are now",
     )
     parser.add_argument("--find", metavar="INDEX", help="list the steps of this sample; in a mixture SOURCE:INDEX")
     parser.add_argument("--show", action="store_true", help="load the samples and show them")

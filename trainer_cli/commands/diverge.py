@@ -27,7 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", metavar="A", type=Path, help="a run's directory, a checkpoint, or RUN@attempt2")
     parser.add_argument("second", metavar="B", type=Path, help="another")
     parser.add_argument(
-        "overrides", nargs="*", metavar="OVERRIDE", help="changes of both configs, such as where the data is now"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="OVERRIDE",
+        help="changes of both configs, such as where the data is now",
     )
     add_config_dir(parser)
     parser.add_argument("--until", metavar="STEP", type=int, help="the last step to compare")

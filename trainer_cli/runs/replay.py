@@ -351,8 +351,8 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
             # Waits: two replays of one step would write the same folder.
             fcntl.flock(file, fcntl.LOCK_EX)
             open_storage(run.replayed_folder, run_id=plan.run_id).sweep()
-            # Left by a replay that was killed before a record settled its doubts.
-            shutil.rmtree(run.replayed_folder / UNPROVEN, ignore_errors=True)
+            # At the end: also what a replay left that was killed before a record settled its doubts.
+            stack.callback(shutil.rmtree, run.replayed_folder / UNPROVEN, ignore_errors=True)
         yield
 
 

@@ -489,5 +489,7 @@ def advise_run(path: Path) -> str:
     for folder in [Path(name)] if at else path.parents[:3]:
         if RunDir(folder).exists_as_run():
             return f"Name the run itself: {folder}."
+    if RunDir("runs" / path).exists_as_run():
+        return f"Did you mean {'runs' / path}?"
     names = [run.parent.name for run in path.parent.glob(f"*/{CONFIG_FILE}")]
     return f"Name the folder that holds its {CONFIG_FILE}.{did_you_mean(path.name, names)}"

@@ -462,13 +462,20 @@ def _suggest_ckpt(path: Path) -> str | None:
     return None if kind is None else f"It is a {kind}, which ckpt= of train fit and train validate reads."
 
 
+def suggest_selector(pattern: str) -> str | None:
+    """The hint for `RUN@41` or `RUN@lates`; None for any other pattern."""
+    run, at, selector = pattern.rpartition("@")
+    if not at or is_url(run) or not is_run(Path(run)):
+        return None
+    if selector.isdecimal():
+        return f"Write {run}@step{selector}."
+    return f"Write {run}@latest, {run}@best or {run}@step500.{did_you_mean(selector, ('latest', 'best'))}"
+
+
 def _suggest_nearby(pattern: str) -> str | None:
     """The hint that lists the folder in which a pattern looks; None without a folder."""
-    run, at, selector = pattern.rpartition("@")
-    if at and not is_url(run) and is_run(Path(run)):
-        if selector.isdecimal():
-            return f"Write {run}@step{selector}."
-        return f"Write {run}@latest, {run}@best or {run}@step500.{did_you_mean(selector, ('latest', 'best'))}"
+    if (hint := suggest_selector(pattern)) is not None:
+        return hint
     existing, glob = split_existing(pattern)
     folder = Path(existing + re.split(r"[*?\[{@]", glob, maxsplit=1)[0])
     if is_url(pattern):

@@ -26,8 +26,8 @@ from trainer_cli.runs.attempts import RunHistory, environment_of, read_history, 
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replay_records import CLOCKED, by_step
-from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import manifest_of, select_one
+from trainer_cli.runs.run_dir import RunDir, advise_run
+from trainer_cli.runs.select import manifest_of, select_one, suggest_selector
 from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
 from trainer_cli.testing.divergence_report import STEP_SIZES, Fact, Records, Report, States, explain, is_below
 
@@ -264,9 +264,7 @@ def _open_run(path: Path) -> _Run:
         return _Run(read_history(path))
     if path.is_dir() and RunDir(path.parent.parent).exists_as_run():
         return _Run(read_history(path.parent.parent))
-    raise UserError(
-        f"{path} is no run's directory", cure="Name the folder that holds its config.yaml, or one of its checkpoints."
-    )
+    raise UserError(f"{path} is no run's directory", cure=suggest_selector(str(path)) or advise_run(path))
 
 
 def _named_step(path: Path) -> tuple[Path, int] | None:
