@@ -20,11 +20,15 @@ from typing import Any
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.verdict import Outcome, Verdict
 
-LIMIT_S = {Size.quick: 180.0, Size.full: 600.0, Size.nightly: 3600.0}
-"""Of all classes together."""
+LIMIT_S = {Size.quick: 165.0, Size.full: 570.0, Size.nightly: 3540.0}
+"""Of all classes together. The rest of 3, 10 and 60 minutes is for the trials that run when it is over."""
 SAVE_EVERY_S = 5.0
 State = dict[str, Any]
-"""commit, size, and by key of a class: count, seconds, done, skipped, trials: number -> verdict, detail, announced."""
+"""commit, size, and by key of a class: count (None: not known yet), seconds, over (no trial is left to run), skipped,
+trials: number -> verdict, detail, announced."""
+_ROUNDS = 3
+_LEAST_S = 3.0
+"""A class is not prepared for less."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +43,29 @@ class Campaign:
     clock: Callable[[], float] = time.monotonic
 
     def run(self) -> State:
-        """Run what is left of each class; returns the state, which is also on the disk."""
+        """Run what is left of each class; returns the state, which is also on the disk.
+
+        Each class gets its share of the time; what is left then is shared by those that it was too short for.
+        """
         state = self._unfinished()
-        classes = [fault for fault in self.classes if self.size in fault.counts]
-        for number, fault in enumerate(classes):
-            row = state["classes"].setdefault(fault.key, {"count": 0, "seconds": 0.0, "done": False, "trials": {}})
-            if row["done"]:
-                continue
-            left_s = self.limit_s - sum(other["seconds"] for other in state["classes"].values())
-            share = fault.share / sum(later.share for later in classes[number:])
-            # Minus its own seconds of an earlier call, which its share covers too.
-            self._run_class(fault, row, left_s * share + row["seconds"] * (share - 1), lambda: self._save(state))
-            self._save(state)
+        rows = state["classes"]
+        for fault in self.classes:
+            if self.size in fault.counts:
+                rows.setdefault(
+                    fault.key, {"count": None, "seconds": 0.0, "over": False, "trials": {}, "skipped": None}
+                )
+        for _ in range(_ROUNDS):
+            unfinished = [fault for fault in self.classes if fault.key in rows and not rows[fault.key]["over"]]
+            for number, fault in enumerate(unfinished):
+                left_s = self.limit_s - sum(row["seconds"] for row in rows.values())
+                class_s = left_s * fault.share / sum(later.share for later in unfinished[number:])
+                if class_s > _LEAST_S:
+                    self._run_class(fault, rows[fault.key], class_s, lambda: self._save(state))
+                    self._save(state)
         return state
 
     def _run_class(self, fault: FaultClass, row: State, limit_s: float, save: Callable[[], None]) -> None:
         row["skipped"] = fault.skipped()
-        row["trials"].pop("-1", None)
         if row["skipped"] is None:
             began, before = self.clock(), row["seconds"]
             saved = began
@@ -77,10 +87,10 @@ class Campaign:
                         run_trials(trials, row["trials"], lambda: self.clock() - began < limit_s, on_trial)
                 except Exception as error:
                     row["trials"]["-1"] = [Verdict.hard_fail, f"not prepared: {describe(error)}", 0]
+                    row["count"] = 1
             row["seconds"] = round(before + self.clock() - began, 1)
-        row["done"] = True
-        print_progress(fault, row)
-        sys.stderr.write("\n")
+        row["over"] = row["skipped"] is not None or len(row["trials"]) >= row["count"]
+        print_progress(fault, row, is_end=True)
 
     def _unfinished(self) -> State:
         """What earlier calls have run of this commit in this size; else a beginning."""
@@ -134,15 +144,17 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def print_progress(fault: FaultClass, row: State) -> None:
+def print_progress(fault: FaultClass, row: State, *, is_end: bool = False) -> None:
     """Rewrite the line of a class: how many trials, how many of each verdict, the time."""
     counts = Counter(verdict for verdict, _, _ in row["trials"].values())
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     text = f"{fault.key}: {len(row['trials'])} of {row['count'] or '?'}, {row['seconds']:.0f} s: {verdicts}"
-    if row.get("skipped"):
+    if row["skipped"]:
         text = f"{fault.key}: skipped: {row['skipped']}"
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
-    elif row["done"]:
+    elif is_end:
         sys.stderr.write(text)
+    if is_end:
+        sys.stderr.write("\n")
     sys.stderr.flush()

@@ -92,17 +92,22 @@ def test_trials_of_another_commit_or_size_are_run_again(campaign: Campaign) -> N
     assert len(numbers) == 8
 
 
-def test_classes_share_the_time_and_what_one_leaves_is_for_the_later_ones(campaign: Campaign) -> None:
+def test_classes_share_the_time_and_what_is_left_is_for_those_that_it_was_too_short_for(campaign: Campaign) -> None:
     def run(number: int) -> Outcome:
         campaign.clock.now += 10  # type: ignore[attr-defined]
         return PASSED
 
-    classes = [make_class("short", run, 1), make_class("long", run, 50), replace(make_class("last", run, 50), share=2)]
+    classes = [
+        make_class("long", run, 50),
+        replace(make_class("larger", run, 50), share=2),
+        make_class("short", run, 1),
+    ]
     state = replace(campaign, classes=classes).run()
     counts = {key: len(row["trials"]) for key, row in state["classes"].items()}
-    assert counts == {"short": 1, "long": 3, "last": 6}
+    # A trial takes 10 s. At first the long one gets 25 s, the larger one two thirds of the rest; 10 s are left.
+    assert counts == {"long": 4, "larger": 5, "short": 1}
     rows = report.make_report(classes, state, MACHINE)["rows"]
-    assert "| Title of long | 3 of 50 | 3 |" in report.table(rows)
+    assert "| Title of long | 4 of 50 | 4 |" in report.table(rows)
 
 
 def test_a_class_that_this_machine_cannot_run_says_why(campaign: Campaign) -> None:
