@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from command import LIMIT_S, command, environment
+from command import LIMIT_S, running
 
 from trainer_cli.commands.main import main
 
@@ -74,27 +73,20 @@ def test_a_callback_that_forgets_is_named(empty_folder: Path, capsys: pytest.Cap
 )
 def test_what_is_begun_goes_with_the_check(number: signal.Signals, code: int, empty_folder: Path) -> None:
     (empty_folder / "configs").mkdir()
-    (empty_folder / "scratch").mkdir()
     (empty_folder / "waits.py").write_text(ENDLESS)
     overrides = ("+experiment=digits_mlp", "+callbacks.endless._target_=waits.Endless")
-    check = subprocess.Popen(
-        command("check", "resume", *overrides),
-        cwd=empty_folder,
-        env=environment(TMPDIR=str(empty_folder / "scratch")),
-        stderr=subprocess.DEVNULL,
-    )
-    until = time.monotonic() + LIMIT_S
-    while not (empty_folder / "pid").exists():
-        assert check.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    assert list((empty_folder / "scratch").glob("train-check-*"))
-    check.send_signal(number)
-    assert check.wait(LIMIT_S) == code
-    assert not list((empty_folder / "scratch").glob("train-check-*"))
-    while is_alive(int((empty_folder / "pid").read_text())):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    scratch = empty_folder / "scratch"
+    scratch.mkdir()
+    with running("check", "resume", *overrides, cwd=empty_folder, TMPDIR=str(scratch)) as check:
+        check.wait_for((empty_folder / "pid").exists, "training")
+        assert list(scratch.glob("train-check-*"))
+        check.signal(number)
+        assert check.end().code == code
+        assert not list(scratch.glob("train-check-*"))
+        until = time.monotonic() + LIMIT_S
+        while is_alive(int((empty_folder / "pid").read_text())):
+            assert time.monotonic() < until
+            time.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:
