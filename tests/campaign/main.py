@@ -34,6 +34,9 @@ def main() -> int:
     # As at Ctrl-C, so that what was run is kept and what was started ends.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     if args.render:
+        if not (ROOT / report.RESULTS).exists():
+            print(f"{report.RESULTS} is not there; `scripts/faults full` makes it.")
+            return 2
         report.write(report.read(ROOT), ROOT)
         return 0
     name, modules = ("contenders", PEER_MODULES) if args.peers else ("train", MODULES)
