@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Schedule:
-    """When masks change: every so often from `start` to `stop`; durations in steps or epochs.
+    """When masks change: at an interval from `start` to `stop`; durations in steps or epochs.
 
     Args:
         at_stop: whether they change at `stop` too, even if that step is not due.

@@ -412,7 +412,7 @@ class Checkpointer:
         self._interrupted = True
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Finish the save in flight, waiting at most so long, and free the memory. None: a limit by the state's size.
+        """Finish the save in flight, waiting at most this time, and free the memory. None: a limit by the state's size.
 
         Raises:
             SaveError: the save has failed, and nothing has raised that yet.

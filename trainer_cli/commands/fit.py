@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_no_replay(parser)
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="with -m: so many runs at a time (1; all with --submit slurm)"
+        "--jobs", type=int, metavar="N", help="with -m: number of runs at a time (1; all with --submit slurm)"
     )
     parser.add_argument(
         "--submit",
