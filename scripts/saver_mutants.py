@@ -58,8 +58,8 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         "removed_marker(self.run_id))\n", (_POWER_CUTS, _REMOVED_IN_ORDER),
     ),
     "the parent is not fsynced after a removal": (
-        _LOCAL, "        self.disk.rename(self.root / name, trash)\n        self.disk.fsync_dir(self.root)\n",
-        "        self.disk.rename(self.root / name, trash)\n", (_POWER_CUTS, _REMOVED_IN_ORDER),
+        _LOCAL, "        self._undeleted.add(trash)\n        self.disk.fsync_dir(self.root)\n",
+        "        self._undeleted.add(trash)\n", (_POWER_CUTS, _REMOVED_IN_ORDER),
     ),
     "the folder is not fsynced after a manifest is amended": (
         _LOCAL, "            self.disk.rename(new, path / MANIFEST_FILE)\n            self.disk.fsync_dir(path)\n",

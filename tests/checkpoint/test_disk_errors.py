@@ -15,7 +15,7 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpoi
 from trainer_cli.checkpoint.format.archive import ArchiveFormat
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.core.checkpoint_config import Compression
-from trainer_cli.errors import SaveError
+from trainer_cli.errors import NoSpaceError, SaveError
 from trainer_cli.testing.faults import FaultyDisk
 
 STATE = {"model": {"a": torch.zeros(50_000)}, "step": 1}
@@ -95,7 +95,7 @@ def test_rank_0_compares_the_parts_of_all_ranks_with_what_is_free(tmp_path: Path
         checkpointer.save({**STATE, "rng": torch.arange(group.rank)}, tmp_path / "step2", metadata=facts)
 
     errors = on_ranks(2, act)
-    assert [type(error) for error in errors] == [SaveError, SaveError]
+    assert [type(error) for error in errors] == [NoSpaceError, NoSpaceError]
     assert "not begun: it needs 219," in str(errors[0])
     assert str(errors[1]).startswith("rank 0: the checkpoint was not begun")
     assert list(tmp_path.iterdir()) == []

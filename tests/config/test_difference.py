@@ -129,7 +129,8 @@ _FREE = """
     checkpoint.enabled checkpoint.save_interval checkpoint.ephemeral_save_interval checkpoint.ephemeral_cooldown
     checkpoint.fixed_steps checkpoint.pre_train_checkpoint checkpoint.save_final checkpoint.save_on_stop
     checkpoint.save_async
-    checkpoint.remove checkpoint.max_checkpoints checkpoint.keep_every checkpoint.keep_best.metric
+    checkpoint.budget checkpoint.remove checkpoint.max_checkpoints checkpoint.keep_every checkpoint.keep_by_age
+    checkpoint.keep_best.metric
     checkpoint.keep_best.mode checkpoint.keep_best.count checkpoint.newer checkpoint.folder checkpoint.name
     checkpoint.copy_to.folder checkpoint.copy_to.every
     checkpoint.latest_link checkpoint.leave_out checkpoint.suffix checkpoint.format checkpoint.compression

@@ -143,7 +143,10 @@ def compared(path: Path) -> dict[str, torch.Tensor | object]:
         elif not where.endswith("seconds"):
             yield where, value
 
-    return dict(walk(tc.make_sync_checkpointer().read(path), ""))
+    state = tc.make_sync_checkpointer().read(path)
+    # Where the logs stood, and the time spent so far.
+    state.pop("log_marks", None)
+    return dict(walk(state, ""))
 
 
 def same(first: Any, second: Any) -> bool:
