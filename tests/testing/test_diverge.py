@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from trainer_cli.commands.main import main
 from trainer_cli.errors import UserError
 from trainer_cli.runs.step_samples import read_step_samples
-from trainer_cli.testing.diverge import find_divergence
+from trainer_cli.testing.diverge import find_divergence, project_of
 from trainer_cli.testing.divergence import Moment, Stage, first_divergence
 from trainer_cli.testing.divergence_report import Fact, Report
 from trainer_cli.testing.step_digests import merge_ranks
@@ -387,3 +387,29 @@ def test_what_a_rank_computes_for_itself_has_its_name() -> None:
     assert (merged["batches"], merged["ranks"]) == (2, 2)
     assert merged["rows"] == {"batch": ["a", "b"]}
     assert merged["values"] == {"loss": {"loss": "1", "loss (rank 1)": "2"}, "weights": {"w": "1"}}
+
+
+PROJECTS = {
+    "the current project": ("here", "elsewhere/run", None),
+    "the project that holds the run": ("other", "other/runs/run", "other"),
+    "a folder of the run": ("elsewhere/run/code", "elsewhere/run", UserError),
+    "a project beside the run": ("other", "elsewhere/run", UserError),
+    "a folder that is gone": ("gone", "elsewhere/run", None),
+}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_the_files_of_a_run_do_not_choose_which_code_is_imported(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained_in, run, expected = PROJECTS[name]
+    for folder in ("here", "other", "elsewhere/run/code", run):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    environment = {"project_root": str(tmp_path / trained_in)}
+    (tmp_path / run / "environment.json").write_text(json.dumps(environment), encoding="utf-8")
+    monkeypatch.chdir(tmp_path / "here")
+    if expected is UserError:
+        with pytest.raises(UserError, match="does not hold the run"):
+            project_of(tmp_path / run)
+    else:
+        assert project_of(tmp_path / run) == (None if expected is None else tmp_path / str(expected))

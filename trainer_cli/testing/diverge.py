@@ -411,8 +411,7 @@ def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, f
     Raises:
         UserError, CheckpointError: they cannot be made.
     """
-    roots = [root for root in RunDir(split_attempt(run)[0]).project_roots if root.is_dir()]
-    folder = roots[-1] if roots and Path.cwd() not in roots else None
+    folder = project_of(run)
     try:
         return replay_in_process(run.absolute(), first, last, ["--digests", str(file), *words], folder=folder)
     except (UserError, CheckpointError) as error:
@@ -420,6 +419,25 @@ def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, f
             f"the steps {first} to {last} of {run} cannot be made again: {error.what}",
             cure=f"`train replay {run} {first}..{last}` shows more.",
         ) from None
+
+
+def project_of(run: Path) -> Path | None:
+    """The project whose code the run is made again with; None: that of the current folder.
+
+    Raises:
+        UserError: it was trained in a project that is neither the current one nor holds the run. The files of a run
+            may come from anybody, and do not choose which code is imported.
+    """
+    roots = [root for root in RunDir(split_attempt(run)[0]).project_roots if root.is_dir()]
+    if not roots or Path.cwd() in roots:
+        return None
+    for root in reversed(roots):
+        if run.resolve().is_relative_to(root.resolve()):
+            return root
+    raise UserError(
+        f"{run} was trained in the project {roots[-1]}, which is not the current one, and does not hold the run",
+        cure="Run the command there, or move the run into that project.",
+    )
 
 
 def _listed(values: Sequence[Any], most: int = 8) -> str:
