@@ -120,3 +120,17 @@ def test_ranks_that_meet_ask_for_a_few_keys_each() -> None:
     # A rank writes its host, counts itself, and waits for one key; the last says that all are here.
     assert store.requests == {"set": 601, "add": 600, "wait": 600}
     assert store.waited_for == {1}
+
+
+MESSAGES = {
+    "[../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [10.0.0.2]:4242: Connection reset by peer": True,
+    "Application timeout caused pair closure": True,
+    "NCCL error in: ProcessGroupNCCL.cpp:2210": True,
+    "trainer_cli/direct: a sum of the ranks: Timed out": True,
+    "mat1 and mat2 shapes cannot be multiplied (4x3 and 4x3)": False,
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_an_error_of_a_backend_is_that_of_another_rank(message: str) -> None:
+    assert lost.is_of_peer(RuntimeError(message)) is MESSAGES[message]

@@ -22,7 +22,7 @@ from trainer_cli.errors import UserError
 
 DIRECT = "trainer_cli/direct: "
 """Begins the errors of `direct.py` about a rank that has ended, or does not answer."""
-_BACKENDS = ("gloo/", "NCCL", "nccl", DIRECT)
+_BACKENDS = ("gloo/", "caused pair closure", "NCCL", "nccl", DIRECT)
 """Every error of torch about a rank that has ended, or does not answer, contains one of these."""
 _HOST, _ALIVE, _FAILED = "trainer_cli/host/", "trainer_cli/here/", "trainer_cli/failed"
 _ALIVE_COUNT, _ASKING = "trainer_cli/here", "trainer_cli/asking"
