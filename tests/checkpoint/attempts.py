@@ -214,6 +214,7 @@ class Attempts:
             scaler=None,
             interrupt_requested=False,
             name="run",
+            run_dir=None,
             hooks=SimpleNamespace(call=lambda *args: None),
             strategy=Single(),
             agreement=None,

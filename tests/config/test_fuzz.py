@@ -59,12 +59,14 @@ def is_number(value: Any) -> bool:
     return (is_whole(value) or type(value) is float) and math.isfinite(value)
 
 
-def duration(units: str = "st|ep|sp|tok|s", null: bool = True) -> Kind:
+def duration(units: str = "st|ep|sp|tok|s", null: bool = True, words: tuple[str, ...] = ()) -> Kind:
     """A length of training in one of the units, said as this test reads it: a number and a unit, or steps."""
 
     def holds(value: Any) -> bool:
         if value is None:
             return null
+        if value in words:
+            return True
         if is_whole(value):
             return value > 0 and "st" in units.split("|")
         if not isinstance(value, str):
@@ -80,7 +82,7 @@ def duration(units: str = "st|ep|sp|tok|s", null: bool = True) -> Kind:
     ]
     bad: list[Any] = [0, -3, 1.5, True, "soon", "3days", "1.5st", "0ep", "-1ep", "", math.nan, math.inf, [3], {"a": 1}]
     bad += [text for text in (7, "1ep", "300st", "64sp", "90s") if not holds(text)]
-    return Kind(holds, [*good, *([None] if null else [])], [*bad, *([] if null else [None])])
+    return Kind(holds, [*good, *words, *([None] if null else [])], [*bad, *([] if null else [None])])
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,16 @@ def choice(*names: str) -> Kind:
     )
 
 
+SHARE = Kind(
+    lambda value: is_number(value) and 0 < value <= 1,
+    [0.02, 1, 0.5, 1.0],
+    [0, -0.1, 1.5, math.nan, math.inf, True, None, "x", [1]],
+)
+AGES = Kind(
+    lambda value: isinstance(value, dict) and all(is_whole(count) and count >= 1 for count in value.values()),
+    [{}, {"1h": 24, "1d": 7}, {"90s": 1}],
+    [None, 3, "1h", [1], {"1h": 0}, {"1h": None}, {"1h": 1.5}, {"1h": True}],
+)
 TRUTH = Kind(lambda value: type(value) is bool, [True, False], ["no", "yes", "true", 1, 0, 2, None, 1.0, [True]])
 CLIP = Kind(
     lambda value: value is None or (is_number(value) and value >= 1e-12),
@@ -141,7 +153,7 @@ STATES = Kind(
 LEFT_OUT = Kind(
     lambda value: value in ([], ["optimizer"], ["*"], ["rng", "schedulers"]),
     [[], ["optimizer"], ["*"], ["rng", "schedulers"]],
-    [["x"], ["model"], ["callbacks.x"], "optimizer", None],
+    [["x"], ["model"], "optimizer", None],
 )
 MAPPING = Kind(
     lambda value: isinstance(value, dict) and all(isinstance(item, str) for item in value.values()),
@@ -208,11 +220,11 @@ KEYS: dict[str, Kind] = {
     "checkpoint.save_async": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
     "precision.clip_norm": CLIP, "precision.clip_value": CLIP,
     "checkpoint.enabled": TRUTH, "checkpoint.save_interval": duration(),
-    "checkpoint.ephemeral_save_interval": duration(), "checkpoint.ephemeral_cooldown": duration("st"),
+    "checkpoint.ephemeral_save_interval": duration(words=("auto",)), "checkpoint.ephemeral_cooldown": duration("st"),
     "checkpoint.fixed_steps": STEPS, "checkpoint.save_final": TRUTH, "checkpoint.save_on_stop": TRUTH,
     "checkpoint.remove": choice("ephemeral_only", "all_non_permanent", "never"),
     "checkpoint.max_checkpoints": whole(1, null=True), "checkpoint.digest": choice("xxh3_128", "sha256"),
-    "checkpoint.keep_every": duration(),
+    "checkpoint.keep_every": duration(), "checkpoint.keep_by_age": AGES, "checkpoint.budget": SHARE,
     "checkpoint.keep_best.metric": TEXT_OR_NULL,
     "checkpoint.keep_best.mode": choice("min", "max"),
     "checkpoint.keep_best.count": whole(1, null=False),
@@ -330,6 +342,9 @@ NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
     ("checkpoint.copy_to.every", 1, has("checkpoint.copy_to.folder")),
     ("checkpoint.max_save_errors", 3, has("checkpoint.on_save_error", "warn")),
     ("checkpoint.ephemeral_cooldown", None, has("checkpoint.ephemeral_save_interval")),
+    ("checkpoint.budget", 0.02, has("checkpoint.ephemeral_save_interval", "auto")),
+    ("checkpoint.keep_by_age", {}, lambda values: bool(
+        values.get("checkpoint.max_checkpoints") or values.get("checkpoint.remove") == "all_non_permanent")),
     ("restarts.backoff", "10s", has("restarts.max")),
     *((f"parallel.{key}", usual, FSDP) for key, usual in (
         ("shard_size", None), ("cpu_offload", False), ("mixed_precision", False))),
@@ -348,6 +363,8 @@ def quarrel(values: dict[str, Any]) -> bool:
     scales = [values.get(f"precision.{key}") for key in ("min_loss_scale", "init_scale", "max_loss_scale")]
     known = [scale for scale in scales if scale is not None]
     if known != sorted(known):
+        return True
+    if values.get("checkpoint.ephemeral_save_interval") == "auto" and values.get("checkpoint.remove") == "never":
         return True
     if values.get("loop.microbatch") == "auto" and values.get("loop.grad_accum_steps", 1) != 1:
         return True
