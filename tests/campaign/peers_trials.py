@@ -30,7 +30,7 @@ CONTENDERS = {
     "Lightning": "lightning",
     "HF Trainer": "transformers",
 }
-"""Names of `peers/contenders.py`, each with its distribution."""
+"""Names of `peers/peer_savers.py`, each with its distribution."""
 LIMIT_S = 240.0
 """Until the workers have imported everything and trained once."""
 _AT_ONCE = 2

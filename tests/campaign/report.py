@@ -113,7 +113,7 @@ A campaign that was broken off goes on with the same command."""
 
 
 _ABOUT_CONTENDERS = """All do the same training and are resumed as their documentation says
-([contenders.py](tests/campaign/peers/contenders.py)). A save counts as announced once its call has returned, with
+([peer_savers.py](tests/campaign/peers/peer_savers.py)). A save counts as announced once its call has returned, with
 `DCP, async` once its future is done. HARD_FAIL is also a start that ends with an error that names the damaged file: no
 older checkpoint is taken, so that the run does not go on by itself. PASS is also damage that changes no weight, such as
 a flipped bit in a file that is not read."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from campaign import peers_trials
-from campaign.peers.contenders import CONTENDERS
+from campaign.peers.peer_savers import CONTENDERS
 from campaign.peers.worker import Worker
 from campaign.verdict import Verdict
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from campaign.peers import task
-from campaign.peers.contenders import Contender
+from campaign.peers.peer_savers import Contender
 
 LIMIT_S = 60.0
 """A training that takes longer has hung; undisturbed it takes about a second of a core."""

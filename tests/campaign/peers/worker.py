@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
 
-from campaign.peers.contenders import CONTENDERS, Contender
+from campaign.peers.peer_savers import CONTENDERS, Contender
 from campaign.peers.task import EVERY, STEPS
 from campaign.peers.training import finish, import_as, training
 from campaign.verdict import Outcome, Verdict
