@@ -30,7 +30,7 @@ TABLES = {
     "cli": "answers", "start": "start", "loop": "loop", "callbacks": "callbacks", "save": "save", "load": "load",
     "stall": "stall", "frequency": "frequency", "dip": "dip", "recovery": "recovery",
     "failures": "failures", "batches": "batches", "growth": "growth", "scale": "scale", "files": "files",
-    "console": "console", "ranks": "ranks", "gpu": "gpu", "stores": "stores",
+    "console": "console", "ranks": "rank_table", "gpu": "gpu", "stores": "stores",
     "replay": "replayed",
 }  # fmt: skip
 """By name: the module that measures it."""
