@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from states import same, small_state
 from test_storage import StorageContract
 
-from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import Checkpointer, make_async_checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.storage.download import fetch
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
+from trainer_cli.checkpoint.storage.uploader import Uploader
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.core.manifest import DamagedCheckpoint
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import StoreAwayError, UserError
+from trainer_cli.errors import NotDurableError, StoreAwayError, UserError
 from trainer_cli.runs.select import read_small_file
 
 pytestmark = pytest.mark.slow
@@ -62,7 +66,8 @@ def objects(url: str) -> list[str]:
 
 
 def save(storage: ObjectStorage, step: int) -> None:
-    made = make_sync_checkpointer(storage=lambda root: storage)
+    # As in a run, which waits for the store at its end.
+    made = Checkpointer(storage=lambda root: storage)
     made.save(small_state(step), f"{storage.url}/step{step}")
 
 
@@ -107,6 +112,49 @@ def test_only_the_newest_local_copy_stays(tmp_path: Path, url: str) -> None:
         storage.finish_uploads()
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["step3"]
     assert storage.names() == ["step1", "step2", "step3"]
+
+
+def test_a_checkpoint_that_is_sent_during_a_listing_is_listed(tmp_path: Path, url: str) -> None:
+    writer = Waiting(url, cache=tmp_path, run_id="r")
+    save(writer, 3)
+    reader = ObjectStorage(url, cache=tmp_path)
+    listing = reader.client.list
+
+    def listed_before_it_was_sent(folder: str = "") -> Any:
+        objects_then = listing(folder)
+        Uploader.add(writer.uploader, "step3")
+        assert writer.finish_uploads() == []
+        return objects_then
+
+    reader.client.list = listed_before_it_was_sent  # type: ignore[method-assign]
+    assert reader.names() == ["step3"]
+    assert same(load(reader, 3), small_state(3))
+
+
+@pytest.mark.parametrize("make", [make_sync_checkpointer, make_async_checkpointer])
+def test_without_a_trainer_a_save_is_in_the_store_once_it_or_close_has_returned(
+    make: Callable[[], Checkpointer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = MemoryFileSystem.put_file
+
+    def slow(*args: Any, **settings: Any) -> None:
+        time.sleep(0.1)
+        usual(*args, **settings)
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", slow)
+    url = f"memory://{uuid.uuid4().hex}"
+    with closing(make()) as checkpointer:
+        checkpointer.save(small_state(3), f"{url}/step3")
+    assert MemoryFileSystem().exists(f"{url}/step3/manifest.json")
+
+
+def test_without_a_trainer_a_save_that_the_store_does_not_take_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any, **settings: Any) -> None:
+        raise OSError("no answer")
+
+    monkeypatch.setattr(MemoryFileSystem, "put_file", fails)
+    with pytest.raises(NotDurableError, match="step3 could not be sent"):
+        make_sync_checkpointer().save(small_state(3), f"memory://{uuid.uuid4().hex}/step3")
 
 
 def test_while_the_store_is_away_saves_go_on_and_are_sent_later(

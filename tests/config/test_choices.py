@@ -220,6 +220,10 @@ NO_EFFECT = {
     "checkpoint.ephemeral_cooldown=2": (
         "checkpoint.ephemeral_save_interval is null", "checkpoint.ephemeral_save_interval=5"
     ),
+    "checkpoint.budget=0.1": (
+        "checkpoint.ephemeral_save_interval is null", "checkpoint.ephemeral_save_interval=auto"
+    ),
+    "checkpoint.keep_by_age={1h: 2}": ("checkpoint.max_checkpoints is null", "checkpoint.max_checkpoints=3"),
     "checkpoint.compression=gz": ("checkpoint.format is tensors", "checkpoint.format=archive"),
     "checkpoint.max_save_errors=9": ("checkpoint.on_save_error is raise", "checkpoint.on_save_error=warn"),
     "parallel.find_unused_parameters=true": ("parallel.strategy is single", "parallel.strategy=ddp"),

@@ -143,7 +143,7 @@ def test_files_in_the_run_directory_ask_for_a_save_an_evaluation_and_a_stop(tmp_
 def test_verify_beside_a_run_that_saves_and_removes_at_every_step_finds_nothing_wrong(tmp_path: Path) -> None:
     settings = ("loop.eval_interval=null", "loop.eval_steps=1", "checkpoint.save_interval=1", "loop.log_interval=100")
     run = ("experiment=digits_mlp", "model.hidden=[64]", "loop.max_duration=1000000", *settings)
-    with running("fit", *run, "checkpoint.max_checkpoints=1", "run_dir=run", cwd=tmp_path) as training:
+    with running("fit", *run, "checkpoint.max_checkpoints=3", "run_dir=run", cwd=tmp_path) as training:
         training.wait_for((tmp_path / "run/metrics.jsonl").exists, "training")
         training.wait_for(lambda: len(catalog_of(tmp_path / "run/checkpoints").names()) > 1, "saving")
         looks: list[Result] = []

@@ -92,7 +92,9 @@ def test_a_run_trains_on_from_its_copies_and_they_are_checkpoints_like_others(
     shutil.rmtree(here / "runs/mine")
     assert fit(composed("checkpoint.copy_to.every=2", "loop.max_duration=9")) == 0
     assert [entry.step for entry in catalog_of(here / "runs/mine/checkpoints").entries()] == [7, 8, 9]
-    assert [entry.step for entry in catalog_of(here / "copies/mine").entries()] == [2, 4, 6, 8, 9]
+    copied = [entry.step for entry in catalog_of(here / "copies/mine").entries()]
+    # Step 9 takes the place of step 8 if it comes before that copy has begun.
+    assert copied in ([2, 4, 6, 8, 9], [2, 4, 6, 9])
     assert main(["ckpt", "verify", "copies/mine"]) == 0
     assert "step9" in capsys.readouterr().out
     assert main(["fit", *RUN, "name=fork", "ckpt=copies/mine/step9", "loop.max_duration=1"]) == 0

@@ -32,8 +32,8 @@ _PARTS = ("data", "forward", "backward", "optimizer", "rest")
 class DurationProfiler(Callback):
     """Logs on log steps the mean seconds of a step since the last one, by part: `train/time/data` (waiting for the
     batch), `train/time/forward`, `train/time/backward`, `train/time/optimizer`, and `train/time/rest` (everything else,
-    as callbacks and schedules); and the seconds since then of evaluations (`train/time/evaluation`), of waiting for
-    saves (`train/time/saving`), and of loading a checkpoint (`train/time/loading`), where there were any.
+    as callbacks and schedules); and the seconds since then of waiting for saves (`train/time/saving`), of loading a
+    checkpoint (`train/time/loading`), and of evaluations, if there were any (`train/time/evaluation`).
 
     On CUDA the parts are measured by events in the stream, which are read on log steps; else by the clock.
     """
@@ -107,10 +107,9 @@ class DurationProfiler(Callback):
         if self._evaluation_s:
             values["train/time/evaluation"], self._evaluation_s = self._evaluation_s, 0.0
         spent = trainer.metric_logger.time.seconds()
+        # Also where there were none, so that the records of a resumed run have the same names.
         for name, before in self._pauses_s.items():
-            if spent[name] > before:
-                values[f"train/time/{name}"] = spent[name] - before
-                self._pauses_s[name] = spent[name]
+            values[f"train/time/{name}"], self._pauses_s[name] = spent[name] - before, spent[name]
         trainer.log_metrics(values)
         self._marks.clear()
         self._mark("")

@@ -55,7 +55,7 @@ from trainer_cli.core.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, Dig
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import is_plain
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import CheckpointError, SaveError, UserError
+from trainer_cli.errors import CheckpointError, NotDurableError, SaveError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks
 
 logger = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ class Checkpointer:
 
     has_thread: ClassVar[bool] = False
     """Whether it has a thread of its own if none is given. Without one, saves are committed when `save` returns."""
+    waits_for_uploads: ClassVar[bool] = False
+    """Whether a save, or `close`, waits for the store. In a run the callback waits, at the end."""
 
     def __init__(
         self,
@@ -180,6 +182,8 @@ class Checkpointer:
             job.begin()
             job.write()
             job.finish()
+            if self.waits_for_uploads:
+                _finish_uploads(self._split(path)[0])
             return None
         self._interrupted = False
         # The buffer of the copy is reused: the save before must have read it.
@@ -424,6 +428,9 @@ class Checkpointer:
             return
         try:
             self._end_last_save()
+            if self.waits_for_uploads:
+                for storage in self._storages.values():
+                    _finish_uploads(storage)
         finally:
             self.stager.close()
             self._storages.clear()
@@ -453,13 +460,18 @@ class Checkpointer:
 
 
 class SyncCheckpointer(Checkpointer):
-    """Saves synchronously: once `save` returns, the checkpoint survives a power cut."""
+    """Saves synchronously: once `save` returns, the checkpoint survives a power cut, and is in the store if it is saved
+    to one."""
+
+    waits_for_uploads = True
 
 
 class AsyncCheckpointer(Checkpointer):
-    """Saves in the background, by a thread of its own: `save` returns once the state is copied."""
+    """Saves in the background, by a thread of its own: `save` returns once the state is copied. `close` waits until all
+    checkpoints are in the store, if they are saved to one."""
 
     has_thread = True
+    waits_for_uploads = True
 
 
 def make_sync_checkpointer(
@@ -488,6 +500,20 @@ def make_async_checkpointer(
     return AsyncCheckpointer(
         format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook, group=group
     )
+
+
+def _finish_uploads(storage: Storage) -> None:
+    """Wait until a store has what was saved to it.
+
+    Raises:
+        NotDurableError: it does not answer; the checkpoints are on the local disk.
+    """
+    if waiting := storage.finish_uploads():
+        raise NotDurableError(
+            f"{', '.join(waiting)} could not be sent to the store",
+            where=str(storage.location(waiting[0])),
+            cure="Save again once it answers; until then the copy on this machine is read in its place.",
+        )
 
 
 def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:

@@ -95,8 +95,10 @@ class ObjectStorage:
         self._unlocked = threading.Condition()
 
     def names(self, known: Collection[str] = ()) -> list[str]:
+        # Before the listing: one that is sent meanwhile would be neither unsent nor in a listing made before.
+        unsent = self._unsent()
         self._refresh()
-        return sorted({*self._unsent(), *(self._remote or {})})
+        return sorted({*unsent, *(self._remote or {})})
 
     def location(self, name: str) -> str:
         return f"{self.url}/{_check_plain(name)}"
