@@ -16,7 +16,7 @@ from campaign.fault_class import FaultClass, Size, Trials
 from campaign.kill_points import ALL, spread
 from campaign.verdict import Outcome, Verdict
 from trainer_cli.checkpoint.catalog import Catalog
-from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
@@ -32,7 +32,7 @@ def make_state(step: int) -> dict[str, torch.Tensor]:
 def read_store(url: str, cache: Path) -> dict[int, bool]:
     """What another machine sees in the store: step -> whether its state is right. Partial ones are not listed."""
     storage = ObjectStorage(url, cache=cache)
-    checkpointer = make_sync_checkpointer(storage=lambda root: storage)
+    checkpointer = Checkpointer(storage=lambda root: storage)
     return {
         entry.step: torch.equal(checkpointer.load(f"{url}/{entry.name}")["weights"], make_state(entry.step)["weights"])
         for entry in Catalog(storage).entries()
@@ -84,7 +84,7 @@ class Run:
         self.storage = ObjectStorage(
             self.url, cache=self.folder / "cache", run_id="run", attempt=self.attempt, client=self.client
         )
-        self.checkpointer = make_sync_checkpointer(storage=lambda root: self.storage)
+        self.checkpointer = Checkpointer(storage=lambda root: self.storage)
         while True:
             try:
                 self.storage.sweep()

@@ -50,8 +50,8 @@ class Stopping(Callback):
             trainer.ask_to_roll_back()
         elif self.ask == "fail":
             raise ZeroDivisionError("the callback's own")
-        elif self.ask == "signal":
-            os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM)
+        elif self.ask in ("signal", "kill"):
+            os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM if self.ask == "signal" else signal.SIGKILL)
 
 
 class Plant(Callback):
