@@ -98,7 +98,7 @@ def test_every_step_is_that_of_the_run(kind: str, empty_folder: Path) -> None:
     ("strategy", "fixed"),
     [
         ("ddp", [3, 5, 8]),
-        ("fsdp", [2, 3]),
+        pytest.param("fsdp", [2, 3], marks=pytest.mark.campaign),
         pytest.param("ddp", FIFTY, marks=pytest.mark.campaign),
         pytest.param("fsdp", FIFTY, marks=pytest.mark.campaign),
     ],
