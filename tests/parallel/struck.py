@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from ranks import HERE
 
 sys.path.insert(0, str(HERE.parent / "integration"))

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from ranks import HERE
+
 from trainer_cli.core.stopping import Stop
 from trainer_cli.errors import UserError
 from trainer_cli.parallel import same

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from ranks import HERE, Fits, fit_on_ranks, new_folder
+
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.model_state import weights_of
 from trainer_cli.commands.main import main

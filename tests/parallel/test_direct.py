@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from ranks import HERE
+
 from trainer_cli.parallel.direct import DirectSums, connect
 from trainer_cli.parallel.rendezvous import is_of_peer
 

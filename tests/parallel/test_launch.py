@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
 from ranks import HERE
 
 pytestmark = pytest.mark.slow

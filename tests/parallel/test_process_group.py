@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from ranks import HERE, on_ranks
+
 from trainer_cli.checkpoint.catalog import Catalog
 from trainer_cli.checkpoint.checkpointer import make_sync_checkpointer
 from trainer_cli.checkpoint.storage.local import LocalStorage

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from ranks import HERE, fit_on_ranks, new_folder
+
 from trainer_cli.commands.main import main
 from trainer_cli.runs.samples import StepSamples
 from trainer_cli.runs.step_samples import read_step_samples

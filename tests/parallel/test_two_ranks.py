@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from ranks import HERE, Fits, fit_on_ranks, new_folder
 
 sys.path.insert(0, str(HERE.parent / "integration"))
