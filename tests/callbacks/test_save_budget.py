@@ -11,7 +11,9 @@ import pytest
 from tiny import Line, assert_resumes_exactly, loader, trainer
 
 from trainer_cli import CheckpointerCallback
+from trainer_cli.callbacks.save_budget import SaveBudget
 from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.core.progress import Progress
 from trainer_cli.errors import ConfigError
 
 STEP_S = 0.005
@@ -80,3 +82,18 @@ def test_a_resume_is_exact_whenever_the_saves_come(tmp_path: Path) -> None:
 def test_a_setting_without_a_meaning_is_refused(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         CheckpointerCallback(tmp_path, **{"ephemeral_save_interval": "auto", **settings})
+
+
+def test_a_failed_save_counts_as_a_second_until_the_next_one() -> None:
+    budget, progress = SaveBudget(), Progress()
+    with budget.measure():
+        budget.begin_save(progress)
+    budget.fail_save()
+    cost = budget.cost()
+    assert cost is not None
+    assert 45 < cost.wait_s(0.02) <= 50
+    with budget.measure():
+        budget.begin_save(progress)
+    cost = budget.cost()
+    assert cost is not None
+    assert cost.wait_s(0.02) < 5

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -146,6 +148,21 @@ def test_without_a_trainer_a_save_is_in_the_store_once_it_or_close_has_returned(
     with closing(make()) as checkpointer:
         checkpointer.save(small_state(3), f"{url}/step3")
     assert MemoryFileSystem().exists(f"{url}/step3/manifest.json")
+
+
+UNCLOSED = """
+import sys, torch
+from trainer_cli import make_async_checkpointer
+checkpointer = make_async_checkpointer()
+checkpointer.save({"w": torch.ones(3)}, sys.argv[1])
+"""
+
+
+def test_a_background_save_of_a_script_that_closes_nothing_is_in_the_store_at_its_end(tmp_path: Path, url: str) -> None:
+    command = [sys.executable, "-c", UNCLOSED, f"{url}/step3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "step3/manifest.json" in objects(url)
 
 
 def test_without_a_trainer_a_save_that_the_store_does_not_take_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,6 +150,10 @@ def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(
     (run / "replayed/bisect").mkdir()
     assert main(["ckpt", "ls", str(run)]) == 0
     assert f"of replayed steps, which `train ckpt prune {run}` removes" in capfd.readouterr().out.splitlines()[-1]
+    assert main(["ckpt", "pin", f"{run}@step11"]) == 0
+    assert main(["ckpt", "prune", str(run), "--yes"]) == 0
+    assert (run / "replayed/step11").exists()
+    assert main(["ckpt", "unpin", f"{run}@step11"]) == 0
     assert main(["ckpt", "prune", str(run), "--yes"]) == 0
     assert not list((run / "replayed").glob("[a-z]*"))
     assert main(["ckpt", "ls", str(run)]) == 0

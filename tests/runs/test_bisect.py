@@ -227,6 +227,7 @@ def test_the_step_that_ended_a_run_with_an_error_is_not_searched(
         (["run", "train/loss > 2"], "train/loss is measured while a step is trained"),
         (["run", "val/loss > 2", "--last", "25"], "the run has steps 1 to 24"),
         (["configs", "val/loss > 2"], "configs holds no run"),
+        (["run@attempt1", "val/loss > 2"], "run@attempt1 is no run's directory"),
     ],
 )
 def test_a_mistake_is_one_message(

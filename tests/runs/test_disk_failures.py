@@ -77,3 +77,14 @@ def test_an_attempt_that_committed_nothing_has_failed(trained: Any, tmp_path: Pa
     without = trainer(settings={"max_duration": 4}, checkpoint=CheckpointerCallback(tmp_path / "none"))
     assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, without, attempt=1) is None
     assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, trainer(), attempt=1) is None
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_file_system_that_does_not_answer_is_not_a_run_directory_that_is_gone(
+    trained: Any, tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path, **settings: Any) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "stat", fails)
+    assert explain_disk_failure(SaveError("failed"), tmp_path, trained, attempt=2) is None

@@ -23,7 +23,7 @@ SAVES = "trap 'sleep 0.3; touch saved; exit 75' TERM; touch ready; sleep 600 & w
 STOPS = "trap 'exit 75' TERM; sleep 600 & wait"
 AT_THE_SECOND = "trap 'touch saved$n; [ $n ] && exit 130; n=2' INT; touch ready; while :; do sleep 600 & wait; done"
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
-AT_ONCE = ((0.0, TERM), (0.0, KILL))
+AT_ONCE = ((0.0, TERM, 0), (0.0, KILL, 0))
 """Signals that leave the other ranks no time."""
 
 
@@ -86,7 +86,7 @@ def test_all_end_when_one_fails(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(module, "_AFTER_A_FAILURE", ((0.6, TERM), (0.7, KILL)))
+    monkeypatch.setattr(module, "_AFTER_A_FAILURE", ((0.6, TERM, 0), (0.7, KILL, 0)))
     assert end(ranks, scripts) == code
     assert capsys.readouterr().err == (f"train: error: {message}\n" if message else "")
 
@@ -110,6 +110,21 @@ def test_a_signal_is_forwarded_and_the_ranks_take_their_time(
     monkeypatch.setattr(module, "_AFTER_A_FAILURE", AT_ONCE)
     assert end(ranks, scripts, *signals) == code
     assert Path("saved").exists()
+
+
+def test_rank_0_has_time_to_save_after_the_failure_of_another(
+    ranks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AFTER_A_FAILURE", ((0.1, TERM, 1), (0.2, KILL, 1), (60.0, KILL, 0)))
+    assert end(ranks, ["sleep 1; touch saved; exit 3", "exit 4", "trap '' TERM; sleep 600 & wait"]) == 4
+    assert Path("saved").exists()
+
+
+def test_ranks_that_handle_no_signal_are_killed_after_a_second_ctrl_c(
+    ranks: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_AFTER_A_FAILURE", ((0.1, TERM, 0), (0.2, KILL, 0)))
+    assert end(ranks, ["trap '' INT TERM; touch ready; sleep 600 & wait"], INT, INT) == 130
 
 
 def test_a_rank_that_starts_after_a_signal_stops(ranks: list[Any]) -> None:

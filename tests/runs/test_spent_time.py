@@ -106,3 +106,15 @@ def test_an_attempt_of_an_earlier_version_counts_as_training(tmp_path: Path) -> 
         run.begin_attempt(name="x", start_step=5, now=NOW + 20, environment={})
         end(run, STOPPED, 21.0, NOW + 32)
     assert run.read_summary()["time_s"]["training"] == 21.0
+
+
+def test_a_removal_by_hand_and_a_copy_of_the_files_add_no_time_to_a_killed_attempt(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "x")
+    with created(run.path):
+        save(run, NOW + 12, STOPPED, 10.0)
+        record(run, NOW + 30)
+        CheckpointHistory(run.history_file).removed("step5", "by hand")
+        for file in (run.metrics_file, run.history_file):
+            os.utime(file, (NOW + 3e5, NOW + 3e5))
+        run.begin_attempt(name="x", start_step=5, now=NOW + 4e5, environment={})
+    assert sum(run.attempts[0]["time_s"].values()) == 30.0

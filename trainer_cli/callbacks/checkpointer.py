@@ -415,6 +415,7 @@ class CheckpointerCallback(Callback):
 
     def _on_failed(self, step: int, failure: SaveError) -> None:
         """A failed step is not saved again by an interval; one that exists but is not durable counts as saved."""
+        self._budget.fail_save()
         if isinstance(failure, NotDurableError):
             self._last_saved_step, self.save_requested = step, False
         else:

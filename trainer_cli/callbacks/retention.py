@@ -15,7 +15,7 @@ from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.core.checkpoint_config import Newer, Removal
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.policy import RetentionRules, Saved, plan_removal, why_keep
-from trainer_cli.errors import NotDurableError, SaveError, UserError, disk_cure
+from trainer_cli.errors import NO_SPACE, NoSpaceError, NotDurableError, SaveError, UserError, disk_cure
 from trainer_cli.loggers.base import SAVES
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Retention:
         try:
             self.storage.amend(entry.name, manifest.to_bytes())
         except OSError as error:
-            raise SaveError(
+            raise (NoSpaceError if error.errno in NO_SPACE else SaveError)(
                 f"the checkpoint could not be completed: {error.strerror or error}",
                 where=str(self.folder / entry.name),
                 cure=f"It is intact as it was. {disk_cure(error)}",

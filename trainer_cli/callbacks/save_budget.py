@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from trainer_cli.core.policy import SaveCost, steps_until
 from trainer_cli.core.progress import Progress
 
+_FAILURE_S = 1.0
+"""What a failed save is taken to cost at least: with the default budget the next one comes 50 s later."""
+
 
 class SaveBudget:
     """Measures the newest save: for how long the training has stood still for it, and when it began."""
 
     def __init__(self) -> None:
         self._began: float | None = None
-        self._stood_s = 0.0
+        self._stood_s = self._least_s = 0.0
         self._step, self._seconds = 0, 0.0
         """Of the progress at that save."""
 
@@ -30,12 +33,19 @@ class SaveBudget:
 
     def begin_save(self, progress: Progress) -> None:
         """A save begins inside `measure`, all of whose block is of this save."""
-        self._began, self._stood_s = time.monotonic(), 0.0
+        self._began, self._stood_s, self._least_s = time.monotonic(), 0.0, 0.0
         self._step, self._seconds = progress.step, progress.seconds
+
+    def fail_save(self) -> None:
+        """The newest save has failed. It counts as a second, however soon it failed, so that a disk which fails for a
+        while is not tried, and given up, within that time."""
+        self._least_s = _FAILURE_S
 
     def cost(self) -> SaveCost | None:
         """The cost of the newest save; None before the first."""
-        return None if self._began is None else SaveCost(self._stood_s, time.monotonic() - self._began)
+        if self._began is None:
+            return None
+        return SaveCost(max(self._stood_s, self._least_s), time.monotonic() - self._began)
 
     def next_step(self, budget: float, progress: Progress, latest: int | None) -> int:
         """The step after which the next save is expected to fit, but at most `latest`.

@@ -26,6 +26,7 @@ from trainer_cli.checkpoint.storage.folder import point_link
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.checkpoint.writer_thread import WriterThread
 from trainer_cli.core.checkpoint_config import CheckpointConfig, OnSaveError
+from trainer_cli.core.files import is_gone
 from trainer_cli.core.left_out import KEY, check_leave_out, described, left_out, without
 from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.naming import COPIES_CACHE, LATEST_LINK, Naming
@@ -304,7 +305,7 @@ class StateSaver(SaveCaller):
             SaveError: nothing was committed.
         """
         run_dir = self.trainer.run_dir
-        if run_dir is not None and not run_dir.is_dir():
+        if run_dir is not None and is_gone(run_dir):
             # Made anew, it would stand in the way of a run directory that is moved back.
             log.warning("the state after the failure is not kept: %s is gone", run_dir)
             return

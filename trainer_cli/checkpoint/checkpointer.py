@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
 import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
@@ -119,8 +120,10 @@ class Checkpointer:
         self._joined = self._compares_ranks = self._interrupted = False
         self._ends_thread = self.thread is not thread
         if self._ends_thread:
-            # A weak reference: a checkpointer that is dropped must not live until the end of the process.
-            atexit.register(_close_at_exit, weakref.ref(self))
+            # A weak reference: a checkpointer that is dropped must not live until the end of the process. Before the
+            # functions of `atexit`, which are called when no thread pool can send anything any more.
+            register = getattr(threading, "_register_atexit", atexit.register)
+            register(partial(_close_at_exit, weakref.ref(self)))
         self._last_save: InFlightSave | None = None
         """The last save of a checkpointer whose thread has no other owner."""
         if group is not None:
@@ -183,7 +186,8 @@ class Checkpointer:
             job.write()
             job.finish()
             if self.waits_for_uploads:
-                _finish_uploads(self._split(path)[0])
+                with self.group.checking("while the store was waited for"):
+                    _finish_uploads(self._split(path)[0])
             return None
         self._interrupted = False
         # The buffer of the copy is reused: the save before must have read it.
@@ -428,12 +432,13 @@ class Checkpointer:
             return
         try:
             self._end_last_save()
-            if self.waits_for_uploads:
-                for storage in self._storages.values():
-                    _finish_uploads(storage)
         finally:
             self.stager.close()
+            storages = list(self._storages.values())
             self._storages.clear()
+            if self.waits_for_uploads:
+                for storage in storages:
+                    _finish_uploads(storage, timeout_s)
 
     def _end_last_save(self) -> None:
         """Commit the save before with all ranks, or raise its failure, unless its owner has done so.
@@ -502,17 +507,17 @@ def make_async_checkpointer(
     )
 
 
-def _finish_uploads(storage: Storage) -> None:
-    """Wait until a store has what was saved to it.
+def _finish_uploads(storage: Storage, timeout_s: float | None = None) -> None:
+    """Wait until a store has what was saved to it, at most this time.
 
     Raises:
-        NotDurableError: it does not answer; the checkpoints are on the local disk.
+        NotDurableError: it does not answer, or takes longer; the checkpoints are on the local disk.
     """
-    if waiting := storage.finish_uploads():
+    if waiting := storage.finish_uploads(timeout_s):
         raise NotDurableError(
             f"{', '.join(waiting)} could not be sent to the store",
             where=str(storage.location(waiting[0])),
-            cure="Save again once it answers; until then the copy on this machine is read in its place.",
+            cure="Save under another name once it answers; until then this machine reads its own copy.",
         )
 
 
@@ -521,7 +526,10 @@ def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
     checkpointer = reference()
     if checkpointer is not None:
         save, checkpointer._last_save = checkpointer._last_save, None  # Its failure was logged.
-        checkpointer.close()
+        try:
+            checkpointer.close()
+        except SaveError as error:
+            logger.error("%s", error)
         if save is not None and save.job.waits_for_commit and not save.ended:
             # Other ranks may be gone, so that no collective commits it now.
             logger.error("%s is not committed, since close() was not called on all ranks", save.path)

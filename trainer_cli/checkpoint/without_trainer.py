@@ -45,6 +45,7 @@ def save_checkpoint(
 
     Raises:
         SaveError: nothing was saved; what was there before still is.
+        NotDurableError: it is on this machine, but the store has not taken it.
         UserError: something cannot be saved; it is named.
     """
     if clashes := sorted(set(_OWN) & set(kwargs)):

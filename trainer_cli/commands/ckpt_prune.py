@@ -42,8 +42,10 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
     for folder in dict.fromkeys(item.path.parent for item in items):
         in_folder = [item for item in items if item.path.parent == folder]
         if is_run(folder.parent) and folder == RunDir(folder.parent).replayed_folder:
-            removals = {item.path: "it was replayed" for item in in_folder if item.entry.is_replayed}
-            yield Pruning(RunDir(folder.parent), {}, removals)
+            replayed = [item for item in in_folder if item.entry.is_replayed]
+            keep = {item.path: "pinned" for item in replayed if item.entry.pinned}
+            removals = {item.path: "it was replayed" for item in replayed if not item.entry.pinned}
+            yield Pruning(RunDir(folder.parent), keep, removals)
             continue
         run = RunDir(next((item.run for item in in_folder if item.run is not None), folder))
         if not run.exists_as_run():

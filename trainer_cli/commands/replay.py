@@ -219,10 +219,11 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _as_dict(replayed: Replayed, views: Iterable[StepView], samples: Mapping[int, StepSamples]) -> dict[str, Any]:
+    origin = replayed.plan.origin
     return {
         "run": str(replayed.plan.run),
-        "start": None if replayed.plan.start is None else str(replayed.plan.start),
-        "start_step": replayed.plan.start_step,
+        "start": None if origin.start is None else str(origin.start),
+        "start_step": origin.start_step,
         "steps": [
             {**asdict(view), "samples": as_dict(samples[view.step]) if view.step in samples else None} for view in views
         ],

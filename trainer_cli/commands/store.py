@@ -21,6 +21,8 @@ def run(args: argparse.Namespace) -> int:
     for number in stopping():
         signal.signal(number, signal.SIG_IGN)
     store = serve_store()
+    # Torch may log each request, and nobody reads it from here on: a full pipe would stop the store.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     print(store.port, flush=True)
     sys.stdin.buffer.read()
     # At once: no file is open, and the interpreter would take all that was imported apart.

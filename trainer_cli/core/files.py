@@ -117,6 +117,17 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
     return True
 
 
+def is_gone(folder: Path) -> bool:
+    """Whether a folder was moved or deleted. A file system that answers with another error may still have it."""
+    try:
+        folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Put the file's name into an OSError: those of writes and syncs have none."""

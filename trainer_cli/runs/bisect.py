@@ -31,7 +31,7 @@ from trainer_cli.runs.course import read_records
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.replay_plan import find_step
-from trainer_cli.runs.run_dir import SEARCHES, RunDir, RunStatus, write_json
+from trainer_cli.runs.run_dir import SEARCHES, RunDir, RunStatus, open_run, write_json
 
 if TYPE_CHECKING:
     from trainer_cli.runs.results import Results
@@ -138,6 +138,7 @@ class Bisection:
         show: Callable[[Tested], None] = lambda tested: None,
     ) -> None:
         self.records = read_records(run)
+        open_run(run)  # `RUN@attempt1` names records, but no run.
         self.run, self.condition, self.command = RunDir(run), condition, command
         self._words = _read_command(command)
         self._overrides, self._config_dir, self._show = list(overrides), config_dir, show

@@ -169,7 +169,7 @@ def _problem(run: Path, outcome: Mapping[str, Any], start: int, last: int) -> st
         return str(outcome["result"])
     began_with = outcome["start"]
     if outcome["start_step"] != start or (began_with and Path(began_with).parent == RunDir(run).replayed_folder):
-        return f"the checkpoint of step {start}, with which it begins, is damaged"
+        return f"the checkpoint of step {start}, with which it begins, is damaged, or was removed meanwhile"
     if str(last) not in outcome["states"]:
         return f"the checkpoint of step {last} was not compared"
     return None

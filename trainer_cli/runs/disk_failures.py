@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainer_cli.core.files import is_gone
 from trainer_cli.errors import NO_SPACE, FullDiskError, NoSpaceError, SaveError, TrainError, disk_cure
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def explain_disk_failure(error: BaseException, run: Path, trainer: Trainer, attempt: int) -> TrainError | None:
     """The error to raise instead, for a full disk and a run directory that is gone; None for any other end."""
-    if isinstance(error, OSError | SaveError) and not run.is_dir():
+    if isinstance(error, OSError | SaveError) and is_gone(run):
         return TrainError(
             "the run directory is gone: it was moved or deleted during the training",
             where=str(run),

@@ -23,9 +23,10 @@ from trainer_cli.runs.signals import STOPPING, stopping
 
 STORE = "_store"
 """The verb of the process of the store."""
-_AFTER_A_FAILURE = ((10.0, signal.SIGTERM), (30.0, signal.SIGKILL))
-"""Seconds after which the ranks that still run are sent a signal. Most end by themselves before the first, and report
-in which step they lost the rank that failed."""
+_AFTER_A_FAILURE = ((10.0, signal.SIGTERM, 1), (30.0, signal.SIGKILL, 1), (600.0, signal.SIGKILL, 0))
+"""Seconds after which the ranks that still run are sent a signal, and the first rank that gets it. Most end by
+themselves before the first, and report in which step they lost the rank that failed. Rank 0 may have to save the state
+after the failure, to finish the save in flight and to write the summary."""
 _POLL_S = 0.05
 """Seconds between two checks of the processes."""
 
@@ -41,8 +42,8 @@ def divide_cores(processes: int) -> None:
 def launch(arguments: Sequence[str], processes: int) -> int:
     """Run `train ARGUMENTS` in this number of processes. Returns 0, or the exit code of the first that failed.
 
-    Signals are forwarded, and the ranks may take any time to save and stop. After a failure of one, the others are
-    killed in half a minute.
+    Signals are forwarded, and the ranks may take any time to save and stop. After a failure of one, or a second Ctrl-C,
+    the others are killed in half a minute, but rank 0, which may be saving, in ten.
     """
     divide_cores(processes)
     starter, ranks = ProcessStarter(for_ranks=True), RankProcesses()
@@ -95,8 +96,12 @@ class RankProcesses:
                     failed = rank, code
                     # After a signal ranks end with 75, rank 0 perhaps much later than the others.
                     since = float("inf") if self._is_stop(code) else time.monotonic()
+            if self._received.count(signal.SIGINT) > 1:
+                # A rank that waits outside of Python handles no signal.
+                since = min(since, time.monotonic())
             while signals and time.monotonic() - since > signals[0][0]:
-                _signal_groups(running.values(), signals.pop(0)[1])
+                _, number, first = signals.pop(0)
+                _signal_groups([process for rank, process in running.items() if rank >= first], number)
         return 0 if failed is None else self._exit_code(*failed)
 
     def _is_stop(self, code: int) -> bool:

@@ -384,6 +384,9 @@ def _changes(plan: ReplayPlan, composed: Composed) -> Iterator[str]:
     if all(sources):
         for file, how in (sources[-1] if sources else {}).items():
             yield f"{file} {'has changed' if how == 'changed' else f'is {how}'}"
+    attempts = [attempt.get("attempt") for attempt in RunDir(plan.run).attempts]
+    if attempts and plan.attempt != attempts[-1] and plan.config == RunDir(plan.run).config_file:
+        yield f"no checkpoint of attempt {plan.attempt} is left, so its config is taken to be that of the run"
     for change in diff(from_yaml(plan.config, trusted=True, missing_ok=True).raw, composed.raw):
         if change.path[0] not in WITHOUT_EFFECT:
             yield str(change)

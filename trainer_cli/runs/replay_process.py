@@ -32,12 +32,19 @@ def replay_in_process(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         cwd=folder, env=without_ranks(os.environ),
     )  # fmt: skip
+    # The object comes last, indented: a model and a dataset may print, too.
+    begin = done.stdout.rfind("\n{\n") + 1
     try:
-        outcome: dict[str, Any] = json.loads(done.stdout)
+        outcome: dict[str, Any] = json.JSONDecoder().raw_decode(done.stdout, begin)[0]
     except ValueError:
         # After the warnings; the place and the cure follow it on lines of their own.
-        message, _, later_lines = done.stderr.rpartition("error: ")[2].partition("\n")
+        _, is_error, text = done.stderr.rpartition("error: ")
+        message, _, later_lines = text.partition("\n")
+        if not is_error:
+            # It was killed, or failed by an exception of the user's code, whose last line names it.
+            last_line = (done.stderr.strip().splitlines() or [""])[-1]
+            message = f"exit code {done.returncode}" + (f": {last_line}" if last_line else "")
         cure = re.search(r"^help: (.*)$", later_lines, re.MULTILINE)
         kind = CheckpointError if done.returncode == ExitCode.NO_CHECKPOINT else UserError
-        raise kind(message or f"exit code {done.returncode}", cure=cure[1] if cure else None) from None
+        raise kind(message, cure=cure[1] if cure else None) from None
     return outcome

@@ -406,7 +406,8 @@ def _select_from_run(run: Path, selector: str) -> Path:
         CheckpointError: no checkpoint matches.
     """
     folder = checkpoints_of(run)
-    if not folder.is_dir() and not is_url(folder):
+    # A step may have been replayed in a run that saves no checkpoints.
+    if not folder.is_dir() and not is_url(folder) and parse_step(selector) is None:
         raise CheckpointError(f"{run}@{selector}: there is no {folder}", cure=_suggest_nearby(str(run)))
     catalog, run_id = catalog_of(folder), id_of(run)
     if selector == "latest":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.history import Spent, last_spent
+from trainer_cli.checkpoint.history import Spent, notes
 from trainer_cli.core.goodput import Activity, Seconds, complete_killed, read_seconds, sum_attempts
 from trainer_cli.runs.environment import unix
+from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 
 if TYPE_CHECKING:
     from trainer_cli.runs.run_dir import RunDir
@@ -29,9 +29,10 @@ def seconds_of_killed(run: RunDir, attempt: Mapping[str, Any]) -> dict[str, floa
     started = unix(attempt.get("started"))
     if started is None:
         return {}
-    spent = last_spent(read_lines(run.history_file), started)
-    ends = [time for file in (run.metrics_file, run.history_file) if (time := _modified(file)) is not None]
-    return complete_killed({} if spent is None else spent.time_s, max(ends, default=started) - started)
+    saves = notes(read_lines(run.history_file), started)
+    # By what is written in the files: they are copied, and removals by hand are appended to the history days later.
+    ends = [time for time, _, _ in saves[-1:]] + _last_record_times(run)
+    return complete_killed(saves[-1][2].time_s if saves else {}, max(ends, default=started) - started)
 
 
 def sum_until(earlier: Sequence[Mapping[str, Any]], spent: Spent, lasted_s: float = 0.0) -> dict[str, float]:
@@ -52,8 +53,9 @@ def read_lines(file: Path) -> list[bytes]:
         return []
 
 
-def _modified(path: Path) -> float | None:
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return None
+def _last_record_times(run: RunDir) -> list[float]:
+    """Unix time of the last record of the metrics; empty without one."""
+    for record in parse_json_lines(GrowingFile(run.metrics_file, 1).read().lines):
+        if isinstance(time := record.get("time"), int | float):
+            return [float(time)]
+    return []

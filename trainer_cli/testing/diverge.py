@@ -411,7 +411,8 @@ def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, f
     Raises:
         UserError, CheckpointError: they cannot be made.
     """
-    folder = project_of(run)
+    # A folder of configs that the command names is that of the project to use.
+    folder = None if "--config-dir" in words else project_of(run)
     try:
         return replay_in_process(run.absolute(), first, last, ["--digests", str(file), *words], folder=folder)
     except (UserError, CheckpointError) as error:

@@ -192,7 +192,8 @@ class TrainingLoop(Lengths):
             return trainer.stop_request
         if not written:
             trainer.recording.flush()
-        trainer.hooks.call("on_save_opportunity", trainer, Occasion.pre_train)
+        with trainer.metric_logger.pause(SAVING, trainer.progress):
+            trainer.hooks.call("on_save_opportunity", trainer, Occasion.pre_train)
         stop = self.why_stop(trainer)
         if stop is not None:
             self._offer_save(trainer, stop)
