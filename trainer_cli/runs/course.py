@@ -456,5 +456,8 @@ def check_step(records: RunRecords, step: int) -> None:
             f"{path} began at step {first}: it was forked from another run, which trained step {step}",
             cure="Name that run.",
         )
+    # A summary that was lost knows only the attempts since.
+    if step <= (known := min(attempt.start_step for attempt in records.attempts)):
+        raise UserError(f"{path} knows its attempts from step {known} on, so how step {step} was trained is unknown")
     if records.end is not None and step > records.end:
         raise UserError(f"step {step} is after the end of {path}, which is step {records.end}")

@@ -41,6 +41,9 @@ class RunData:
     data: Data
     doubt: str | None = None
     """Why the order of the samples is another than in the training."""
+    overrides: tuple[str, ...] = ()
+    """With which it was opened, as are the data of other attempts."""
+    config_dir: Path | None = None
 
     @property
     def loader(self) -> AnyLoader:
@@ -112,7 +115,11 @@ class RunData:
         for _, steps in groupby(range(first, last + 1), self.records.attempt_of):
             numbers = list(steps)
             attempt = self.records.attempt_of(numbers[0])
-            data = self if attempt == self.attempt else open_data(self.records, attempt=attempt)
+            # By number: the config of one has its interpolations replaced.
+            if attempt.number == self.attempt.number:
+                data = self
+            else:
+                data = open_data(self.records, self.overrides, config_dir=self.config_dir, attempt=attempt)
             yield from replay_batches(data, numbers[0], numbers[-1])
 
 
@@ -142,7 +149,9 @@ def open_data(
             group = group_without_processes(attempt.processes, composed.config.parallel.tensor_size)
             builder = Builder(composed.config, composed.trust, group)
             data = builder.data()
-    run_data = RunData(_resolve(records, config_dir), attempt, builder, data)
+    run_data = RunData(
+        _resolve(records, config_dir), attempt, builder, data, overrides=tuple(overrides), config_dir=config_dir
+    )
     return replace(run_data, doubt=_warn_of_other_data(run_data, composed))
 
 
