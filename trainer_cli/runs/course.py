@@ -26,7 +26,7 @@ from trainer_cli.core.step_batches import EpochLayout, divide_step
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
 from trainer_cli.runs.attempts import environment_of, kept_entries, split_attempt
-from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
+from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.replayed import is_on_course
 from trainer_cli.runs.run_dir import RunDir, RunStatus, advise_run
 from trainer_cli.runs.select import config_of, manifest_of, read_small_file, run_config, select_one
@@ -195,11 +195,9 @@ def _fork(config: Mapping[str, Any]) -> Progress | None:
 
 
 def _last_record(run: RunDir) -> tuple[int, float] | None:
-    for record in parse_json_lines(GrowingFile(run.metrics_file, 1).read().lines):
-        step, epoch = record.get("step"), record.get("epoch")
-        if isinstance(step, int) and isinstance(epoch, int | float):
-            return step, float(epoch)
-    return None
+    record = read_last_record(run.metrics_file) or {}
+    step, epoch = record.get("step"), record.get("epoch")
+    return (step, float(epoch)) if isinstance(step, int) and isinstance(epoch, int | float) else None
 
 
 def _progress(entry: Entry) -> Progress | None:

@@ -197,3 +197,8 @@ def _offset_of_last(descriptor: int, size: int, count: int) -> int:
             return size - length + content.index(b"\n") + 1
         length *= 2
     return 0
+
+
+def read_last_record(file: Path) -> dict[str, Any] | None:
+    """The last line of a file of JSON lines; None if it is missing, empty or holds no object there."""
+    return next(iter(parse_json_lines(GrowingFile(file, 1).read().lines)), None)

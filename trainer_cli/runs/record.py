@@ -27,7 +27,7 @@ from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines
 from trainer_cli.runs.results import Row, read_validation
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir, RunStatus, attempts_of
 from trainer_cli.runs.select import checkpoints_of, run_config
 from trainer_cli.runs.spent_time import read_lines, sum_until
 
@@ -368,7 +368,7 @@ class RunReader:
             return None
         spent = self._spent[1]
         lasted_s = points[-1].time - started if points and state == RunStatus.killed else 0.0
-        return compute_goodput(sum_until(self._attempts()[:-1], spent, lasted_s))
+        return compute_goodput(sum_until(attempts_of(self._summary)[:-1], spent, lasted_s))
 
     def _state(self, locked: bool, age_s: float | None, points: list[_Point]) -> tuple[str, str]:
         if locked:
@@ -389,12 +389,8 @@ class RunReader:
         return run.metrics_file, run.log_file, run.summary_file, run.checkpoints_folder
 
     def _attempt(self) -> dict[str, Any]:
-        attempts = self._attempts()
+        attempts = attempts_of(self._summary)
         return attempts[-1] if attempts else {}
-
-    def _attempts(self) -> list[dict[str, Any]]:
-        attempts = self._summary.get("attempts")
-        return [attempt for attempt in attempts if isinstance(attempt, dict)] if isinstance(attempts, list) else []
 
     def _read_summary(self) -> None:
         try:

@@ -345,8 +345,7 @@ class RunDir:
     @property
     def attempts(self) -> list[dict[str, Any]]:
         """Every attempt so far, in order."""
-        attempts = self.read_summary().get("attempts")
-        return [attempt for attempt in attempts if isinstance(attempt, dict)] if isinstance(attempts, list) else []
+        return attempts_of(self.read_summary())
 
     def begin_attempt(
         self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any], resume: str | None = None
@@ -469,6 +468,12 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _yaml_list(values: Sequence[str]) -> str:
     # A JSON string is a YAML string too.
     return "".join(f"- {json.dumps(value, ensure_ascii=False)}\n" for value in values) or "[]\n"
+
+
+def attempts_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every attempt in the contents of `summary.json`, in order. Damaged entries are left out."""
+    attempts = summary.get("attempts")
+    return [attempt for attempt in attempts if isinstance(attempt, dict)] if isinstance(attempts, list) else []
 
 
 def open_run(path: Path) -> RunDir:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint.history import Spent, notes
 from trainer_cli.core.goodput import Activity, Seconds, complete_killed, read_seconds, sum_attempts
 from trainer_cli.runs.environment import unix
-from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
+from trainer_cli.runs.metrics import read_last_record
 
 if TYPE_CHECKING:
     from trainer_cli.runs.run_dir import RunDir
@@ -31,7 +31,9 @@ def seconds_of_killed(run: RunDir, attempt: Mapping[str, Any]) -> dict[str, floa
         return {}
     saves = notes(read_lines(run.history_file), started)
     # By what is written in the files: they are copied, and removals by hand are appended to the history days later.
-    ends = [time for time, _, _ in saves[-1:]] + _last_record_times(run)
+    ends = [time for time, _, _ in saves[-1:]]
+    if isinstance(recorded := (read_last_record(run.metrics_file) or {}).get("time"), int | float):
+        ends.append(float(recorded))
     return complete_killed(saves[-1][2].time_s if saves else {}, max(ends, default=started) - started)
 
 
@@ -51,11 +53,3 @@ def read_lines(file: Path) -> list[bytes]:
         return file.read_bytes().splitlines()
     except FileNotFoundError:
         return []
-
-
-def _last_record_times(run: RunDir) -> list[float]:
-    """Unix time of the last record of the metrics; empty without one."""
-    for record in parse_json_lines(GrowingFile(run.metrics_file, 1).read().lines):
-        if isinstance(time := record.get("time"), int | float):
-            return [float(time)]
-    return []
