@@ -8,12 +8,15 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import fsspec
 import pytest
+import yaml
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.main import main
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.errors import CheckpointError, RunDirectoryError, UserError
+from trainer_cli.runs.attempts import bytes_of_config, read_history
 from trainer_cli.runs.replay import compose_replay, find_step, plan_replay, replay
 from trainer_cli.runs.run_dir import RunDir
 
@@ -154,6 +157,18 @@ def test_with_another_config_or_source_a_state_is_kept_once_the_next_record_show
     assert later.end == STEPS
 
 
+def test_a_checkpoint_that_the_run_has_removed_meanwhile_is_not_compared(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = plan_replay(run, FIXED[2], first=1)
+    remove(run, FIXED[1])
+    with caplog.at_level("INFO"):
+        replayed = replay(plan, compose_replay(plan))
+    assert replayed.states == {FIXED[0]: None, FIXED[2]: None}
+    assert replayed.equal
+    assert f"step{FIXED[1]} has been removed meanwhile, so it is not compared" in caplog.text
+
+
 def test_a_kept_checkpoint_shows_it_where_no_record_does(run: Path) -> None:
     remove(run, *FIXED[2:], STEPS)
     (run / "metrics.jsonl").unlink()
@@ -258,3 +273,20 @@ def test_a_replay_passes_attempts_as_they_were(resumed: Path) -> None:
     # What lies between is there to begin with.
     assert sorted(replayed.kept) == [7, 13]
     assert plan_replay(run, 14, first=14).start == run / "replayed/step13"
+
+
+def test_the_config_of_an_earlier_attempt_comes_from_its_checkpoint_in_an_object_store(
+    resumed: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(resumed, tmp_path / "run"))
+    fsspec.filesystem("memory").put(str(run / "checkpoints"), "/store/replayed", recursive=True)
+    shutil.rmtree(run / "checkpoints")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["checkpoint"]["folder"] = "memory://store/replayed"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    history = read_history(run)
+    earlier = yaml.safe_load(bytes_of_config(history.config_of(2)))
+    assert (earlier["loop"]["max_duration"], earlier["optimizer"]["lr"]) == (13, 0.003)
+    assert history.config_of(3) == run / "config.yaml"
+    plan = plan_replay(run, 11)
+    assert replay(plan, compose_replay(plan)).equal

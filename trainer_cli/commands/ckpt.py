@@ -100,7 +100,8 @@ def run(args: argparse.Namespace) -> int:
 def _ls(args: argparse.Namespace) -> int:
     from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_remove import look
-    from trainer_cli.runs.run_dir import SEARCHES, RunDir
+    from trainer_cli.runs.replayed import LEFTOVERS
+    from trainer_cli.runs.run_dir import RunDir
 
     patterns = args.names or [pattern for pattern in _DEFAULT_PATTERNS if any(Path().glob(pattern))]
     if not patterns:
@@ -116,7 +117,7 @@ def _ls(args: argparse.Namespace) -> int:
     texts = [f"{folder}\n{_listing(in_folder, now)}" for folder, in_folder in folders.items()]
     for run in dict.fromkeys(item.run for item in items if item.run is not None):
         replayed = RunDir(run).replayed_folder
-        removable = [replayed / name for name in (*catalog_of(replayed).names(), SEARCHES)]
+        removable = [replayed / name for name in (*catalog_of(replayed).names(), *LEFTOVERS)]
         if replayed not in folders and (size := sum(map(_size_of, removable))):
             command = f"train ckpt prune {shlex.quote(str(run))}"
             texts.append(f"{replayed}  {format_bytes(size)} of replayed steps, which `{command}` removes")
@@ -339,7 +340,7 @@ def _rm(args: argparse.Namespace) -> int:
 
 def _prune(args: argparse.Namespace) -> int:
     from trainer_cli.checkpoint.catalog import catalog_of
-    from trainer_cli.commands.ckpt_prune import apply_pruning, prunings, remove_searches, searches_in
+    from trainer_cli.commands.ckpt_prune import apply_pruning, leftovers_in, prunings, remove_leftovers
     from trainer_cli.commands.ckpt_remove import look
     from trainer_cli.runs.run_dir import RunDir
     from trainer_cli.runs.select import is_run
@@ -347,10 +348,10 @@ def _prune(args: argparse.Namespace) -> int:
     # A run names the checkpoints that it saved; those that were replayed are removed with them.
     runs = [RunDir(name) for name in args.names if is_run(Path(name))]
     replayed = [str(run.replayed_folder) for run in runs if catalog_of(run.replayed_folder).names()]
-    items, searches = look([*args.names, *replayed]), searches_in(runs)
+    items, leftovers = look([*args.names, *replayed]), leftovers_in(runs)
     plans = list(prunings(items))
     removals = {path: why for plan in plans for path, why in plan.remove.items()}
-    removals |= dict.fromkeys(searches, "what train bisect evaluated")
+    removals |= leftovers
     if not args.json:
         keep = {path: why for plan in plans for path, why in plan.keep.items()}
         rows = [[str(path), "stays", why] for path, why in keep.items()]
@@ -369,7 +370,7 @@ def _prune(args: argparse.Namespace) -> int:
         removed_of_run, refused_of_run = apply_pruning(plan, items)
         removed += removed_of_run
         refused |= refused_of_run
-    removed += remove_searches(searches)
+    removed += remove_leftovers(leftovers)
     return _report(args, "removed", removed, refused)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,7 +17,8 @@ from trainer_cli.config.compose import from_yaml
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.runs.run_dir import SEARCHES, RunDir
+from trainer_cli.runs.replayed import LEFTOVERS
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import is_run
 
 
@@ -75,21 +76,22 @@ def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], 
         return remove([item for item in candidates if item.path in pruning.remove and item.path in reasons], reasons)
 
 
-def searches_in(runs: Sequence[RunDir]) -> dict[Path, RunDir]:
-    """The folders in which `train bisect` keeps what it evaluated -> their runs."""
-    return {folder: run for run in runs if (folder := run.replayed_folder / SEARCHES).is_dir()}
+def leftovers_in(runs: Sequence[RunDir]) -> dict[Path, str]:
+    """The folders beside the replayed checkpoints of runs that are no checkpoints -> what each holds."""
+    folders = {run.replayed_folder / name: what for run in runs for name, what in LEFTOVERS.items()}
+    return {folder: what for folder, what in folders.items() if folder.is_dir()}
 
 
-def remove_searches(searches: Mapping[Path, RunDir]) -> list[Path]:
+def remove_leftovers(folders: Collection[Path]) -> list[Path]:
     """Remove these folders, each once the lock of its run is held.
 
     Raises:
         RunDirectoryError: the run is training, or being replayed.
     """
-    for folder, run in searches.items():
-        with run.lock():
+    for folder in folders:
+        with RunDir(folder.parent.parent).lock():
             shutil.rmtree(folder)
-    return list(searches)
+    return list(folders)
 
 
 def steps_per_epoch(entries: Sequence[Entry]) -> int | None:

@@ -20,7 +20,7 @@ from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replayed import beginnings_of, is_on_course
 from trainer_cli.runs.run_dir import RunDir, RunStatus, open_run
-from trainer_cli.runs.select import checkpoints_of, run_config
+from trainer_cli.runs.select import checkpoints_of, config_of, run_config
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,10 @@ class RunHistory:
         facts = self.run.read_summary() if self.is_whole else self.attempts[-1]
         return facts.get("status") == RunStatus.finished
 
-    def config_of(self, attempt: int) -> Path:
-        """The file with the config of an attempt: that of the run if it is the last, else in a checkpoint of it.
+    def config_of(self, attempt: int) -> Path | str:
+        """The config of an attempt: the run's file if it is the last, else that of a checkpoint of it.
+
+        It is the file, or the text itself for a checkpoint in an object store.
 
         Raises:
             CheckpointError: no checkpoint of the attempt is left, and it is the one that the history was asked for.
@@ -75,11 +77,17 @@ class RunHistory:
         numbers = [entry.get("attempt") for entry in self.run.attempts]
         if numbers and attempt != numbers[-1]:
             for entry, path in self.entries:
-                if entry.manifest is not None and entry.manifest.attempt == attempt and (path / CONFIG_FILE).is_file():
-                    return path / CONFIG_FILE
+                manifest = entry.manifest
+                if manifest is not None and manifest.attempt == attempt and CONFIG_FILE in manifest.files:
+                    return config_of(path)[0]
             if not self.is_whole and attempt == self.attempts[-1].get("attempt"):
                 raise CheckpointError(f"{self.path}: no checkpoint of that attempt is left, so its config is unknown")
         return self.run.config_file
+
+
+def bytes_of_config(source: Path | str) -> bytes:
+    """The content of a config: of its file, or of the text itself."""
+    return source.encode() if isinstance(source, str) else source.read_bytes()
 
 
 def split_attempt(path: Path) -> tuple[Path, int | None]:

@@ -138,8 +138,11 @@ class EvaluatedOrigin:
         self._changes_samples: bool | None = None
         self._reported: dict[str, str] = {}
 
-    def compare(self, checkpoint: Path) -> None:
+    def compare(self, checkpoint: Path, run: Path | None = None) -> None:
         """Compare one checkpoint, and report what differs unless the last report was the same.
+
+        Args:
+            run: the run that saved it; None: the folder above that of its checkpoints.
 
         Raises:
             ConfigError: samples differ, or so does the file of the model, which is of another project, and
@@ -151,7 +154,7 @@ class EvaluatedOrigin:
         root = self._composed.project_root
         differing = other_source(manifest.source, root)
         # Any attempt of the run may have saved this checkpoint.
-        if manifest.source and root not in (trained_in := RunDir(checkpoint.parent.parent).project_roots):
+        if manifest.source and root not in (trained_in := RunDir(run or checkpoint.parent.parent).project_roots):
             _refuse_other_model(self._composed, checkpoint, manifest, differing, trained_in)
         if differing != self._reported:
             _report_source(str(checkpoint), differing)

@@ -19,7 +19,14 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.text_files import read_number
-from trainer_cli.runs.attempts import RunHistory, attempt_number, first_step, kept_entries, read_history
+from trainer_cli.runs.attempts import (
+    RunHistory,
+    attempt_number,
+    bytes_of_config,
+    first_step,
+    kept_entries,
+    read_history,
+)
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.replayed import beginnings_of, is_on_course, replayed_entries
 from trainer_cli.runs.run_dir import RunDir, RunStatus
@@ -28,8 +35,6 @@ log = logging.getLogger(__name__)
 
 WITHOUT_EFFECT = ("name", "run_dir", "resume", "resume_allow", "trust", "checkpoint", "loggers", "logging", "restarts")
 """Sections of a config on which no number of a training depends."""
-UNPROVEN = ".unproven"
-"""The folder in `RUN/replayed` of states that no record has shown to be those of the run yet."""
 _MOST_RATES = 50
 """Records whose times are used to estimate the duration of a step."""
 
@@ -47,8 +52,8 @@ class ReplayPlan:
     """The last step that is made."""
     attempt: int
     """The attempt that made it, whose config is used."""
-    config: Path
-    """The file with that config."""
+    config: Path | str
+    """That config: the file, or the text itself for one in an object store."""
     reference: Path | None
     """A checkpoint of the run whose samples and source are compared with those here; None without any."""
     kept: Mapping[int, Path]
@@ -209,13 +214,13 @@ class _Planner:
 
     def _trains_otherwise(self, earlier: int, later: int) -> bool:
         """Whether two attempts had different configs, beside what no number depends on."""
-        files = [self.history.config_of(number) for number in (earlier, later)]
-        if files[0] == files[1] or files[0].read_bytes() == files[1].read_bytes():
+        sources = [self.history.config_of(number) for number in (earlier, later)]
+        if sources[0] == sources[1] or bytes_of_config(sources[0]) == bytes_of_config(sources[1]):
             return False
         # Imported here: most runs have one config, and OmegaConf takes 0.1 s to import.
         from trainer_cli.config.compose import diff, from_yaml
 
-        configs = [from_yaml(file, trusted=True, missing_ok=True).raw for file in files]
+        configs = [from_yaml(source, trusted=True, missing_ok=True).raw for source in sources]
         return any(change.path[0] not in WITHOUT_EFFECT for change in diff(*configs))
 
 

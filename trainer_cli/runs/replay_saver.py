@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 
 from trainer_cli.callbacks.state_saver import RunIdentity
+from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import Checkpointer, CheckpointMetadata
 from trainer_cli.checkpoint.format.dtensor import is_dtensor, local_of
 from trainer_cli.checkpoint.format.tensor_file import bytes_of
@@ -19,11 +22,14 @@ from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.policy import Kind, Occasion
 from trainer_cli.core.shards import PER_RANK
 from trainer_cli.core.stopping import Stop
-from trainer_cli.runs.replay_plan import UNPROVEN, ReplayPlan
+from trainer_cli.runs.replay_plan import ReplayPlan
+from trainer_cli.runs.replayed import UNPROVEN
 from trainer_cli.trainer.hooks import Callback
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
 
 _NOT_COMPARED = frozenset({"progress.seconds", "progress.last_seconds", "loop.ended", "loop.owed_record", LOG_MARKS})
 """Parts of a state that depend on the clock, or on how the run was stopped and logged."""
@@ -87,15 +93,22 @@ class ReplaySaver(Callback):
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
         step = trainer.progress.step
         if step in self._plan.kept and step not in self.states:
-            self.states[step] = self._compare(trainer, self._plan.kept[step])
+            self._compare(trainer, self._plan.kept[step])
         if step in self._keep and step not in self.kept and step not in self.unproven:
             self._save(trainer)
         if step >= self.last and trainer.stop_request is None:
             trainer.requests.stop_on_all(Stop(f"replayed up to step {step}", finished=False))
 
-    def _compare(self, trainer: Trainer, path: Path) -> str | None:
-        """The first part of the state that differs from a kept checkpoint on some rank. Collective."""
-        kept = trainer.loading.read_state(path)
+    def _compare(self, trainer: Trainer, path: Path) -> None:
+        """Find the first part of the state that differs from a kept checkpoint on some rank. Collective."""
+        with ExitStack() as held:
+            # The run may be in training: its retention removes nothing that rank 0 holds.
+            if trainer.strategy.group.on_main(lambda: _hold(path, held)):
+                self.states[trainer.progress.step] = self._first_difference(trainer, trainer.loading.read_state(path))
+            else:
+                log.info("%s has been removed meanwhile, so it is not compared", path)
+
+    def _first_difference(self, trainer: Trainer, kept: Mapping[str, Any]) -> str | None:
         live = trainer.checkpoint_state()
         keys = kept.keys() & live.keys()
         if kept.get("loop", {}).get("owed_record") is not None:
@@ -150,6 +163,15 @@ class ReplaySaver(Callback):
                 storage.clear(path.name)
             (self._replayed / UNPROVEN / path.name).rename(path)
         storage.fsync_names()
+
+
+def _hold(path: Path, held: ExitStack) -> bool:
+    """Keep a checkpoint from being removed. Returns False if it is no longer there."""
+    try:
+        held.enter_context(catalog_of(path.parent).storage.reading(path.name))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def differing(expected: Any, value: Any, name: str, *, rank: int = 0) -> Iterator[str]:

@@ -13,6 +13,13 @@ from trainer_cli.checkpoint.catalog import Entry, catalog_of
 from trainer_cli.errors import RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir
 
+SEARCHES = "bisect"
+"""The folder in `RUN/replayed` in which `train bisect` keeps what it evaluated."""
+UNPROVEN = ".unproven"
+"""The folder in `RUN/replayed` of states that no record has shown to be those of the run yet."""
+LEFTOVERS = {SEARCHES: "what train bisect evaluated", UNPROVEN: "what a killed replay left"}
+"""Folders in `RUN/replayed` that hold no replayed checkpoints -> what is in them."""
+
 
 def replayed_entries(run: RunDir, attempts: Sequence[Mapping[str, Any]] | None = None) -> list[Entry]:
     """The valid checkpoints in a run's folder of replayed ones that lie on its course, by step.

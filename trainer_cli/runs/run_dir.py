@@ -39,8 +39,6 @@ from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.environment import timestamp
 from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
 
-SEARCHES = "bisect"
-"""The folder in `RUN/replayed` in which `train bisect` keeps what it evaluated."""
 _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""
 # What a `create` that crashed before its last file leaves behind.

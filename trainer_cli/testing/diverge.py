@@ -70,8 +70,8 @@ class _Run:
         return int(self.history.attempts[-1].get("attempt") or 1) if self.history.attempts else 1
 
     @property
-    def config(self) -> Path:
-        """The file with its config."""
+    def config(self) -> Path | str:
+        """Its config: the file, or the text itself."""
         attempts = self.history.attempts
         return self.history.config_of(int(attempts[-1].get("attempt") or 1) if attempts else 1)
 
