@@ -1,7 +1,8 @@
-"""Text for people and programs: colours, wrapped lines, tables, bytes, times, rates and JSON."""
+"""Text for people and programs: colours, wrapped lines, tables, HTML, bytes, times, rates and JSON."""
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import math
@@ -140,3 +141,10 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
     out = io.StringIO()
     Console(file=out, width=width, color_system=None).print(grid)
     return "\n".join(f"{indent}{line}".rstrip() for line in out.getvalue().splitlines())
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of texts as HTML, for a notebook."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -289,3 +289,15 @@ def test_a_deterministic_run_allows_deterministic_kernels_only(tmp_path: Path) -
 def test_an_optimizer_is_fused_where_it_can_be_unless_the_config_chose(own: dict[str, Any], fused: bool | None) -> None:
     made = builder(optimizer={**SGD, **own}).optimizer(nn.Linear(2, 1))
     assert made.defaults["fused"] is fused
+
+
+@pytest.mark.parametrize("loggers", [{}, {"jsonl": {"_target_": "trainer_cli.JsonlLogger"}}], ids=["none", "jsonl"])
+def test_a_run_without_a_console_logger_shows_no_metrics_on_a_terminal(
+    loggers: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    made = builder(loggers=loggers)
+    data = made.data()
+    assert list(made.trainer(data, identity=RunIdentity(), run_dir=tmp_path).loggers) == list(loggers)
+    assert not made.evaluator(data).loggers
+    assert not made.shapes(data).loggers

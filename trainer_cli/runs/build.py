@@ -44,7 +44,7 @@ from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.scheduler_intervals import Scheduled, default_interval
 from trainer_cli.trainer.schedulers import schedule_settings
-from trainer_cli.trainer.setup import pick_device, seed_everything
+from trainer_cli.trainer.setup import CONSOLE, pick_device, seed_everything
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 
@@ -76,6 +76,10 @@ def strategy_of(config: ParallelConfig, dtype: Dtype, group: ProcessGroup) -> St
     if config.strategy is ParallelStrategy.ddp and group.world_size > 1:
         return DDP(group, find_unused_parameters=config.find_unused_parameters)
     return Single()
+
+
+_NO_DISPLAY = {CONSOLE: None}
+"""Loggers of a trainer that shows metrics only if the config has a logger for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +293,7 @@ class Builder:
             loop=loop,
             checkpoint=saver,
             callbacks={**self._callbacks(), **(observers or {})},
-            loggers=loggers,
+            loggers={**_NO_DISPLAY, **loggers},
             seed=config.seed,
             deterministic=config.deterministic,
             device=config.device,
@@ -313,6 +317,7 @@ class Builder:
             precision=Precision(config=config.precision),
             loop=TrainingLoop(config=config.loop),
             callbacks=self._callbacks(),
+            loggers=_NO_DISPLAY,
             seed=config.seed,
             device=config.device,
         )
@@ -342,6 +347,7 @@ class Builder:
                 sparsity=self._sparsity(),
                 loop=loop,
                 callbacks=self._components("callbacks", callbacks),
+                loggers=_NO_DISPLAY,
                 seed=config.seed,
                 device=device,
             )

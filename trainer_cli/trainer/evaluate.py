@@ -19,6 +19,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.data.position import length_of
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import html_table
 from trainer_cli.trainer.hooks import Callback, second_to
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
@@ -45,6 +46,34 @@ class Evaluation:
     step: int
     loader: str
     metrics: dict[str, float]
+
+
+class Evaluations(list[Evaluation]):
+    """The evaluations of checkpoints, in order; a table in a notebook."""
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for row in self for name in row.metrics))
+        rows = [
+            [
+                "present weights" if row.path is None else row.path.name,
+                row.loader,
+                *(f"{row.metrics[name]:.6g}" if name in row.metrics else "" for name in names),
+            ]
+            for row in self
+        ]
+        return html_table(["checkpoint", "loader", *names], rows)
+
+
+class LoaderMetrics(dict[str, dict[str, float]]):
+    """Loader -> metrics; a table in a notebook."""
+
+    def _repr_html_(self) -> str:
+        names = list(dict.fromkeys(name for metrics in self.values() for name in metrics))
+        rows = [
+            [loader, *(f"{metrics[name]:.6g}" if name in metrics else "" for name in names)]
+            for loader, metrics in self.items()
+        ]
+        return html_table(["loader", *names], rows)
 
 
 def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
@@ -89,7 +118,7 @@ def evaluate_all(
     ckpt_paths: str | Path | Iterable[str | Path | None] | Unset,
     load: LoadOptions,
     loop: ValidationLoop | None,
-) -> list[Evaluation]:
+) -> Evaluations:
     """Evaluate every checkpoint on every loader; arguments as of `Trainer.validate_all`."""
     with ExitStack() as stack:
         stack.callback(trainer.requests.clear)
@@ -103,7 +132,7 @@ def evaluate_all(
         if loop is not None:
             trainer.hooks.add_family(check_type("loop", loop, ValidationLoop).hook)
         stack.enter_context(trainer.logging.shown())
-        return [row for path in paths for row in evaluate_checkpoint(trainer, loaders, path, load, loop)]
+        return Evaluations(row for path in paths for row in evaluate_checkpoint(trainer, loaders, path, load, loop))
 
 
 @contextmanager

@@ -126,7 +126,8 @@ class Logging:
         level: messages from this level on (debug, info, warning or error) go to stderr; None: as Python's logging is
             set up.
         file: where all messages are appended; None: nowhere.
-        console: how the console logger shows metrics: auto, rich, plain or off.
+        console: how metrics are shown: auto (a bar and a table on a terminal and in a notebook; elsewhere only if the
+            trainer has a ConsoleLogger), rich (the bar), plain (lines) or off.
     """
 
     level: str | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -17,8 +18,12 @@ from trainer_cli.core.order import sample_seed
 from trainer_cli.core.patterns import did_you_mean, matches, why_no_pattern
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.loggers.base import Logger
+from trainer_cli.loggers.console import ConsoleLogger
+from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
+from trainer_cli.terminal import is_terminal
 
 P = TypeVar("P")
 
@@ -26,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _SMALLEST_RANDOM_SEED = 2**32
 """Torch starts with a random seed of 53 bits; seeds that people give are smaller."""
+CONSOLE = "console"
+"""Name of the logger that shows metrics."""
 SUBCLASSED = ("Callback", "Logger", "TrainStep")
 """Public classes whose subclasses a user gives."""
 
@@ -258,6 +265,25 @@ def add_by_class(by_name: dict[str, Any], values: Iterable[Any]) -> None:
             count += 1
             name = f"{type(value).__name__}_{count}"
         by_name[name] = value
+
+
+def name_loggers(loggers: Any, style: str, *, is_main: bool) -> dict[str, Logger]:
+    """The loggers by name, and one that shows metrics on a terminal or in a notebook, unless there is one.
+
+    Args:
+        loggers: as of `Trainer`; a mapping with "console" decides itself whether metrics are shown.
+        style: as of `Logging.console`; `auto` shows nothing where stderr is neither a terminal nor a notebook's.
+    """
+    by_name = name_values("loggers", loggers, Logger)
+    is_decided = (isinstance(loggers, Mapping) and CONSOLE in loggers) or any(
+        isinstance(logger, ConsoleLogger | NotebookLogger) for logger in by_name.values()
+    )
+    if is_main and not is_decided and style != "off":
+        if style == "auto" and in_notebook():
+            by_name[CONSOLE] = NotebookLogger()
+        elif style != "auto" or is_terminal(sys.stderr):
+            by_name[CONSOLE] = ConsoleLogger()
+    return by_name
 
 
 def loader_settings(seed: int | None, device: torch.device, group: ProcessGroup) -> dict[str, Any]:

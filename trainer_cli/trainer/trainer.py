@@ -23,7 +23,7 @@ from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.strategy import Single, Strategy
 from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet
-from trainer_cli.trainer.evaluate import Evaluation, evaluate_all, sanity_check
+from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, second_to
 from trainer_cli.trainer.loading import UNSET, Loading, Unset, sync_checkpointer
 from trainer_cli.trainer.messages import Logging
@@ -68,7 +68,9 @@ class Trainer:
         loop: lengths and intervals of the training; or a ValidationLoop, for a trainer that only validates.
         checkpoint: the CheckpointerCallback (or a subclass); it is called after all other callbacks.
         callbacks, loggers: sequences, or mappings by name. The name is the key of a callback's saved state.
-        logging: what is printed, and how the console shows metrics.
+        logging: what is printed, and how metrics are shown while the trainer works: by default a bar and a table on a
+            terminal and in a notebook, and nothing elsewhere; `Logging(console="off")`, or `{"console": None}` among
+            the loggers, shows none.
         seed: seeds python, numpy and torch before a `model` that is a class or a function is called. A module that was
             made before has its weights already.
         deterministic: only deterministic kernels, for the whole process.
@@ -102,7 +104,7 @@ class Trainer:
         loop: TrainingLoop | ValidationLoop | None = None,
         checkpoint: CheckpointSaver | None = None,
         callbacks: Mapping[str, Callback] | Sequence[Callback] = (),
-        loggers: Mapping[str, Logger] | Sequence[Logger] = (),
+        loggers: Mapping[str, Logger | None] | Sequence[Logger] = (),
         seed: int | None = None,
         deterministic: bool = False,
         device: str = "auto",
@@ -127,16 +129,16 @@ class Trainer:
         self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop.evaluations)
         # Attributes rather than properties: the loop reads them at every event.
         self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
-        self.loggers: dict[str, Logger] = setup.name_values("loggers", loggers, Logger)
-        self.recording = Recording(self, self.loggers)
         self.strategy: Strategy = setup.check_type("strategy", Single() if strategy is None else strategy, Strategy)
         group = self.strategy.group
+        self.logging = setup.make_default("logging", logging, Logging)
+        self.loggers: dict[str, Logger] = setup.name_loggers(loggers, self.logging.console, is_main=group.is_main)
+        self.recording = Recording(self, self.loggers)
         self.agreement = Agreement(group) if self.strategy.world_size > 1 else None
         """What the ranks exchange at each step; None for one process."""
         may_hold = self.loop.settings.min_duration is not None
         self.requests = Requests(group, self.agreement, self.checkpoint, may_hold=may_hold)
         self.loading = Loading(self)
-        self.logging = setup.make_default("logging", logging, Logging)
         self.device = setup.pick_device(device)
         self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
         self.name, self.config, self.hparams = name, config, dict(hparams or {})
@@ -260,7 +262,7 @@ class Trainer:
         *,
         loop: ValidationLoop | None = None,
         load: LoadOptions = WEIGHTS,
-    ) -> dict[str, dict[str, float]]:
+    ) -> LoaderMetrics:
         """Evaluate on each loader: loader -> metrics.
 
         Args:
@@ -270,7 +272,7 @@ class Trainer:
         """
         paths = ckpt_path if isinstance(ckpt_path, Unset) else [ckpt_path]
         rows = self.validate_all(val_loader, paths, loop=loop, load=load)
-        return {row.loader: row.metrics for row in rows}
+        return LoaderMetrics((row.loader, row.metrics) for row in rows)
 
     def validate_all(
         self,
@@ -279,7 +281,7 @@ class Trainer:
         *,
         loop: ValidationLoop | None = None,
         load: LoadOptions = WEIGHTS,
-    ) -> list[Evaluation]:
+    ) -> Evaluations:
         """Evaluate every checkpoint on every loader; each checkpoint is loaded once, over the whole model.
 
         Args:

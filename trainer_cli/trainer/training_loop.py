@@ -18,6 +18,7 @@ from trainer_cli.core.schema import LoopConfig, SchedulerInterval
 from trainer_cli.core.stopping import Stop, next_stop_step, reopens, why_stop
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.terminal import html_table
 from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
 from trainer_cli.trainer.finite import check_end, roll_back
 from trainer_cli.trainer.hooks import second_to
@@ -43,6 +44,12 @@ class FitResult:
     step: int
     metrics: dict[str, float]
     """The last record; of a finished run that was resumed, those of its last checkpoint."""
+
+    def _repr_html_(self) -> str:
+        """A table for a notebook."""
+        facts = {"finished": str(self.finished), "reason": self.reason, "step": f"{self.step:,}"}
+        metrics = {name: f"{value:.6g}" for name, value in self.metrics.items()}
+        return html_table(["FitResult", ""], list({**facts, **metrics}.items()))
 
 
 @takes_fields_of(LoopConfig)

@@ -1,0 +1,105 @@
+"""Show metrics in a Jupyter notebook: a bar with step, rate and remaining time, and a table of the newest records."""
+
+from __future__ import annotations
+
+import html
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.console import Pace, position
+from trainer_cli.terminal import format_clock, html_table
+
+_DRAW_S = 0.5
+_JOIN_S = 5.0
+_MOST_ROWS = 20
+_LOSS = "train/loss"
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, such as those of Jupyter, Colab and VS Code."""
+    # Neither is imported here: a process that has not imported ipykernel is no kernel.
+    if "ipykernel" not in sys.modules or (ipython := sys.modules.get("IPython")) is None:
+        return False
+    return hasattr(ipython.get_ipython(), "kernel")
+
+
+def _display() -> Callable[[str], None]:
+    """A function that shows HTML below the current cell, in place of what it has shown before."""
+    from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
+
+    handle = display(HTML(""), display_id=True)
+    return lambda text: handle.update(HTML(text))
+
+
+class NotebookLogger(Logger):
+    """Shows a bar, which a thread draws twice a second, and a table of the newest records of logs and evaluations.
+
+    Args:
+        show: shows HTML in place of the HTML before; None: below the current cell.
+    """
+
+    def __init__(self, show: Callable[[str], None] | None = None) -> None:
+        self._given_show = show
+        self._show: Callable[[str], None] | None = None
+        self._facts = RunFacts()
+        self._pace = Pace(0)
+        self._rows: deque[tuple[int, float, dict[str, float]]] = deque(maxlen=_MOST_ROWS)
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, facts: RunFacts) -> None:
+        self._facts, self._pace, self._show = facts, Pace(facts.start_step), self._given_show or _display()
+        self._rows.clear()
+        self._stopped = threading.Event()
+        # A daemon: an error that skips `close` must not keep the kernel from ending.
+        self._thread = threading.Thread(target=self._run, name="notebook-display", daemon=True)
+        self._thread.start()
+
+    def log(self, record: Record) -> None:
+        """Add a record to the table. Of the metrics of the training it shows the loss alone."""
+        shown = {
+            name: value for name, value in record.metrics.items() if name == _LOSS or not name.startswith("train/")
+        }
+        if not shown:
+            return
+        if self._rows and self._rows[-1][0] == record.step:
+            shown = {**self._rows.pop()[2], **shown}
+        self._rows.append((record.step, record.epoch, shown))
+
+    def close(self) -> None:
+        show, self._show = self._show, None
+        if show is None or self._thread is None:
+            return
+        self._stopped.set()
+        self._thread.join(_JOIN_S)
+        show(self.text(time.monotonic()))
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_DRAW_S):
+            if (show := self._show) is not None:
+                show(self.text(time.monotonic()))
+
+    def text(self, seconds: float) -> str:
+        """The HTML at a moment, given in seconds of a monotonic clock."""
+        now, total = self._facts.now() if self._facts.now is not None else None, self._facts.total_steps
+        # A copy in one call: the main thread may add a row meanwhile.
+        rows = list(self._rows)
+        words = []
+        if now is not None:
+            self._pace.read(now, seconds)
+            eta_s = None if total is None else self._pace.eta_s(now, total, seconds)
+            eta = f"ETA {format_clock(eta_s)}" if eta_s is not None and not self._stopped.is_set() else ""
+            words = [position(now.step, self._facts), now.activity, self._pace.shown, eta]
+        line = html.escape("  ·  ".join(word for word in words if word))
+        bar = "" if now is None or not total else f'<progress value="{now.step}" max="{total}"></progress> '
+        # In the order of their first appearance, so that the columns keep their places.
+        names = list(dict.fromkeys(name for _, _, metrics in rows for name in metrics))
+        cells = [
+            [f"{step:,}", f"{epoch:.4g}", *(f"{metrics[name]:.4g}" if name in metrics else "" for name in names)]
+            for step, epoch, metrics in rows
+        ]
+        return f"<div>{bar}{line}</div>{html_table(['step', 'epoch', *names], cells) if cells else ''}"
