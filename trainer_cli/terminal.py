@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
-_CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36"}
+_CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36", "green": "1;32", "dim": "2"}
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -32,7 +32,7 @@ def has_colours(stream: TextIO) -> bool:
 
 
 def painted(text: str, colour: str, stream: TextIO) -> str:
-    """The text in bold and a colour (red, yellow, blue, cyan), where the stream shows colours."""
+    """The text in bold and a colour (red, yellow, blue, cyan, green), or dim, where the stream shows colours."""
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if has_colours(stream) else text
 
 

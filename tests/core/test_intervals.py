@@ -247,3 +247,19 @@ def test_the_total_is_reported_where_it_can_be(
         epoch_samples=samples,
     )
     assert found == steps
+
+
+@pytest.mark.parametrize(
+    ("interval", "now", "share"),
+    [
+        (Interval(Duration.parse("40st")), Progress(step=10), 0.25),
+        (Interval(Duration.parse("4ep"), steps_per_epoch=10), Progress(step=30, epoch=3), 0.75),
+        (Interval(Duration.parse("4ep"), steps_per_epoch=5, offset=-10), Progress(step=20, epoch=3), 0.5),
+        (Interval(Duration.parse("4ep")), Progress(step=33, epoch=3), 0.75),
+        (Interval(Duration.parse("1e3tok")), Progress(step=1, tokens=500), 0.5),
+        (Interval(Duration.parse("1min")), Progress(step=1, seconds=15.0), 0.25),
+    ],
+    ids=["steps", "epochs", "epochs of another length", "epochs without a length", "tokens", "time"],
+)
+def test_the_share_of_a_duration_that_has_passed(interval: Interval, now: Progress, share: float) -> None:
+    assert interval.share(now) == share

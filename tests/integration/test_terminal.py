@@ -99,12 +99,12 @@ def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> N
     held.unlink()
     assert run.end() == 75, run.shown
 
-    drawn = [re.sub(r"^\x1b\[24;1H\x1b\[2K", "", text) for text in DRAWING.findall(run.shown)]
-    assert drawn[0] == "\x1b[1;23r"
-    assert "step 0/40  waiting for the first step" in drawn[1]
-    assert drawn[-1] == "\x1b[r"
-    assert all(len(one) < 80 for one in drawn)
-    printed = DRAWING.sub("", run.shown).replace("\x1b[1A", "").replace("\r\n", "\n")
+    drawn = [re.split(r"\x1b\[2[34];1H\x1b\[2K", text) for text in DRAWING.findall(run.shown)]
+    assert drawn[0] == ["\x1b[1;22r"]
+    assert "step 0/40  0%  epoch 0.0  waiting for the first step" in drawn[1][2]
+    assert drawn[-1] == ["\x1b[r"]
+    assert all(len(line) < 80 for lines in drawn for line in lines)
+    printed = DRAWING.sub("", run.shown).replace("\x1b[2A", "").replace("\r\n", "\n")
     above, cleared, after = printed.partition("\x1b[J")
     assert cleared
     assert "\x1b" not in above + after
@@ -112,12 +112,11 @@ def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> N
     assert all(len(line) < 80 for line in lines if " " in line.strip())
     assert {"a worker prints", "a child of a worker prints"} <= {*lines}
     assert "a worker warns of something that is told in more words" in " ".join(" ".join(lines).split())
-    evaluations = [
-        line for line in lines if re.match(r"step \d+/40  (train/loss \S+  )?val/loss \S+  val/far \S+$", line)
-    ]
-    assert evaluations, "an evaluation is a line"
+    header = next(line.split() for line in lines if line.lstrip().startswith("step  epoch"))
+    assert header[:5] == ["step", "epoch", "train/loss", "val/loss", "val/far"]
+    assert any(re.match(r" +\d+ +\d\.\d\d( +\d\S*){3} ", line) for line in lines), "an evaluation is a row"
     assert "^C\nCtrl-C: stopping after this step; Ctrl-C again stops at once\n" in above
-    assert "committed" not in above, "the bar shows it"
+    assert "committed" not in above, "the status line shows it"
     assert re.match(r"\nstopped at step \d+: Ctrl-C ", after)
 
 

@@ -1,4 +1,4 @@
-"""What a person sees: lines in a file, a bar on a terminal, and never a stopped training."""
+"""What a person sees: lines in a file, a bar and rows on a terminal, and never a stopped training."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import io
 import logging
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import SAVES, Now, Pauses, Record, RunFacts
-from trainer_cli.loggers.console import BottomLine, ConsoleLogger, Pace, ProgressBar
+from trainer_cli.loggers.bottom_lines import BottomLines
+from trainer_cli.loggers.console import ConsoleLogger
+from trainer_cli.loggers.pace import Pace
+from trainer_cli.loggers.progress_bar import ProgressBar
 from trainer_cli.trainer import messages
 
 FACTS = RunFacts(name="digits", total_steps=500, start_time=100.0)
@@ -27,6 +31,10 @@ class GoneTerminal(Terminal):
         raise BrokenPipeError
 
 
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
 def shown(style: str | None, stream: io.StringIO, *records: Record, facts: RunFacts = FACTS) -> str:
     logger = ConsoleLogger(style, stream)
     logger.start(facts)
@@ -40,24 +48,24 @@ def test_a_plain_line_shows_step_metrics_rate_and_remaining_time() -> None:
     record = Record(100, 1.0, 110.0, {"train/loss": 0.12341234, "train/lr": 0.001}, samples=12340)
     assert (
         shown("plain", Terminal(), record)
-        == "step 100/500  train/loss 0.1234  train/lr 0.001  1,234 samples/s  ETA 0:40\n"
+        == "step=100/500 epoch=1 train/loss=0.1234 train/lr=0.001 samples/s=1234 eta=0:40\n"
     )
 
 
 def test_a_measured_rate_is_shown_in_the_place_of_the_counted_one() -> None:
     record = Record(100, 1.0, 110.0, {"train/samples_per_s": 2000.0}, samples=12340)
-    assert shown("plain", Terminal(), record) == "step 100/500  2,000 samples/s  ETA 0:40\n"
+    assert shown("plain", Terminal(), record) == "step=100/500 epoch=1 samples/s=2000 eta=0:40\n"
 
 
 @pytest.mark.parametrize(
     ("facts", "record", "end"),
     [
-        (RunFacts(start_time=100.0), Record(5, 0.0, 110.0, {}, None), "step 5  0.5 steps/s\n"),
-        (RunFacts(start_time=100.0, total_steps=9), Record(0, 0.0, 100.0, {}, 0), "step 0/9\n"),
+        (RunFacts(start_time=100.0), Record(5, 0.0, 110.0, {}, None), "step=5 epoch=0 steps/s=0.5\n"),
+        (RunFacts(start_time=100.0, total_steps=9), Record(0, 0.0, 100.0, {}, 0), "step=0/9 epoch=0\n"),
         (
             RunFacts(start_time=100.0, total_steps=400, start_step=100, start_samples=1000),
             Record(200, 0.0, 4700.0, {}, 47000),
-            "step 200/400  10 samples/s  ETA 2:33:20\n",
+            "step=200/400 epoch=0 samples/s=10 eta=2:33:20\n",
         ),
     ],
     ids=["no total, no samples", "nothing done yet", "counted from where it goes on"],
@@ -85,30 +93,43 @@ def test_the_style_fits_the_stream_unless_it_is_named(
     facts = RunFacts(total_steps=10, start_time=100.0, console=facts_style, now=lambda: Now(5))
     text = shown(style, stream(), Record(5, 0.0, 110.0, {"train/loss": 1.0}), facts=facts)
     assert ("\x1b[" in text) == live
-    assert "step 5/10" in text
+    assert ("step 5/10" if live else "step=5/10") in text
 
 
 def test_off_shows_nothing() -> None:
     assert shown("off", Terminal(), Record(5, 0.0, 110.0, {"train/loss": 1.0})) == ""
 
 
-def test_on_a_terminal_an_evaluation_leaves_a_line_that_stays() -> None:
-    text = shown(
-        "rich",
-        Terminal(),
-        Record(100, 1.0, 110.0, {"train/loss": 0.5}),
-        Record(200, 1.0, 120.0, {"train/loss": 0.4, "train/lr": 0.1, "val/loss": 0.3, "val/accuracy": 0.9}),
-    )
-    assert text == "step 200/500  train/loss 0.4  val/loss 0.3  val/accuracy 0.9\n"
+def test_the_rate_of_rows_is_limited_and_an_evaluation_is_shown_rather_than_a_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter([0.0, 0.0, 0.4, 0.5, 1.1, 1.2])
+    stream = Terminal()
+    bar = ProgressBar(stream, FACTS)
+    monkeypatch.setattr("trainer_cli.loggers.progress_bar.time.monotonic", lambda: next(clock))
+    for step, metrics in {
+        100: {"train/loss": 0.5}, 101: {"train/loss": 0.4}, 102: {"val/loss": 0.3}, 103: {"train/loss": 0.2},
+        104: {"train/loss": 0.1}, 105: {"train/loss": 0.05},
+    }.items():  # fmt: skip
+        bar.show(Record(step, 1.0, 110.0, metrics))
+    bar.close()
+    steps = [line.split()[0] for line in plain(stream.getvalue()).splitlines()]
+    assert steps == ["step", "100", "step", "102", "105"]
 
 
-def test_a_long_line_is_broken_between_words_and_only_a_longer_word_within() -> None:
-    metrics = {f"val/metric_{number}": number for number in range(9)} | {"val/" + "x" * 90: 1}
-    lines = shown("rich", Terminal(), Record(1, 0.0, 101.0, metrics)).splitlines()
-    assert [len(line) < 80 for line in lines] == [True, True, True, False, True]
-    assert " ".join(" ".join(lines).split()) == " ".join(
-        ["step 1/500", *(f"{key} {value}" for key, value in metrics.items())]
-    )
+def test_a_record_that_waits_for_its_row_is_shown_without_another_record() -> None:
+    stream = Terminal()
+    bar = ProgressBar(stream, RunFacts(total_steps=500, now=lambda: NOW))
+    try:
+        for step in (1, 2):
+            bar.show(Record(step, 0.0, 110.0, {"val/loss": 0.5}))
+        assert "   2   0.00" not in stream.getvalue()
+        deadline = time.monotonic() + 20
+        while "   2   0.00" not in stream.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert "   2   0.00" in stream.getvalue()
+    finally:
+        bar.close()
 
 
 NOW = Now(200, 3200)
@@ -119,39 +140,60 @@ EARLY = {0: Now(0), 100: Now(100, 1600), 110: NOW}
 @pytest.mark.parametrize(
     ("moments", "total", "width", "words"),
     [
-        ({0: Now(0)}, 500, 79, "step 0/500  waiting for the first step"),
-        ({0: Now(0), 75: Now(0)}, 500, 79, "step 0/500  waiting for the first step 1:15"),
-        (EARLY, 500, 79, "step 200/500  160 samples/s  ETA 0:30"),
+        ({0: Now(0)}, 500, 79, "step 0/500  0%  waiting for the first step"),
+        ({0: Now(0), 75: Now(0)}, 500, 79, "step 0/500  0%  waiting for the first step 1:15"),
+        (EARLY, 500, 79, "step 200/500  40%  160 samples/s  elapsed 1:50  ETA 0:30"),
         (EARLY, 500, 22, "step 200/500"),
-        (EARLY, None, 79, "step 200  160 samples/s"),
-        ({**EARLY, 113: NOW}, 500, 79, "step 200/500  (0:03)  160 samples/s  ETA 0:27"),
-        ({**EARLY, 111: Now(200, 3200, "saving")}, 500, 79, "step 200/500  saving  160 samples/s  ETA 0:30"),
-        ({0: Now(0), 1: Now(1), 11: Now(11)}, 12, 79, "step 11/12  1 steps/s  ETA 0:01"),
+        (EARLY, None, 79, "step 200  160 samples/s  elapsed 1:50"),
+        ({**EARLY, 113: NOW}, 500, 79, "step 200/500  40%  (0:03)  160 samples/s  elapsed 1:53  ETA 0:27"),
+        (
+            {**EARLY, 111: Now(200, 3200, "saving")}, 500, 79,
+            "step 200/500  40%  saving  160 samples/s  elapsed 1:51  ETA 0:30",
+        ),
+        ({0: Now(0), 1: Now(1), 11: Now(11)}, 12, 79, "step 11/12  91%  1 steps/s  elapsed 0:11  ETA 0:01"),
+        (
+            {**EARLY, 110: replace(NOW, epoch=4.25, time_left_s=12.0)}, 500, 120,
+            "step 200/500  40%  epoch 4.2  160 samples/s  elapsed 1:50  max_time in 0:12",
+        ),
+        ({**EARLY, 110: replace(NOW, time_left_s=31.0)}, 500, 60, "step 200/500  40%  160 samples/s  ETA 0:30"),
+        ({**EARLY, 110: replace(NOW, share=0.25)}, None, 79, "step 200  25%  160 samples/s  elapsed 1:50  ETA 1:00"),
     ],
-)
-def test_the_bar_shows_step_rate_and_time_left_and_what_takes_long(
-    moments: dict[int, Now], total: int | None, width: int, words: str
+    ids=[
+        "no step yet", "a slow first step", "a rate", "narrow", "no length", "a slow step", "a save", "no samples",
+        "max_time ends it first", "max_time ends it later", "a length in tokens or time",
+    ],
+)  # fmt: skip
+def test_the_bar_shows_the_progress_and_the_time_to_the_real_end(
+    moments: dict[int, Now], total: int | None, width: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("trainer_cli.loggers.progress_bar.time.monotonic", lambda: 0.0)
     bar = ProgressBar(Terminal(), RunFacts(total_steps=total))
-    (*_, text) = (bar.text(now, float(seconds), width) for seconds, now in moments.items())
-    plain = re.sub(r"\x1b\[[\d;]*m", "", text)
-    assert len(plain) <= width
-    assert re.fullmatch(rf"\S* +{re.escape(words)}(  RAM [\d.]+ [MG]B)? *", plain), plain
+    (*_, lines) = (bar.text(now, float(seconds), width) for seconds, now in moments.items())
+    status, drawn = map(plain, lines)
+    assert len(drawn) <= width
+    assert len(status) <= width
+    assert re.fullmatch(rf"\S+ {re.escape(words)}", drawn), drawn
 
 
-def test_the_bar_shows_the_last_save_and_loss_where_there_is_room(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_the_bar_has_no_room_for_is_on_the_status_line_beside_the_last_save(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO, messages.ROOT)
-    bar = ProgressBar(Terminal(), RunFacts(total_steps=500, now=lambda: NOW))
+    bar = ProgressBar(Terminal(), RunFacts(total_steps=500, now=lambda: NOW, loss=lambda: 0.125))
     try:
         bar.show(Record(200, 1.0, 110.0, {"train/loss": 0.25}))
         SAVES.info("committed step %d (%s)", 150, "every 50 steps")
-        wide, narrow = (bar.text(NOW, 1.0, width) for width in (79, 50))
+        SAVES.info("removed %s (%s)", "step100", "ephemeral")
+        (wide_status, wide), (status, narrow), (tiny_status, _) = (
+            tuple(map(plain, bar.text(NOW, time.monotonic(), width))) for width in (120, 45, 22)
+        )
     finally:
         bar.close()
-    assert "loss 0.25  saved 150  RAM " in wide
-    assert "loss 0.25" in narrow
-    assert "saved" in narrow
-    assert "RAM" not in narrow
+    assert re.fullmatch(r"removed step100 \(ephemeral\) +RAM [\d.]+ [MG]B", wide_status)
+    assert re.fullmatch(r"\S+ step 200/500  40%  loss 0.125  elapsed \d:\d\d", wide)
+    assert re.fullmatch(r"\S+ step 200/500  40%  loss 0.125", narrow)
+    assert re.match(r"removed step100 \(ephemeral\) +elapsed \d:\d\d", status)
+    assert tiny_status == "removed step100 (ephe…", "cut, not wrapped"
 
 
 def test_what_the_bar_shows_is_no_line_unless_the_level_is_debug(
@@ -171,27 +213,30 @@ def test_what_the_bar_shows_is_no_line_unless_the_level_is_debug(
     assert said == [False, True, True]
 
 
-def test_the_bottom_line_is_one_write_and_leaves_the_cursor_where_it_was() -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_bottom_lines_are_one_write_and_leave_the_cursor_where_it_was(count: int) -> None:
     stream = Terminal()
-    line = BottomLine(stream)
-    line.draw("a")
-    line.draw("b")
-    line.close()
-    line.close()
-    opened, closed = "\n\x1b7\x1b[1;23r\x1b8\x1b[1A", "\x1b7\x1b[r\x1b8\x1b[J"
-    drawn = "".join(f"\x1b7\x1b[24;1H\x1b[2K{text}\x1b8" for text in "ab")
+    lines = BottomLines(stream)
+    lines.draw(["a"] * count)
+    lines.draw(["b"] * count)
+    lines.close()
+    lines.close()
+    up = "\n" * count
+    opened, closed = f"{up}\x1b7\x1b[1;{24 - count}r\x1b8\x1b[{count}A", "\x1b7\x1b[r\x1b8\x1b[J"
+    rows = range(25 - count, 25)
+    drawn = "".join("\x1b7" + "".join(f"\x1b[{row};1H\x1b[2K{text}" for row in rows) + "\x1b8" for text in "ab")
     assert stream.getvalue() == opened + drawn + closed
 
 
 def test_lines_have_the_time_in_front_where_there_is_no_terminal() -> None:
     record = Record(5, 0.0, 110.0, {"val/loss": 1.0})
-    assert shown("plain", Terminal(), record) == "step 5/500  val/loss 1  0.5 steps/s  ETA 16:30\n"
+    assert shown("plain", Terminal(), record) == "step=5/500 epoch=0 val/loss=1 steps/s=0.5 eta=16:30\n"
     stamped = time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(110.0))
-    assert shown("plain", io.StringIO(), record) == f"{stamped}step 5/500  val/loss 1  0.5 steps/s  ETA 16:30\n"
+    assert shown("plain", io.StringIO(), record) == f"{stamped}step=5/500 epoch=0 val/loss=1 steps/s=0.5 eta=16:30\n"
 
 
 def test_metric_names_are_not_taken_for_markup() -> None:
-    assert "val/[red]x 1" in shown("rich", Terminal(), Record(1, 0.0, 101.0, {"val/[red]x": 1.0}))
+    assert "val/[red]x" in shown("rich", Terminal(), Record(1, 0.0, 101.0, {"val/[red]x": 1.0}))
 
 
 def test_a_terminal_that_went_away_does_not_stop_the_training() -> None:

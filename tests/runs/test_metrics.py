@@ -14,17 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
+from trainer_cli.core.metric_modes import MODES, mode_of
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.text_files import read_ranges
 from trainer_cli.runs import metrics
 from trainer_cli.runs.curves import Columns, best_values, pace, pauses, read_columns, reduce, summarize_metrics
 from trainer_cli.runs.metrics import (
-    MODES,
     GrowingFile,
     Lines,
     best_rule,
     describe,
-    mode_of,
     shared_keep_best,
 )
 

@@ -166,6 +166,12 @@ class Interval:
             return now.step + self.offset >= steps
         return self._counts(now)[1] >= self.duration.value
 
+    def share(self, now: Progress) -> float:
+        """The fraction of the duration that has passed at `now`."""
+        if (steps := self.steps) is not None:
+            return float((now.step + self.offset) / steps)
+        return float(self._counts(now)[1] / self.duration.value)
+
     @property
     def end(self) -> int | None:
         """The step at which the whole duration has passed, or None if unknown."""

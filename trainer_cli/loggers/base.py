@@ -28,14 +28,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.core.files import replace
 from trainer_cli.core.types import CheckedArguments
 from trainer_cli.errors import UserError
+from trainer_cli.loggers.marks import MetricRange
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+RATE_KEY = "train/samples_per_s"
+"""The metric that displays show as the rate."""
 SAVES = logging.getLogger("trainer_cli.saves")
 """Log of every save: a progress bar may show its messages instead of a line."""
 
@@ -57,6 +61,12 @@ class Now:
     samples: int = 0
     activity: str = ""
     pauses: tuple[Pauses, ...] = ()
+    epoch: float | None = None
+    """Epochs trained."""
+    share: float | None = None
+    """Fraction of the run that is trained; None if it is unknown."""
+    time_left_s: float | None = None
+    """Seconds until `loop.max_time` stops this process; None without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,9 @@ class RunFacts:
     `run_dir` is None for a library user without a run directory; `total_steps` is None if it is unknown.
     `start_step` and `start_samples` are the counts from which this process starts, `start_time` its unix time.
     `console` is the value of `logging.console`. `config` is the run's config as YAML, empty without one.
-    `hparams` are the hyperparameters of the run, by name. `now` may be called at any time, by any thread.
+    `hparams` are the hyperparameters of the run, by name. `keep_best` is the section of the config that names the best
+    metric. `now` and `loss` may be called at any time, by any thread; `loss` returns the mean training loss since the
+    last log, as it was at most a second ago, or None. `ranges` returns the values of all records so far.
     """
 
     run_dir: Path | None = None
@@ -78,7 +90,10 @@ class RunFacts:
     console: str = "auto"
     config: str = ""
     hparams: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    keep_best: KeepBestConfig | None = None
     now: Callable[[], Now] | None = None
+    loss: Callable[[], float | None] | None = None
+    ranges: Callable[[], Mapping[str, MetricRange]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

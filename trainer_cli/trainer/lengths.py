@@ -73,6 +73,11 @@ class Lengths:
         steps = [self.total_steps, None if stop is None else stop.end]
         return min((step for step in steps if step is not None), default=None)
 
+    def share_at(self, progress: Progress) -> float:
+        """The fraction of the training, up to `max_duration` or an earlier `hard_stop`, that is made."""
+        ends = (self.limits.max_duration, self.limits.hard_stop)
+        return min(max(end.share(progress) for end in ends if end is not None), 1.0)
+
     def interval(self, duration: Any) -> Interval | None:
         """An interval of this training, or None for null."""
         if duration is None:

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.same import check_same_losses
+from trainer_cli.trainer.live_loss import LiveLoss
 
 log = logging.getLogger(__name__)
 
@@ -302,6 +303,7 @@ class WeightedMeans:
         """Those that this rank had counted then."""
         self.gathering: dict[str, Any] = {}
         """Metrics in the outputs that accumulate over batches themselves, by name. They are not averaged here."""
+        self.live_loss = LiveLoss()
         self.loss_is_finite = True
         """Whether all losses in the last `means` were finite. The mean is also NaN if all weights are 0."""
 
@@ -321,6 +323,8 @@ class WeightedMeans:
         if isinstance(weight, Tensor):
             weight = weight.to(self._device, self._dtype, non_blocking=True)
         self._count("loss", loss, weight)
+        if self.live_loss.requested:
+            self.live_loss.answer(self._sums["loss"], self._weights["loss"])
         for name, value in outputs.items():
             if name in _NOT_METRICS:
                 continue

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trainer_cli.loggers.base import Logger, Now, RunFacts
+from trainer_cli.loggers.base import Logger, Now, RunFacts, in_run_dir
+from trainer_cli.loggers.marks import MetricRange
+from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.trainer.metric_logger import (
     EVALUATING,
     Medium,
@@ -188,14 +190,36 @@ class Recording:
             console=trainer.logging.console,
             config=trainer.config,
             hparams=trainer.hparams,
+            keep_best=getattr(getattr(trainer.checkpoint, "settings", None), "keep_best", None),
             now=self._now,
+            loss=trainer.loop.training_log.request_loss if trainer.fitting else None,
+            ranges=self._ranges,
         )
 
     def _now(self) -> Now:
         """Snapshot of the current progress, for displays, which call this from threads of their own."""
         # Read once: the main thread may change it between two reads.
         trainer = self._trainer
-        activity, loop = self.metric_logger.activity, trainer.evaluating
-        if activity == EVALUATING and loop is not None:
-            activity = f"{activity} {loop.name}, batch {loop.batch_idx + 1:,}"
-        return Now(trainer.progress.step, trainer.progress.samples, activity, self.metric_logger.pauses)
+        activity, evaluating, loop = self.metric_logger.activity, trainer.evaluating, trainer.loop
+        if activity == EVALUATING and evaluating is not None:
+            activity = f"{activity} {evaluating.name}, batch {evaluating.batch_idx + 1:,}"
+        progress = trainer.progress
+        if not trainer.fitting:
+            return Now(progress.step, progress.samples, activity, self.metric_logger.pauses)
+        return Now(
+            progress.step,
+            progress.samples,
+            activity,
+            self.metric_logger.pauses,
+            epoch=loop.epochs_at(progress),
+            share=loop.share_at(progress),
+            time_left_s=loop.time_left_s,
+        )
+
+    def _ranges(self) -> Mapping[str, MetricRange]:
+        """The values of the metrics of all records, if a logger knows them."""
+        run_dir = self._trainer.run_dir
+        for logger in self._loggers.values():
+            if isinstance(logger, JsonlLogger) and run_dir is not None:
+                return logger.metric_ranges(in_run_dir(logger.path, run_dir)) or {}
+        return {}

@@ -46,6 +46,10 @@ class TrainingLog:
         assert self._means is not None
         return self._means
 
+    def request_loss(self) -> float | None:
+        """The mean loss since the last log as it was a moment ago, for displays; from any thread."""
+        return None if self._means is None else self._means.live_loss.request()
+
     def state_dict(self) -> dict[str, Any] | None:
         """The means since the last log; None before `prepare`."""
         return None if self._means is None else self._means.state_dict()

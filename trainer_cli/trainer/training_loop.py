@@ -155,6 +155,12 @@ class TrainingLoop(Lengths):
         trainer.requests.hold_stop(holds=self._holds(trainer.progress))
         return why_stop(self.limits, trainer.progress, process_s=process_s, stop_request=trainer.stop_request)
 
+    @property
+    def time_left_s(self) -> float | None:
+        """Seconds until `max_time` stops this process; None without it."""
+        limit_s = self.limits.max_time_s
+        return None if limit_s is None else max(limit_s - (time.monotonic() - self._began), 0.0)
+
     def state_dict(self) -> dict[str, Any]:
         """The means since the last log, and the record of a pending evaluation."""
         state = {"meter": self.training_log.state_dict(), "owed_record": self.pending_eval_record}
