@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts
-from trainer_cli.loggers.console import Pace, position
+from trainer_cli.loggers.pace import Pace, position
 from trainer_cli.terminal import format_clock, html_table
 
 _DRAW_S = 0.5

@@ -1,11 +1,11 @@
-"""Rate and remaining time of a training, for displays."""
+"""Position, rate and remaining time of a training, for displays."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
-from trainer_cli.loggers.base import Now, Pauses
+from trainer_cli.loggers.base import Now, Pauses, RunFacts
 from trainer_cli.terminal import format_rate
 
 _WINDOW_S = 60.0
@@ -99,3 +99,8 @@ def _future_pauses_s(pause: Pauses, start_step: int, total_steps: int) -> float:
     if not pause.count or steps <= 0:
         return 0.0
     return (total_steps - pause.last_step) * pause.count // steps * pause.seconds / pause.count
+
+
+def position(step: int, facts: RunFacts) -> str:
+    """`step 1,234/10,000`."""
+    return f"step {step:,}" if facts.total_steps is None else f"step {step:,}/{facts.total_steps:,}"

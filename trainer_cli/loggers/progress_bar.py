@@ -18,7 +18,7 @@ from typing import TextIO
 from trainer_cli.loggers.base import RATE_KEY, SAVES, Now, Record, RunFacts
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.metric_table import LOSS, BestValues, MetricTable
-from trainer_cli.loggers.pace import Pace
+from trainer_cli.loggers.pace import Pace, position
 from trainer_cli.terminal import format_bytes, format_clock, format_rate, has_colours, painted, wrapped
 
 _DRAW_S = 0.25
@@ -218,11 +218,6 @@ class _Saves(logging.Handler):
         if record.levelno == logging.INFO:
             record.in_bar = True
             self.last = record.getMessage()
-
-
-def position(step: int, facts: RunFacts) -> str:
-    """`step 1,234/10,000`."""
-    return f"step {step:,}" if facts.total_steps is None else f"step {step:,}/{facts.total_steps:,}"
 
 
 def _host_bytes() -> int:
