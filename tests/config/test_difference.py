@@ -63,6 +63,14 @@ def test_what_was_not_remembered_is_no_change(raw: DictConfig) -> None:
     assert line_of_digests(OmegaConf.create({"seed": "${oc.decode:7}"}), "run") == ""
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [([], None, False), (None, {}, False), ([], {"a": 3}, True), ({"a": 3}, {"a": 4}, True), (["a"], None, True)],
+)
+def test_the_empty_list_of_older_configs_freezes_as_much_as_null(before: object, after: object, changed: bool) -> None:
+    assert bool(diff(OmegaConf.create({"freeze": before}), OmegaConf.create({"freeze": after}))) is changed
+
+
 def test_values_that_differ_from_the_defaults_are_named_by_their_keys(project: Path) -> None:
     found = hparams(compose(["experiment=small", "seed=3", "name=other", "checkpoint.save_interval=7"]).raw)
     assert {key: found.get(key) for key in ("model._target_", "model.channels", "optimizer.lr", "seed")} == {

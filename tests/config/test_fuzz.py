@@ -160,6 +160,11 @@ MAPPING = Kind(
     [{}, {"a.*": "b.*"}, {"a": "b"}],
     [None, "a", 3, [], ["a"], {"a": 1}, {"a": None}, {"a": "b.*"}],
 )
+FREEZE = Kind(
+    lambda value: value is None or isinstance(value, dict) or TEXTS_OF.holds(value),
+    [None, {}, [], ["a.*", "re:b"], {"a.*": "3ep", "b": None}, {"a": 10, "b": "0.5dur"}],
+    ["a", 3, True, [None], [True], [["a"]], ["re:("], {"a": "90s"}, {"a": 0}, {"a": "soon"}, {"a": True}, {"re:(": 3}],
+)
 PART = Kind(
     lambda value: value is None or (is_whole(value) and value >= 1) or (type(value) is float and 0 < value <= 1),
     [None, 1, 100, 0.5, 1.0],
@@ -243,7 +248,7 @@ KEYS: dict[str, Kind] = {
     "logging.level": choice("debug", "info", "warning", "error"),
     "logging.console": choice("auto", "rich", "plain", "off"),
     "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF,
-    "freeze": KEYS_OF, "compile.enabled": TRUTH, "compile.fullgraph": TRUTH, "compile.backend": TEXT,
+    "freeze": FREEZE, "compile.enabled": TRUTH, "compile.fullgraph": TRUTH, "compile.backend": TEXT,
     "compile.mode": choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "compile.dynamic": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
     "loop.microbatch": Kind(

@@ -225,7 +225,7 @@ ROWS = [
     body("callbacks: {x: 3}", TYPE, "a node with `_target_`, or null", value("3", "null")),
     body("callbacks: {x: {y: 1}}", Code.target, "has no _target_", edited("_target_: package.module.Class", "y: 1", "_target_: mine.Net")),
     body("param_groups: {x: 3}", TYPE, "a mapping of settings", value("3", "{lr: 0.1}")),
-    body("freeze: a", TYPE, "a list of texts", edited("[a]", ": a", ": [a]")),
+    body("freeze: a", TYPE, "a list of patterns", edited("[a]", ": a", ": [a]")),
     body("ckpt: 3", TYPE, "a path, a glob or a list of them", value("3", "x")),
     body("optimizer.lr: 0,1", Code.yaml, "not as a number", part("0,1", after="Write ")),
     body("optimizer.lr: .inf", VALUE, "it must be finite", value(".inf", "0.5")),

@@ -355,6 +355,13 @@ def test_people_get_a_chart_and_a_table(place: Path) -> None:
     assert re.search(r"  step40 +permanent  end of training +stays: final", done.out)
 
 
+def test_a_plan_says_when_parameters_are_trained(place: Path) -> None:
+    plan = planned(place, *BASE, "freeze={*bias: 7}")
+    assert plan["unfreezes"] == [{"pattern": "*bias", "duration": "7 steps", "step": 7}]
+    shown = train("plan", *BASE, "freeze={*bias: 0.5dur}", cwd=place).out
+    assert "  unfreezes      *bias after step 20\n" in shown
+
+
 def test_a_fit_reports_its_timetable_before_the_first_step(place: Path) -> None:
     did(place, *BASE)
     log = (place / "runs/mine/train.log").read_text()

@@ -78,6 +78,8 @@ OWN_PARTS = [
 ]  # fmt: skip
 PARTS = {kind: [*OWN_PARTS, f"data={{_target_: fits.OwnParts, kind: {kind}}}"] for kind in ("sampler", "iterable")}
 PARTS["stream"] = [*OWN_PARTS, "data={_target_: fits.OwnParts, kind: stream, batch_size: 4}"]
+THAWED = ["experiment=digits_mlp", "freeze={layers.1.*: 8, layers.4.bias: 256sp}", "loop.max_duration=24", *SHORT]
+"""Parameters that are frozen at first: gradients are averaged in other buckets later."""
 STOPS = [
     "loop.log_interval=10", "loop.eval_interval=20", "checkpoint.save_interval=10",
     "checkpoint.ephemeral_save_interval=null",
@@ -124,6 +126,16 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         [*NOISY, *ask(1, 16, "sigterm"), "run_dir=cut"],
         [*NOISY, *ask(1, 13, "evaluate"), "run_dir=asked", "loop.max_duration=20"],
         [*NOISY, *ask(1, 13, "log"), "run_dir=logged", "loop.max_duration=20"],
+        *[
+            [
+                *ask(1, at, "stop"),
+                *THAWED,
+                f"data.batch_size={16 // RANKS}",
+                f"parallel={how}",
+                f"run_dir=thawed/{name}",
+            ]
+            for at, how, name in ((99, "ddp", "ddp"), (12, "ddp", "cut"), (12, "ddp", "cut"), (99, "fsdp", "fsdp"))
+        ],
         *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
         *[[*job, f"run_dir=cuts/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
         [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
@@ -133,8 +145,9 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
     ]
     with new_folder(tmp_path_factory, "runs") as folder:
         (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 40)
-        alone = [main(["fit", *job, f"run_dir=one/{name}"]) for name, job in ONE.items()]
-        assert alone == [0] * len(ONE)
+        jobs_of_one = {**ONE, "thawed": [*THAWED, "data.batch_size=16"]}
+        alone = [main(["fit", *job, f"run_dir=one/{name}"]) for name, job in jobs_of_one.items()]
+        assert alone == [0] * len(jobs_of_one)
         yield fit_on_ranks(RANKS, jobs)
 
 
@@ -151,8 +164,8 @@ def test_each_run_ends_the_same_on_all_ranks(fits: Fits) -> None:
         "(run_dir, command line). Choose a run_dir= on a file system that all machines share."
     )
     others = {
-        "divided/cut": "75", "cut": "75", "divided/stream": OWN_SAMPLES, "own_step": OWN_STEP, "unseen": unseen,
-        "spare/refused": NO_GRADIENT,
+        "divided/cut": "75", "cut": "75", "thawed/cut": "75", "divided/stream": OWN_SAMPLES, "own_step": OWN_STEP,
+        "unseen": unseen, "spare/refused": NO_GRADIENT,
     }  # fmt: skip
     for ends in fits.ends:
         no_plan = ends["divided/weighted"]
@@ -183,6 +196,19 @@ def test_parameters_without_a_gradient_are_refused_before_a_step_is_made_of_grad
     found, without = metrics(runs / "spare/found"), metrics(runs / "parts/sampler")
     # Its bucket is another, in which four ranks add in another order.
     assert found == [pytest.approx(record, rel=1e-6) for record in without]
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_parameters_that_are_unfrozen_are_trained_as_by_one_process(runs: Path, how: str) -> None:
+    one, two = metrics(runs / "one/thawed"), metrics(runs / "thawed" / how)
+    assert len(one) == len(two) >= 24
+    for alone, both in zip(one, two, strict=True):
+        assert both["train/loss"] == pytest.approx(alone["train/loss"], rel=1e-5), alone["step"]
+
+
+def test_a_resume_while_parameters_are_frozen_is_bit_identical(runs: Path) -> None:
+    assert final_state(runs / "thawed/cut") == final_state(runs / "thawed/ddp")
+    assert metrics(runs / "thawed/cut") == metrics(runs / "thawed/ddp")
 
 
 @pytest.mark.parametrize("kind", PARTS)

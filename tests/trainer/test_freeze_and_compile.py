@@ -56,6 +56,53 @@ def test_frozen_parameters_and_statistics_stay_and_the_optimizer_has_none_of_the
     assert not ours.model.body[1].training
 
 
+def test_parameters_and_statistics_are_frozen_until_their_duration_has_passed() -> None:
+    seen: list[tuple[int, dict[str, Tensor], int]] = []
+
+    def note(trainer: Any, model: Any, *_: Any) -> None:
+        values = {name: value.clone() for name, value in model.state_dict().items() if name.startswith("body")}
+        seen.append((trainer.progress.step, values, len(trainer.optimizer.state)))
+
+    # Accumulation and epochs of three batches: a step of two, and one of one.
+    ours = trainer(
+        Noisy, freeze={"body.0.*": 2, "body.1.*": "2ep", "frozen*": None}, callbacks=[on(on_train_batch_end=note)],
+        optimizer=optimizer_factory(torch.optim.Adam), settings={"grad_accum_steps": 2},
+    )  # fmt: skip
+    first = {name: value.clone() for name, value in ours.model.state_dict().items() if name.startswith("body")}
+    ours.fit(loader(), loader(4, shuffle=False))
+    for name, value in first.items():
+        moved = min(step for step, values, _ in seen if not torch.equal(values[name], value))
+        # The statistics of a norm move with the first batch of a step.
+        expected = {"0": 3, "1": 5, "4": 1}[name.split(".")[1]]
+        assert moved == (expected - 1 if "running" in name or "tracked" in name else expected), name
+    states = {step: count for step, _, count in seen}
+    assert states == {0: 0, 1: 2, 2: 2, 3: 4, 4: 4, 5: 6, 6: 6}, "one that was never trained has no state"
+
+
+def test_going_back_to_before_parameters_were_unfrozen_freezes_them_again(tmp_path: Path) -> None:
+    frozen: list[tuple[int, bool]] = []
+
+    def note(trainer: Any, model: Any, batch: Any) -> None:
+        if trainer.progress.step == 4 and (4, False) not in frozen:
+            batch[1].fill_(float("nan"))
+        frozen.append((trainer.progress.step, not model.body[0].weight.requires_grad))
+
+    made = trainer(
+        Noisy, freeze={"body.0.*": 4}, optimizer=optimizer_factory(torch.optim.Adam),
+        callbacks=[CheckFinite("roll_back"), on(on_train_step_start=note)],
+        checkpoint=CheckpointerCallback(tmp_path, save_interval=3, save_async=False),
+    )  # fmt: skip
+    made.fit(loader())
+    from_3 = [(3, True), (4, False), (5, False)]
+    # The loss of step 4 is read at the end of the run.
+    assert frozen == [(0, True), (1, True), (2, True), *from_3, *from_3]
+
+
+def test_a_frozen_duration_of_a_training_whose_length_is_a_time_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'body.0.\*' is frozen for .* of a training whose length is a time"):
+        trainer(Noisy, freeze={"body.0.*": "0.5dur"}, settings={"max_duration": "90s"}).fit(loader())
+
+
 def test_a_model_given_in_evaluation_mode_trains_but_for_its_frozen_norms() -> None:
     ours = trainer(Noisy().eval(), freeze=BODY)
     ours.fit(loader())
@@ -69,7 +116,12 @@ def test_a_model_given_in_evaluation_mode_trains_but_for_its_frozen_norms() -> N
         ({"freeze": ["bdy.0.*"]}, r"freeze: 'bdy.0.\*' matches no parameter of the model.* Did you mean 'body.0.\*'\?"),
         ({"freeze": ["re:["]}, "freeze: 're:\\[' is no regular expression"),
         ({"freeze": ["*"]}, "no parameter is left to train"),
-        ({"freeze": "body.0.*"}, r"must be a list of texts .*Write \[body\.0\.\*\]"),
+        ({"freeze": "body.0.*"}, r"freeze is 'body.0.\*', but it is a list of patterns.*Write freeze=\[body\.0\.\*\]"),
+        ({"freeze": {"bdy.0.*": 2}}, r"freeze: 'bdy.0.\*' matches no trained parameter.* Did you mean 'body.0.\*'\?"),
+        ({"freeze": {"frozen": 2}}, "'frozen' matches no trained parameter"),
+        ({"freeze": {"body.*": 2}}, "no parameter is left to train for optimizer, before 'body.\\*' is unfrozen"),
+        ({"freeze": {"body.0.*": "soon"}}, "freeze.body.0.\\*: 'soon' is not a duration"),
+        ({"freeze": {"body.0.*": "90s"}}, "freeze.body.0.\\* is '90s', but it is counted in steps"),
         ({"compile": {"backend": "eagr"}}, "there is no compiler 'eagr'.*Did you mean 'eager'"),
         (
             {"compile": {"backend": "eager", "mode": "default", "options": {"a": 1}}},

@@ -113,6 +113,20 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "frozen parameters": (
         {"optimizer": optimizer_factory(torch.optim.Adam, lr=0.1), "freeze": ["body.0.*", "re:body[.]1[.].*"]}, (3,),
     ),
+    "unfreezing": (
+        {
+            "optimizer": optimizer_factory(torch.optim.Adam, lr=0.1), "freeze": {"body.0.*": "1ep", "body.1.*": 4},
+            "callbacks": lambda: [EMA(0.9, start=2)], "schedulers": SCHEDULES["warmup cosine"],
+        },
+        (3, 4, 6, 7),
+    ),
+    "unfreezing with accumulation, by samples": (
+        {
+            "optimizer": _adamw, "freeze": {"body.0.*": "20sp", "body.1.*": "0.5dur"},
+            "settings": {"grad_accum_steps": 2},
+        },
+        (1, 3, 4),
+    ),
     "all at once": (
         {
             "optimizer": _adamw, "schedulers": SCHEDULES["warmup cosine"], "callbacks": lambda: [EMA(0.9)],

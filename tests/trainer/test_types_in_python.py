@@ -90,7 +90,7 @@ def test_a_value_that_a_config_refuses_is_refused_in_python(
             # A config says first that a number must be finite, and takes one for a text as it is written.
             assert message is not None
             continue
-        if texts and expected is None:
+        if (texts or name == "freeze") and expected is None:
             continue  # A pattern may still match nothing.
         assert message == expected, f"{name}={value!r}"
     assert refused >= 4

@@ -50,6 +50,8 @@ class EMA(Callback):
         self.start = None if start == 0 else parse_duration("start", start)
         self._start_step = 0
         self._model: nn.Module | None = None
+        self._frozen_for_a_while: frozenset[str] = frozenset()
+        """Clean names of parameters that are averaged from the beginning, and trained later."""
         self._average: dict[str, Tensor] = {}
         """By clean name; empty until the average begins."""
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -57,6 +59,7 @@ class EMA(Callback):
 
     def setup(self, trainer: Trainer) -> None:
         self._model = trainer.model
+        self._frozen_for_a_while = frozenset(map(clean_name, trainer.freezing.scheduled))
 
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
@@ -145,7 +148,11 @@ class EMA(Callback):
         """What is averaged, by its clean name."""
         assert self._model is not None, "a callback's setup comes first"
         named = unwrapped(self._model).named_parameters()
-        return {clean_name(name): parameter for name, parameter in named if parameter.requires_grad}
+        return {
+            plain: parameter
+            for plain, parameter in ((clean_name(name), parameter) for name, parameter in named)
+            if parameter.requires_grad or plain in self._frozen_for_a_while
+        }
 
     @contextmanager
     def _in_place_of_the_weights(self) -> Iterator[None]:

@@ -70,6 +70,8 @@ BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
 """Keys that may change if `data.global_batch_size` fixes the samples per step."""
 ABSENT_IF_NULL = (("data", "global_batch_size"),)
 """Keys of open sections that older configs lack; null equals absent."""
+NULL_IF_EMPTY = (("freeze",),)
+"""Keys that are null by default, and were an empty list in older configs."""
 SOURCE = "source"
 """Entry of `resume_allow` for the project's source code; not a key of the config."""
 

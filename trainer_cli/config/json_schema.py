@@ -153,6 +153,8 @@ def _of(field: ConfigKey) -> Schema:
         return {"$ref": f"#/$defs/{field.key}"}
     if "units" in field.rules:
         schema = _duration(field.rules["units"], null=field.rules["null"], words=field.rules["words"])
+    elif field.key == "freeze":
+        schema = _frozen()
     elif field.key in _ANY:
         schema = _ANY[field.key]
     elif field.key in _NARROWER:
@@ -192,6 +194,13 @@ def _duration(units: Iterable[Unit], *, null: bool, words: Iterable[str] = ()) -
     text = {"type": "string", "pattern": f"^(?=.*[1-9]) *({pattern}) *$"}
     choices = [{"enum": list(words)}] if words else []
     return {"anyOf": [*steps, text, *choices, *([NULL] if null else [])]}
+
+
+def _frozen() -> Schema:
+    """A list of patterns, or a mapping of them to durations."""
+    until = _duration((unit for unit in Unit if unit is not Unit.SECOND), null=True)
+    by_pattern = {"type": "object", "additionalProperties": _or_interpolation(until)}
+    return {"anyOf": [{"type": "array", "items": _TEXT}, by_pattern, NULL]}
 
 
 def _with_words(field: ConfigKey, schema: Schema) -> Schema:

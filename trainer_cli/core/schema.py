@@ -29,7 +29,8 @@ from trainer_cli.core.field_rules import (
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.load_options import check_mapping, check_states
 from trainer_cli.core.naming import why_unfit
-from trainer_cli.errors import ConfigError
+from trainer_cli.core.types import shown
+from trainer_cli.errors import Code, ConfigError
 
 
 class Device(StrEnum):
@@ -114,6 +115,21 @@ def _check_loss_scale(key: str, value: Any) -> None:
     is_scale = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
     if value != "dynamic" and not is_scale:
         raise ConfigError(f"{key} is {value!r}, but it is dynamic or a number above 0", location=key)
+
+
+def _check_freeze(key: str, patterns: Any) -> None:
+    if patterns is None:
+        return
+    if not isinstance(patterns, list | tuple | Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
+        message = f"{key} is {shown(patterns)}, but it is a list of patterns, or a mapping of patterns to durations"
+        hint = f"Write {key}=[{patterns}]." if isinstance(patterns, str) else None
+        raise ConfigError(message, location=key, code=Code.wrong_type, hint=hint)
+    check_patterns(key, [*patterns])
+    if isinstance(patterns, Mapping):
+        # Not a time, after which a resumed run would be at another step.
+        units = tuple(unit for unit in Unit if unit is not Unit.SECOND)
+        for pattern, value in patterns.items():
+            check_duration(f"{key}.{pattern}", value, units=units)
 
 
 def _check_eval_loaders(key: str, loaders: dict[str, Any]) -> None:
@@ -425,9 +441,10 @@ class TrainConfig:
     """Forward, backward and optimizer steps of a batch: null, or a node with `_target_`, a subclass of TrainStep."""
     param_groups: dict[str, Any] = field(default_factory=dict)
     """Parameter-name globs, or `re:` and a regular expression -> optimizer settings for these parameters."""
-    freeze: list[str] = checked(check_patterns, [])
-    """Parameter-name globs, or `re:` and a regular expression: these are not trained. Matching running statistics of
-    norms stay, too."""
+    freeze: Any = checked(_check_freeze)
+    """Parameter-name globs, or `re:` and a regular expression: these are not trained. A mapping of them to durations,
+    such as `{backbone.*: 3ep}`: not trained until these have passed; null: the whole run. Matching running statistics
+    of norms stay, too."""
     compile: CompileConfig = field(default_factory=CompileConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)

@@ -222,6 +222,9 @@ class FSDP:
     def trained(self, model: nn.Module) -> nn.Module:
         return model
 
+    def on_trained_changed(self, model: nn.Module) -> None:
+        """A block reads it each time that it is gathered."""
+
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(on)

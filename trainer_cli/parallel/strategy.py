@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
-from trainer_cli.parallel.torch_compat import ddp_with_fixed_buckets
+from trainer_cli.parallel.torch_compat import ddp_with_fixed_buckets, release_ddp
 
 
 @runtime_checkable
@@ -33,6 +33,9 @@ class Strategy(Protocol):
 
     def trained(self, model: nn.Module) -> nn.Module:
         """The module that a training forward calls: the model, or a wrapper whose backward averages gradients."""
+
+    def on_trained_changed(self, model: nn.Module) -> None:
+        """Called between two steps, on all processes, after `requires_grad` of parameters has changed."""
 
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         """Set whether the next forward and backward averages gradients over the processes. Off, gradients only
@@ -64,6 +67,9 @@ class Single:
 
     def trained(self, model: nn.Module) -> nn.Module:
         return model
+
+    def on_trained_changed(self, model: nn.Module) -> None:
+        """Nothing depends on it."""
 
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         """Nothing to average."""
@@ -111,17 +117,29 @@ class DDP:
         self._wrapped: DistributedDataParallel | None = None
 
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
-        device = on_local_device(device, self.group)
-        model = model.to(device)
+        self._device = on_local_device(device, self.group)
+        model = model.to(self._device)
         # DistributedDataParallel refuses a model without a parameter to train.
         if any(parameter.requires_grad for parameter in model.parameters()):
-            self._wrapped = ddp_with_fixed_buckets(
-                model,
-                device_ids=[device.index] if device.type == "cuda" else None,
-                find_unused_parameters=self._find_unused,
-                gradient_as_bucket_view=True,
-            )
+            self._wrapped = self._wrap(model)
         return model
+
+    def _wrap(self, model: nn.Module, *, init_sync: bool = True) -> DistributedDataParallel:
+        return ddp_with_fixed_buckets(
+            model,
+            device_ids=[self._device.index] if self._device.type == "cuda" else None,
+            find_unused_parameters=self._find_unused,
+            gradient_as_bucket_view=True,
+            init_sync=init_sync,
+        )
+
+    def on_trained_changed(self, model: nn.Module) -> None:
+        assert self._wrapped is not None
+        # Its buckets hold the parameters that were trained when it was made. A wrapper made after a resume has the same
+        # buckets, so gradients are added in the same order.
+        release_ddp(self._wrapped)
+        # Buffers are not sent again: without a change each rank would still have its own statistics of norms.
+        self._wrapped = self._wrap(model, init_sync=False)
 
     def trained(self, model: nn.Module) -> nn.Module:
         return model if self._wrapped is None else self._wrapped

@@ -7,6 +7,7 @@ step_lightly         the same wrappers cost time at each step; where they differ
 foreach_…_           one kernel for many tensors; where it is missing, one call for each tensor.
 ddp_with_fixed_…     the same buckets of gradients at every step. Where a torch before 2.13 does not assign
                      them by the expected function, there is one, whose all-reduce starts after the backward.
+release_ddp          frees the reducer, which has hooks on parameters; where the names differ, Python frees it later.
 next_batch           `__next__` of a DataLoader adds a range for profilers, which takes longer than many batches;
                      where the names are missing, it is called.
 is_without_devices   whether a fork can use CUDA; where the name is missing, it is assumed to.
@@ -218,6 +219,14 @@ def ddp_with_fixed_buckets(model: nn.Module, **settings: Any) -> DistributedData
     fixed: Any = _FixedBuckets(wrapped.reducer)
     wrapped.reducer = fixed
     return wrapped
+
+
+def release_ddp(wrapped: DistributedDataParallel) -> None:
+    """Free the reducer of a wrapper that is no longer used, which removes its hooks from the parameters."""
+    # The logger holds it too.
+    for name in ("logger", "reducer"):
+        if hasattr(wrapped, name):
+            setattr(wrapped, name, None)
 
 
 def _bucket_limits(model: nn.Module) -> list[int]:

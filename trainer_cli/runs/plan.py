@@ -53,6 +53,16 @@ class StartPoint:
     """Checkpoints that are newer than the one named by `resume`, and are removed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unfreezing:
+    """Parameters that are frozen for a part of the run."""
+
+    pattern: str
+    duration: str
+    step: int | None
+    """The step after which they are trained; None if it is unknown before the training."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a `fit` would do."""
@@ -73,6 +83,8 @@ class Plan:
     """States that the checkpoints will lack."""
     unknown: tuple[str, ...] = ()
     """What is unknown before the training."""
+    unfreezes: tuple[Unfreezing, ...] = ()
+    """Parameters that are trained later."""
     best_interval: BestInterval | None = None
     """The best interval of saves for the given time between failures."""
 
@@ -184,6 +196,7 @@ def _plan_training(
         at_most=_at_most(setting, timeline, size),
         estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
         left_out=left_out(checkpoint.leave_out, kinds),
+        unfreezes=tuple(_unfreezes(config.freeze, loop)),
         unknown=tuple(_unknown(setting, step_counts, kinds, size, start.run)),
         best_interval=_best_interval(
             start.run,
@@ -319,6 +332,13 @@ def has_pending_evaluation(catalog: Catalog, entry: Entry) -> bool:
     with catalog.storage.reading(entry.name) as folder:
         loop = new_format(manifest.format, entry.name).read_values(folder, manifest, ["loop"]).get("loop")
     return isinstance(loop, dict) and loop.get("owed_record") is not None
+
+
+def _unfreezes(patterns: Any, loop: TrainingLoop) -> Iterator[Unfreezing]:
+    from trainer_cli.trainer.freezing import learn_interval, scheduled_patterns
+
+    for pattern, duration in scheduled_patterns(patterns).items():
+        yield Unfreezing(pattern, str(duration), learn_interval(pattern, duration, loop).end)
 
 
 def _overrides(kind: Any, hook: str) -> bool:

@@ -53,6 +53,7 @@ def as_dict(plan: Plan) -> dict[str, Any]:
         "at_most": None if plan.at_most is None else {"count": plan.at_most[0], "size_bytes": plan.at_most[1]},
         "left_out": list(plan.left_out),
         "checkpoint_bytes": plan.size.trained,
+        "unfreezes": [asdict(unfreezing) for unfreezing in plan.unfreezes],
         "copies": plan.copies,
         "estimates": list(plan.estimates),
         "unknown": list(plan.unknown),
@@ -156,6 +157,9 @@ def _summary(plan: Plan) -> Iterator[str]:
     per_epoch = plan.step_counts.steps_per_epoch
     epochs = "" if per_epoch is None else f", epochs of {per_epoch:,}"
     yield f"  steps          {first:,} to {line.end.step:,}{epochs} ({line.stop.reason})"
+    for unfreezing in plan.unfreezes:
+        after = unfreezing.duration if unfreezing.step is None else f"step {unfreezing.step:,}"
+        yield f"  unfreezes      {unfreezing.pattern} after {after}"
     yield f"  evaluations    {_listed(line.evaluations)}"
     yield f"  checkpoints    {_listed([save.step for save in line.saves])}"
     if line.may_save:

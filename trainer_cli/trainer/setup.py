@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trainer_cli.core.order import sample_seed
-from trainer_cli.core.patterns import did_you_mean, matches, why_no_pattern
+from trainer_cli.core.patterns import did_you_mean, why_no_pattern
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.loggers.base import Logger
@@ -66,37 +66,6 @@ def compile_model(model: nn.Module, settings: Mapping[str, Any] | None) -> None:
         model.compile(**settings)
     except (TypeError, RuntimeError, ValueError) as error:
         raise ConfigError(f"torch.compile refused its settings: {error}", location="compile") from error
-
-
-def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
-    """Set `requires_grad` to False for the parameters whose names match a glob, or a regular expression after `re:`.
-
-    Returns the norms whose `running_mean` matches too. They belong in evaluation mode, where the statistics stay.
-
-    Raises:
-        ConfigError: a pattern matches no parameter, or all are frozen.
-    """
-    # Duplicates too: a pattern may match either name of a shared parameter.
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for pattern in patterns:
-        check_pattern(pattern, "freeze")
-        matching = [parameter for name, parameter in parameters.items() if matches(name, pattern)]
-        if not matching:
-            raise no_match_error(pattern, list(parameters), "freeze")
-        for parameter in matching:
-            parameter.requires_grad_(False)
-    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
-        raise ConfigError("freeze: no parameter is left to train", location="freeze")
-    norms = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(getattr(module, "running_mean", None), torch.Tensor)
-        and any(matches(f"{name}.running_mean".lstrip("."), pattern) for pattern in patterns)
-    ]
-    # In training mode a norm updates its statistics even if its weights are frozen.
-    for norm in norms:
-        norm.eval()
-    return norms
 
 
 def check_pattern(pattern: str, where: str) -> None:

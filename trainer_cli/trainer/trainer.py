@@ -24,6 +24,7 @@ from trainer_cli.parallel.strategy import Single, Strategy
 from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet
 from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
+from trainer_cli.trainer.freezing import Freezing, Patterns
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver, second_to
 from trainer_cli.trainer.loading import UNSET, Loading, Unset, sync_checkpointer
 from trainer_cli.trainer.messages import Logging
@@ -58,7 +59,8 @@ class Trainer:
             optimizer may have.
         model_call: `batch`: the model is called as `model(batch)`; `args`: `model(*batch)`; `kwargs`: `model(**batch)`.
         freeze: globs of parameter names, or `re:` and a regular expression: these parameters are not trained, and no
-            optimizer has them. Norms whose running statistics match stay in evaluation mode.
+            optimizer has them. Norms whose running statistics match stay in evaluation mode. A mapping of them to
+            durations, such as `{"backbone.*": "3ep"}`: frozen until these have passed.
         compile: arguments of torch.compile for the model's forward, such as `{"mode": "max-autotune"}`; None: it is
             not compiled.
         step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
@@ -96,7 +98,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer | Factory | Mapping[str, torch.optim.Optimizer | Factory] | None = None,
         schedulers: Any = None,
         model_call: str = ModelCall.batch,
-        freeze: Sequence[str] = (),
+        freeze: Patterns | None = None,
         compile: Mapping[str, Any] | None = None,
         step: TrainStep | None = None,
         precision: Precision | None = None,
@@ -158,15 +160,16 @@ class Trainer:
         for callback_name in self.callbacks:
             self._callback_set.keep_first_state(callback_name)
 
-    def _make(self, optimizer: Any, freeze: Sequence[str], compile: Mapping[str, Any] | None) -> None:
+    def _make(self, optimizer: Any, freeze: Patterns | None, compile: Mapping[str, Any] | None) -> None:
         """Make the model and the optimizers over its parameters."""
         model = setup.make_model(self._model_source, optimizer)
-        self._frozen_norms = setup.freeze_parameters(model, freeze)
+        self.freezing = Freezing(model, freeze)
         self.model: nn.Module = self.strategy.place(model, self.device)
         setup.compile_model(self.model, compile)
         # After `place`: a strategy may replace parameters by shards of them.
         self.optimizers = make_optimizers(optimizer, self.model)
-        setup.prepare_optimizers(self.optimizers.values(), drops_frozen=bool(freeze))
+        setup.prepare_optimizers(self.optimizers.values(), drops_frozen=self.freezing.is_permanent)
+        self.freezing.check_optimizers(self.model, self.optimizers)
         self.first_settings = {name: setup.settings_of(optimizer) for name, optimizer in self.optimizers.items()}
         self.modes = OptimizerModes(self.optimizers.values())
         if self.optimizers:
@@ -426,8 +429,7 @@ class Trainer:
     def train_mode(self) -> None:
         """Put the model into train mode, except for frozen norms."""
         self.model.train()
-        for norm in self._frozen_norms:
-            norm.eval()
+        self.freezing.keep_norms(self.progress)
 
     def set_evaluating(self, loop: ValidationLoop) -> None:
         """Set the loop that evaluates, before it runs."""

@@ -102,6 +102,7 @@ class TrainingLoop(Lengths):
         """
         self._train_loader = train_loader
         self.learn_lengths(train_loader, resumed)
+        trainer.freezing.learn_lengths(self)
         prefetcher = device_prefetcher(trainer.device)
         if trainer.agreement is not None:
             prefetcher = PaddingPrefetcher(prefetcher, trainer.strategy.group)
@@ -240,6 +241,7 @@ class TrainingLoop(Lengths):
                     trainer.train_mode()
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
+                    trainer.freezing.update(trainer)
                     event = self._next_event(trainer)
                     try:
                         self._steps(trainer, event)
@@ -333,7 +335,8 @@ class TrainingLoop(Lengths):
         """The earliest step after this one at which something other than training may be due."""
         now = trainer.progress
         end = next_stop_step(self.limits, now, holds=trainer.requests.held_stop is not None)
-        steps = [end, *(step for call in trainer.hooks["next_step"] if (step := call(trainer)) is not None)]
+        steps = [end, *trainer.freezing.next_step(now)]
+        steps += [step for call in trainer.hooks["next_step"] if (step := call(trainer)) is not None]
         steps += [
             interval.next_step(now) for interval in (self.log_interval, *self._eval_intervals) if interval is not None
         ]
