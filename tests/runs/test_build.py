@@ -48,6 +48,13 @@ class Scaled(torch.optim.SGD):
             group.setdefault("scale", 1.0)
 
 
+class Rateless(torch.optim.Optimizer):
+    """An optimizer without a learning rate."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+
 class Quiet(Callback):
     """No saver at all."""
 
@@ -202,6 +209,41 @@ def test_settings_of_a_group_are_those_that_the_optimizer_takes_for_all(
             made.optimizer(nn.Linear(1, 1))
     else:
         assert [group["scale"] for group in made.optimizer(nn.Linear(1, 1)).param_groups] == [1.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "groups", "rates"),
+    [
+        ({"lr": 0.1}, {"bias": {"lr_scale": 0.5}}, {"weight": 0.1, "bias": 0.05}),
+        ({"lr": 0.4}, {"bias": {"lr_scale": 0.5}}, {"weight": 0.4, "bias": 0.2}),
+        ({}, {"bias": {"lr_scale": 3}}, {"weight": 0.001, "bias": 0.003}),
+        ({"lr": 0.1}, {"*": {"lr_scale": 0.5}, "bias": {"lr_scale": 2, "tag": "x"}}, {"weight": 0.05, "bias": 0.2}),
+        ({"lr": 0.1}, {"*": {"lr": 0.3}, "bias": {"lr_scale": 0.0}}, {"weight": 0.3, "bias": 0.0}),
+        ({"lr": 0.1}, {"bias": {"lr_scale": -1}}, r"param_groups.bias.lr_scale is -1, but it is a factor"),
+        ({"lr": 0.1}, {"bias": {"lr_scale": "half"}}, r"param_groups.bias.lr_scale is 'half', but it is a factor"),
+        ({"lr": 0.1}, {"bias": {"lr_scal": 1}}, "no setting 'lr_scal'"),
+    ],
+)
+def test_the_rate_of_a_group_may_be_in_units_of_the_optimizers(
+    optimizer: dict[str, Any], groups: dict[str, Any], rates: Any
+) -> None:
+    made = builder(optimizer={"_target_": "torch.optim.AdamW", **optimizer}, param_groups=groups)
+    model = nn.Linear(1, 1)
+    if isinstance(rates, str):
+        with pytest.raises(ConfigError, match=rates):
+            made.optimizer(model)
+        return
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    set_rates = {names[group["params"][0]]: group["lr"] for group in made.optimizer(model).param_groups}
+    assert set_rates == pytest.approx(rates)
+
+
+def test_an_optimizer_without_a_rate_has_none_to_scale() -> None:
+    made = builder(optimizer={"_target_": "torch.optim.Rprop"}, param_groups={"bias": {"lr_scale": 2}})
+    assert [group["lr"] for group in made.optimizer(nn.Linear(1, 1)).param_groups] == [0.01, 0.02]
+    made = builder(optimizer={"_target_": "users_parts.Rateless"}, param_groups={"bias": {"lr_scale": 2}})
+    with pytest.raises(ConfigError, match="lr_scale is 2, but Rateless has no lr to multiply"):
+        made.optimizer(nn.Linear(1, 1))
 
 
 def test_a_complaint_of_a_constructor_of_ours_names_the_key() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, assert_resumes_exactly, loader, trainer
+from tiny import Line, StopAt, assert_resumes_exactly, loader, trainer
 from torch.optim.lr_scheduler import ExponentialLR, StepLR
 
 from trainer_cli import WarmupCosine
@@ -96,6 +96,25 @@ def test_schedules_of_tagged_groups_change_these_alone_and_resume_exactly(tmp_pa
     assert (weight["tag"], bias["tag"]) == ("weight", "bias")
     assert weight["lr"] == pytest.approx(0.1 * 2 / 8)
     assert bias["lr"] == pytest.approx(0.5 * 0.001)
+
+
+def _scaled(folder: Path, *callbacks: Any, lr: float = 0.1, keep: Any = ()) -> Any:
+    made = trainer(
+        optimizer=optimizer_factory(torch.optim.SGD, lr=lr, param_groups={"*bias": {"lr_scale": 0.5}}),
+        schedulers=scheduler_factory(WarmupLinear, TrainingLoop(max_duration=6), total_steps=8),
+        callbacks=callbacks,
+        checkpoint=CheckpointerCallback(folder),
+    )
+    made.fit(loader(), keep_settings=keep)
+    return made
+
+
+def test_scaled_rates_resume_exactly_and_follow_another_rate_of_the_optimizer(tmp_path: Path) -> None:
+    assert_resumes_exactly(_scaled, tmp_path / "same", 3)
+    _scaled(tmp_path / "changed", StopAt(3))
+    changed = _scaled(tmp_path / "changed", lr=0.8, keep=("lr",))
+    assert changed.loaded_step == 3
+    assert [group["lr"] for group in changed.optimizer.param_groups] == pytest.approx([0.8 * 2 / 8, 0.4 * 2 / 8])
 
 
 def test_a_tag_that_no_group_has_is_refused() -> None:

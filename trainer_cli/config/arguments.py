@@ -236,7 +236,7 @@ class _Checker:
             return  # Other optimizers may accept settings that their constructor does not; checked when they are built.
         for pattern, settings in groups.items():
             if isinstance(settings, Mapping):
-                arguments = {str(key): value for key, value in settings.items() if key != "tag"}
+                arguments = {str(key): value for key, value in settings.items() if key not in ("tag", "lr_scale")}
                 where = f"param_groups.{pattern}"
                 yield from misfits(where, _name(target), parameters, [_SOMETHING], arguments, first=1, partial=True)
 

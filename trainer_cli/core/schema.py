@@ -440,7 +440,8 @@ class TrainConfig:
     step: Any = None
     """Forward, backward and optimizer steps of a batch: null, or a node with `_target_`, a subclass of TrainStep."""
     param_groups: dict[str, Any] = field(default_factory=dict)
-    """Parameter-name globs, or `re:` and a regular expression -> optimizer settings for these parameters."""
+    """Parameter-name globs, or `re:` and a regular expression -> optimizer settings for these parameters; `lr_scale`
+    multiplies the optimizer's learning rate."""
     freeze: Any = checked(_check_freeze)
     """Parameter-name globs, or `re:` and a regular expression: these are not trained. A mapping of them to durations,
     such as `{backbone.*: 3ep}`: not trained until these have passed; null: the whole run. Matching running statistics

@@ -301,7 +301,8 @@ def _start_lost(
 
 def kept_settings(changes: Sequence[Change]) -> tuple[str, ...]:
     """The optimizer settings among changes of the config: these stay as configured, not as in the checkpoint."""
-    keys = [change.key for change in changes]
+    # A group with an lr_scale has an lr in its place.
+    keys = [change.key.removesuffix("_scale") if change.key.endswith(".lr_scale") else change.key for change in changes]
     settings = [key.removeprefix("optimizer.") for key in keys if key.startswith("optimizer.")]
     return (*settings, *(key.rpartition(".")[2] for key in keys if key.startswith("param_groups.")))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 ONLY = "optimizer"
 """Name of the optimizer if there is a single one."""
+LR_SCALE = "lr_scale"
+"""Setting of `param_groups`: the learning rate in units of the optimizer's."""
 TAG = "tag"
 """Key of a parameter group; its value is the name by which schedules choose the group."""
 
@@ -85,7 +88,12 @@ def make_optimizer(
     """
     if call is None:
         call = lambda groups, arguments, pattern: kind(groups, **arguments)  # noqa: E731
-    groups = parameter_groups(model, param_groups, None if names is None else set(names))
+    rate, kind_name = settings.get("lr", _default_rate(kind)), getattr(kind, "__name__", str(kind))
+    _check_scales(param_groups, kind_name, rate)
+    groups = [
+        _scale_rate(group, rate)
+        for group in parameter_groups(model, param_groups, None if names is None else set(names))
+    ]
     if names is not None:
         # Patterns of the parameters of other optimizers may hold settings that this one does not have.
         param_groups = {
@@ -94,11 +102,11 @@ def make_optimizer(
     fused = {"fused": True} if can_be_fused(kind, settings, groups, model) else {}
     optimizer = call(groups, {**settings, **fused}, None)
     accepted = argument_names(kind)
-    _check_settings(optimizer, getattr(kind, "__name__", str(kind)), accepted, param_groups)
+    _check_settings(optimizer, kind_name, accepted, param_groups)
     if str(getattr(kind, "__module__", "")).startswith("torch.optim."):
         # Torch checks the values of constructor arguments alone. So make one optimizer with the values of each group.
         for pattern, values in param_groups.items():
-            arguments = {key: value for key, value in values.items() if key in accepted}
+            arguments = {key: value for key, value in _scale_rate(values, rate).items() if key in accepted}
             matrix = torch.nn.Parameter(torch.zeros(1, 1, device="cpu"))
             call([matrix], {**settings, **arguments}, pattern)
     return optimizer
@@ -263,10 +271,40 @@ def _check_settings(optimizer: Any, name: str, accepted: Collection[str], patter
     keys = [key for key in dict.fromkeys((*accepted, *map(str, defaults))) if key != "params"]
     for pattern, settings in patterns.items():
         for key in settings:
-            if key not in (*keys, TAG):
+            if key not in (*keys, TAG, LR_SCALE):
                 where = f"param_groups.{pattern}.{key}"
                 cure = did_you_mean(key, keys).strip() or f"It has: {', '.join(keys)}."
                 raise ConfigError(f"{name} has no setting '{key}'", location=where, hint=cure)
+
+
+def _scale_rate(settings: Mapping[str, Any], rate: Any) -> dict[str, Any]:
+    """Settings of a group with `lr` in place of `lr_scale`, which multiplies its own `lr` or else the optimizer's."""
+    if LR_SCALE not in settings:
+        return dict(settings)
+    scaled = settings.get("lr", rate) * settings[LR_SCALE]
+    return {key: value for key, value in settings.items() if key != LR_SCALE} | {"lr": scaled}
+
+
+def _check_scales(patterns: Mapping[str, Any], name: str, rate: Any) -> None:
+    """Raise ConfigError for an `lr_scale` that is not a number of at least 0, or that has nothing to multiply."""
+    for pattern, settings in patterns.items():
+        if not isinstance(settings, Mapping) or LR_SCALE not in settings:
+            continue
+        scale, where = settings[LR_SCALE], f"param_groups.{pattern}.{LR_SCALE}"
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not (scale >= 0 and math.isfinite(scale)):
+            message = f"{where} is {scale!r}, but it is a factor of the learning rate, at least 0"
+            raise ConfigError(message, location=where)
+        if settings.get("lr", rate) is None:
+            raise ConfigError(f"{where} is {scale}, but {name} has no lr to multiply", location=where)
+
+
+def _default_rate(kind: Callable[..., Any]) -> Any:
+    """The default of a class's argument `lr`; None if it has none."""
+    try:
+        parameter = inspect.signature(kind).parameters.get("lr")
+    except (ValueError, TypeError):
+        return None
+    return None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
 
 
 def argument_names(kind: Callable[..., Any]) -> list[str]:
