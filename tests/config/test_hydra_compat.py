@@ -33,6 +33,7 @@ ALLOWED = {
     "override._value",
     "node._content",
     "node._get_node",
+    "node._value",
 }
 
 
@@ -84,12 +85,38 @@ LONG = list(range(300))
         pytest.param({"a": [*LONG, True, None, "???", [1]]}, id="other items"),
         pytest.param({"a": [[*LONG], {"b": LONG}]}, id="within a list"),
         pytest.param({"a.b": {1: LONG}}, id="odd keys"),
+        pytest.param({1: {True: 1, 0.5: None, b"x": []}}, id="keys that are no texts"),
+        pytest.param({"a": {}, "b": [], "c": [[], {}], "d": "???", "e": None, "f": {"g": "${..e}"}}, id="empty"),
+        pytest.param({"a": b"x", "b": 1e999, "c": -1, "d": "a: ${b} ${oc.env:X,'y'}", "e": "\\${a}"}, id="scalars"),
     ],
 )
-def test_a_tree_with_long_lists_is_the_tree_that_omegaconf_makes(values: dict[str, Any]) -> None:
+def test_a_tree_is_the_tree_that_omegaconf_makes(values: dict[str, Any]) -> None:
     config, expected = hydra_compat.create(values), OmegaConf.create(values)
     assert as_plain(config) == as_plain(expected)
+    assert hydra_compat.read_values(config) == OmegaConf.to_container(expected, resolve=False)
     assert OmegaConf.to_container(config, resolve=True) == OmegaConf.to_container(expected, resolve=True)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {None: 1},
+        {(1, 2): 1},
+        {"a": {None: 1}},
+        {"a": object()},
+        {"a": [{"b": {1, 2}}]},
+        {"a": "${b"},
+        {"a": [1, "${b}}${"]},
+    ],
+    ids=["None", "tuple", "None below", "object", "set", "interpolation", "interpolation in a list"],
+)
+def test_what_omegaconf_refuses_is_refused_for_its_reason(values: dict[Any, Any]) -> None:
+    errors = []
+    for create in (hydra_compat.create, OmegaConf.create):
+        with pytest.raises(omegaconf.errors.OmegaConfBaseException) as refusal:
+            create(values)
+        errors.append((type(refusal.value), str(refusal.value).splitlines()[0]))
+    assert errors[0] == errors[1]
 
 
 @pytest.mark.parametrize("below", [
@@ -109,6 +136,14 @@ def test_long_lists_merge_as_in_omegaconf(below: dict[str, Any], package: str) -
     assert hydra_compat.merge_into(config, values if package else {"x": values}, package) == expected_reason
     if expected_reason is None:
         assert as_plain(config) == as_plain(expected)
+        assert hydra_compat.read_values(config) == OmegaConf.to_container(expected, resolve=False)
+
+
+@pytest.mark.parametrize("content", [None, "???", "${x}", {}], ids=str)
+@pytest.mark.parametrize("kind", [omegaconf.DictConfig, omegaconf.ListConfig])
+def test_a_container_without_items_is_read_as_what_it_is(kind: Any, content: Any) -> None:
+    node = kind([] if content == {} and kind is omegaconf.ListConfig else content)
+    assert hydra_compat.read_values(node) == OmegaConf.to_container(node, resolve=False)
 
 
 def test_omegaconf_does_not_check_the_items_of_long_lists_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, unknown_key
-from trainer_cli.config.hydra_compat import create, value_in_quotes
+from trainer_cli.config.hydra_compat import create, read_values, value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
     COMMAND_LINE,
@@ -49,7 +49,7 @@ _TRUTH = dict.fromkeys(("true", "yes", "on", "y", "1"), True) | dict.fromkeys(("
 
 def to_plain(config: DictConfig) -> dict[str, Any]:
     """A config as plain values, unresolved."""
-    values = OmegaConf.to_container(config, resolve=False)
+    values = read_values(config)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 

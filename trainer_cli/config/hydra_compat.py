@@ -7,7 +7,8 @@
 - `Override._value` says whether a text was in quotes.
 - `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
 - `BaseContainer._resolvers` has the names of the resolvers; the public API answers for one name at a time.
-- `_content` and `_get_node` fill long lists of numbers: OmegaConf checks each item as if it were a container.
+- `_content`, `_get_node` and `_value` make and read trees of plain values: OmegaConf checks each value again in each
+  container above it, and each item of a list as if it were a container.
 - `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a text.
 """
 
@@ -27,7 +28,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.core.utils import setup_globals
 from hydra.errors import HydraException, InstantiationException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
+from omegaconf import AnyNode, DictConfig, ListConfig, flag_override
 from omegaconf._utils import get_yaml_loader
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
@@ -103,11 +104,45 @@ _LongLists = list[tuple[tuple[Any, ...], list[Any]]]
 
 
 def create(values: Mapping[Any, Any]) -> DictConfig:
-    """`OmegaConf.create`, which takes 50 microseconds for each item of a list, in a fraction of that time."""
-    long_lists: _LongLists = []
-    config = OmegaConf.create(_without_long_lists(values, (), long_lists))
-    _fill_long_lists(config, long_lists)
+    """`OmegaConf.create` for plain values, without checking each value again in each container above it."""
+    config = DictConfig({})
+    _fill(config, values)
     return config
+
+
+def _fill(config: DictConfig, values: Mapping[Any, Any]) -> None:
+    """Add keys that the config does not have."""
+    content = config.__dict__["_content"]
+    for key, value in values.items():
+        if type(key) is str:
+            content[key] = _make_node(value, key, config)
+        else:
+            # OmegaConf refuses some kinds of keys.
+            config[key] = value
+
+
+def _make_node(value: Any, key: str | int, parent: DictConfig | ListConfig) -> DictConfig | ListConfig | AnyNode:
+    """The node that OmegaConf wraps a value in that is assigned to `parent[key]`."""
+    if isinstance(value, Mapping):
+        mapping = DictConfig({}, key, parent)
+        _fill(mapping, value)
+        return mapping
+    if type(value) is list:
+        items = ListConfig([], key, parent)
+        items.__dict__["_content"].extend(_make_node(item, index, items) for index, item in enumerate(value))
+        return items
+    return AnyNode(value, key, parent)
+
+
+def read_values(node: Any) -> Any:
+    """`OmegaConf.to_container(node, resolve=False)` without a check of each value; of a scalar, the scalar."""
+    content = node._value()
+    # An empty mapping or list has that as its content; one that is null, missing or an interpolation has a scalar.
+    if isinstance(content, dict):
+        return {key: read_values(child) for key, child in content.items()}
+    if isinstance(content, list):
+        return [read_values(child) for child in content]
+    return content
 
 
 def _without_long_lists(values: Mapping[Any, Any], path: tuple[Any, ...], long_lists: _LongLists) -> dict[Any, Any]:
@@ -138,10 +173,15 @@ def merge_into(config: DictConfig, values: Mapping[Any, Any], package: str) -> s
     # OmegaConf merges at the root only, so the values are nested first.
     for name in reversed(package.split(".")) if package else ():
         values = {name: values}
+    if not config:
+        _fill(config, values)
+        return None
     long_lists: _LongLists = []
     shorter = _without_long_lists(values, (), long_lists)
     try:
-        config.merge_with(OmegaConf.create(shorter))
+        # The new nodes belong to nobody else, and need no copy.
+        with flag_override(config, "no_deepcopy_set_nodes", True):
+            config.merge_with(create(shorter))
         # A list replaces what it is merged into, so that it is empty now.
         _fill_long_lists(config, long_lists)
     except (OmegaConfBaseException, TypeError, RecursionError) as error:
@@ -210,7 +250,7 @@ class _Source(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         loaded = self._configs.load(config_path.removesuffix(".yaml")) or Loaded({}, None)
         # Without the values, which take time: of those Hydra asks only whether there are any.
-        config = OmegaConf.create(
+        config = create(
             {
                 key: type(value)() if key != "defaults" and isinstance(value, dict | list) else value
                 for key, value in loaded.values.items()
