@@ -303,6 +303,17 @@ def test_what_no_rule_keeps_goes(there, rules, goes):
     assert all(removed.values())
 
 
+def test_an_interval_in_samples_keeps_by_the_samples_that_a_checkpoint_had():
+    there = [
+        replace(
+            checkpoint,
+            progress=Progress(step=checkpoint.step, samples=8 * checkpoint.step, last_samples=8 * checkpoint.step - 8),
+        )
+        for checkpoint in saved("p1", "p2", "p3")
+    ]
+    assert list(why_remove(there, RetentionRules(ALL, save_interval=every("16sp")))) == ["step1"]
+
+
 @pytest.mark.parametrize("remove", list(Removal))
 @pytest.mark.parametrize("max_checkpoints", [None, 1, 2])
 def test_every_valid_one_is_either_kept_or_removed_and_the_newest_is_kept(remove, max_checkpoints):
