@@ -36,6 +36,28 @@ def painted(text: str, colour: str, stream: TextIO) -> str:
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if has_colours(stream) else text
 
 
+_CLEAR_LINE = "\x1b[K"
+_status_may_be_shown = True
+
+
+def show_status(text: str) -> None:
+    """Show a text on stderr, if it is a terminal, until `clear_status`."""
+    if is_terminal(sys.stderr):
+        # The cursor returns: what is printed meanwhile, such as a message of the interpreter, replaces the text.
+        sys.stderr.write(f"{text}\r")
+        sys.stderr.flush()
+
+
+def clear_status() -> None:
+    """Clear the status before the first message of this process; the status may be that of its parent process."""
+    global _status_may_be_shown
+    if _status_may_be_shown:
+        _status_may_be_shown = False
+        if is_terminal(sys.stderr):
+            sys.stderr.write(_CLEAR_LINE)
+            sys.stderr.flush()
+
+
 def stamp(stream: TextIO, seconds: float | None = None) -> str:
     """Prefix of a log line: date and time (of a unix time, or now), or an empty text on a terminal."""
     return "" if stream.isatty() else time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(seconds))
@@ -50,19 +72,19 @@ def columns(stream: TextIO) -> int:
         return shutil.get_terminal_size((80, 24)).columns
 
 
-def wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int, indent: int = 2) -> str:
     """The text with its lines broken between words, before the terminal breaks them inside words.
 
-    A word longer than a line stays whole. A continued line is indented by two spaces more than its first.
+    A word longer than a line stays whole. A continued line is indented by `indent` spaces more than its first.
     """
     lines = []
     for line in text.split("\n"):
         if len(line) <= width:
             lines.append(line)
             continue
-        indent = line[: len(line) - len(line.lstrip())]
+        spaces = line[: len(line) - len(line.lstrip())]
         lines += textwrap.wrap(
-            line, width, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False,
+            line, width, subsequent_indent=spaces + " " * indent, break_long_words=False, break_on_hyphens=False,
             drop_whitespace=True, replace_whitespace=False, expand_tabs=False,
         )  # fmt: skip
     return "\n".join(lines)

@@ -123,9 +123,12 @@ def shapes(text: str) -> list[str]:
 
 
 def by_thread(shapes: list[str]) -> tuple[list[str], list[str]]:
-    """The lines of the training, and those of the commits, which a background save logs when the disk is done."""
+    """The lines of the training, and those of the commits, which a background save logs when the disk is done.
+
+    The line of the device, which differs between machines, is left out.
+    """
     commits = [line for line in shapes if line.startswith("committed ")]
-    return [line for line in shapes if line not in commits], commits
+    return [line for line in shapes if line not in commits and not line.startswith("device ")], commits
 
 
 def assert_shown(shown: str, printed: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 from trainer_cli.config.compose import compose, to_yaml
 from trainer_cli.errors import ConfigError
 from trainer_cli.runs import fit, supervise
+from trainer_cli.runs.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.supervise import fit_in_processes
 
@@ -128,7 +129,7 @@ def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
     kept = [{"name": f"step{step}", "why": "permanent"} for step in range(900, 0, -100)]
     kept[0]["why"], kept[5]["why"], kept[7]["why"] = "final", "val/loss 0.1 is the best", "pinned"
     outcome = Outcome(status=RunStatus.finished, reason="enough", step=900, wall_time_s=1.0, checkpoints=kept)
-    fit.print_outcome(RunDir(tmp_path), outcome, {})
+    print_outcome(RunDir(tmp_path), outcome, {})
     line = next(line for line in capsys.readouterr().out.splitlines() if "checkpoints  " in line)
     message = "step900 (final), step400 (val/loss 0.1 is the best), step200 (pinned), step800 (permanent) and 5 more"
     assert line.split(maxsplit=1)[1] == message
@@ -136,8 +137,8 @@ def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
 
 def test_tensorboard_is_named_where_it_has_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0)
-    fit.print_outcome(RunDir(tmp_path), outcome, {})
+    print_outcome(RunDir(tmp_path), outcome, {})
     assert "next:" not in capsys.readouterr().out
     (tmp_path / "tensorboard").mkdir()
-    fit.print_outcome(RunDir(tmp_path), outcome, {})
+    print_outcome(RunDir(tmp_path), outcome, {})
     assert capsys.readouterr().out.endswith(f"next:\n  tensorboard --logdir {tmp_path.parent}\n")

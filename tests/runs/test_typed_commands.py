@@ -12,7 +12,7 @@ import pytest
 from trainer_cli.commands.choices import no_verb
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import ConfigError
-from trainer_cli.runs.fit import print_outcome
+from trainer_cli.runs.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.errors import DISK_CURES, NO_SPACE, ConfigErrors, ExitCode, TrainError, UserError, disk_cure
-from trainer_cli.terminal import painted
+from trainer_cli.terminal import clear_status, painted, show_status
 
 
 class Verb(NamedTuple):
@@ -58,6 +58,8 @@ _INTERNAL = {
     "_store": Verb("trainer_cli.commands.store", "serve the store of ranks on one machine"),
 }
 """Verbs of the commands that `train` itself starts; neither listed nor suggested."""
+_LOADING_TORCH = ("fit", "validate")
+"""Verbs that need seconds until they print something."""
 EXAMPLES = """examples:
   train list                                        what there is
   train fit +experiment=digits                      train an experiment
@@ -92,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print_error(error)
         return int(error.exit_code)
     except KeyboardInterrupt:
+        clear_status()
         print("interrupted", file=sys.stderr)
         return int(ExitCode.INTERRUPTED)
     except BrokenPipeError:
@@ -185,6 +188,9 @@ def _dispatch(arguments: list[str]) -> int:
         from trainer_cli.commands.choices import no_verb
 
         raise no_verb(word, arguments, VERBS)
+    # Of a sweep the jobs load torch, in processes of their own; --help loads nothing.
+    if word in _LOADING_TORCH and {"-h", "--help", "-m", "--multirun"}.isdisjoint(words):
+        show_status("loading torch …")
     with gc_paused():
         # Only the verb's own module: each imports what it needs, and the help of others waits for nothing.
         module = import_module(verb.module)
@@ -303,6 +309,7 @@ def print_error(error: TrainError) -> None:
 
     A list of mistakes is printed one after the other, followed by their number.
     """
+    clear_status()
     mistakes = error.mistakes if isinstance(error, ConfigErrors) else (error,)
     blocks = ["\n".join(_lines(mistake)) for mistake in mistakes]
     if len(mistakes) > 1:
@@ -324,6 +331,7 @@ def print_crash(error: BaseException, *, whole: bool = False) -> None:
     Unless `whole`, the traceback begins at the first call of code that is neither of this package nor of torch, in
     most cases the user's, and leaves out the functions by which torch calls modules.
     """
+    clear_status()
     begin = None if whole else _first_foreign_call(error.__traceback__)
     summary = traceback.TracebackException(type(error), error, begin or error.__traceback__)
     if begin is not None:

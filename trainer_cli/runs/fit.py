@@ -15,11 +15,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -32,7 +30,6 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.core.load_options import LoadOptions
-from trainer_cli.core.naming import parse_step
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import ExitCode
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
@@ -41,13 +38,13 @@ from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.disk_failures import explain_disk_failure
+from trainer_cli.runs.ending import best_checkpoint, print_already_finished, print_outcome
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.failed_step import suggest_replay
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.resume import stored_config
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
-from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import (
     Done,
@@ -60,7 +57,6 @@ from trainer_cli.runs.start import (
     start_new,
 )
 from trainer_cli.runs.trigger_files import TriggerFiles
-from trainer_cli.terminal import columns, is_terminal, wrapped
 from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
 if TYPE_CHECKING:
@@ -103,7 +99,7 @@ def fit(
         assert start is not None
         if isinstance(start, Done):
             if group.is_main:
-                _print_already_finished(run, start)
+                print_already_finished(run, start)
             return ExitCode.DONE
         # An error on one rank is raised on all, so that none waits in a collective.
         with group.checking("while data and model were made"):
@@ -381,7 +377,7 @@ def _train(
             log.log(level, "%s could not be written: %s", run.summary_file, error)
     # After the write: what is printed last must be true on the disk.
     if outcome is not None:
-        print_outcome(run, outcome, result.metrics)
+        print_outcome(run, outcome, result.metrics, best=best_checkpoint(composed, trainer))
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 
 
@@ -421,56 +417,3 @@ def _kept_checkpoints(trainer: Trainer) -> list[dict[str, str]]:
         log.warning("cannot list the checkpoints: %s", error)
         return []
     return [{"name": name, "why": why} for name, why in reasons.items()]
-
-
-def _print_already_finished(run: RunDir, done: Done) -> None:
-    """Print that a finished run was started again."""
-    print(f"{run.path} is finished at step {done.step} ({done.reason}); nothing to do.")
-    kept = run.read_summary().get("checkpoints")
-    more = f"; to evaluate:\n  {_validate_command(run, kept)}" if kept else "."
-    print(f"To train further, give a larger loop.max_duration{more}")
-
-
-def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float]) -> None:
-    """Print how the run ended, where its files are, and the next commands."""
-    rate = outcome.throughput.get("samples_per_s", 0.0)
-    duration = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
-    _print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({duration})")
-    for key, value in metrics.items():
-        if key.startswith("train/"):
-            continue
-        best = outcome.best_metrics.get(key)
-        note = f"   (best {best['value']:.4g} at step {best['step']})" if best else ""
-        _print(f"  {key:<16} {value:.4f}{note}")
-    _print(f"  {'run directory':<16} {run.path}")
-    if outcome.checkpoints:
-        # Those with a rare reason first: the final one, the best, the pinned.
-        reasons = Counter(checkpoint["why"] for checkpoint in outcome.checkpoints)
-        rarest = sorted(outcome.checkpoints, key=lambda checkpoint: reasons[checkpoint["why"]])
-        names = ", ".join(f"{checkpoint['name']} ({checkpoint['why']})" for checkpoint in rarest[:4])
-        more = len(outcome.checkpoints) - 4
-        _print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
-    if outcome.status == "finished":
-        commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
-        if (run.path / "tensorboard").is_dir():
-            commands.append(f"tensorboard --logdir {shlex.quote(str(run.path.parent))}")
-        if commands:
-            # Not wrapped: a command is copied as a whole.
-            print("\n  ".join(["next:", *commands]))
-    else:
-        _print("next: the same command again resumes from here.")
-    sys.stdout.flush()
-
-
-def _print(text: str) -> None:
-    """Print to stdout; on a terminal wrapped between words."""
-    print(wrapped(text, columns(sys.stdout) - 1) if is_terminal(sys.stdout) else text)
-
-
-def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
-    """The command that evaluates the run: by a glob, unless its checkpoints have another folder or name."""
-    names = [checkpoint["name"] for checkpoint in kept]
-    has_default_names = any(parse_step(name) is not None for name in names)
-    if has_default_names and all((run.checkpoints_folder / name).is_dir() for name in names):
-        return f"train validate {ckpt_argument(run.checkpoints_folder / 'step*')}"
-    return f"train validate {ckpt_argument(f'{run.path}@latest')}"

@@ -7,6 +7,7 @@ import os
 import sys
 
 from trainer_cli.core.gc_pause import gc_paused
+from trainer_cli.terminal import clear_status
 
 _SPINS = "10000"
 """Rounds that an OpenMP thread spins before it sleeps. With the default of some milliseconds, small steps took eight
@@ -23,3 +24,4 @@ def import_torch() -> None:
             import trainer_cli.runs.build  # noqa: F401
 
             gc.freeze()
+    clear_status()

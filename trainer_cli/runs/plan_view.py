@@ -93,19 +93,22 @@ def _failures(best: BestInterval | None) -> list[str]:
     return ["\n".join(lines)]
 
 
-def schedule_lines(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[str]:
-    """Two log lines for the start of a training; none if its end is unknown."""
+def schedule_rows(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[tuple[str, str]]:
+    """Two labelled rows for the start of a training; none if its end is unknown."""
     if line.end is None or line.stop is None:
         return
-    steps = f"will train steps {start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
+    steps = f"{start_step:,} to {line.end.step:,} ({_length(line.stop.reason, steps_per_epoch)})"
     if line.cut:
-        yield steps
-        yield f"checkpoints at {_spread([save.step for save in line.saves[:4]])}, … (`train plan` lists all of them)"
+        yield "steps", steps
+        yield (
+            "saves",
+            f"checkpoints at {_spread([save.step for save in line.saves[:4]])}, … (`train plan` lists all of them)",
+        )
         return
-    yield f"{steps}; {_counted(line.evaluations, 'evaluation')}"
+    yield "steps", f"{steps}; {_counted(line.evaluations, 'evaluation')}"
     may = f"; {_counted(line.may_save, 'measurement')} may save for a metric" if line.may_save else ""
     stay = f"; {len(line.kept)} on the disk at the end" if line.kept else ""
-    yield f"{_counted([save.step for save in line.saves], 'checkpoint')}{stay}{may}"
+    yield "saves", f"{_counted([save.step for save in line.saves], 'checkpoint')}{stay}{may}"
 
 
 def _length(reason: str, steps_per_epoch: int | None) -> str:

@@ -1,8 +1,9 @@
-"""The plan of a fit at its start: logged, and compared with the free space of the disk."""
+"""The start of a fit: what is trained and planned is logged, and the plan compared with the free space of the disk."""
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.config.compose import Composed
 from trainer_cli.core.simulation import simulate
 from trainer_cli.runs.free_space import check_space, estimate_size
+from trainer_cli.runs.overview import overview_rows, why_on_cpu
 from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
-from trainer_cli.runs.plan_view import schedule_lines
+from trainer_cli.runs.plan_view import schedule_rows
 from trainer_cli.runs.start import Start
 
 if TYPE_CHECKING:
@@ -20,12 +22,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LABEL_WIDTH = 8
 _MOST_SIMULATED = 500
 """Saves that are simulated before the first step, at 0.1 ms each."""
 
 
 def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed, fork: Path | None) -> None:
-    """Log the future steps, evaluations and checkpoints, record the last step, and look for space.
+    """Log what is trained, the future steps, evaluations and checkpoints; record the last step, and look for space.
 
     Raises:
         UserError: as of `check_space`.
@@ -42,7 +45,14 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     timeline = simulate(
         setting, counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MOST_SIMULATED
     )
-    for line in schedule_lines(timeline, start_point.progress.step, loop.steps_per_epoch):
-        log.info("%s", line)
+    rows = [
+        *overview_rows(start, trainer, data, composed, fork),
+        *schedule_rows(timeline, start_point.progress.step, loop.steps_per_epoch),
+    ]
+    for label, text in rows:
+        log.info(f"%-{_LABEL_WIDTH}s%s", label, text, extra={"indent": _LABEL_WIDTH})
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if (why := why_on_cpu(composed.config.device, trainer.device, visible)) is not None:
+        log.warning("training on the CPU: %s", why)
     start.run.record_total_steps(loop.total_steps if timeline.end is None else timeline.end.step)
     check_space(trainer, start_point, timeline, size_bytes)

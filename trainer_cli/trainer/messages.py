@@ -13,7 +13,7 @@ from pathlib import Path
 from trainer_cli.core.field_rules import checked_values
 from trainer_cli.core.files import AppendedFile
 from trainer_cli.core.schema import LoggingConfig
-from trainer_cli.terminal import columns, is_terminal, painted, stamp, wrapped
+from trainer_cli.terminal import clear_status, columns, is_terminal, painted, stamp, wrapped
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,8 @@ class _StderrHandler(logging.Handler):
         try:
             text = f"{stamp(stream)}{prefix}{record.getMessage()}"
             if is_terminal(stream):
-                text = wrapped(text, columns(stream) - 1)
+                clear_status()
+                text = wrapped(text, columns(stream) - 1, getattr(record, "indent", 2))
                 if level in _COLOURS:
                     text = painted(prefix[:-1], _COLOURS[level], stream) + text.removeprefix(prefix[:-1])
             stream.write(f"{text}\n")

@@ -1,0 +1,109 @@
+"""What a fit prints at its end: how it ended, where its files are, and the next commands."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.config.compose import Composed
+from trainer_cli.core.naming import parse_step
+from trainer_cli.runs.metrics import best_rule
+from trainer_cli.runs.run_dir import Outcome, RunDir
+from trainer_cli.runs.select import ckpt_argument
+from trainer_cli.runs.start import Done
+from trainer_cli.terminal import clear_status, columns, is_terminal, wrapped
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+def best_checkpoint(composed: Composed, trainer: Trainer) -> str | None:
+    """The path of the best checkpoint on the disk, with its metric; None if none was saved at an evaluation."""
+    # Here: it imports torch, and a finished run needs none.
+    from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+
+    checkpoint = trainer.checkpoint
+    if not isinstance(checkpoint, CheckpointerCallback) or not composed.config.checkpoint.enabled:
+        return None
+    try:
+        saved = checkpoint.retention.facts(None)
+    except OSError as error:
+        log.warning("cannot list the checkpoints: %s", error)
+        return None
+    keep_best = composed.config.checkpoint.keep_best
+    section = {"metric": keep_best.metric, "mode": keep_best.mode}
+    rule = best_rule(section, (name for entry in saved for name in entry.metrics))
+    best = next(iter(rule.ranked(saved)), None) if rule is not None else None
+    if rule is None or best is None:
+        return None
+    return f"{checkpoint.folder / best.name} ({rule.metric} {best.metrics[rule.metric]:.4g})"
+
+
+def print_already_finished(run: RunDir, done: Done) -> None:
+    """Print that a finished run was started again."""
+    clear_status()
+    print(f"{run.path} is finished at step {done.step} ({done.reason}); nothing to do.")
+    kept = run.read_summary().get("checkpoints")
+    more = f"; to evaluate:\n  {_validate_command(run, kept)}" if kept else "."
+    print(f"To train further, give a larger loop.max_duration{more}")
+
+
+def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float], *, best: str | None = None) -> None:
+    """Print how the run ended, where its files are, and the next commands.
+
+    Args:
+        best: the best checkpoint, as text.
+    """
+    rate = outcome.throughput.get("samples_per_s", 0.0)
+    duration = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
+    _print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({duration})")
+    for key, value in metrics.items():
+        if key.startswith("train/"):
+            continue
+        best_value = outcome.best_metrics.get(key)
+        note = f"   (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""
+        _print(f"  {key:<16} {value:.4f}{note}")
+    _print(f"  {'run directory':<16} {run.path}")
+    report = run.path / "report.html"
+    for label, path in (("best checkpoint", best), ("report", report if report.is_file() else None)):
+        if path is not None:
+            _print(f"  {label:<16} {path}")
+    if outcome.checkpoints:
+        # Those with a rare reason first: the final one, the best, the pinned.
+        reasons = Counter(checkpoint["why"] for checkpoint in outcome.checkpoints)
+        rarest = sorted(outcome.checkpoints, key=lambda checkpoint: reasons[checkpoint["why"]])
+        names = ", ".join(f"{checkpoint['name']} ({checkpoint['why']})" for checkpoint in rarest[:4])
+        more = len(outcome.checkpoints) - 4
+        _print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
+    if outcome.status == "finished":
+        commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
+        if not report.is_file() and run.metrics_file.is_file():
+            commands.append(f"train report {shlex.quote(str(run.path))}")
+        if (run.path / "tensorboard").is_dir():
+            commands.append(f"tensorboard --logdir {shlex.quote(str(run.path.parent))}")
+        if commands:
+            # Not wrapped: a command is copied as a whole.
+            print("\n  ".join(["next:", *commands]))
+    else:
+        _print("next: the same command again resumes from here.")
+    sys.stdout.flush()
+
+
+def _print(text: str) -> None:
+    """Print to stdout; on a terminal wrapped between words."""
+    print(wrapped(text, columns(sys.stdout) - 1) if is_terminal(sys.stdout) else text)
+
+
+def _validate_command(run: RunDir, kept: Sequence[Mapping[str, Any]]) -> str:
+    """The command that evaluates the run: by a glob, unless its checkpoints have another folder or name."""
+    names = [checkpoint["name"] for checkpoint in kept]
+    has_default_names = any(parse_step(name) is not None for name in names)
+    if has_default_names and all((run.checkpoints_folder / name).is_dir() for name in names):
+        return f"train validate {ckpt_argument(run.checkpoints_folder / 'step*')}"
+    return f"train validate {ckpt_argument(f'{run.path}@latest')}"
