@@ -1,8 +1,9 @@
 """Code of training and parallelism that uses torch's private names, each with a fallback if a name is missing.
 
-leave_compiler_out   `torch._dynamo` is half of the time to the first step. Torch wraps methods of its optimizers so
-                     that a compiled function does not trace into them, and imports the compiler at their first call.
-                     The wrappers are recognised layer by layer; where they differ, nothing is changed.
+leave_compiler_out   `torch._dynamo` is half of the time to the first step. Torch wraps methods of its optimizers, and
+                     functions of the meta device, so that a compiled function does not trace into them, and imports
+                     the compiler at their first call. The wrappers are recognised layer by layer; where they differ,
+                     nothing is changed.
 step_lightly         the same wrappers cost time at each step; where they differ, `optimizer.step` is not changed.
 foreach_…_           one kernel for many tensors; where it is missing, one call for each tensor.
 ddp_with_fixed_…     the same buckets of gradients at every step. Where a torch before 2.13 does not assign
@@ -21,9 +22,9 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ _COMPILER = "torch._dynamo"
 _BARE = "__dynamo_disable"
 """The attribute of torch's wrapper for the untraced function; set at the first call."""
 _UNTRACED = "_disable_dynamo.<locals>.inner"
+_SHAPE_MODULES = ("torch._refs", "torch._refs.nn.functional", "torch._decomp.decompositions")
+"""Functions of them that convert types, as a division does, are wrapped so that no compiled function traces them."""
 _PROFILED = "Optimizer.profile_hook_step.<locals>.wrapper"
 _BUCKETS_MIB = (1, 25)
 """Torch's own limits: of the bucket with the parameters that are registered first, whose all-reduce comes last and
@@ -49,12 +52,33 @@ _WITHOUT_GRADIENTS = "_use_grad_for_differentiable.<locals>._use_grad"
 
 def leave_compiler_out() -> None:
     """Call the optimizers' untraced methods without the compiler until it is imported. For the whole process."""
+    _leave_out_of(vars(Optimizer).values())
+
+
+def leave_compiler_out_of_shapes() -> None:
+    """`leave_compiler_out` for the functions by which torch computes shapes on the meta device."""
+    for name in _SHAPE_MODULES:
+        _leave_out_of(vars(sys.modules[name]).values() if name in sys.modules else ())
+
+
+def _leave_out_of(functions: Iterable[Any]) -> None:
     if _COMPILER in sys.modules:
         return
-    for method in vars(Optimizer).values():
-        function = getattr(method, "__wrapped__", None)
-        if _is_layer(method, _UNTRACED) and function is not None and not hasattr(function, _BARE):
-            setattr(function, _BARE, _bare(method, function))
+    layers, seen = list(functions), set[Any]()
+    while layers:
+        layer = layers.pop()
+        if not isinstance(layer, FunctionType) or layer in seen:
+            continue
+        seen.add(layer)
+        # Not by `__wrapped__`, which decorators of torch may set to what is inside the next layer, or not at all.
+        try:
+            variables = inspect.getclosurevars(layer).nonlocals
+        except ValueError:  # A variable without a value.
+            continue
+        layers += variables.values()
+        function = variables.get("fn")
+        if _is_layer(layer, _UNTRACED) and function is not None and not hasattr(function, _BARE):
+            setattr(function, _BARE, _bare(layer, function))
 
 
 def _bare(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,6 +39,7 @@ from trainer_cli.errors import ConfigError, TrainError, raise_all
 from trainer_cli.parallel.blocks import find_blocks, recompute
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.strategy import DDP, Single, Strategy
+from trainer_cli.parallel.torch_compat import leave_compiler_out_of_shapes
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
@@ -353,6 +354,7 @@ class Builder:
             )
 
         if not values:
+            leave_compiler_out_of_shapes()
             # An error of the meta device does not occur on the CPU; any other occurs there again.
             with suppress(Exception):
                 return build_on("meta")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _AFFORDABLE_BYTES = 2**30
 """A state up to this size is built with values if the optimizer needs them."""
 _SMALL_BYTES = 2**26
-"""A state up to this size is built with values at once: a step without them imports torch's compiler for seconds."""
+"""A state up to this size is built with values at once: a step without them imports sympy for half a second."""
 LOG_MARKS_BYTES = 560
 """Size of where the logs stood, after step 0: about this with the default loggers and two validation metrics."""
 IMPLEMENTATIONS = ("fused", "foreach", "capturable")

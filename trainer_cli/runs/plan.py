@@ -29,6 +29,7 @@ from trainer_cli.core.stopping import Stop
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import group_without_processes
 from trainer_cli.runs.failures import BestInterval, find_best_interval
+from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.start import Done, Start, fork_of, load_options, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.trainer.messages import to_console
@@ -142,6 +143,7 @@ def _plan_training(
     step_tokens: float | None,
     between_failures_s: float | None,
 ) -> Plan:
+    import_torch()
     from trainer_cli.callbacks.state_saver import saves_in_background
     from trainer_cli.checkpoint.format.open import format_of
     from trainer_cli.runs.build import Builder
