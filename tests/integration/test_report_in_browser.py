@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -29,26 +30,33 @@ addEventListener("load", async () => {
   const told = {};
   try {
     await pause();
-    const drawn = (plot) => plot.querySelectorAll(".trace, .parcoords-line-layer, .y-axis").length;
-    told.drawn = charts.map((one) => [one.block.title, drawn(one.plot)]);
+    const all = [...charts.values()], curves = all.filter((one) => one.block.kind === "chart");
+    const drawn = (plot) => plot.querySelectorAll("path, circle, rect.grip, .shares").length;
+    told.drawn = all.map((one) => [one.block.title, drawn(one.plot)]);
     told.wide = document.documentElement.scrollWidth - innerWidth;
-    const first = charts.find((one) => one.block.kind === "chart").plot;
     told.titles = [...document.querySelectorAll(".chart h3")].map((one) => one.textContent);
-    told.lines = first.data.map((one) => [one.name, one.y.length]);
-    Plotly.Fx.hover(first, [{ curveNumber: 0, pointNumber: 3 }]);
-    told.hover = first.querySelector(".hoverlayer").textContent;
-    await Plotly.relayout(first, { "xaxis.range[0]": 5, "xaxis.range[1]": 9 });
+    const first = curves[0];
+    told.lines = first.view.lines.map((one) => [one.name, one.y.length]);
+    told.label = first.plot.querySelector("svg").getAttribute("aria-label");
+    told.crosses = Object.fromEntries(curves.map((one) => [one.block.title, one.plot.querySelectorAll(".bad").length]));
+    told.restarts = first.plot.querySelectorAll(".restart").length;
+    told.ticks = Object.fromEntries(curves.map((one) => [one.block.title, one.view.ys.ticks]));
+    const fire = (kind, x, y) => {
+      const corner = first.plot.getBoundingClientRect();
+      const place = { clientX: corner.left + x, clientY: corner.top + y, bubbles: true, pointerType: "mouse" };
+      first.plot.dispatchEvent(new PointerEvent(kind, place));
+    };
+    const xAt = (value) => first.view.xs.at(value);
+    fire("pointermove", xAt(5), 20);
+    told.hover = byId("tip").textContent;
+    told.crosshairs = curves.filter((one) => one.plot.querySelector(".cross")).length;
+    const [from, to] = [xAt(1000), xAt(2000)];
+    fire("pointerdown", from, 50); fire("pointermove", to, 50); fire("pointerup", to, 50);
     await pause();
-    const curves = charts.filter((one) => one.block.kind === "chart").map((one) => one.plot);
-    told.zoomed = [...new Set(curves.map((plot) => String(plot.layout.xaxis.range)))];
-    // The click of a mouse on one of the points in view.
-    const index = first.data[0].x.findIndex((step) => step > 6);
-    told.step = first.data[0].x[index];
-    const area = first.querySelector(".nsewdrag"), box = area.getBoundingClientRect();
-    const { xaxis, yaxis } = first._fullLayout, y = first.data[0].y[index];
-    const place = { clientX: box.left + xaxis.d2p(told.step), clientY: box.top + yaxis.d2p(y), bubbles: true };
-    for (const name of ["mousemove", "mousedown", "mouseup"]) area.dispatchEvent(new MouseEvent(name, place));
+    told.zoomed = [...new Set(curves.map((one) => [one.view.xs.low, one.view.xs.high].map(Math.round).join()))];
+    zoomTo([5, 9]);
     await pause();
+    fire("pointerdown", xAt(7), 50); fire("pointerup", xAt(7), 50);
     const commands = () => [...document.querySelectorAll("#commands input")].map((one) => one.value);
     const type = (step) => {
       byId("step").value = step;
@@ -58,29 +66,44 @@ addEventListener("load", async () => {
     told.clicked = commands();
     told.copied = [];
     Object.defineProperty(navigator, "clipboard", { value: { writeText: async (text) => told.copied.push(text) } });
-    document.querySelector("#commands button").click();
-    await pause();
-    told.copied.push(document.activeElement.value, document.querySelector("#commands button").textContent);
+    if (told.clicked.length) {
+      document.querySelector("#commands button").click();
+      await pause();
+      told.copied.push(document.activeElement.value, document.querySelector("#commands button").textContent);
+    }
     told.typed = [[0, 3], [0, 0], [0, ""], [0, 1.5], [20, 21], [20, 20], [null, 21]].map(([start, step]) => {
       data.looks[0].start = start;
       return type(step).map((command) => command.split(" ")[1]);
     });
+    first.plot.focus();
+    first.plot.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
+    told.key = byId("tip").firstChild.textContent;
+    document.querySelectorAll("#contents a")[1].focus();
+    document.activeElement.click();
+    told.section = [document.activeElement.id, document.querySelector("#contents a").getAttribute("href")];
     byId("smooth").value = 0.9;
     byId("smooth").dispatchEvent(new Event("input"));
     byId("logy").click();
     byId("x").value = "time";
     byId("x").dispatchEvent(new Event("input"));
     await pause();
-    told.smoothed = first.data.map((one) => [one.name, one.opacity]);
-    told.axes = [first.layout.yaxis.type, first.layout.xaxis.title.text];
+    told.smoothed = first.view.lines.map((one) => [one.name, !!one.faint]);
+    told.axes = [first.view.ys.isLog, first.view.axis];
     told.hash = location.hash;
+    const table = document.querySelector("table"), column = table.querySelectorAll("th button")[1];
+    column.click(); column.click();
+    told.sorted = [...table.querySelectorAll("tbody tr")].map((row) => row.cells[1].textContent);
+    told.contrast = Math.min(...[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 99].flatMap((index) => {
+      const light = luminance(colour(index).match(/\\d+/g).map((part) => part / 255));
+      return [1.05 / (light + 0.05), (light + 0.05) / (luminance([0x11, 0x15, 0x1a].map((part) => part / 255)) + 0.05)];
+    }));
     document.querySelectorAll("td input[type=checkbox]").forEach((box, at) => { if (at) box.click(); });
     await pause();
-    told.left = first.data.length;
+    told.left = first.view.lines.length;
     told.boomed = [boomed, document.images.length];
     const requests = performance.getEntriesByType("resource").map((one) => one.name);
     told.requests = requests.filter((one) => !one.startsWith("data:"));
-  } catch (error) { told.error = `${error}`; }
+  } catch (error) { told.error = `${error.stack}`; }
   told.problem = byId("problem").textContent;
   document.body.dataset.told = JSON.stringify(told);
 });
@@ -97,7 +120,7 @@ def seen(folder: Path, *paths: Path) -> dict[str, Any]:
     assert CHROMIUM is not None
     command = [
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--use-angle=swiftshader", "--enable-unsafe-swiftshader", f"--user-data-dir={folder / 'profile'}",
+        f"--user-data-dir={folder / 'profile'}",
         "--window-size=1400,9000", "--virtual-time-budget=30000", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom",
         (folder / "probed.html").as_uri(),
     ]  # fmt: skip
@@ -111,36 +134,48 @@ def seen(folder: Path, *paths: Path) -> dict[str, Any]:
     return found
 
 
-def test_one_run_is_drawn_and_answers_hover_zoom_and_settings(tmp_path: Path) -> None:
-    more = {f"train/{HOSTILE}": float, f"{HOSTILE}/loss": float}
+def test_one_run_is_drawn_and_answers_hover_zoom_keys_and_settings(tmp_path: Path) -> None:
+    more = {f"train/{HOSTILE}": float, f"{HOSTILE}/loss": float, "train/odd": lambda n: math.nan if n == 7 else n}
     run = make_run(tmp_path / "mine", steps=5000, every=500, **more)
     run.config_file.write_text(json.dumps({"name": HOSTILE, HOSTILE: {"<b>": HOSTILE}}))
     validate(run.validation_folder, {f"checkpoints/step{step}": (step, 1 / step) for step in (20, 40)})
     found = seen(tmp_path, run.path)
     assert {"loss", HOSTILE, "Checkpoints by step", "lr", "grad_norm", "samples_per_s"} <= set(found["titles"])
-    # The thin line and the smooth one, of at most two points for each of 2,000 parts of the axis.
-    (thin, drawn), (smooth, _), *_ = found["lines"]
-    assert (thin, smooth) == ("train/loss", "train/loss smoothed")
+    # The faint line and the smooth one, of at most two points for each of 2,000 parts of the axis.
+    (faint, drawn), (smooth, _), *_ = found["lines"]
+    assert (faint, smooth) == ("train/loss", "train/loss smoothed")
     assert 2000 <= drawn <= 4002
-    assert found["hover"] == "train/loss0.3step 5"
-    assert found["zoomed"] == ["5,9"]
-    words = f"{run.path} {found['step']}", f"{run.path}@step{found['step']}"
-    assert found["step"] in (7, 8)
+    assert found["label"].startswith("loss. train/loss smoothed: last 0.1"), "a text for who does not see it"
+    assert found["crosses"]["odd"] == 1, "NaN is marked"
+    assert found["crosses"]["loss"] == 0
+    assert found["ticks"]["lr"] == [0.1], "a constant has its value as the only tick"
+    assert found["hover"].startswith("step 5")
+    assert "val/loss0.3" in found["hover"], "the value at the next point"
+    assert found["crosshairs"] >= 4, "in all charts at once"
+    assert found["zoomed"] == ["1000,2000"], "a drag zooms all"
+    step = found["clicked"][0].split()[-1]
+    assert step in "678"
+    words = f"{run.path} {step}", f"{run.path}@step{step}"
     look = [f"train replay {words[0]}", f"train data {words[0]}", f"train ckpt show {words[1]}"]
     assert found["clicked"] == look
     assert found["copied"] == [look[0], look[0], "copied"], "on the clipboard, selected, and so it says"
     everything = ["replay", "data", "ckpt"]
     assert found["typed"] == [everything, [], [], [], everything, ["data"], ["data"]], "only what can work"
-    assert found["smoothed"][:2] == [["train/loss", 0.25], ["train/loss smoothed", None]]
-    assert found["axes"] == ["log", "minutes since the run began"]
+    assert found["key"].startswith("step "), "an arrow key moves along the curve"
+    assert found["section"] == ["section-1", "#section-0"], "links that the keyboard reaches"
+    assert found["smoothed"][:2] == [["train/loss", True], ["train/loss smoothed", False]]
+    assert found["axes"] == [True, "minutes since the run began"]
     assert found["hash"] == "#x=time&smooth=0.9&logy=1&logx=0"
+    assert found["contrast"] >= 3, "of each colour on the light and on the dark page"
     assert found["boomed"] == [0, 0]
 
 
-def test_a_sweep_is_drawn_and_its_table_chooses_the_runs(tmp_path: Path) -> None:
+def test_a_sweep_is_drawn_and_its_table_sorts_and_chooses_the_runs(tmp_path: Path) -> None:
     found = seen(tmp_path, make_sweep(tmp_path / "sweep", (1.0, 0.1, 0.01)))
-    assert "Parameters and best metrics; coloured by val/loss" in found["titles"]
+    assert {"Parameters and best metrics; coloured by val/loss", "Metric against parameter"} <= set(found["titles"])
     assert [name for name, _ in found["lines"]] == [
         f"lr={lr} {name}" for name in ("train/loss", "val/loss") for lr in (0.01, 0.1, 1.0)
     ]
-    assert found["left"] == 3, "of one run the thin and the smooth line, and that of its validation"
+    assert found["restarts"] == 3
+    assert found["sorted"] == ["1.0", "0.1", "0.01"]
+    assert found["left"] == 3, "of one run the faint and the smooth line, and that of its validation"

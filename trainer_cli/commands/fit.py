@@ -61,16 +61,24 @@ def run(args: argparse.Namespace) -> int:
 
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
+    from trainer_cli.commands.report_at_end import ReportAtEnd
     from trainer_cli.runs.replay_named import provide_fork
     from trainer_cli.runs.supervise import compose_fit, fit_in_processes
+
+    report = ReportAtEnd()
 
     def compose() -> Composed:
         composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
         provide_fork(composed.config, replays=not args.no_replay, config_dir=args.config_dir)
+        if not args.supervised:
+            # The parent of a supervised process writes it, after the last attempt. Of several ranks the main one
+            # composes.
+            report.expect(composed.config)
         return composed
 
     child = ["fit", *_child_arguments(args)]
-    return fit_in_processes(compose, child, supervised=args.supervised, allow_pickle=args.allow_pickle)
+    with report:
+        return fit_in_processes(compose, child, supervised=args.supervised, allow_pickle=args.allow_pickle)
 
 
 def _sweep(args: argparse.Namespace) -> int:

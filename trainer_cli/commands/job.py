@@ -29,14 +29,20 @@ def run(args: argparse.Namespace) -> int:
     stop_with_parent()
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
+        from trainer_cli.commands.report_at_end import ReportAtEnd
         from trainer_cli.runs.replay_named import provide_fork
         from trainer_cli.runs.supervise import fit_in_processes
+
+        report = ReportAtEnd()
 
         def compose() -> Composed:
             composed = thaw(args.file, args.overrides, config_dir=args.config_dir)
             provide_fork(composed.config, config_dir=args.config_dir)
+            if not args.supervised:
+                report.expect(composed.config)
             return composed
 
         flags = ["--config-dir", str(args.config_dir)] if args.config_dir is not None else []
         child = ["_job", *flags, str(args.file), *args.overrides, "--supervised"]
-        return fit_in_processes(compose, child, supervised=args.supervised)
+        with report:
+            return fit_in_processes(compose, child, supervised=args.supervised)

@@ -1,6 +1,7 @@
 """`train report RUN…`: write curves, checkpoints, configs and more of runs into one HTML file.
 
-The file needs no network: it holds the page, its data, and plotly's JavaScript.
+The file needs no network: it holds the page, its data, and the scripts that draw it. `train fit` writes one into the
+run directory at its end.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,10 +61,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 _PAGE = Path(__file__).with_name("report_page.html")
-_SCRIPT = Path(__file__).with_name("report_page.js")
+_PAGE_SCRIPTS = [Path(__file__).with_name(name) for name in ("report_draw.js", "report_page.js")]
+_SCRIPTS = "<!--SCRIPTS-->"
 _MARK = '<meta name="generator" content="train report">'
 """Stands in the head of the page: a file without it is not replaced."""
 _HEAD_BYTES = 1000
+_NO_CHARTS = ("table", "facts", "text")
 _LONGEST_NAME = 60
 
 
@@ -84,11 +86,10 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
             `train validate`.
 
     Raises:
-        UserError: a path holds nothing to report, plotly is missing, or the output is a file of another kind.
+        UserError: a path holds nothing to report, or the output is a file of another kind.
         OSError: a file cannot be read or written.
     """
-    # First: reading the runs may take long, and would be in vain without plotly.
-    plotly = _plotly()
+    # First: reading the runs may take long.
     _refuse_other_file(output)
     records: list[RunRecord] = []
     validated: list[Row] = []
@@ -107,21 +108,22 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         new = [run for run in runs if os.path.realpath(run) not in read_paths]
         records += [record for run in new if (record := read_run(run, now)) is not None]
     names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
+    version = versions(["trainer-cli"])["trainer-cli"] or ""
     data: Block = {
         "title": _title(paths, records),
-        "made": f"{clock_time(now)} UTC by trainer-cli {versions(['trainer-cli'])['trainer-cli'] or ''}".strip(),
+        "made": f"Report of {clock_time(now)} UTC by trainer-cli {version}".strip(),
         "runs": [*names, *validated_elsewhere],
-        "looks": [_look(record) for record in records],
+        "looks": [look_of(record) for record in records],
         "sections": sections(records, names, validated_elsewhere, list(sweep.values())),
     }
-    page = _page(data, plotly)
+    page = _page(data)
     try:
         # As a whole, so that a browser that reloads the page never reads half of it.
         replace(output, [page])
     except OSError as error:
         cure = "Name another file with -o."
         raise UserError(f"{output} cannot be written: {error.strerror}", cure=cure) from error
-    charts = sum(block["kind"] not in ("table", "facts") for section in data["sections"] for block in section["blocks"])
+    charts = sum(block["kind"] not in _NO_CHARTS for section in data["sections"] for block in section["blocks"])
     return Report(len(records), charts, len(page))
 
 
@@ -137,7 +139,7 @@ def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str,
     return {os.path.relpath(path, above): run_rows for path, run_rows in of_run.items()}
 
 
-def _look(record: RunRecord) -> Block:
+def look_of(record: RunRecord) -> Block:
     """What the page needs for the commands that look at a step: the run in the words of a shell, and its earliest state
     to replay from.
     """
@@ -181,19 +183,6 @@ def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> 
     return cut if len(set(cut)) == len(cut) else names
 
 
-def _plotly() -> str:
-    """The JavaScript in plotly's package, which is read without importing the package: that takes a second."""
-    spec = find_spec("plotly")
-    for folder in spec.submodule_search_locations or () if spec is not None else ():
-        file = Path(folder) / "package_data" / "plotly.min.js"
-        if file.is_file():
-            # The end tag inside a text of the script would end its element.
-            return file.read_text("utf-8").replace("</script", "<\\/script")
-    raise UserError(
-        "the report is drawn by plotly, which is not installed", cure="Type: pip install 'trainer-cli[report]'"
-    )
-
-
 def _refuse_other_file(output: Path) -> None:
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent}", where="-o")
@@ -209,15 +198,19 @@ def _refuse_other_file(output: Path) -> None:
     raise UserError(f"{output} exists, and is no report", where="-o", cure="Name another file, or remove this one.")
 
 
-def _page(data: Block, plotly: str) -> bytes:
+def _page(data: Block) -> bytes:
     # Inside a script element `<` may begin the end tag or a comment.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    before, body = _PAGE.read_text("utf-8").split("<!--PLOTLY-->")
-    middle, after = body.split("<!--DATA-->")
-    script = _SCRIPT.read_text("utf-8")
-    assert _MARK in before[:_HEAD_BYTES]
-    page = (
-        f"{before}<script>{plotly}</script>{middle}"
-        f'<script type="application/json" id="data">{text}</script>\n<script>\n{script}</script>{after}'
-    )
-    return page.encode(errors="replace")
+    assert _MARK in page_frame()[:_HEAD_BYTES]
+    scripts = f'<script type="application/json" id="data">{text}</script>\n<script>\n{page_script()}</script>'
+    return page_frame().replace(_SCRIPTS, scripts).encode(errors="replace")
+
+
+def page_frame() -> str:
+    """The HTML of the page, in which `<!--SCRIPTS-->` stands for its scripts."""
+    return _PAGE.read_text("utf-8")
+
+
+def page_script() -> str:
+    """The JavaScript that draws the page."""
+    return "".join(file.read_text("utf-8") for file in _PAGE_SCRIPTS)

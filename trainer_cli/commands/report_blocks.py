@@ -1,28 +1,28 @@
-"""The parts of a report as plain values: facts, tables and charts, which `report_page.js` draws.
+"""The parts of a report as plain values: facts, tables and charts, which `report_page.js` shows.
 
-A block is a mapping whose `kind` is `facts`, `table`, `chart`, `timeline` or `parallel`. Its texts are never HTML.
+A block is a mapping whose `kind` is `facts`, `table`, `text`, `chart` or `timeline`, or one of `report_sweep`. Its
+texts are never HTML.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
+from trainer_cli.commands.report_sweep import sweep_charts
 from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.runs.curves import Array, Columns, Series, reduce
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.metrics import best_rule, shared_keep_best
-from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, short_keys
+from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob
 from trainer_cli.terminal import format_clock
 
 Block = dict[str, Any]
 _DIGITS = 6
-_LOG_RATIO = 30
-"""Ratio of the largest to the smallest positive value from which a parameter has a logarithmic axis."""
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Iterable[str] = (), **more: Any) -> Block:
@@ -146,41 +146,6 @@ def what_became(checkpoint: SavedCheckpoint) -> str:
     return f"removed: {reason}" if reason else "gone; it is not recorded why"
 
 
-def parallel(
-    names: Mapping[str, Sequence[str]], metrics: Mapping[str, Sequence[float]], modes: Mapping[str, str]
-) -> Block:
-    """Parallel coordinates of a sweep: an axis for each parameter and each metric, a line for each run.
-
-    Args:
-        names: parameter -> its value in each run, as text.
-        metrics: metric -> its best value in each run, NaN if it has none. The first one colours the lines.
-    """
-    first, values = next(iter(metrics.items()))
-    whole = [at for at, value in enumerate(values) if math.isfinite(value)]
-    axes = [_axis(name, [texts[at] for at in whole]) for name, texts in names.items()]
-    for name, numbers in metrics.items():
-        axes.append({"label": f"best {name}", "values": rounded(np.array([numbers[at] for at in whole]))})
-    colour = rounded(np.array([values[at] for at in whole]))
-    title = f"Parameters and best metrics; coloured by {first}"
-    return {"kind": "parallel", "title": title, "axes": axes, "colour": colour, "smaller": modes.get(first) == "min"}
-
-
-def _axis(name: str, texts: Sequence[str]) -> Block:
-    """An axis of numbers, with marks at its values if they are few; of positions, if they are texts."""
-    try:
-        numbers = [float(text) for text in texts]
-        if not all(map(math.isfinite, numbers)):
-            raise ValueError
-    except ValueError:
-        distinct = list(dict.fromkeys(texts))
-        return {"label": name, "values": [distinct.index(text) for text in texts], "ticks": dict(enumerate(distinct))}
-    if min(numbers) > 0 and max(numbers) / min(numbers) >= _LOG_RATIO:
-        # Learning rates from 1e-5 to 1e-1 would be one point on a linear axis.
-        numbers = [math.log10(number) for number in numbers]
-    few = dict(zip(numbers, texts, strict=True))
-    return {"label": name, "values": numbers, **({"ticks": few} if len(few) <= 8 else {})}
-
-
 def number(value: float | None) -> str:
     """A metric with four digits; nothing for None."""
     return "" if value is None else f"{value:.4g}"
@@ -218,13 +183,7 @@ def summary(
         keys = list(dict.fromkeys(key for job in never for key in job.swept))
         rows = [[*(job.swept.get(key, "") for key in keys), job.status, job.reason] for job in never]
         yield table([*keys, "status", "reason"], rows, title="Jobs of the sweep without a run")
-    ranked = list(dict.fromkeys(name for record in records for name in record.best))
-    if len(records) > 2 and ranked and swept:
-        values = {name: [record.best.get(name, (math.nan, 0))[0] for record in records] for name in ranked[:4]}
-        modes = {name: mode for record in records for name, mode in record.modes.items()}
-        labels = short_keys(swept[:_SWEPT])
-        texts = {labels[key]: [record.config.get(key, "(not set)") for record in records] for key in swept[:_SWEPT]}
-        yield parallel(texts, values, modes)
+    yield from sweep_charts(records, names, swept[:_SWEPT])
 
 
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -294,7 +253,9 @@ def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[st
         ])  # fmt: skip
     right = ["step", "time", "attempts", *(f"best {name}" for name in metrics)]
     title = f"Runs, the best {metrics[0]} first" if metrics else "Runs"
-    return table(columns, rows, right=right, title=title, runs=order, marked=[0] if metrics else [], choose=True)
+    return table(
+        columns, rows, right=right, title=title, runs=order, marked=[0] if metrics else [], choose=True, filter=True
+    )
 
 
 def differing(records: Sequence[RunRecord], sweep: Sequence[SweepJob]) -> list[str]:

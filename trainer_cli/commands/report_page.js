@@ -1,188 +1,239 @@
-// Draws the data of a report. All texts of runs are set as text, and escaped where plotly would read markup.
+// Builds the page of a report, or of `train serve`, from its data, with the drawings of report_draw.js.
 "use strict";
-const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
-const PALETTE = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#17becf", "#bcbd22", "#7f7f7f"];
-const DASHES = ["solid", "dot", "dash", "dashdot", "longdash"];
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
-const LAYOUT = {
-  margin: { l: 62, r: 14, t: 26, b: 40 }, font: { size: 12, color: "#1c2430" }, paper_bgcolor: "#fff", plot_bgcolor: "#fff",
-  hovermode: "closest", hoverlabel: { align: "left", namelength: 60 }, legend: { orientation: "h", y: -0.22 },
-};
-const AXIS = { gridcolor: "#e8ebef", linecolor: "#c4cad2", zeroline: false, automargin: true };
-const manyRuns = new Set(data.sections.flatMap((one) => one.blocks).flatMap((one) => one.curves || []).map((one) => one.run)).size > 1;
+let data = { runs: [], looks: [], sections: [] };
 const hidden = new Set();
-const charts = [];
-
-const escaped = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-const colour = (index, count) =>
-  count <= PALETTE.length ? PALETTE[index % PALETTE.length] : `hsl(${Math.round((360 * index) / count)}, 65%, 45%)`;
-const colourOfRun = (run) => colour(run, data.runs.length);
-
-function element(tag, text, parent, className) {
-  const made = document.createElement(tag);
-  if (text !== undefined && text !== null) made.textContent = text;
-  if (className) made.className = className;
-  if (parent) parent.appendChild(made);
-  return made;
-}
+const charts = new Map();  // By section, kind and title, so that a page that is built again keeps what is drawn.
+const remembered = new Map();  // Of each table: its sorting, its filter, whether it is open.
+const live = { curves: null, isShown: (run) => !hidden.has(run), choose: null, open: null };  // serve_page.js sets these.
 
 window.addEventListener("error", (event) => { byId("problem").textContent += `${event.message}\n`; });
 
 // The settings are in the address, so that a reload or a copied link shows the same.
-const longest = Math.max(0, ...data.sections.flatMap((one) => one.blocks).flatMap((one) => one.curves || []).map((one) => one.step.length));
-const state = { x: "step", smooth: longest > 200 ? 0.6 : 0, logy: false, logx: false };
+const state = { x: "step", smooth: null, logy: false, logx: false };
 for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
   if (key === "x" && ["step", "epoch", "time"].includes(value)) state.x = value;
-  if (key === "smooth" && Number(value) >= 0 && Number(value) <= 0.99) state.smooth = Number(value);
+  if (key === "smooth" && value !== "" && Number(value) >= 0 && Number(value) <= 0.99) state.smooth = Number(value);
   if (key === "logy" || key === "logx") state[key] = value === "1";
 }
 
 function remember() {
-  const { x, smooth, logy, logx } = state;
-  history.replaceState(null, "", `#x=${x}&smooth=${smooth}&logy=${logy ? 1 : 0}&logx=${logx ? 1 : 0}`);
+  const words = new URLSearchParams(location.hash.slice(1));
+  for (const key of ["x", "smooth"]) words.set(key, state[key] ?? "");
+  for (const key of ["logy", "logx"]) words.set(key, state[key] ? 1 : 0);
+  history.replaceState(null, "", `#${words}`);
 }
 
-// Exponential moving average, as TensorBoard computes it; null is a gap.
-function smooth(values, weight) {
-  let last = 0, norm = 0;
-  return values.map((value) => {
-    if (value === null) return null;
-    last = last * weight + (1 - weight) * value;
-    norm = norm * weight + (1 - weight);
-    return last / norm;
-  });
-}
+const colourOfRun = (run) => colour(data.tints ? data.tints[run] : run);
+const ownerOf = (curve) => curve.owner ?? data.runs[curve.run] ?? "";
+const tintOf = (curve) => (curve.tint === undefined ? colourOfRun(curve.run) : colour(curve.tint));
+const hasMany = (block) => data.many || new Set(block.curves.map(ownerOf)).size > 1;
 
 function unitOfTime(curves) {
-  const most = Math.max(1, ...curves.map((one) => (one.time && one.time.length ? one.time[one.time.length - 1] : 0)));
+  const most = Math.max(1, ...curves.map((curve) => (curve.time && curve.time.length ? curve.time[curve.time.length - 1] : 0)));
   return most > 7200 ? [3600, "hours"] : most > 120 ? [60, "minutes"] : [1, "seconds"];
 }
 
-function drawCurves(chart, plot) {
-  const key = chart.curves.every((one) => one[state.x]) ? state.x : "step";
-  const [unit, unitName] = unitOfTime(chart.curves);
-  const along = (one) => (key === "time" ? one.time.map((value) => value / unit) : one[key]);
-  const groups = [...new Set(chart.curves.map((one) => one.group))];
-  const traces = [];
-  let shown = 0;
-  for (const one of chart.curves) {
-    if (hidden.has(one.run)) continue;
-    const group = groups.indexOf(one.group);
-    const line = {
-      color: manyRuns ? colourOfRun(one.run) : colour(group, groups.length), width: 1.6,
-      dash: manyRuns ? DASHES[group % DASHES.length] : "solid",
-    };
-    const run = manyRuns && data.runs[one.run] !== undefined ? `${data.runs[one.run]} ` : "";
-    const name = escaped(run + one.name);
-    const few = one.role === "validate" || one.step.length < 40;
-    const common = { type: "scatter", name, meta: one.run, customdata: one.step, mode: few ? "lines+markers" : "lines", marker: { size: 5, color: line.color },
-      hovertemplate: `%{y:.6~g}<br>${key === "time" ? `%{x:.4~g} ${unitName}` : `${key} %{x}`}<extra>%{fullData.name}</extra>` };
-    const smoothed = state.smooth > 0 && one.role === "train" && one.step.length > 2;
-    traces.push({ ...common, x: along(one), y: one.y, line: smoothed ? { ...line, width: 1 } : line,
-      opacity: smoothed ? 0.25 : 1, showlegend: !smoothed });
-    if (smoothed) {
-      const base = one.mean || one;
-      traces.push({ ...common, name: `${name} smoothed`, mode: "lines", x: along(base), y: smooth(base.y, state.smooth), customdata: base.step, line });
-    }
-    shown += 1;
-  }
-  const marks = (chart.restarts || []).filter((one) => !hidden.has(one.run)).slice(0, 100);
-  const at = (one) => (key === "time" ? one.time / unit : one[key]);
-  const type = state.logx ? "log" : "linear";
-  Plotly.react(plot, traces, {
-    ...LAYOUT,
-    showlegend: shown > 1 && (!manyRuns || shown <= 4),  // The table of runs is the legend of many.
-    xaxis: { ...AXIS, type, title: { text: key === "time" ? `${unitName} since the run began` : key, standoff: 6 } },
-    yaxis: { ...AXIS, type: state.logy ? "log" : "linear", uirevision: state.logy, exponentformat: "power", minexponent: 5, separatethousands: true, nticks: 7 },
-    shapes: marks.filter((one) => !state.logx || at(one) > 0).map((one) => ({
-      type: "line", x0: at(one), x1: at(one), y0: 0, y1: 1, yref: "paper",
-      line: { color: manyRuns ? colourOfRun(one.run) : "#8a94a0", width: 1, dash: "dot" },
-    })),
-    uirevision: `${key}${state.logx}`,
-  }, CONFIG);
-  if (!plot.watched) {
-    plot.watched = true;
-    plot.on("plotly_relayout", (change) => zoomAll(plot, change));
-    plot.on("plotly_click", (event) => lookAt(event.points[0].data.meta, event.points[0].customdata));
-  }
-}
-
-// A zoom along x applies to all curves that are drawn over the same axis.
-let zooming = false, zoomed = null;
-function zoomAll(source, change) {
-  const range = change["xaxis.range[0]"] !== undefined ? [change["xaxis.range[0]"], change["xaxis.range[1]"]] : null;
-  if (zooming || (!range && !change["xaxis.autorange"])) return;
-  zooming = true;
-  zoomed = range;
-  const update = range ? { "xaxis.range": range } : { "xaxis.autorange": true };
-  const others = charts.filter((one) => one.drawn && one.block.kind === "chart" && one.plot !== source);
-  Promise.all(others.map((one) => Plotly.relayout(one.plot, update))).finally(() => { zooming = false; });
-}
-
-function notes(chart) {
-  const bad = chart.curves.filter((one) => one.bad).map((one) => {
-    const run = manyRuns ? `${data.runs[one.run]} ` : "";
-    return `${run}${one.name}: ${one.bad[0]} value${one.bad[0] > 1 ? "s" : ""} not finite, first at step ${one.bad[1]}`;
+function describe(block, lines) {
+  const texts = lines.filter((line) => !line.faint).slice(0, 8).map((line) => {
+    const values = line.y.filter((value) => value !== null);
+    if (!values.length) return `${line.name}: no finite value`;
+    const [low, high] = extent([values]);
+    return `${line.name}: last ${format(values[values.length - 1])}, smallest ${format(low)}, largest ${format(high)}`;
   });
-  const groups = [...new Set(chart.curves.map((one) => one.group))];
-  const dashes = manyRuns && groups.length > 1 ? groups.map((one, index) => `${one} ${DASHES[index % DASHES.length]}`) : [];
-  return [...(dashes.length ? [dashes.join(", ")] : []), ...bad.slice(0, 3)].join("; ");
+  return `${block.title}. ${texts.join("; ")}`;
 }
 
-function drawTimeline(block, plot) {
-  const lanes = new Map(block.lanes.map((lane, index) => [lane, block.lanes.length - 1 - index]));
-  const kinds = new Map();
-  for (const mark of block.marks) {
-    const kind = `${mark.type || "unknown"}, ${mark.kept ? "kept" : "removed"}`;
-    if (!kinds.has(kind)) kinds.set(kind, []);
-    kinds.get(kind).push(mark);
+function linesOf(block, key, unit) {
+  const groups = [...new Set(block.curves.map((curve) => curve.group))], many = hasMany(block);
+  const along = (curve) => (key === "time" ? curve.time.map((value) => value / unit) : curve[key]);
+  const lines = [];
+  for (const curve of block.curves) {
+    if (!curve.y || !live.isShown(curve.run)) continue;
+    const group = groups.indexOf(curve.group), x = along(curve);
+    const name = many && ownerOf(curve) ? `${ownerOf(curve)} ${curve.name}` : curve.name;
+    const line = { name, run: curve.run, step: curve.step, x, y: curve.y, low: curve.low, high: curve.high,
+      colour: many ? tintOf(curve) : colour(group), dash: many ? DASHES[group % DASHES.length] : "",
+      bad: x.filter((_, at) => curve.y[at] === null && !curve.low) };
+    const weight = state.smooth ?? (curve.y.length > 200 ? 0.6 : 0);
+    if (weight > 0 && curve.role === "train" && curve.y.length > 2 && !curve.low) {
+      const base = curve.mean || curve;
+      lines.push({ ...line, faint: true });
+      lines.push({ ...line, name: `${name} smoothed`, x: along(base), y: smooth(base.y, weight), step: base.step, bad: [] });
+    } else lines.push(line);
   }
-  const traces = [...kinds].map(([kind, marks]) => {
-    const permanent = kind.startsWith("permanent"), kept = kind.endsWith("kept");
-    return {
-      type: "scatter", mode: "markers", name: escaped(kind), x: marks.map((one) => one.step),
-      y: marks.map((one) => lanes.get(one.lane)), hovertext: marks.map((one) => one.text.filter(Boolean).map(escaped).join("<br>")),
-      hoverinfo: "text",
-      marker: { symbol: (permanent ? "diamond" : "circle") + (kept ? "" : "-open"), size: permanent ? 11 : 8,
-        color: permanent ? "#1f6feb" : "#e07b00", line: { width: 1.5, color: permanent ? "#1f6feb" : "#e07b00" } },
-    };
-  });
-  Plotly.react(plot, traces, {
-    ...LAYOUT, showlegend: traces.length > 1 && block.lanes.length !== traces.length,
-    legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom" },
-    xaxis: { ...AXIS, title: { text: "step", standoff: 6 } },
-    yaxis: { ...AXIS, tickvals: [...lanes.values()], ticktext: [...lanes.keys()].map(escaped), range: [-0.6, block.lanes.length - 0.3], fixedrange: true },
-  }, CONFIG);
+  return lines;
 }
 
-function drawParallel(block, plot) {
-  const dimensions = block.axes.map((axis) => {
-    const ticks = axis.ticks ? Object.entries(axis.ticks).map(([value, text]) => [Number(value), text]).sort((a, b) => a[0] - b[0]) : null;
-    const low = Math.min(...axis.values), high = Math.max(...axis.values);
-    const named = ticks ? { tickvals: ticks.map((one) => one[0]), ticktext: ticks.map((one) => escaped(one[1])) } : {};
-    return { label: escaped(axis.label), values: axis.values, range: low === high ? [low - 1, high + 1] : [low, high], ...named };
+let zoomed = null;  // The part of the x axis that all curves show.
+function drawCurves(block, plot, chart) {
+  const curves = block.curves.filter((curve) => curve.y);
+  const key = curves.every((curve) => curve[state.x]) ? state.x : "step";
+  const [unit, unitName] = unitOfTime(curves), lines = linesOf(block, key, unit), many = hasMany(block);
+  const at = (mark) => (key === "time" ? mark.time / unit : mark[key]);
+  const marks = (block.restarts || []).filter((mark) => live.isShown(mark.run) && (!state.logx || at(mark) > 0)).slice(0, 100);
+  const title = key === "time" ? `${unitName} since the run began` : key;
+  chart.view = drawLines(plot, lines, {
+    logx: state.logx, logy: state.logy, range: zoomed, title, label: describe(block, lines),
+    marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colourOfRun(mark.run) : null })),
   });
-  Plotly.react(plot, [{
-    type: "parcoords", dimensions, labelfont: { size: 12 }, tickfont: { size: 11 },
-    line: { color: block.colour, colorscale: "Viridis", reversescale: block.smaller, showscale: true },
-  }], { ...LAYOUT, margin: { l: 70, r: 50, t: 50, b: 20 } }, CONFIG);
+  chart.view.axis = title;
+  const legend = element("div", null, plot, "legend");
+  const named = lines.filter((line) => !line.faint);
+  if (named.length > 1 && named.length <= 8) for (const line of named) {
+    const item = element("span", null, legend);
+    const svg = shape("svg", { width: 26, height: 10, "aria-hidden": true }, item);
+    shape("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: line.colour, "stroke-width": 2, "stroke-dasharray": line.dash }, svg);
+    element("span", line.name, item).title = line.name;
+  }
+  const notes = notesOf(block, many);
+  chart.note.textContent = notes;
+  chart.note.hidden = !notes;
 }
 
-const DRAW = { chart: drawCurves, timeline: drawTimeline, parallel: drawParallel };
+function notesOf(block, many) {
+  const bad = block.curves.filter((curve) => curve.bad).map((curve) =>
+    `${many ? `${ownerOf(curve)} ` : ""}${curve.name}: ${curve.bad[0]} value${curve.bad[0] > 1 ? "s" : ""} not finite (×), first at step ${curve.bad[1]}`);
+  const groups = [...new Set(block.curves.map((curve) => curve.group))];
+  const dashes = many && groups.length > 1 ? groups.map((group, index) => `${group} ${DASH_NAMES[index % DASHES.length]}`) : [];
+  return [...(dashes.length ? [dashes.join(", ")] : []), ...(block.note ? [block.note] : []), ...bad.slice(0, 3)].join("; ");
+}
+
+const DRAW = { chart: drawCurves, timeline: drawTimeline, parallel: drawParallel, scatter: drawScatter, bars: drawBars };
 
 // A chart is drawn once it is about to be seen: a run may have hundreds of metrics.
+const inView = new Set();
 const seen = new IntersectionObserver((entries) => {
-  for (const entry of entries) if (entry.isIntersecting) draw(charts.find((one) => one.plot === entry.target));
+  for (const entry of entries) {
+    const chart = [...charts.values()].find((other) => other.plot === entry.target);
+    if (!chart) continue;
+    inView[entry.isIntersecting ? "add" : "delete"](chart);
+    if (entry.isIntersecting) draw(chart);
+  }
 }, { rootMargin: "500px" });
 
-function draw(chart) {
-  const isFirst = !chart.drawn;
-  seen.unobserve(chart.plot);
-  chart.drawn = true;
-  DRAW[chart.block.kind](chart.block, chart.plot);
-  if (isFirst && zoomed && chart.block.kind === "chart") Plotly.relayout(chart.plot, { "xaxis.range": zoomed });
+async function draw(chart) {
+  const settings = JSON.stringify([state, zoomed, [...hidden], innerWidth, live.version]);
+  if (chart.drawn === settings) return;
+  chart.drawn = settings;
+  if (live.curves && chart.block.kind === "chart") {
+    const { block } = chart;
+    if (!(await live.curves(block)) || chart.block !== block) return;
+  }
+  DRAW[chart.block.kind](chart.block, chart.plot, chart);
 }
+
+function redraw() {
+  byId("smoothed").textContent = state.smooth === null ? "auto" : state.smooth.toFixed(2);
+  for (const chart of inView) draw(chart);
+}
+
+// One line through all curves in view at the x of the pointer, and the values there.
+function hoverAt(source, x, y, pointer) {
+  for (const chart of inView) {
+    if (!chart.view || chart.view.axis !== source.view.axis) continue;
+    const { hover, xs, ys, box, lines } = chart.view, at = xs.at(x);
+    hover.replaceChildren();
+    if (!(at >= box.left - 1 && at <= box.right + 1)) continue;
+    shape("line", { class: "cross", x1: at, x2: at, y1: box.top, y2: box.bottom }, hover);
+    for (const line of lines.slice(0, 40)) {
+      if (line.faint || !line.x.length) continue;
+      const index = nearest(line.x, x), value = line.y[index];
+      if (value === null || (ys.isLog && value <= 0)) continue;
+      shape("circle", { cx: xs.at(line.x[index]), cy: ys.at(value), r: 3.5, fill: line.colour }, hover);
+    }
+  }
+  const { ys, lines, axis } = source.view;
+  const values = lines.filter((line) => !line.faint && line.x.length).map((line) => {
+    const index = nearest(line.x, x), value = line.y[index];
+    return { line, index, value, far: value === null ? Infinity : Math.abs(ys.at(value) - y) };
+  }).sort((a, b) => a.far - b.far);
+  const tip = byId("tip");
+  tip.replaceChildren();
+  element("b", `${axis} ${format(x)}`, tip);
+  for (const { line, value, index } of values.slice(0, 12)) {
+    const row = element("div", null, tip);
+    element("i", null, row).style.background = line.colour;
+    element("span", line.name, row);
+    element("b", line.low && value !== null ? `${format(value)} (${format(line.low[index])} to ${format(line.high[index])})` : format(value), row);
+  }
+  if (values.length > 12) element("div", `and ${values.length - 12} more`, tip);
+  place(tip, pointer);
+  return values[0];
+}
+
+function place(tip, pointer) {
+  tip.hidden = false;
+  const left = pointer.x + 16 + tip.offsetWidth > innerWidth ? pointer.x - 16 - tip.offsetWidth : pointer.x + 16;
+  tip.style.left = `${Math.max(4, left)}px`;
+  tip.style.top = `${Math.max(4, Math.min(pointer.y + 12, innerHeight - tip.offsetHeight - 4))}px`;
+}
+
+function endHover() {
+  byId("tip").hidden = true;
+  for (const chart of inView) if (chart.view) chart.view.hover.replaceChildren();
+}
+
+function zoomTo(range) {
+  zoomed = range;
+  byId("unzoom").hidden = !range;
+  endHover();
+  redraw();
+}
+
+// Hover, a click on a point, a drag along x that zooms all curves, and the same by keys.
+function watch(chart) {
+  const { plot } = chart;
+  let from = null;
+  const position = (event) => {
+    const corner = plot.getBoundingClientRect();
+    return [event.clientX - corner.left, event.clientY - corner.top];
+  };
+  const look = (event) => {
+    const [x, y] = position(event), { box, xs } = chart.view;
+    return hoverAt(chart, xs.value(Math.min(box.right, Math.max(box.left, x))), y, { x: event.clientX, y: event.clientY });
+  };
+  plot.addEventListener("pointermove", (event) => {
+    if (!chart.view || event.target.tagName === "SPAN") return;
+    if (from !== null && Math.abs(position(event)[0] - from) > 5) {
+      const { hover, box } = chart.view, [a, b] = [from, position(event)[0]].sort((one, other) => one - other);
+      endHover();
+      shape("rect", { class: "brush", x: a, width: b - a, y: box.top, height: box.bottom - box.top }, hover);
+    } else look(event);
+  });
+  plot.addEventListener("pointerdown", (event) => { if (event.button === 0 && event.pointerType === "mouse") [from] = position(event); });
+  plot.addEventListener("pointerup", (event) => {
+    if (!chart.view) return;
+    const [x] = position(event), { xs } = chart.view, start = from;
+    from = null;
+    if (start !== null && Math.abs(x - start) > 5) return zoomTo([xs.value(Math.min(x, start)), xs.value(Math.max(x, start))]);
+    const point = look(event);
+    if (point) lookAt(point.line.run, point.line.step[point.index]);
+  });
+  plot.addEventListener("pointerleave", () => { from = null; endHover(); });
+  plot.addEventListener("dblclick", () => zoomTo(null));
+  plot.addEventListener("blur", endHover);
+  plot.addEventListener("keydown", (event) => {
+    const line = chart.view && chart.view.lines.find((other) => !other.faint && other.x.length);
+    if (!line || !["ArrowLeft", "ArrowRight", "Enter", "Escape"].includes(event.key)) return;
+    event.preventDefault();
+    if (event.key === "Escape") return zoomTo(null);
+    if (event.key === "Enter") return lookAt(line.run, line.step[chart.at ?? 0]);
+    chart.at = Math.min(line.x.length - 1, Math.max(0, (chart.at ?? -1) + (event.key === "ArrowRight" ? 1 : -1)));
+    const corner = plot.getBoundingClientRect(), x = line.x[chart.at];
+    hoverAt(chart, x, 0, { x: corner.left + chart.view.xs.at(x), y: corner.top });
+  });
+}
+
+// Checkpoints, runs of a sweep and the like say what they are where the pointer is.
+document.addEventListener("pointerover", (event) => {
+  const text = event.target.dataset && event.target.dataset.tip;
+  if (!text) return;
+  byId("tip").replaceChildren();
+  for (const line of text.split("\n")) element("div", line, byId("tip"));
+  place(byId("tip"), { x: event.clientX, y: event.clientY });
+  event.target.addEventListener("pointerleave", () => { byId("tip").hidden = true; }, { once: true });
+});
 
 // The commands that look at a step of a run: of a clicked point, or of the step that is typed.
 let looked = 0;
@@ -223,65 +274,127 @@ async function copy(field, button) {
   button.textContent = isCopied ? "copied" : "press Ctrl-C";
 }
 
-function redraw() {
-  byId("smoothed").textContent = state.smooth.toFixed(2);
-  for (const one of charts) if (one.drawn && one.block.kind === "chart") draw(one);
+function addChart(key, block, parent) {
+  let chart = charts.get(key);
+  if (!chart) {
+    const frame = element("div", null, null, block.kind === "chart" || block.kind === "scatter" || block.kind === "bars" ? "chart" : "chart wide");
+    element("h3", block.title, frame);
+    chart = { block, frame, note: element("p", null, frame), plot: element("div", null, frame, `plot ${block.kind}`), drawn: null, view: null };
+    chart.note.hidden = true;
+    if (block.kind === "chart") {
+      chart.plot.tabIndex = 0;
+      watch(chart);
+    }
+    charts.set(key, chart);
+    seen.observe(chart.plot);
+  } else chart.drawn = null;
+  chart.block = block;
+  chart.key = key;
+  parent.appendChild(chart.frame);
 }
 
-function addChart(block, parent) {
-  const frame = element("div", null, parent, block.kind === "chart" ? "chart" : "chart wide");
-  element("h3", block.title, frame);
-  const note = block.curves ? notes(block) : "";
-  if (note) element("p", note, frame);
-  const plot = element("div", null, frame, "plot");
-  if (block.kind === "timeline") plot.style.height = `${Math.min(900, 110 + 34 * block.lanes.length)}px`;
-  if (block.kind === "parallel") plot.style.height = "380px";
-  charts.push({ block, plot, frame, drawn: false });
-  seen.observe(plot);
+const CLOCK = /^(\d+):(\d\d)(?::(\d\d))?\b/;
+function valueOf(text) {
+  const clock = CLOCK.exec(text);
+  if (clock) return clock[3] === undefined ? clock[1] * 60 + +clock[2] : clock[1] * 3600 + clock[2] * 60 + +clock[3];
+  const plain = text.replace(/,/g, ""), value = parseFloat(plain);
+  return /^[-+]?(\d|\.\d|nan|inf)/i.test(plain) && !Number.isNaN(value) ? value : null;
 }
 
-function addTable(block, parent) {
-  const count = block.rows.length;
+function compareTexts(a, b) {
+  if (a === "" || b === "") return (a === "") - (b === "");
+  const [first, second] = [valueOf(a), valueOf(b)];
+  return first !== null && second !== null && first !== second ? first - second : a.localeCompare(b, "en", { numeric: true });
+}
+
+// What a filter finds: a regular expression, or while it is none, the text itself.
+function finder(text) {
+  try {
+    const pattern = new RegExp(text, "i");
+    return (content) => pattern.test(content);
+  } catch {
+    return (content) => content.toLowerCase().includes(text.toLowerCase());
+  }
+}
+
+function addTable(key, block, parent) {
+  const memory = remembered.get(key) || { sort: null, down: false, find: "", open: !block.fold };
+  remembered.set(key, memory);
   if (block.fold) {
     parent = element("details", null, parent);
-    element("summary", `${block.title || "Table"} (${count})`, parent);
+    parent.open = memory.open;
+    parent.addEventListener("toggle", (event) => { memory.open = event.target.open; });
+    element("summary", `${block.title || "Table"} (${block.rows.length})`, parent);
   } else if (block.title) element("h3", block.title, parent);
-  let find = null;
-  if (block.filter && count > 12) {
-    find = element("input", null, parent);
-    find.type = "search";
-    find.placeholder = "find";
-  }
-  const table = element("table", null, element("div", null, parent, "box"));
-  const head = element("tr", null, element("thead", null, table));
-  for (const column of block.columns) element("th", column.name, head, column.right ? "right" : "");
-  const body = element("tbody", null, table);
+  const find = block.filter && (block.rows.length > 12 || memory.find) ? element("input", null, parent) : null;
+  const box = element("div", null, parent, "box"), table = element("table", null, box);
+  box.tabIndex = 0;
+  box.addEventListener("scroll", () => { memory.scroll = box.scrollTop; });
+  requestAnimationFrame(() => { box.scrollTop = memory.scroll || 0; });
+  const head = element("tr", null, element("thead", null, table)), body = element("tbody", null, table);
   const rows = block.rows.map((cells, index) => {
-    const row = element("tr", null, body, (block.marked || []).includes(index) ? "marked" : "");
+    const row = element("tr", null, null, (block.marked || []).includes(index) ? "marked" : "");
     cells.forEach((text, at) => {
-      const cell = element("td", at || !block.choose ? text : null, row, block.columns[at].right ? "right" : "");
-      if (!at && block.choose) addChoice(block.runs[index], text, cell);
+      const isChoice = !at && block.choose;
+      const cell = element("td", isChoice ? null : text, row, block.columns[at].right ? "right" : "");
+      if (isChoice) addChoice(block.runs[index], text, cell);
+      if (text.length > 60) cell.title = text;
     });
-    return row;
+    return { row, cells };
   });
-  if (find) find.addEventListener("input", () => {
-    const wanted = find.value.toLowerCase();
-    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+  const show = () => {
+    const order = memory.sort === null ? rows : [...rows].sort((a, b) => {
+      const texts = [a.cells[memory.sort], b.cells[memory.sort]];
+      return compareTexts(...texts) * (memory.down && !texts.includes("") ? -1 : 1);
+    });
+    const isFound = finder(memory.find);
+    for (const { row, cells } of order) {
+      row.hidden = !isFound(cells.join(" "));
+      body.appendChild(row);
+    }
+    [...head.children].forEach((cell, at) => cell.setAttribute("aria-sort", memory.sort === at ? (memory.down ? "descending" : "ascending") : "none"));
+  };
+  block.columns.forEach((column, at) => {
+    const cell = element("th", null, head, column.right ? "right" : "");
+    const button = element("button", column.name, cell);
+    button.title = column.name;
+    button.addEventListener("click", () => {
+      // Up, down, then the order of the file.
+      if (memory.sort !== at) [memory.sort, memory.down] = [at, false];
+      else if (!memory.down) memory.down = true;
+      else memory.sort = null;
+      show();
+    });
   });
+  if (find) {
+    find.type = "search";
+    find.placeholder = "find (a regular expression)";
+    find.setAttribute("aria-label", "find rows");
+    find.value = memory.find;
+    find.addEventListener("input", () => { memory.find = find.value; show(); });
+  }
+  show();
 }
 
 function addChoice(run, name, cell) {
-  const label = element("label", null, cell);
-  const box = element("input", null, label);
+  const label = element("label", null, cell), box = element("input", null, label);
   box.type = "checkbox";
-  box.checked = true;
-  box.addEventListener("change", () => { hidden[box.checked ? "delete" : "add"](run); redraw(); });
-  element("span", null, label, "swatch").style.background = colourOfRun(run);
-  element("span", name, label);
+  box.checked = live.isShown(run);
+  box.setAttribute("aria-label", `show ${name}`);
+  box.addEventListener("change", () => {
+    if (live.choose) return live.choose(run, box.checked);
+    hidden[box.checked ? "delete" : "add"](run);
+    redraw();
+  });
+  element("span", null, label, "swatch").style.background = live.colour ? live.colour(run) : colourOfRun(run);
+  if (!live.open) return element("span", name, label);
+  const link = element("a", name, cell);
+  link.href = live.open(run);
+  return link;
 }
 
 function addFacts(block, parent) {
-  const list = element("dl", null, parent);
+  const list = element("dl", null, parent, "facts");
   for (const [name, text] of block.items) {
     const item = element("div", null, list);
     element("dt", name, item);
@@ -289,43 +402,80 @@ function addFacts(block, parent) {
   }
 }
 
-function build() {
+function addText(block, parent) {
+  element("h3", block.title, parent);
+  const text = element("pre", block.text, parent);
+  text.tabIndex = 0;
+  requestAnimationFrame(() => { text.scrollTop = text.scrollHeight; });
+}
+
+const ADD = { facts: (key, block, parent) => addFacts(block, parent), table: addTable, text: (key, block, parent) => addText(block, parent) };
+
+// Build the page of these data. What was built before keeps its charts, sortings and filters.
+function render(next) {
+  data = next;
   byId("title").textContent = document.title = data.title;
-  byId("made").textContent = `Report of ${data.made}`;
+  byId("made").textContent = data.made;
+  const main = document.createDocumentFragment(), links = document.createDocumentFragment(), used = new Set();
   data.sections.forEach((section, index) => {
-    const part = element("section", null, byId("sections"));
-    part.id = `section-${index}`;
-    element("h2", section.title, part);
-    element("a", section.title, byId("contents")).addEventListener("click", () => part.scrollIntoView());
+    const content = element("section", null, main);
+    content.id = `section-${index}`;
+    content.tabIndex = -1;
+    element("h2", section.title, content);
+    const link = element("a", section.title, links);
+    link.href = `#${content.id}`;
+    link.addEventListener("click", (event) => {
+      event.preventDefault();  // The address holds the settings.
+      content.scrollIntoView();
+      content.focus({ preventScroll: true });
+    });
     let grid = null;
     for (const block of section.blocks) {
-      if (DRAW[block.kind]) addChart(block, grid = grid || element("div", null, part, "charts"));
+      let key = `${section.title}/${block.kind}/${block.title}`;
+      while (used.has(key)) key += "+";
+      used.add(key);
+      if (DRAW[block.kind]) addChart(key, block, grid = grid || element("div", null, content, "charts"));
       else {
         grid = null;
-        (block.kind === "facts" ? addFacts : addTable)(block, part);
+        ADD[block.kind](key, block, content);
       }
     }
   });
-  for (const id of ["x", "smooth"]) {
-    byId(id).value = state[id];
-    byId(id).addEventListener("input", () => {
-      state[id] = id === "smooth" ? Number(byId(id).value) : byId(id).value;
-      if (id === "x") zoomed = null;
-      remember();
-      redraw();
-    });
+  for (const [key, chart] of charts) if (!used.has(key)) {
+    seen.unobserve(chart.plot);
+    inView.delete(chart);
+    charts.delete(key);
   }
-  for (const id of ["logx", "logy"]) {
-    byId(id).checked = state[id];
-    byId(id).addEventListener("change", () => { state[id] = byId(id).checked; remember(); redraw(); });
-  }
-  byId("find").addEventListener("input", () => {
-    const wanted = byId("find").value.toLowerCase();
-    for (const one of charts) if (one.block.curves) one.frame.hidden = !one.block.curves.some((each) => each.name.toLowerCase().includes(wanted));
-  });
+  const top = scrollY;
+  byId("sections").replaceChildren(main);
+  byId("contents").replaceChildren(links);
+  scrollTo(0, top);
   byId("look").hidden = !data.looks.length;
-  byId("step").addEventListener("input", showCommands);
+  findCharts();
   redraw();
 }
 
-build();
+function findCharts() {
+  const isFound = finder(byId("find").value);
+  for (const chart of charts.values()) if (chart.block.curves) chart.frame.hidden = !chart.block.curves.some((curve) => isFound(curve.name));
+}
+
+for (const id of ["x", "smooth"]) {
+  byId(id).value = state[id] ?? 0;
+  byId(id).addEventListener("input", () => {
+    state[id] = id === "smooth" ? Number(byId(id).value) : byId(id).value;
+    if (id === "x") zoomTo(null);
+    remember();
+    redraw();
+  });
+}
+for (const id of ["logx", "logy"]) {
+  byId(id).checked = state[id];
+  byId(id).addEventListener("change", () => { state[id] = byId(id).checked; remember(); redraw(); });
+}
+byId("unzoom").addEventListener("click", () => zoomTo(null));
+byId("find").addEventListener("input", findCharts);
+byId("step").addEventListener("input", showCommands);
+let resizing = null;
+addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 150); });
+if (byId("data")) render(JSON.parse(byId("data").textContent));

@@ -89,7 +89,6 @@ def _buckets(records: Sequence[RunRecord]) -> int:
 
 def _metrics(records: Sequence[RunRecord], is_included: Callable[[str], bool]) -> Iterator[Block]:
     names = list(dict.fromkeys(name for record in records for name in record.columns.metrics if is_included(name)))
-    marks = [mark for run, record in enumerate(records) for mark in restarts(run, record)]
     for title, members in by_last_part(names):
         curves = [
             curve(
@@ -104,7 +103,13 @@ def _metrics(records: Sequence[RunRecord], is_included: Callable[[str], bool]) -
             for run, record in enumerate(records)
             if name in record.columns.metrics
         ]
-        yield {"kind": "chart", "title": title, "curves": curves, "restarts": marks}
+        yield {"kind": "chart", "title": title, "curves": curves, "restarts": _restarts(records, curves)}
+
+
+def _restarts(records: Sequence[RunRecord], curves: Sequence[Block]) -> list[Block]:
+    """Where later attempts of the runs began that have a curve in the chart."""
+    runs = sorted({line["run"] for line in curves})
+    return [mark for run in runs for mark in restarts(run, records[run])]
 
 
 def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, Sequence[Row]]) -> Iterator[Block]:
@@ -181,7 +186,6 @@ def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
 
 def _throughput(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
     yield from _metrics(records, _is_rate)
-    marks = [mark for run, record in enumerate(records) for mark in restarts(run, record)]
     curves, rows = [], []
     for run, record in enumerate(records):
         began = [at for attempt in record.attempts if (at := unix(attempt.get("started"))) is not None]
@@ -200,7 +204,7 @@ def _throughput(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[
             ])  # fmt: skip
     if curves:
         title = "seconds per step, with evaluations and saves"
-        yield {"kind": "chart", "title": title, "curves": curves, "restarts": marks}
+        yield {"kind": "chart", "title": title, "curves": curves, "restarts": _restarts(records, curves)}
     if rows:
         columns = ["run", "steps", "seconds", "usual", "meanwhile"]
         title = "The longest pauses between two records"

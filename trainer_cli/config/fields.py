@@ -34,6 +34,9 @@ _SHARING = (
 MAY_CHANGE: Mapping[str, str] = {
     "name": "a name, no part of the training",
     "run_dir": "where the run is kept",
+    "notes": "a description, no part of the training",
+    "tags": "a description, no part of the training",
+    "report": "what is written after the end",
     "device": "where it trains",
     "parallel.processes_per_node": "where it trains",
     "parallel.timeout": "when the processes give up",

@@ -412,6 +412,12 @@ class TrainConfig:
     """Name of the run; default: the last part of the experiment's path, else `default`."""
     run_dir: str = checked(partial(check_folder, instead="Write run_dir=NAME, or leave it out."), "runs/${name}")
     """Where everything of the run is kept."""
+    notes: str | None = None
+    """What the run is for, in your words; `train serve` shows it."""
+    tags: list[str] = field(default_factory=list)
+    """Words by which `train serve` shows and finds the run."""
+    report: bool = True
+    """Write `report.html` into the run directory at the end."""
     seed: int = at_least(0, 0)
     """Seed of python, numpy, torch and the sample order."""
     deterministic: bool = False

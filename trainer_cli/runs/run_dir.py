@@ -126,6 +126,7 @@ class RunDir:
         self.replayed_folder = self.path / "replayed"
         self.copies_cache = self.checkpoints_folder / COPIES_CACHE
         self.history_file = self.path / "checkpoints.jsonl"
+        self.report_file = self.path / "report.html"
         self.lock_file = self.path / ".lock"
 
     def folder_for(self, configured: str | None) -> Path:

@@ -1,0 +1,84 @@
+"""The report that `train fit` writes at its end: when it is written, and that it never changes how a run ended."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reported import make_run, outcome
+
+from trainer_cli.commands import report_at_end
+from trainer_cli.commands.report_at_end import ReportAtEnd
+from trainer_cli.core.schema import TrainConfig
+from trainer_cli.runs.run_dir import RunDir, RunStatus
+
+
+def fit(
+    run: RunDir, status: RunStatus | None = RunStatus.finished, error: BaseException | None = None, **config: Any
+) -> None:
+    """Stands for a fit that records an attempt with this end; None: it is refused before."""
+    with ReportAtEnd() as report:
+        report.expect(TrainConfig(run_dir=str(run.path), **config))
+        if status is not None:
+            run.end_attempt(outcome(status, 20, "an end"), now=1_700_000_500.0)
+        if error is not None:
+            raise error
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return make_run(tmp_path / "x", steps=20)
+
+
+@pytest.mark.parametrize("status", [RunStatus.finished, RunStatus.stopped, RunStatus.failed])
+def test_an_attempt_that_ends_leaves_a_report_in_its_run(
+    run: RunDir, status: RunStatus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        fit(run, status)
+        assert capsys.readouterr().out == f"report: {run.report_file}\n"
+    assert "train/grad_norm" in run.report_file.read_text()
+
+
+def test_a_failed_fit_has_a_report_and_keeps_its_error(run: RunDir) -> None:
+    with pytest.raises(ValueError, match="of the training"):
+        fit(run, RunStatus.failed, ValueError("of the training"))
+    assert run.report_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "config"),
+    [
+        (None, None, {}),
+        (RunStatus.finished, None, {"report": False}),
+        (RunStatus.interrupted, KeyboardInterrupt(), {}),
+    ],
+    ids=["nothing trained", "switched off", "second Ctrl-C"],
+)
+def test_no_report_is_written_of(
+    run: RunDir, status: RunStatus | None, error: BaseException | None, config: dict[str, Any]
+) -> None:
+    if error is None:
+        fit(run, status, **config)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            fit(run, status, error, **config)
+    assert not run.report_file.exists()
+
+
+def test_a_stopped_run_with_long_records_is_not_held_by_a_report(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_at_end, "_LONG_RECORDS_BYTES", 100)
+    fit(run, RunStatus.stopped)
+    assert not run.report_file.exists()
+    fit(run, RunStatus.finished)
+    assert run.report_file.exists()
+
+
+def test_a_report_that_cannot_be_written_is_a_warning(run: RunDir, caplog: pytest.LogCaptureFixture) -> None:
+    run.report_file.write_text("a file of the user")
+    with caplog.at_level(logging.WARNING):
+        fit(run)
+    assert "exists, and is no report" in caplog.text
+    assert run.report_file.read_text() == "a file of the user"

@@ -1,0 +1,70 @@
+"""Write `report.html` into a run's directory when its `train fit` ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from types import TracebackType
+
+from trainer_cli.core.schema import TrainConfig
+from trainer_cli.runs.run_dir import RunDir, RunStatus
+
+log = logging.getLogger(__name__)
+
+_LONG_RECORDS_BYTES = 16 << 20
+"""Size of metrics.jsonl from which a run that did not finish gets no report: reading it takes about a second, and the
+process may have little time left."""
+
+
+class ReportAtEnd:
+    """Surrounds a fit. At its end the report is written if an attempt was recorded meanwhile; a failure is a warning.
+
+    The run has ended by then: its lock is free, its summary is written, and its training time is counted.
+    """
+
+    def __init__(self) -> None:
+        self._run: RunDir | None = None
+        self._summary_before: tuple[int, int] | None = None
+
+    def expect(self, config: TrainConfig) -> None:
+        """Take the run directory from the config, before anything is written there."""
+        if config.report:
+            self._run = RunDir(config.run_dir)
+            self._summary_before = _identity(self._run)
+
+    def __enter__(self) -> ReportAtEnd:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A second Ctrl-C ends at once. Without a new summary nothing was trained: a finished run is left as it is.
+        if self._run is None or isinstance(error, KeyboardInterrupt) or _identity(self._run) == self._summary_before:
+            return
+        try:
+            _write(self._run)
+        # Whatever it is: it must not replace how the run has ended.
+        except Exception as failure:
+            log.warning("%s could not be written: %s", self._run.report_file, failure)
+            log.debug("the report failed", exc_info=True)
+
+
+def _identity(run: RunDir) -> tuple[int, int] | None:
+    """What tells two contents of the summary apart."""
+    try:
+        status = os.stat(run.summary_file)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _write(run: RunDir) -> None:
+    is_finished = run.read_summary().get("status") == RunStatus.finished
+    if not is_finished and run.metrics_file.exists() and run.metrics_file.stat().st_size > _LONG_RECORDS_BYTES:
+        return
+    # Imported here: a fit that is refused needs none of it.
+    from trainer_cli.commands.report import report
+
+    report([run.path], run.report_file, now=time.time())
+    print(f"report: {run.report_file}", flush=True)
