@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +85,25 @@ def test_a_report_that_cannot_be_written_is_a_warning(run: RunDir, caplog: pytes
         fit(run)
     assert "exists, and is no report" in caplog.text
     assert run.report_file.read_text() == "a file of the user"
+
+
+def test_a_signal_ends_the_report_and_not_the_process(run: RunDir) -> None:
+    run.validation_folder.mkdir()
+    # Reading it waits for a writer that does not come.
+    os.mkfifo(run.validation_folder / "validation.jsonl")
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    is_done = threading.Event()
+
+    def send() -> None:
+        while not is_done.wait(0.2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        fit(run)
+    finally:
+        is_done.set()
+        sender.join()
+        signal.signal(signal.SIGTERM, before)
+    assert not run.report_file.exists()

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
 
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.signals import stopping
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +47,33 @@ class ReportAtEnd:
         if self._run is None or isinstance(error, KeyboardInterrupt) or _identity(self._run) == self._summary_before:
             return
         try:
-            _write(self._run)
+            with _ending_at_signals():
+                _write(self._run)
+        except _SignalReceived:
+            log.debug("a signal has ended the report")
         # Whatever it is: it must not replace how the run has ended.
         except Exception as failure:
             log.warning("%s could not be written: %s", self._run.report_file, failure)
             log.debug("the report failed", exc_info=True)
+
+
+class _SignalReceived(BaseException):
+    """Raised by the handler, in whatever code it interrupts."""
+
+
+@contextmanager
+def _ending_at_signals() -> Iterator[None]:
+    """End the block at a signal that stops a run, so that the process exits with the code of the fit."""
+    before = {number: signal.signal(number, _raise) for number in stopping()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise _SignalReceived
 
 
 def _identity(run: RunDir) -> tuple[int, int] | None:
