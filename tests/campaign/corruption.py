@@ -259,5 +259,6 @@ CLASSES = (
         promises="L2 L4 L5 L6",
         counts={Size.quick: 10, Size.full: 200, Size.nightly: 1000},
         prepare=prepare_resumes,
+        share=3.0,
     ),
 )

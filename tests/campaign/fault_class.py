@@ -50,6 +50,7 @@ class FaultClass:
         prepare: (an empty folder, the count, the size) -> the trials.
         skipped: the reason why this machine cannot run it (no superuser, no loop device), or None.
         share: the time that it may take, as a multiple of the other classes'.
+        measures: what seconds its trials measure; the row shows the most.
         contender: whose runs meet the fault.
     """
 
@@ -61,4 +62,5 @@ class FaultClass:
     prepare: Callable[[Path, int, Size], AbstractContextManager[Trials]]
     skipped: Callable[[], str | None] = never_skipped
     share: float = 1.0
+    measures: str = ""
     contender: str = "train"

@@ -128,6 +128,7 @@ CLASSES = (
         promises="L1 L4 L5 L6",
         counts={Size.quick: 6, Size.full: 40, Size.nightly: 500},
         prepare=prepare,
+        share=2.0,
         skipped=why_no_tmpfs,
     ),
 )

@@ -53,6 +53,6 @@ CLASSES = (
         promises="L1 L4 L5 L6",
         counts={Size.quick: 8, Size.full: 60, Size.nightly: 60},
         prepare=prepare_hooks,
-        share=0.5,
+        share=2.0,
     ),
 )

@@ -60,7 +60,7 @@ CLASSES = (
         promises="L2 L5",
         counts={Size.full: len(CASES), Size.nightly: len(CASES)},
         prepare=prepare_files,
-        share=0.5,
+        share=1.5,
     ),
     FaultClass(
         key="hostile_targets",
@@ -70,7 +70,7 @@ CLASSES = (
         promises="L5",
         counts={Size.full: len(TRUST), Size.nightly: len(TRUST)},
         prepare=prepare_targets,
-        share=0.5,
+        share=1.5,
     ),
 )
 """Not in quick: the tests of each commit have all of them."""

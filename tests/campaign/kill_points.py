@@ -108,7 +108,7 @@ def kill_at(point: int, training: Sequence[str], folder: Path, reference: Refere
 
 CLASSES = tuple(
     FaultClass(key, title, what, "L1 L2 L3 L4 L6", {Size.quick: 24, Size.full: ALL, Size.nightly: ALL},
-               partial(prepare, stage=stage))
+               partial(prepare, stage=stage), share=3.5)
     for key, stage, title, what in (
         ("kill_points", "save", "`kill -9` at every change to the disk",
          "The process is killed before each opening, write, fsync, renaming and removal of a whole run, by saves, "

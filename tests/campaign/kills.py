@@ -26,11 +26,12 @@ TRAINING = (
     "checkpoint.remove=all_non_permanent", "checkpoint.ephemeral_save_interval=4", "run_dir=run",
 )  # fmt: skip
 """Eleven saves, two evaluations."""
+STEPS = 40
 COMPOSED: dict[str, Any] = {}
 """A disk without a fault. With it equal commands share one composed config, which takes most of a start."""
 BACKGROUND, SYNCHRONOUS = "checkpoint.save_async=true", "checkpoint.save_async=false"
-SECOND_KILL = 0.2
-"""Share of the trials in which the start after a kill is killed too."""
+KILLS = 3
+"""A trial kills so many starts in a row: what follows a kill is killed too."""
 COLD_EVERY = 20
 """One trial in so many starts a new interpreter, so that some kills come while Python starts."""
 
@@ -53,14 +54,14 @@ class Moment:
     fraction: float
     cold: bool = False
 
-    def wait(self, started: Running, run: Path, undisturbed: Undisturbed, logs_before: int) -> bool:
-        """Wait for it; False where the process has ended before."""
+    def wait(self, started: Running, run: Path, undisturbed: Undisturbed, logs_before: int, share_left: float) -> bool:
+        """Wait for it; False where the process has ended before. `share_left`: of the training, at this start."""
         if self.phase == "start-up":
             start_s = undisturbed.cold_start_s if self.cold else undisturbed.start_s
             return _wait_s(started, start_s * self.fraction)
         if not wait_until(started, lambda: len(list(run.glob("tensorboard/*"))) > logs_before):
             return False
-        if not _wait_s(started, undisturbed.training_s * self.fraction):
+        if not _wait_s(started, undisturbed.training_s * share_left * self.fraction):
             return False
         return self.phase == "training" or wait_until(started, lambda: any(run.glob("checkpoints/.tmp.*")))
 
@@ -105,15 +106,15 @@ def choose_moments(number: int, how: str) -> list[Moment]:
     """When the starts of a trial are killed, one after the other."""
     chance = random.Random(f"{number} {how}")
     first = Moment(PHASES[number % 3], chance.random(), cold=number % COLD_EVERY == COLD_EVERY - 1)
-    again = [Moment(chance.choice(PHASES), chance.random())] if chance.random() < SECOND_KILL else []
-    return [first, *again]
+    return [first, *(Moment(chance.choice(PHASES), chance.random()) for _ in range(KILLS - 1))]
 
 
 def kill_at(moments: Sequence[Moment], training: tuple[str, ...], folder: Path, undisturbed: Undisturbed) -> Outcome:
     """Kill a run at these moments, check after each what is kept, then let it go on to its end."""
     announced: list[int] = []
     for moment in moments:
-        result = _kill(training, folder, undisturbed, moment)
+        share_left = 1 - max(announced, default=0) / STEPS
+        result = _kill(training, folder, undisturbed, moment, share_left)
         announced += announced_steps(result)
         if result.code not in (-signal.SIGKILL, 0):
             return Outcome(Verdict.hard_fail, f"ended with {result.code}: {result.err}", len(announced))
@@ -127,13 +128,15 @@ def kill_at(moments: Sequence[Moment], training: tuple[str, ...], folder: Path, 
     return verdict_of(folder / "run", undisturbed.reference, announced, go_on)
 
 
-def _kill(training: tuple[str, ...], folder: Path, undisturbed: Undisturbed, moment: Moment) -> Result:
+def _kill(
+    training: tuple[str, ...], folder: Path, undisturbed: Undisturbed, moment: Moment, share_left: float
+) -> Result:
     """Start, and kill at that moment, unless the training ends before."""
     run = folder / "run"
     logs = len(list(run.glob("tensorboard/*")))
     disk = None if moment.cold or moment.phase == "start-up" else COMPOSED
     with running("fit", *training, cwd=folder, cold=moment.cold, disk=disk) as started:
-        if moment.wait(started, run, undisturbed, logs):
+        if moment.wait(started, run, undisturbed, logs, share_left):
             started.signal(signal.SIGKILL)
         return started.end()
 
@@ -152,13 +155,13 @@ def measure_phases(folder: Path, training: tuple[str, ...], *, cold: bool) -> tu
 CLASSES = tuple(
     FaultClass(
         key=key,
-        title=f"`kill -9` at a random moment, {title}",
-        what="The process is killed in start-up, in training or in a save; one in five of the starts after it too. "
-        f"Every {COLD_EVERY}th first start is a new interpreter.",
+        title=f"`kill -9` at {KILLS} random moments, {title}",
+        what=f"{KILLS} starts in a row are killed, each in start-up, in training or in a save, and what is kept is "
+        f"checked after each. Every {COLD_EVERY}th first start is a new interpreter.",
         promises="L1 L2 L3 L4 L6",
-        counts={Size.quick: 18, Size.full: 300, Size.nightly: 3000},
+        counts={Size.quick: 6, Size.full: 100, Size.nightly: 1000},
         prepare=partial(prepare_kills, how=how),
-        share=2.0,
+        share=5.0,
     )
     for key, title, how in (
         ("kills", "saves in the background", BACKGROUND),

@@ -93,7 +93,8 @@ def run_tests(test: LongTest) -> Outcome:
 
 CLASSES = tuple(
     FaultClass(
-        test.key, test.title, test.what, test.promises, {Size.nightly: 1}, partial(prepare, test=test)
+        test.key, test.title, test.what, test.promises, {Size.nightly: 1}, partial(prepare, test=test),
+        share=3.0,
     )
     for test in TESTS
 )  # fmt: skip

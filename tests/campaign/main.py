@@ -18,7 +18,7 @@ from campaign import ROOT, report
 from campaign.classes import MODULES, PEER_MODULES, load_classes
 from campaign.fault_class import FaultClass, Size
 from campaign.peers_trials import versions
-from campaign.runner import LIMIT_S, Campaign, run_one
+from campaign.runner import LIMIT_S, Campaign, folder_of_trials, run_one
 from campaign.verdict import Verdict
 from publish import source_commit
 
@@ -51,7 +51,7 @@ def main() -> int:
         return _repeat(classes, size, args.trial)
     state = STATES / ("-".join((name, *(args.only or ()))) + ".json")
     campaign = Campaign(classes, size, source_commit(), state, LIMIT_S[size])
-    facts = machine.facts(Path(tempfile.gettempdir()))
+    facts = machine.facts(folder_of_trials())
     results = report.make_report(classes, campaign.run(), {**facts, "versions": versions()} if args.peers else facts)
     if not args.only and (size is not Size.quick or args.peers):
         report.write({**report.read(ROOT), name: results}, ROOT)
@@ -70,7 +70,7 @@ def _repeat(classes: list[FaultClass], size: Size, number: int) -> int:
     failed = False
     for fault in classes:
         with (
-            tempfile.TemporaryDirectory(prefix="faults-") as folder,
+            tempfile.TemporaryDirectory(prefix="faults-", dir=folder_of_trials()) as folder,
             fault.prepare(Path(folder), fault.counts.get(size, 0), size) as trials,
         ):
             outcome = run_one(trials, number)

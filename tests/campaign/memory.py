@@ -45,6 +45,6 @@ CLASSES = (
         promises="L1 L2 L4 L5 L6",
         counts={Size.quick: 4, Size.full: 12, Size.nightly: 12},
         prepare=prepare_memory,
-        share=0.5,
+        share=1.0,
     ),
 )

@@ -124,6 +124,6 @@ CLASSES = (
         promises="L1 L4 L5 L6",
         counts={Size.quick: 7, Size.full: 43, Size.nightly: 43},
         prepare=prepare_not_finite,
-        share=0.7,
+        share=1.2,
     ),
 )

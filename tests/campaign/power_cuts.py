@@ -15,9 +15,12 @@ from forgetful import ForgetfulDisk
 from campaign.disks import copy_image, cut_power, fsync_new_file, make_image, mounted, why_no_ext4
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.kills import COMPOSED
-from campaign.oracle import HANG_S, Reference, make_reference, verdict_of
+from campaign.oracle import HANG_S, Reference, check_kept, make_reference, verdict_of
 from campaign.trial_runs import ON_DISK, TRAINING, watched
 from campaign.verdict import PASSED, Outcome, Verdict
+
+CUTS = 3
+"""In one trial, one after the other."""
 
 
 @contextmanager
@@ -38,7 +41,7 @@ def prepare_cuts(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
 
 
 def cut_and_go_on(trial: Path, reference: Reference, number: int) -> Outcome:
-    """Cut the power under a run, mount what is left of its disk, and let the run go on.
+    """Cut the power under a run several times, mount what is left of its disk each time, and let the run go on.
 
     By the number: at a random moment or right after an announcement; with or without an fsync of another program
     before.
@@ -47,15 +50,20 @@ def cut_and_go_on(trial: Path, reference: Reference, number: int) -> Outcome:
     run = disk / "run"
     source = ("-o", "loop", str(trial / "image"))
     foreign = disk / "foreign"
-    with mounted(disk, *source), watched(*ON_DISK, cwd=trial, run=run) as started:
-        fsync_new_file(foreign)
-        started.wait_for_moment(chance, announced=number % 2 == 1)
-        if number % 4 >= 2:
-            fsync_new_file(disk / "other")
-        # Read before the cut: what is said later may not have happened.
-        announced = started.announced()
-        cut_power(disk)
-        started.kill()
+    announced: list[int] = []
+    for cut in range(number, number + CUTS):
+        with mounted(disk, *source):
+            if (kept := check_kept(run, reference, announced)).verdict is not Verdict.passed:
+                return kept
+            fsync_new_file(foreign)
+            with watched(*ON_DISK, cwd=trial, run=run) as started:
+                started.wait_for_moment(chance, announced=cut % 2 == 1)
+                if cut % 4 >= 2:
+                    fsync_new_file(disk / "other")
+                # Read before the cut: what is said later may not have happened.
+                announced += started.announced()
+                cut_power(disk)
+                started.kill()
 
     def go_on() -> Result:
         return train("fit", *ON_DISK, cwd=trial, disk=COMPOSED, limit_s=HANG_S)
@@ -89,14 +97,15 @@ def prepare_states(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
 CLASSES = (
     FaultClass(
         key="power_cuts",
-        title="Power cut of a real ext4",
+        title=f"{CUTS} power cuts of a real ext4",
         what="The file system is shut down under a run, without writing its journal out: at a random moment or right "
-        "after an announcement, with or without an fsync of another program before. Then it is mounted again.",
+        "after an announcement, with or without an fsync of another program before. Then it is mounted again, and the "
+        f"run goes on to the next cut, {CUTS} times.",
         promises="L1 L2 L3 L4 L6",
-        counts={Size.quick: 12, Size.full: 300, Size.nightly: 2000},
+        counts={Size.quick: 4, Size.full: 100, Size.nightly: 700},
         prepare=prepare_cuts,
         skipped=why_no_ext4,
-        share=2.0,
+        share=6.0,
     ),
     FaultClass(
         key="power_states",
@@ -106,5 +115,6 @@ CLASSES = (
         promises="L1 L2",
         counts={Size.quick: 200, Size.full: 2000, Size.nightly: 20_000},
         prepare=prepare_states,
+        share=1.5,
     ),
 )

@@ -52,6 +52,6 @@ CLASSES = (
         promises="L1 L3 L4 L6",
         counts={Size.full: 5, Size.nightly: len(TRIALS)},
         prepare=prepare_ranks,
-        share=1.5,
+        share=4.5,
     ),
 )

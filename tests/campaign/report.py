@@ -16,8 +16,8 @@ PAGE, README, RESULTS = Path("RELIABILITY.md"), Path("README.md"), Path("docs/re
 _HEADING, _NEXT = "## Reliability\n", ("## Benchmarks\n", "## Documentation\n")
 PROMISES = "docs/how-checkpoints-work.md#promises"
 Report = dict[str, Any]
-"""commit, size, machine, rows. Of a row: the fields of its class, and asked, trials, announced, seconds, skipped,
-verdicts: word -> count, failures: trial, verdict, detail."""
+"""commit, size, machine, rows. Of a row: the fields of its class, and asked, trials, announced, seconds, most_s,
+skipped, verdicts: word -> count, failures: trial, verdict, detail."""
 Results = dict[str, Report]
 """`train`: the first table, `contenders`: the second; what was not run yet is absent."""
 
@@ -31,7 +31,7 @@ def make_report(classes: Iterable[FaultClass], state: State, machine: dict[str, 
 
 def _row(fault: FaultClass, state: State, size: Size) -> dict[str, Any]:
     outcomes = sorted((int(number), *outcome) for number, outcome in state["trials"].items())
-    counts = Counter(verdict for _, verdict, _, _ in outcomes)
+    counts = Counter(verdict for _, verdict, *_ in outcomes)
     return {
         "key": fault.key,
         "title": fault.title,
@@ -40,13 +40,15 @@ def _row(fault: FaultClass, state: State, size: Size) -> dict[str, Any]:
         "contender": fault.contender,
         "asked": state["count"] or fault.counts[size],
         "trials": len(outcomes),
-        "announced": sum(announced for _, _, _, announced in outcomes),
+        "announced": sum(announced for _, _, _, announced, _ in outcomes),
         "seconds": round(state["seconds"]),
+        "measures": fault.measures,
+        "most_s": max((measured_s for *_, measured_s in outcomes), default=0.0),
         "skipped": state["skipped"],
         "verdicts": {verdict: counts[verdict] for verdict in Verdict},
         "failures": [
             {"trial": number, "verdict": verdict, "detail": detail}
-            for number, verdict, detail, _ in outcomes
+            for number, verdict, detail, *_ in outcomes
             if verdict != Verdict.passed
         ],
     }
@@ -145,13 +147,18 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             continue
         counts = " | ".join(f"{row['verdicts'][verdict]:,}" for verdict in Verdict)
         announced = f"{row['announced']:,}" if row["announced"] else ""
-        lines.append(f"| {row['title']} | {_trials(row)} | {counts} | {announced} | {row['promises']} |")
+        lines.append(f"| {_titled(row)} | {_trials(row)} | {counts} | {announced} | {row['promises']} |")
     total = {verdict: sum(row["verdicts"][verdict] for row in rows) for verdict in Verdict}
     trials = sum(row["trials"] for row in rows)
     counts = " | ".join(f"**{count:,}**" for count in total.values())
     announced = sum(row["announced"] for row in rows)
     lines.append(f"| **all** | **{trials:,}** | {counts} | **{announced:,}** | |")
     return "\n".join(lines)
+
+
+def _titled(row: dict[str, Any]) -> str:
+    """The title, with the most that was measured."""
+    return f"{row['title']}; {row['measures']} at most {row['most_s']:.2f} s" if row["measures"] else str(row["title"])
 
 
 def _trials(row: dict[str, Any]) -> str:

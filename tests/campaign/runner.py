@@ -13,7 +13,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,13 @@ LIMIT_S = {Size.quick: 165.0, Size.full: 570.0, Size.nightly: 3540.0}
 SAVE_EVERY_S = 5.0
 State = dict[str, Any]
 """commit, size, and by key of a class: count (None: not known yet), seconds, over (no trial is left to run), skipped,
-trials: number -> verdict, detail, announced."""
+trials: number -> the fields of an Outcome, prepared_s: what its last preparation took."""
 _ROUNDS = 3
 _LEAST_S = 3.0
-"""A class is not prepared for less."""
+"""A class is not prepared for less, nor for less than its preparation takes."""
+_MEMORY, _MEMORY_BYTES = Path("/dev/shm"), 4 << 30
+"""Where trials run if there is so much room, unless TMPDIR says where: a process that is killed leaves the same there
+as on a disk, and a trial does not wait for the disk. What tests a disk brings its own file system."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,23 @@ class Campaign:
         for fault in self.classes:
             if self.size in fault.counts:
                 rows.setdefault(
-                    fault.key, {"count": None, "seconds": 0.0, "over": False, "trials": {}, "skipped": None}
+                    fault.key,
+                    {"count": None, "seconds": 0.0, "over": False, "trials": {}, "skipped": None, "prepared_s": 0.0},
                 )
         for _ in range(_ROUNDS):
             unfinished = [fault for fault in self.classes if fault.key in rows and not rows[fault.key]["over"]]
             for number, fault in enumerate(unfinished):
                 left_s = self.limit_s - sum(row["seconds"] for row in rows.values())
                 class_s = left_s * fault.share / sum(later.share for later in unfinished[number:])
-                if class_s > _LEAST_S:
-                    self._run_class(fault, rows[fault.key], class_s, lambda: self._save(state))
+                if class_s > max(_LEAST_S, rows[fault.key]["prepared_s"]):
+                    self._run_class(fault, rows[fault.key], class_s, left_s, lambda: self._save(state))
                     self._save(state)
         return state
 
-    def _run_class(self, fault: FaultClass, row: State, limit_s: float, save: Callable[[], None]) -> None:
+    def _run_class(
+        self, fault: FaultClass, row: State, class_s: float, left_s: float, save: Callable[[], None]
+    ) -> None:
+        """Run trials for `class_s` seconds after the preparation, and start none `left_s` seconds after now."""
         row["skipped"] = fault.skipped()
         if row["skipped"] is None:
             began, before = self.clock(), row["seconds"]
@@ -79,14 +86,17 @@ class Campaign:
                     saved = now
                     save()
 
-            with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
+            with tempfile.TemporaryDirectory(
+                prefix="faults-", dir=folder_of_trials(), ignore_cleanup_errors=True
+            ) as folder:
                 print_progress(fault, row)
                 try:
                     with fault.prepare(Path(folder), fault.counts.get(self.size, 0), self.size) as trials:
-                        row["count"] = trials.count
-                        run_trials(trials, row["trials"], lambda: self.clock() - began < limit_s, on_trial)
+                        row["count"], row["prepared_s"] = trials.count, round(self.clock() - began, 1)
+                        until = began + min(row["prepared_s"] + class_s, left_s)
+                        run_trials(trials, row["trials"], lambda: self.clock() < until, on_trial)
                 except Exception as error:
-                    row["trials"]["-1"] = [Verdict.hard_fail, f"not prepared: {describe(error)}", 0]
+                    row["trials"]["-1"] = [Verdict.hard_fail, f"not prepared: {describe(error)}", 0, 0.0]
                     row["count"] = 1
             row["seconds"] = round(before + self.clock() - began, 1)
         row["over"] = row["skipped"] is not None or len(row["trials"]) >= row["count"]
@@ -107,6 +117,13 @@ class Campaign:
         os.replace(new, self.state)
 
 
+def folder_of_trials() -> Path:
+    """Where the folders of trials are made."""
+    if "TMPDIR" not in os.environ and _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES:
+        return _MEMORY
+    return Path(tempfile.gettempdir())
+
+
 def run_trials(
     trials: Trials, outcomes: dict[str, Any], may_start: Callable[[], bool], on_trial: Callable[[], None]
 ) -> None:
@@ -125,7 +142,7 @@ def run_trials(
             done, _ = wait(pending, return_when=FIRST_COMPLETED)
             for future in done:
                 outcome = future.result()
-                outcomes[str(pending.pop(future))] = [outcome.verdict, outcome.detail, outcome.announced]
+                outcomes[str(pending.pop(future))] = astuple(outcome)
             on_trial()
 
 
@@ -146,7 +163,7 @@ def describe(error: BaseException) -> str:
 
 def print_progress(fault: FaultClass, row: State, *, is_end: bool = False) -> None:
     """Rewrite the line of a class: how many trials, how many of each verdict, the time."""
-    counts = Counter(verdict for verdict, _, _ in row["trials"].values())
+    counts = Counter(verdict for verdict, *_ in row["trials"].values())
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     text = f"{fault.key}: {len(row['trials'])} of {row['count'] or '?'}, {row['seconds']:.0f} s: {verdicts}"
     if row["skipped"]:

@@ -12,7 +12,7 @@ from campaign.runner import run_one
 from campaign.verdict import Verdict
 
 TRIALS = {
-    "kills": 2, "kills_sync": 2, "kill_points": 3, "kill_points_resume": 2, "torn_writes": 2,
+    "kill_points": 3, "kill_points_resume": 2, "torn_writes": 2,
     "kill_points_background": 2, "folders": 2, "replacements": 3, "uploads": 4,
 }  # fmt: skip
 """By key; one for the others."""

@@ -110,6 +110,31 @@ def test_classes_share_the_time_and_what_is_left_is_for_those_that_it_was_too_sh
     assert "| Title of long | 4 of 50 | 4 |" in report.table(rows)
 
 
+def test_a_long_preparation_leaves_the_share_of_the_trials_as_it_is(campaign: Campaign) -> None:
+    def run(number: int) -> Outcome:
+        campaign.clock.now += 10  # type: ignore[attr-defined]
+        return PASSED
+
+    @contextmanager
+    def prepare(folder: Path, count: int, size: Size) -> Iterator[Trials]:
+        campaign.clock.now += 40  # type: ignore[attr-defined]
+        yield Trials(count, run, together=1)
+
+    slow, last = (replace(make_class(key, run, 50), prepare=prepare) for key in ("slow", "last"))
+    state = replace(campaign, classes=[slow, last]).run()
+    counts = {key: len(row["trials"]) for key, row in state["classes"].items()}
+    # The first has half of the 100 s after its preparation. No trial of the last starts after the end of all.
+    assert counts == {"slow": 5, "last": 0}
+
+
+def test_the_row_shows_the_most_that_was_measured(campaign: Campaign) -> None:
+    times = [0.2, 0.61, 0.0, 0.1]
+    fault = make_class("signals", lambda number: Outcome(Verdict.passed, measured_s=times[number]))
+    fault = replace(fault, measures="to the exit")
+    rows = report.make_report([fault], replace(campaign, classes=[fault]).run(), MACHINE)["rows"]
+    assert "| Title of signals; to the exit at most 0.61 s | 4 | 4 |" in report.table(rows)
+
+
 def test_a_class_that_this_machine_cannot_run_says_why(campaign: Campaign) -> None:
     fault = replace(make_class("cuts", lambda number: PASSED), skipped=lambda: "needs the superuser")
     state = replace(campaign, classes=[fault]).run()

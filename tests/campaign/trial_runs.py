@@ -74,9 +74,9 @@ class Watched:
         False where the run ends before.
         """
         if announced:
-            wanted = chance.randint(1, STEPS // 3)
+            wanted = chance.randint(1, max(1, (STEPS - self.last_step()) // 3))
             return self.wait_until(lambda: len(self.announced()) >= wanted)
-        step = chance.randint(0, STEPS - 1)
+        step = chance.randint(min(self.last_step(), STEPS - 1), STEPS - 1)
         delay_s = chance.random() * (0.4 if step == 0 else 0.02)
         if not self.wait_until(lambda: self.last_step() >= step):
             return False

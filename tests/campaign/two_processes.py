@@ -83,5 +83,6 @@ CLASSES = (
         promises="L1 L4 L6",
         counts={Size.quick: 5, Size.full: 50, Size.nightly: 200},
         prepare=prepare_races,
+        share=3.5,
     ),
 )

@@ -166,5 +166,6 @@ CLASSES = (
         "L1 L2 L3",
         {Size.quick: 20, Size.full: ALL, Size.nightly: ALL},
         prepare,
+        share=2.0,
     ),
 )

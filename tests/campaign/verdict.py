@@ -29,6 +29,8 @@ class Outcome:
     """What was seen; empty where it passed."""
     announced: int = 0
     """How many checkpoints were announced before the fault, where that is counted."""
+    measured_s: float = 0.0
+    """What a class that `measures` has measured."""
 
 
 PASSED = Outcome(Verdict.passed)

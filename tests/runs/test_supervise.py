@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from trainer_cli.checkpoint.writer_thread import run_now
 from trainer_cli.core.schema import RestartsConfig, TrainConfig
 from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.runs import supervise as module
@@ -100,6 +104,20 @@ def test_the_first_signal_is_noted_reported_and_passed_on(
         signal.raise_signal(signal.SIGTERM)
     assert requests == [reason]
     assert capfd.readouterr().err == f"{reason}: stopping after this step; Ctrl-C again stops at once\n"
+
+
+def test_a_stop_that_takes_long_says_where_it_waits(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignals(reported_wait_s=0.1):
+        signal.raise_signal(signal.SIGTERM)
+        run_now(partial(time.sleep, 1.0))
+    text = capfd.readouterr().err
+    assert re.search(r"SIGTERM: still waiting after 0 s for \w+ \(checkpoint/writer_thread.py:\d+\); Ctrl-C", text), (
+        text
+    )
+    with StopSignals(reported_wait_s=0.1):
+        signal.raise_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert "still" not in capfd.readouterr().err
 
 
 def test_a_signal_that_came_before_anybody_listened_is_kept_and_the_handlers_are_put_back() -> None:

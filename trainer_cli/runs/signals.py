@@ -6,13 +6,16 @@ imported before all else, so it imports next to nothing.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import sys
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name))
 """SIGHUP is sent when the terminal is closed or an SSH connection is lost."""
+_REPORTED_WAIT_S = 5.0
 _STOPPED_EARLY = 75
 """`ExitCode.STOPPED_EARLY`; a literal, because this module must be importable at once."""
 
@@ -59,14 +62,27 @@ def _name(number: int) -> str:
 class StopSignals:
     """While entered, records SIGTERM, SIGUSR1, SIGHUP and the first Ctrl-C; a second Ctrl-C raises KeyboardInterrupt.
 
-    A signal before `listen` is kept for it.
+    A signal before `listen` is kept for it. A stop that takes long is reported once, with the call that the main thread
+    is in: a long step, or a disk that hangs. While a system call cannot be interrupted, nothing is reported: Python's
+    handlers run in the main thread.
 
     Args:
         promise: what will happen, written to stderr at the first signal unless `quiet`.
+        reported_wait_s: seconds from the first signal to the report, unless `quiet`.
     """
 
-    def __init__(self, promise: str = "stopping after this step", *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        promise: str = "stopping after this step",
+        *,
+        quiet: bool = False,
+        reported_wait_s: float = _REPORTED_WAIT_S,
+    ) -> None:
         self.stop_request: str | None = None
+        self._reported_wait_s = reported_wait_s
+        # A lock that is held while this is entered: `threading` and its Event would be an import more at the start.
+        self._entered = _thread.allocate_lock()
+        self._main_thread = _thread.get_ident()
         self._quiet = quiet
         self._promise = promise
         self._ctrl_c = False
@@ -81,6 +97,7 @@ class StopSignals:
             listener(self.stop_request)
 
     def __enter__(self) -> StopSignals:
+        self._entered.acquire()
         for number in stopping():
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -88,8 +105,18 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._entered.release()
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _report_wait(self) -> None:
+        """Report a stop that takes long."""
+        if self._entered.acquire(timeout=self._reported_wait_s):
+            self._entered.release()
+        else:
+            place = _place_of(sys._current_frames().get(self._main_thread))
+            wait = f"{self.stop_request}: still waiting after {self._reported_wait_s:.0f} s{place}"
+            _say(0, f"{wait}; Ctrl-C again stops at once, and kill -9 loses no committed checkpoint\n")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -102,5 +129,18 @@ class StopSignals:
         self.stop_request = _name(number)
         if not self._quiet:
             _say(number, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n")
+            # Not a threading.Thread: the interrupted code may hold a lock that its start needs.
+            _thread.start_new_thread(self._report_wait, ())
         if self._listener is not None:
             self._listener(self.stop_request)
+
+
+def _place_of(frame: FrameType | None) -> str:
+    """The innermost call of this package in a stack, as text that follows a message; empty if there is none."""
+    package = os.path.dirname(os.path.dirname(__file__))
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(package):
+            return f" for {code.co_name} ({os.path.relpath(code.co_filename, package)}:{frame.f_lineno})"
+        frame = frame.f_back
+    return ""
