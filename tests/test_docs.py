@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import re
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,6 @@ import torch
 
 import trainer_cli
 from trainer_cli import Callback, Logger, Trainer, TrainingLoop
-from trainer_cli.commands.main import VERBS
-from trainer_cli.config.fields import OPEN, fields
-from trainer_cli.trainer.hooks import VOCABULARY
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
@@ -107,49 +102,6 @@ def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_scripts_can_be_executed() -> None:
     for name in ("install", "test", "lint", "check", "docs", "faults", "newcomer", "quickstart"):
         assert os.access(ROOT / "scripts" / name, os.X_OK)
-
-
-LIBRARIES = {
-    "Lightning": ["lightning/pytorch/**/*.py"],
-    "Trainer of Hugging Face": [f"transformers/{name}.py" for name in ("trainer*", "training_args", "modeling_utils")],
-}
-
-
-def _tables(title: str) -> list[tuple[str, str]]:
-    """The two cells of each row in a section of docs/moving.md."""
-    text = (ROOT / "docs/moving.md").read_text(encoding="utf-8")
-    section = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
-    return [(theirs, ours) for theirs, ours in re.findall(r"^\| (.*?) \| (.*) \|$", section, re.MULTILINE)]
-
-
-@pytest.mark.parametrize("title", LIBRARIES)
-def test_the_names_of_other_trainers_are_those_of_their_present_versions(title: str) -> None:
-    site = Path(sysconfig.get_path("purelib"))
-    sources = "".join(file.read_text("utf-8") for pattern in LIBRARIES[title] for file in site.glob(pattern))
-    names = {name for theirs, _ in _tables(title) for name in re.findall(r"`(?:trainer\.|self\.)?(\w+)[^`]*`", theirs)}
-    assert len(names) > 40
-    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", sources)] == []
-
-
-@pytest.mark.parametrize("title", [*LIBRARIES, "Composer", "torchtune", "ModelZoo of Cerebras"])
-def test_the_equivalents_of_other_trainers_are_keys_hooks_and_commands_of_ours(title: str) -> None:
-    keys = {one.key for one in fields()}
-    others = {
-        "forward", "fit", "train", "val", "interval", "patience", "_target_", "targets", "r", "alpha", "train/lr",
-        "train/samples_per_s",
-    }  # fmt: skip
-    known = {*keys, *VOCABULARY, *trainer_cli.__all__, *others, "ep", "sp", "tok", "RUN@best"}
-    for _, ours in _tables(title):
-        for span in re.findall(r"`([^`]+)`", ours):
-            word, *rest = re.split(r"[=\s]", span)
-            if word == "train" and rest:
-                assert rest[0] in VERBS
-            elif word.startswith("trainer."):
-                assert hasattr(Trainer, word.removeprefix("trainer."))
-            elif word.startswith("trainer_cli."):
-                assert pkgutil.resolve_name(word)
-            elif word and not word.startswith('"'):
-                assert word in known or word.split(".")[0] in OPEN
 
 
 NAMED_BY_USERS = [

@@ -1,4 +1,4 @@
-"""What the Trainer of Cerebras' ModelZoo takes and gives: the same here, or what docs/moving.md says instead."""
+"""What the Trainer of the ModelZoo takes and gives is the same here, or docs/moving/modelzoo.md says what differs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiny import Line, loader, make_sgd, on, trainer
 from trainer_cli import Callback, CheckpointerCallback, Trainer, UserError, ValidationLoop
 from trainer_cli.callbacks.sparse_training import Static
 
-PAGE = (Path(__file__).parents[2] / "docs/moving.md").read_text("utf-8").split("## ModelZoo of Cerebras")[1]
+PAGE = (Path(__file__).parents[2] / "docs/moving/modelzoo.md").read_text("utf-8")
 HOOKS = (
     "on_before_load_checkpoint", "on_before_backward", "on_after_forward", "run_validation", "on_enter_validate_all",
     "on_enter_validate", "on_train_batch_end", "finalize",
