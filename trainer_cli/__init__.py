@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
     from trainer_cli.callbacks.skip_samples import ScopedFlags, SelectiveGrad, SkipSamples
     from trainer_cli.callbacks.sparse_training import GMP, SET, RigL, Static
+    from trainer_cli.callbacks.system import SystemMonitor
     from trainer_cli.callbacks.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
     from trainer_cli.callbacks.validation_callback import ValidationCallback
     from trainer_cli.checkpoint.checkpointer import (
@@ -94,6 +95,7 @@ _NAMES = {
     "callbacks.save_checkpoint_state": "SaveCheckpointState",
     "callbacks.skip_samples": "ScopedFlags SelectiveGrad SkipSamples",
     "callbacks.sparse_training": "GMP RigL SET Static",
+    "callbacks.system": "SystemMonitor",
     "callbacks.tensors": "ActivationStatistics DumpActivations Norms TensorListener",
     "callbacks.validation_callback": "ValidationCallback",
     "checkpoint.checkpointer": (
@@ -206,6 +208,7 @@ __all__ = [
     "SkipSamples",
     "Static",
     "SyncCheckpointer",
+    "SystemMonitor",
     "TensorBoardLogger",
     "TensorListener",
     "Text",

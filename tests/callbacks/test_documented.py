@@ -14,6 +14,7 @@ import trainer_cli
 from trainer_cli import Callback, CheckpointerCallback
 from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.config.compose import compose
+from trainer_cli.core.schema import SYSTEM
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
@@ -68,7 +69,7 @@ def test_an_example_can_be_made(node: dict[str, Any]) -> None:
 def test_an_option_of_the_config_can_be_chosen_and_made(option: str) -> None:
     composed = compose(["experiment=digits_mlp", f"callbacks={option}"])
     composed.check_targets()
-    (node,) = composed.config.callbacks.values()
+    (node,) = (node for name, node in composed.config.callbacks.items() if name != SYSTEM)
     assert isinstance(_made(dict(node)), Callback)
 
 

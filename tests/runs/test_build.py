@@ -315,7 +315,7 @@ def test_another_callback_under_the_name_of_the_saver_is_refused(tmp_path: Path)
 
 def test_the_packages_of_all_targets_are_named() -> None:
     config = TrainConfig(model={"_target_": "mine.Net", "inner": [{"_target_": "theirs.Part"}]}, optimizer=SGD)
-    assert target_packages(config) == ("mine", "theirs", "torch")
+    assert target_packages(config) == ("mine", "theirs", "torch", "trainer_cli")
 
 
 def test_a_deterministic_run_allows_deterministic_kernels_only(tmp_path: Path) -> None:

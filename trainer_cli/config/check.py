@@ -64,7 +64,8 @@ def _filled(values: Mapping[Any, Any], default_values: Mapping[Any, Any]) -> dic
     full = {**default_values, **values}
     for key, value in full.items():
         if isinstance(value, Mapping):
-            default = default_values.get(key)
+            # An open section is whole: a default entry that it lacks was removed.
+            default = {} if key in OPEN else default_values.get(key)
             full[key] = _filled(value, default if isinstance(default, Mapping) else {})
     return full
 

@@ -58,6 +58,8 @@ MAY_CHANGE: Mapping[str, str] = {
     "logging.*": "what is printed",
     "loggers": "what is recorded",
     "loggers.*": "what is recorded",
+    f"callbacks.{schema.SYSTEM}": "what is recorded",
+    f"callbacks.{schema.SYSTEM}.*": "what is recorded",
     "checkpoint.*": "what is saved and kept, when and where",
     "data.num_workers": "samples do not depend on who loads them",
     "data.persistent_workers": "samples do not depend on who loads them",

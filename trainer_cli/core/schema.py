@@ -404,6 +404,10 @@ class LoggingConfig:
         check_fields(self, "logging")
 
 
+SYSTEM = "system"
+"""The callback that records the use of the machine."""
+
+
 @dataclass(kw_only=True, slots=True)
 class TrainConfig:
     """The whole config of a run."""
@@ -463,8 +467,8 @@ class TrainConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
-    callbacks: dict[str, Any] = field(default_factory=dict)
-    """name -> node with `_target_`; null switches one off."""
+    callbacks: dict[str, Any] = field(default_factory=lambda: {SYSTEM: {"_target_": "trainer_cli.SystemMonitor"}})
+    """name -> node with `_target_`; null switches one off. `system` is there by default."""
     loggers: dict[str, Any] = field(default_factory=dict)
     """name -> node with `_target_`; null switches one off."""
     trust: list[str] = field(default_factory=list)

@@ -31,7 +31,7 @@ from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.load_options import WHOLE
-from trainer_cli.core.schema import TrainConfig
+from trainer_cli.core.schema import SYSTEM, TrainConfig
 from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.attempts import bytes_of_config, environment_of
@@ -310,7 +310,7 @@ class _AttemptReplay:
 
 def _config_of_replay(config: TrainConfig) -> TrainConfig:
     """The config without what writes, notifies or ends a process by the clock."""
-    callbacks = {name: node for name, node in config.callbacks.items() if name != SAVER}
+    callbacks = {name: node for name, node in config.callbacks.items() if name not in (SAVER, SYSTEM)}
     return replace(config, loggers={}, callbacks=callbacks, loop=replace(config.loop, max_time=None))
 
 
