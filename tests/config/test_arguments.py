@@ -102,6 +102,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": {**NET, "layers": [NET, {**NET, "width": "x"}]}}, "model.layers.1.width is 'x'"),
     ({"model": {**NET, "inner": {"deep": [{"_target_": "parts.Net"}]}}}, "(model.inner.deep.0._target_, default)"),
     ({"data": {**DATA, "batch_size": 0}}, "data.batch_size is 0, but it must be a whole number of at least 1"),
+    ({"data": {**DATA, "drop_last": 1}}, "data.drop_last is 1, but it must be true or false"),
     ({"data": {**DATA, "collate_fn": "parts.jion"}}, "module parts has no 'jion' (data.collate_fn"),
     ({"data": {**DATA, "collate_fn": {"_target_": "parts.jion"}}}, "(data.collate_fn._target_"),
     ({"optimizer": {**SGD, "lr": "from_data"}}, "optimizer.lr is 'from_data', but it must be a number"),

@@ -71,6 +71,15 @@ def test_the_empty_list_of_older_configs_freezes_as_much_as_null(before: object,
     assert bool(diff(OmegaConf.create({"freeze": before}), OmegaConf.create({"freeze": after}))) is changed
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "changed"),
+    [("drop_last", False, False), ("drop_last", True, True), ("global_batch_size", None, False), ("seed", None, True)],
+)
+def test_a_key_of_the_loader_that_is_not_set_has_its_default(key: str, value: object, changed: bool) -> None:
+    without, given = (OmegaConf.create({"data": {"_target_": "a.B", **data}}) for data in ({}, {key: value}))
+    assert bool(diff(without, given)) is bool(diff(given, without)) is changed
+
+
 def test_values_that_differ_from_the_defaults_are_named_by_their_keys(project: Path) -> None:
     found = hparams(compose(["experiment=small", "seed=3", "name=other", "checkpoint.save_interval=7"]).raw)
     assert {key: found.get(key) for key in ("model._target_", "model.channels", "optimizer.lr", "seed")} == {

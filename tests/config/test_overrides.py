@@ -67,7 +67,7 @@ def test_what_every_data_takes_needs_no_sign(key: str, sign: str, tmp_path: Path
     (tmp_path / "configs" / "experiment").mkdir(parents=True)
     text = "# @package _global_\nmodel: {_target_: parts.Net}\ndata: {_target_: parts.Data}\n"
     (tmp_path / "configs" / "experiment" / "mine.yaml").write_text(text)
-    value = {"collate_fn": "parts.collate", "persistent_workers": "true"}.get(key, "2")
+    value = {"collate_fn": "parts.collate", "persistent_workers": "true", "drop_last": "true"}.get(key, "2")
     raw = compose(["experiment=mine", f"{sign}data.{key}={value}"], cwd=tmp_path, sections=()).raw
     assert str(raw.data[key]).lower() == value
 

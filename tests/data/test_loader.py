@@ -591,6 +591,7 @@ def test_each_kind_of_data_gets_the_loader_that_fits() -> None:
     ("data", "settings", "message"),
     [
         (DataLoader(Drawing(), 4), {"batch_size": 8, "num_workers": 2}, "batch_size and num_workers would have no"),
+        (DataLoader(Drawing(), 4), {"drop_last": True}, "its own batches, so drop_last would have no effect"),
         (3, {}, "neither a dataset nor a loader"),
         (iter([1, 2]), {}, "only once"),
     ],

@@ -115,6 +115,16 @@ def test_the_train_loader_is_shuffled_and_the_validation_loader_is_not() -> None
     assert (data.val["val"].shuffle, data.val["val"].batch_size) == (False, 7)
 
 
+@pytest.mark.parametrize(
+    ("settings", "drops"), [({"drop_last": True}, True), ({"drop_last": None}, False), ({}, False)]
+)
+def test_only_the_train_loader_leaves_out_what_fills_no_batch(settings: dict[str, Any], drops: bool) -> None:
+    data = builder(data={**DATA, "batch_size": 7, **settings}).data()
+    assert (data.train.drop_last, data.val["val"].drop_last) == (drops, False)
+    assert len(data.train) == (data.train.length // 7 if drops else -(-data.train.length // 7))
+    assert data.train.length % 7
+
+
 def test_a_random_split_is_the_same_at_each_start_and_another_with_another_seed() -> None:
     node = {"_target_": "users_parts.Split", "batch_size": 5}
     splits = [builder(data=node, seed=seed).data().source.val.indices for seed in (0, 0, 1)]

@@ -93,6 +93,7 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
         {"optimizer": _adamw, "schedulers": SCHEDULES["step"], "settings": {"grad_accum_steps": 3}}, (1, 2),
     ),
     "accumulation of 4": ({"schedulers": SCHEDULES["warmup cosine"], "settings": {"grad_accum_steps": 4}}, (1, 3)),
+    "samples left out": ({"train": lambda: loader(22, 4, drop_last=True), "optimizer": _adamw}, (4, 5, 7)),
     "two workers": ({"optimizer": _adamw, "train": lambda: loader(22, 4, num_workers=2)}, (4, 6)),
     "two workers and accumulation": (
         {"train": lambda: loader(22, 4, num_workers=2), "settings": {"grad_accum_steps": 3}}, (1,),

@@ -289,6 +289,10 @@ class _Checker:
             if value is not None and value != MISSING and (type(value) is not int or value < least):
                 message = f"data.{key} is {value!r}, but it must be a whole number of at least {least}"
                 yield ConfigError(message, location=f"data.{key}")
+        drop_last = node.get("drop_last")
+        if drop_last not in (None, MISSING) and not isinstance(drop_last, bool):
+            message = f"data.drop_last is {drop_last!r}, but it must be true or false"
+            yield ConfigError(message, location="data.drop_last")
         collate, where = node.get("collate_fn"), "data.collate_fn"
         if isinstance(collate, str):
             yield from self._target(collate, where)[1]

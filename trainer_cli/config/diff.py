@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from trainer_cli.config.check import fill_defaults, to_plain
-from trainer_cli.config.fields import ABSENT_IF_NULL, NULL_IF_EMPTY, KeyPath, defaults, whole_values, why_may_change
+from trainer_cli.config.fields import DEFAULTS_OF_OPEN, NULL_IF_EMPTY, KeyPath, defaults, whole_values, why_may_change
 from trainer_cli.config.provenance import Origin, Provenance
 from trainer_cli.core.types import in_yaml
 
@@ -78,12 +78,12 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
     for key in [*new, *(key for key in old if key not in new)]:
         key_path = (*path, str(key))
         before, after = old.get(key, ABSENT), new.get(key, ABSENT)
+        if key_path in DEFAULTS_OF_OPEN:
+            before, after = (DEFAULTS_OF_OPEN[key_path] if value is ABSENT else value for value in (before, after))
         if key_path in NULL_IF_EMPTY:
             before, after = before or None, after or None
         if isinstance(before, dict) and isinstance(after, dict):
             yield from _changes(before, after, key_path)
-        elif key_path in ABSENT_IF_NULL and {before, after} <= {None, ABSENT}:
-            continue
         # True == 1 in Python, but they are different values in YAML.
         elif before != after or isinstance(before, bool) is not isinstance(after, bool):
             yield Change(key_path, before, after)

@@ -68,13 +68,13 @@ MAY_CHANGE: Mapping[str, str] = {
 """Glob of config keys -> why they may change."""
 DATA_KEYS = (
     "batch_size", "val_batch_size", GLOBAL_BATCH_SIZE, "num_workers", "collate_fn", "persistent_workers",
-    "worker_timeout", "overfit_batches",
+    "worker_timeout", "overfit_batches", "drop_last",
 )  # fmt: skip
 """Keys of `data` for our loaders, which the data object does not get."""
 BY_GLOBAL_BATCH_SIZE = ("data.batch_size", "loop.grad_accum_steps")
 """Keys that may change if `data.global_batch_size` fixes the samples per step."""
-ABSENT_IF_NULL = (("data", "global_batch_size"),)
-"""Keys of open sections that older configs lack; null equals absent."""
+DEFAULTS_OF_OPEN: Mapping[KeyPath, Any] = {("data", "global_batch_size"): None, ("data", "drop_last"): False}
+"""Keys of open sections that a config may lack -> the value that equals that."""
 NULL_IF_EMPTY = (("freeze",),)
 """Keys that are null by default, and were an empty list in older configs."""
 SOURCE = "source"

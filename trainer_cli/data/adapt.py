@@ -90,6 +90,7 @@ def as_loader(
         "collate_fn": collate_fn,
         "persistent_workers": persistent_workers,
         "worker_timeout": worker_timeout,
+        "drop_last": drop_last or None,
     }
     if ignored := [name for name, value in settings.items() if value is not None]:
         raise UserError(

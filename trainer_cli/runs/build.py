@@ -125,6 +125,7 @@ class Builder:
         # Pinned memory makes the copies to the device asynchronous.
         settings["pin_memory"] = pick_device(self.config.device).type == "cuda"
         val_batch_size, overfit = settings.pop("val_batch_size", None), settings.pop("overfit_batches", None)
+        drop_last = bool(settings.pop("drop_last", False))
         source = self.make({key: value for key, value in node.items() if key not in DATA_KEYS}, "data")
         if getattr(source, "train", None) is None:
             raise ConfigError(
@@ -140,7 +141,7 @@ class Builder:
         if overfit is not None:
             train_set = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)
             val_sets, val_batch_size = dict.fromkeys(val_sets or {"val": None}, train_set), None
-        train = as_loader(train_set, shuffle=overfit is None, seed=seed, **settings)
+        train = as_loader(train_set, shuffle=overfit is None, seed=seed, drop_last=drop_last, **settings)
         # After the training loader, which has its own batch size.
         if val_batch_size is not None:
             settings["batch_size"] = val_batch_size
