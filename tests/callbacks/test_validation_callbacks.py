@@ -179,8 +179,8 @@ def test_metrics_of_torchmetrics_are_computed_over_all_samples_and_not_averaged_
     ("made", "message"),
     [
         (lambda: Metrics({"f1": 3}), r"metrics\.f1 is a int, but it must have update"),
-        (lambda: Metrics({"f1": MulticlassF1Score(num_classes=3)}, predictions="scores"), "has a tensor 'scores'"),
-        (lambda: ConfusionMatrix(targets=5), "has a tensor '5'"),
+        (lambda: Metrics({"f1": MulticlassF1Score(num_classes=3)}, predictions="scores"), "nor the batch has 'scores'"),
+        (lambda: ConfusionMatrix(targets=5), "nor the batch has '5'"),
     ],
 )
 def test_a_wrong_name_says_what_there_is(made: Any, message: str) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import ListLogger, Points, StopInEvaluation, assert_resumes_exactly, everything, same, trainer
+from tiny import ListLogger, Points, StopInEvaluation, assert_resumes_exactly, everything, loader, same, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
+from trainer_cli.callbacks.metrics import Metrics
+from trainer_cli.core.checkpoint_config import KeepBestConfig
+from trainer_cli.errors import UserError
 from trainer_cli.trainer.model_call import ForwardState
 from trainer_cli.trainer.scheduler_intervals import Scheduled
 from trainer_cli.trainer.train_step import TrainStep
@@ -200,3 +203,85 @@ def test_each_evaluation_of_each_loader_counts_its_own_samples(name: str, in_tra
     assert values == [10.0] * (2 * 4)
     again = made.validate(DATA)["val"]
     assert 10.0 in (again.get("count"), again.get("count/seen"))
+
+
+class Detector(nn.Module):
+    """Returns a loss in training, and as those of torchvision a list in evaluations; or what `returns` makes of it."""
+
+    def __init__(self, returns: Any = None) -> None:
+        super().__init__()
+        self.layer, self.returns = nn.Linear(2, 1), returns
+
+    def forward(self, batch: Any) -> Any:
+        values = self.layer(batch[0]).squeeze(-1)
+        if self.training:
+            return (values - batch[1]).square().mean()
+        boxes = [{"boxes": value} for value in values]
+        return boxes if self.returns is None else self.returns(values)
+
+
+class Boxes:
+    """A metric of lists: the mean of the boxes."""
+
+    def reset(self) -> None:
+        self.seen: list[float] = []
+
+    def update(self, predictions: Any, targets: Any) -> None:
+        assert len(predictions) == len(targets)
+        self.seen += [float(entry["boxes"]) for entry in predictions]
+
+    def compute(self) -> float:
+        return sum(self.seen) / len(self.seen)
+
+
+def _detect(folder: Path, *callbacks: Any, **more: Any) -> Any:
+    made = trainer(
+        Detector,
+        callbacks=[Metrics({"box": Boxes()}, predictions=None, targets=1), *callbacks],
+        checkpoint=CheckpointerCallback(folder, keep_best=KeepBestConfig(metric="val/box", mode="max")),
+        settings={"eval_interval": 2, "log_interval": 2},
+        **more,
+    )
+    made.fit(loader(), loader(5, 2, shuffle=False))
+    return made
+
+
+def test_an_evaluation_without_a_loss_reports_the_metrics_of_its_outputs(tmp_path: Path) -> None:
+    logger = ListLogger()
+    made = _detect(tmp_path, loggers=[logger])
+    assert logger.steps("val/box") == [2, 4, 6]
+    assert not logger.steps("val/loss")
+    assert made.validate(loader(5, 2, shuffle=False)) == {"val": {"box": logger.records[-1].metrics["val/box"]}}
+
+
+def test_a_run_whose_evaluations_have_no_loss_resumes_exactly(tmp_path: Path) -> None:
+    assert_resumes_exactly(_detect, tmp_path, 3)
+
+
+@pytest.mark.parametrize(
+    ("returns", "metrics"),
+    [
+        (lambda values: {"logits": values, "mean": values.mean()}, ["mean"]),
+        (lambda values: {"loss": None, "mean": values.mean()}, ["mean"]),
+        (lambda values: (None, {"mean": values.mean(), "weight": 3}), ["mean"]),
+        (lambda values: {"loss": values.mean(), "mean": values.mean()}, ["loss", "mean"]),
+        (list, "the evaluation on 'val' reports nothing: the model returned list without a loss or a metric"),
+        (lambda values: {"logits": values}, "reports nothing: the model returned dict"),
+        (lambda values: values, "the model's loss is a tensor of shape"),
+        (lambda values: (values, values), "the model's loss is a tensor of shape"),
+        (lambda values: None, "the model returned NoneType, expected a loss"),
+    ],
+)
+def test_an_evaluation_needs_a_loss_or_a_metric(returns: Any, metrics: Any) -> None:
+    made = trainer(lambda: Detector(returns))
+    if isinstance(metrics, str):
+        with pytest.raises(UserError, match=metrics):
+            made.validate(loader(5, 2, shuffle=False))
+    else:
+        assert sorted(made.validate(loader(5, 2, shuffle=False))["val"]) == metrics
+
+
+def test_a_metric_that_such_an_evaluation_lacks_is_refused_before_step_1() -> None:
+    made = trainer(Detector, callbacks=[Metrics({"box": Boxes()}, None, 1), EarlyStopping(patience=1)])
+    with pytest.raises(UserError, match="'val/loss', which no validation loader or callback reports"):
+        made.fit(loader(), loader(5, 2, shuffle=False))

@@ -22,24 +22,25 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.validation_loop import ValidationLoop
 
 
-def value_of(key: str | int, outputs: Any, batch: Any) -> Tensor:
-    """The tensor `key` of a model's outputs, else of the batch; a number is a place in a batch that is a sequence.
+def value_of(key: str | int | None, outputs: Any, batch: Any) -> Any:
+    """The value `key` of a model's outputs, else of the batch; a number is a place in a batch that is a sequence, and
+    None stands for all that the model returned beside a loss.
 
     Raises:
         UserError: neither has one.
     """
     if isinstance(outputs, tuple) and len(outputs) == 2:
         outputs = outputs[1]
+    if key is None:
+        return outputs
     for mapping in (outputs, batch):
-        if isinstance(mapping, Mapping) and isinstance(mapping.get(key), Tensor):
-            tensor: Tensor = mapping[key]
-            return tensor
+        if isinstance(mapping, Mapping) and mapping.get(key) is not None:
+            return mapping[key]
     if isinstance(key, int) and isinstance(batch, list | tuple) and -len(batch) <= key < len(batch):
-        value: Tensor = batch[key]
-        return value
+        return batch[key]
     names = [str(name) for mapping in (outputs, batch) if isinstance(mapping, Mapping) for name in mapping]
     raise UserError(
-        f"neither the model's outputs nor the batch has a tensor '{key}'",
+        f"neither the model's outputs nor the batch has '{key}'",
         cure=f"There are {', '.join(names)}." if names else "Return a mapping with it from the model's forward.",
     )
 
@@ -51,11 +52,12 @@ class Metrics(Callback):
     Args:
         metrics: by name.
         predictions, targets: what `update` is given, by the name in the model's outputs or in the batch; a number is a
-            place in a batch that is a sequence.
+            place in a batch that is a sequence. Predictions None: all that the model returned beside a loss, such as
+            the list of a detector.
     """
 
     def __init__(
-        self, metrics: Mapping[str, Any], predictions: str | int = "logits", targets: str | int = "labels"
+        self, metrics: Mapping[str, Any], predictions: str | int | None = "logits", targets: str | int = "labels"
     ) -> None:
         for name, metric in metrics.items():
             if not is_metric(metric):

@@ -238,6 +238,24 @@ def read_outputs(outputs: Any) -> tuple[Tensor, Mapping[str, Any]]:
     return loss, named
 
 
+def read_evaluation(outputs: Any) -> tuple[Tensor | None, Mapping[str, Any]]:
+    """The loss and the named outputs of a model in an evaluation, where it need not return a loss.
+
+    Without one it returns a mapping without `loss`, a list (as detectors of torchvision, a mapping for each image), or
+    `(None, outputs)`.
+
+    Raises:
+        UserError: as from `read_outputs`.
+    """
+    if isinstance(outputs, Mapping) and outputs.get("loss") is None:
+        return None, outputs
+    if isinstance(outputs, list):
+        return None, {}
+    if isinstance(outputs, tuple) and len(outputs) == 2 and outputs[0] is None:
+        return None, outputs[1] if isinstance(outputs[1], Mapping) else {}
+    return read_outputs(outputs)
+
+
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and value.numel() == 1
 
@@ -307,24 +325,29 @@ class WeightedMeans:
         self.loss_is_finite = True
         """Whether all losses in the last `means` were finite. The mean is also NaN if all weights are 0."""
 
-    def add(self, loss: Tensor, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
+    def add(self, loss: Tensor | None, outputs: Mapping[str, Any], weight: Number | Tensor) -> None:
         """Count a batch: its loss, and every number or tensor without dimensions in its outputs.
 
         With a weight of 0 it adds nothing, even if a value is NaN.
+
+        Args:
+            loss: None for an evaluation whose model returned none.
         """
-        loss = loss.detach()
-        if loss.ndim:
-            loss = loss.reshape(())
-        if self._only_finite:
+        if loss is not None:
+            loss = loss.detach()
+            if loss.ndim:
+                loss = loss.reshape(())
+        if self._only_finite and loss is not None:
             # By torch.where, because a test on the host would wait for the device.
             counts = torch.isfinite(loss)
             weight, loss = counts * weight, torch.where(counts, loss, 0)
             outputs = {name: _zero_unless(counts, value) for name, value in outputs.items() if name not in _NOT_METRICS}
         if isinstance(weight, Tensor):
             weight = weight.to(self._device, self._dtype, non_blocking=True)
-        self._count("loss", loss, weight)
-        if self.live_loss.requested:
-            self.live_loss.answer(self._sums["loss"], self._weights["loss"])
+        if loss is not None:
+            self._count("loss", loss, weight)
+            if self.live_loss.requested:
+                self.live_loss.answer(self._sums["loss"], self._weights["loss"])
         for name, value in outputs.items():
             if name in _NOT_METRICS:
                 continue
@@ -375,8 +398,8 @@ class WeightedMeans:
             return {}
         values = [self._sums[name] / self._weights[name] for name in self._counted]
         # Stacked, so that one copy to the host brings them all.
-        *means, loss_sum = torch.stack([*values, self._sums["loss"]]).tolist()
-        self.loss_is_finite = math.isfinite(loss_sum)
+        *means, loss_sum = torch.stack([*values, self._sums.get("loss", values[0])]).tolist()
+        self.loss_is_finite = "loss" not in self._counted or math.isfinite(loss_sum)
         return dict(zip(self._counted, means, strict=True))
 
     def _means_of_all(self, group: ProcessGroup) -> dict[str, float]:
@@ -400,7 +423,7 @@ class WeightedMeans:
         assert self._names is not None
         numbers = [float(values.get(name, 0)) for values in (self._sums, self._weights) for name in self._names]
         total = group.sum(torch.tensor([*numbers, has_other_names], dtype=torch.float64))
-        return None if total[-1] > 0 else total[:-1].reshape(2, -1)
+        return None if total[-1] > 0 else total[:-1].reshape(2, len(self._names))
 
     def reset(self) -> None:
         """Start the means anew."""

@@ -23,7 +23,7 @@ from trainer_cli.trainer.metrics import (
     check_gathers,
     gather_among,
     is_metric,
-    read_outputs,
+    read_evaluation,
     sample_count,
     scalars,
     to_device,
@@ -225,7 +225,7 @@ class ValidationLoop:
                 for call in step_start:
                     call(trainer, model, batch)
                 raw = forward(batch)
-                loss, outputs = read_outputs(raw)
+                loss, outputs = read_evaluation(raw)
                 if counts:
                     size = 0 if "weight" in outputs else sample_count(batch, loader.batch_samples)
                     meter.add(loss, outputs, batch_weight(outputs, size))
@@ -249,7 +249,14 @@ class ValidationLoop:
         if batch_idx < 0:
             raise UserError(f"the validation loader '{name}' gave no batch")
         group = trainer.strategy.group
-        return {**meter.means(group), **self._compute_returned(meter.gathering, group)}
+        means = {**meter.means(group), **self._compute_returned(meter.gathering, group)}
+        if not means and not (batch_end or step_end or hooks["on_after_forward"]):
+            raise UserError(
+                f"the evaluation on '{name}' reports nothing: the model returned {type(raw).__name__} without a loss "
+                "or a metric, and no callback reads it",
+                cure="Return one of them from the model's forward, or add a callback such as Metrics.",
+            )
+        return means
 
 
 def _pad_batches(trainer: Trainer, batches: Iterable[Any]) -> Iterator[Any]:
