@@ -176,7 +176,7 @@ ROWS = [
         ("${.missing}", "not there", "", "${.seed}"), ("${..missing}", "not there: ..missing", "", "${.seed}"), ("${seed.x}", "not there: seed.x", "", "${seed}"),
         ("${missing[a].b[c]}", "not there: missing[a].b[c]", "", "${seed}"), ("${model.hidden.9}", "not there: model.hidden.9", "", "${model.hidden.0}"),
         ("${Seed}", "not there: Seed", "Did you mean 'seed'", "${seed}"), ("${loop.maxduration}", "not there: loop.maxduration", "'loop.max_duration'", "${loop.max_duration}"),
-        ("${run_dir}", "leads back to itself", "Write the value", "x"), ("${name}", "leads back to itself", "Write the value", "x"),
+        ("${loop.total_steps}", "not there: loop.total_steps", "of a schedule write 1dur", "x"), ("${run_dir}", "leads back to itself", "Write the value", "x"), ("${name}", "leads back to itself", "Write the value", "x"),
         ("${nope:x}", "which is no resolver", "Known: ${key}", "${oc.env:NOPE_2,x}"), ("${oc.env:NOPE_1}", "NOPE_1 is not set", "${oc.env:NOPE_1,DEFAULT}", "${oc.env:NOPE_1,x}"),
         ("${oc.env}", "a resolver without its colon", "${oc.env:ARGUMENT}", "${oc.env:NOPE_2,x}"), ("${now}", "a resolver without its colon", "${now:ARGUMENT}", "${now:%Y}"),
         ("${oc.env:}", "fails: TypeError", "", "${oc.env:NOPE_2,x}"), ("${oc.env:A,B,C}", "fails: TypeError", "", "${oc.env:A,B}"),

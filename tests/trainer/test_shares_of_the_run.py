@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import ListLogger, loader, trainer
+from tiny import ListLogger, assert_resumes_exactly, loader, trainer
 from torch.optim import lr_scheduler as lr
 
 from trainer_cli import WarmupCosine
@@ -91,6 +91,37 @@ def test_arguments_of_schedules_are_shares_of_the_run(length: Any) -> None:
     made.fit(loader())
     assert made.schedulers.live["warm"]._warmup == 3
     assert made.schedulers.live["by epoch"].step_size == 2
+
+
+def linear_with_warmup(optimizer: Any, num_warmup_steps: int, num_training_steps: int) -> lr.LambdaLR:
+    """A schedule as other libraries make them: a function that wants the length of the training."""
+    return lr.LambdaLR(
+        optimizer,
+        lambda step: (
+            step / num_warmup_steps if step < num_warmup_steps
+            else (num_training_steps - step) / (num_training_steps - num_warmup_steps)
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [length for length in LENGTHS.values() if not str(length).endswith("tok")])
+def test_the_whole_run_is_the_number_of_its_steps_for_any_schedule(tmp_path: Path, length: Any) -> None:
+    def fit(folder: Path, *callbacks: Any) -> Any:
+        loop = TrainingLoop(max_duration=length, eval_interval=None, log_interval=None)
+        made = trainer(
+            schedulers=scheduler_factory(
+                linear_with_warmup, loop, num_warmup_steps="0.25dur", num_training_steps="1dur"
+            ),
+            callbacks=callbacks,
+            checkpoint=CheckpointerCallback(folder),
+        )
+        made.loop = loop
+        made.fit(loader())
+        return made
+
+    straight, _ = assert_resumes_exactly(fit, tmp_path, 2, 7)
+    assert straight.progress.step == 12
+    assert straight.schedulers.live["scheduler"].lr_lambdas[0](6) == 6 / 9
 
 
 def test_the_run_itself_is_no_share_of_itself() -> None:

@@ -80,6 +80,9 @@ def translate_error(
     return _wrong(f"cannot compose: {message}", label([*files][-1], search.cwd) if files else None)
 
 
+_LENGTH = "In the arguments of a schedule write 1dur: it becomes the number of steps in loop.max_duration."
+
+
 def explain_unresolved(error: Exception, text: str, known_keys: Sequence[str]) -> tuple[str, str]:
     """The mistake in the interpolation `text`, and a hint; `known_keys` are the keys that it could name."""
     words = str(getattr(error, "msg", None) or error or type(error).__name__).splitlines()[0]
@@ -96,7 +99,8 @@ def explain_unresolved(error: Exception, text: str, known_keys: Sequence[str]) -
         name = key[1] or key[2] or key[3]
         if name in resolver_names():
             return f"{text} is a resolver without its colon", f"Write ${{{name}:ARGUMENT}}."
-        return f"{text} names a key that is not there: {name}", _meant(name, known_keys)
+        hint = _LENGTH if name == "loop.total_steps" else _meant(name, known_keys)
+        return f"{text} names a key that is not there: {name}", hint
     if match := re.search(r"Environment variable '([^']+)' not found", words):
         return f"the environment variable {match[1]} is not set", f"Set it, or write ${{oc.env:{match[1]},DEFAULT}}."
     if isinstance(error, RecursionError) or "Recursive interpolation" in words or "parent node" in words:
