@@ -70,6 +70,10 @@ def test_an_example_can_be_run(
         assert [str(parsed.first), str(parsed.second)] == arguments[:2]
     elif verb == "config" and parsed.diff:
         assert not parsed.diff.startswith("-")
+    elif verb == "serve":
+        # It goes on until Ctrl-C.
+        assert parsed.dir.parts[0] == "runs"
+        assert (parsed.port, parsed.host) in [(0, "127.0.0.1"), (8080, "127.0.0.1"), (0, "0.0.0.0")]
     else:
         (made / "new").mkdir()
         if verb == "new":

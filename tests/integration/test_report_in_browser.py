@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import json
 import math
-import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
+from chromium import look, needs_chromium
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
@@ -20,8 +16,7 @@ from reported import BEGAN, HOSTILE, make_run, make_sweep, validate
 
 from trainer_cli.commands.report import report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = needs_chromium
 
 PROBE = """
 <script>
@@ -117,17 +112,7 @@ def seen(folder: Path, *paths: Path) -> dict[str, Any]:
     page = (folder / "r.html").read_text()
     page = page.replace("<head>", "<head><script>boomed = 0; boom = () => { boomed += 1; };</script>")
     (folder / "probed.html").write_text(page.replace("</body>", f"{PROBE}</body>"))
-    assert CHROMIUM is not None
-    command = [
-        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        f"--user-data-dir={folder / 'profile'}",
-        "--window-size=1400,9000", "--virtual-time-budget=30000", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom",
-        (folder / "probed.html").as_uri(),
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
-    (told,) = re.findall(r'<body data-told="([^"]*)"', done.stdout)
-    found: dict[str, Any] = json.loads(html.unescape(told))
-    assert (found.get("error"), found["problem"]) == (None, ""), found
+    found = look((folder / "probed.html").as_uri(), folder / "profile", height=9000)
     assert found["requests"] == []
     assert found["wide"] <= 0, "nothing is wider than the window"
     assert [title for title, traces in found["drawn"] if not traces] == [], "no panel is empty"
@@ -156,9 +141,9 @@ def test_one_run_is_drawn_and_answers_hover_zoom_keys_and_settings(tmp_path: Pat
     step = found["clicked"][0].split()[-1]
     assert step in "678"
     words = f"{run.path} {step}", f"{run.path}@step{step}"
-    look = [f"train replay {words[0]}", f"train data {words[0]}", f"train ckpt show {words[1]}"]
-    assert found["clicked"] == look
-    assert found["copied"] == [look[0], look[0], "copied"], "on the clipboard, selected, and so it says"
+    commands = [f"train replay {words[0]}", f"train data {words[0]}", f"train ckpt show {words[1]}"]
+    assert found["clicked"] == commands
+    assert found["copied"] == [commands[0], commands[0], "copied"], "on the clipboard, selected, and so it says"
     everything = ["replay", "data", "ckpt"]
     assert found["typed"] == [everything, [], [], [], everything, ["data"], ["data"]], "only what can work"
     assert found["key"].startswith("step "), "an arrow key moves along the curve"

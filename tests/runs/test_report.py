@@ -272,7 +272,7 @@ def test_names_of_a_hostile_run_stay_texts_and_the_page_asks_no_network_for_anyt
     assert page.count("</script>") == 2
     assert "default-src 'none'" in page
     ours = re.sub('id="data">.*?</script>', "", page, flags=re.DOTALL).replace("http://www.w3.org/2000/svg", "")
-    assert not re.findall(r"(?:src|href)\s*=\s*[\"']|@import|url\((?!#)|https?://", ours)
+    assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!#)|@import|url\((?!#)|https?://", ours)
 
 
 def test_the_command_writes_a_report_and_replaces_only_a_report(empty_folder: Path, capsys: Captured) -> None:
@@ -304,3 +304,24 @@ def test_the_page_knows_the_earliest_state_to_replay_from(tmp_path: Path) -> Non
     looks = data_of(tmp_path / "r.html", whole.path, started_late.path, removed.path)["looks"]
     assert [look["start"] for look in looks] == [0, 20, None]
     assert looks[0]["run"] == f"'{whole.path}'", "as a shell reads it"
+
+
+def test_the_use_of_the_machine_is_drawn_over_time_in_units_that_people_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "x", steps=20)
+    lines = [
+        {
+            "step": step, "epoch": 0.1, "time": BEGAN + 10 * at, "cpu_percent": 50, "memory_free_bytes": 2**30 * at,
+            "gpu0_percent": 9, "gpu1_percent": 8, "process_read_bytes_per_s": 2e6,
+        }
+        # A resume makes steps again.
+        for at, step in enumerate([5, 15, 10, 20])
+    ]  # fmt: skip
+    run.system_file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    drawn = {chart["title"]: chart for chart in blocks(data_of(tmp_path / "r.html", run.path), "Machine", "chart")}
+    assert list(drawn) == [
+        "processor, % (of the process: of one core)", "memory, GiB", "GPU use, %", "disk, MB a second",
+    ]  # fmt: skip
+    (memory,) = drawn["memory, GiB"]["curves"]
+    assert (memory["time"], memory["y"], drawn["memory, GiB"]["axis"]) == ([0, 10, 20, 30], [0, 1, 2, 3], "time")
+    assert [line["name"] for line in drawn["GPU use, %"]["curves"]] == ["machine/gpu0_percent", "machine/gpu1_percent"]
+    assert drawn["disk, MB a second"]["curves"][0]["y"] == [2, 2, 2, 2]

@@ -38,6 +38,7 @@ VERBS: Mapping[str, Verb] = {
     "plan": Verb("trainer_cli.commands.plan", "show what a fit would do: steps, evaluations, checkpoints, disk"),
     "top": Verb("trainer_cli.commands.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
+    "serve": Verb("trainer_cli.commands.serve", "show all runs below a folder in a browser, live: table and curves"),
     "report": Verb("trainer_cli.commands.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"),
     "replay": Verb("trainer_cli.commands.replay", "make a step of a run again, look into it and verify it"),
     "diverge": Verb("trainer_cli.commands.diverge", "find where two runs part, and what differs first"),

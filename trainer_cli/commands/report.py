@@ -62,7 +62,10 @@ def run(args: argparse.Namespace) -> int:
 
 _PAGE = Path(__file__).with_name("report_page.html")
 _PAGE_SCRIPTS = [Path(__file__).with_name(name) for name in ("report_draw.js", "report_page.js")]
-_SCRIPTS = "<!--SCRIPTS-->"
+_POLICY = (
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:\">"
+)
 _MARK = '<meta name="generator" content="train report">'
 """Stands in the head of the page: a file without it is not replaced."""
 _HEAD_BYTES = 1000
@@ -201,14 +204,21 @@ def _refuse_other_file(output: Path) -> None:
 def _page(data: Block) -> bytes:
     # Inside a script element `<` may begin the end tag or a comment.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    assert _MARK in page_frame()[:_HEAD_BYTES]
     scripts = f'<script type="application/json" id="data">{text}</script>\n<script>\n{page_script()}</script>'
-    return page_frame().replace(_SCRIPTS, scripts).encode(errors="replace")
+    return page_frame(_POLICY, scripts).encode(errors="replace")
 
 
-def page_frame() -> str:
-    """The HTML of the page, in which `<!--SCRIPTS-->` stands for its scripts."""
-    return _PAGE.read_text("utf-8")
+def page_frame(policy: str, scripts: str) -> str:
+    """The HTML of the page.
+
+    Args:
+        policy: element for its head that restricts what the page may load.
+        scripts: elements with its data and its scripts.
+    """
+    frame = _PAGE.read_text("utf-8")
+    assert _MARK in frame[:_HEAD_BYTES]
+    before, after = frame.replace("<!--POLICY-->", policy).split("<!--SCRIPTS-->")
+    return f"{before}{scripts}{after}"
 
 
 def page_script() -> str:

@@ -42,25 +42,25 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Itera
 
 
 def curve(
-    run: int, record: RunRecord, name: str, series: Series, *, buckets: int, group: str | None = None, role: str = ""
+    run: int, record: RunRecord, name: str, series: Series, *, buckets: int, role: str = "", by_clock: bool = False
 ) -> Block:
     """One line of a chart, over steps, epochs and seconds since the run began.
 
     Args:
         run: index of the run.
-        group: curves of one group have one colour and dash; by default those of the same name.
-        role: `train`, which may be smoothed; `validate`, drawn with points; else neither.
+        role: `train`, which may be smoothed; else empty.
+        by_clock: whether the series is one of the machine, whose steps may begin again.
     """
-    columns, rows = record.columns, series.rows
+    columns, rows = record.machine if by_clock else record.columns, series.rows
     # With the extremes of each bucket: a spike must not vanish from the curve.
-    reduced = reduce(columns.step[rows], series.values, buckets)
+    reduced = reduce((columns.time if by_clock else columns.step)[rows], series.values, buckets)
     drawn = rows[reduced.indices]
     # Counted beside the curve, since JSON and the chart have no NaN.
     bad = np.flatnonzero(~np.isfinite(series.values))
     block = {
         "run": run,
         "name": name,
-        "group": group or name,
+        "group": name,
         "role": role,
         **_axes(columns, drawn, record.began),
         "y": rounded(series.values[reduced.indices]),
@@ -167,7 +167,7 @@ def duration(seconds: object) -> str:
 
 _SWEPT = 6
 """Parameters in the table of runs and in parallel coordinates."""
-_OF_ONE_RUN = ("name", "run_dir", "resume", "logging.console", "logging.level")
+OF_ONE_RUN = ("name", "run_dir", "notes", "tags", "resume", "logging.console", "logging.level")
 """Keys that do not count as differences between runs."""
 
 
@@ -261,6 +261,6 @@ def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[st
 def differing(records: Sequence[RunRecord], sweep: Sequence[SweepJob]) -> list[str]:
     """The keys of the config that differ between the runs; those that a sweep names come first."""
     named = list(dict.fromkeys(key for job in sweep for key in job.swept))
-    keys = dict.fromkeys(key for record in records for key in record.config if key not in _OF_ONE_RUN)
+    keys = dict.fromkeys(key for record in records for key in record.config if key not in OF_ONE_RUN)
     different = [key for key in keys if len({record.config.get(key) for record in records}) > 1]
     return sorted(different, key=lambda key: named.index(key) if key in named else len(named))

@@ -5,7 +5,8 @@ let data = { runs: [], looks: [], sections: [] };
 const hidden = new Set();
 const charts = new Map();  // By section, kind and title, so that a page that is built again keeps what is drawn.
 const remembered = new Map();  // Of each table: its sorting, its filter, whether it is open.
-const live = { curves: null, isShown: (run) => !hidden.has(run), choose: null, open: null };  // serve_page.js sets these.
+// serve_page.js replaces these.
+const live = { curves: null, isShown: (run) => !hidden.has(run), isChosen: (run) => !hidden.has(run), choose: null, open: null };
 
 window.addEventListener("error", (event) => { byId("problem").textContent += `${event.message}\n`; });
 
@@ -68,16 +69,16 @@ function linesOf(block, key, unit) {
 let zoomed = null;  // The part of the x axis that all curves show.
 function drawCurves(block, plot, chart) {
   const curves = block.curves.filter((curve) => curve.y);
-  const key = curves.every((curve) => curve[state.x]) ? state.x : "step";
+  const wanted = block.axis || state.x, key = curves.every((curve) => curve[wanted]) ? wanted : "step";
   const [unit, unitName] = unitOfTime(curves), lines = linesOf(block, key, unit), many = hasMany(block);
   const at = (mark) => (key === "time" ? mark.time / unit : mark[key]);
   const marks = (block.restarts || []).filter((mark) => live.isShown(mark.run) && (!state.logx || at(mark) > 0)).slice(0, 100);
   const title = key === "time" ? `${unitName} since the run began` : key;
   chart.view = drawLines(plot, lines, {
-    logx: state.logx, logy: state.logy, range: zoomed, title, label: describe(block, lines),
+    logx: state.logx, logy: state.logy, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
     marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colourOfRun(mark.run) : null })),
   });
-  chart.view.axis = title;
+  Object.assign(chart.view, { axis: title, key });
   const legend = element("div", null, plot, "legend");
   const named = lines.filter((line) => !line.faint);
   if (named.length > 1 && named.length <= 8) for (const line of named) {
@@ -113,7 +114,7 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "500px" });
 
 async function draw(chart) {
-  const settings = JSON.stringify([state, zoomed, [...hidden], innerWidth, live.version]);
+  const settings = JSON.stringify([state, zoomed, [...hidden], innerWidth, live.version, byId("group").value]);
   if (chart.drawn === settings) return;
   chart.drawn = settings;
   if (live.curves && chart.block.kind === "chart") {
@@ -206,7 +207,7 @@ function watch(chart) {
     if (!chart.view) return;
     const [x] = position(event), { xs } = chart.view, start = from;
     from = null;
-    if (start !== null && Math.abs(x - start) > 5) return zoomTo([xs.value(Math.min(x, start)), xs.value(Math.max(x, start))]);
+    if (start !== null && Math.abs(x - start) > 5) return chart.view.key === state.x && zoomTo([xs.value(Math.min(x, start)), xs.value(Math.max(x, start))]);
     const point = look(event);
     if (point) lookAt(point.line.run, point.line.step[point.index]);
   });
@@ -287,9 +288,7 @@ function addChart(key, block, parent) {
     }
     charts.set(key, chart);
     seen.observe(chart.plot);
-  } else chart.drawn = null;
-  chart.block = block;
-  chart.key = key;
+  }
   parent.appendChild(chart.frame);
 }
 
@@ -326,7 +325,7 @@ function addTable(key, block, parent) {
     parent.addEventListener("toggle", (event) => { memory.open = event.target.open; });
     element("summary", `${block.title || "Table"} (${block.rows.length})`, parent);
   } else if (block.title) element("h3", block.title, parent);
-  const find = block.filter && (block.rows.length > 12 || memory.find) ? element("input", null, parent) : null;
+  const find = block.filter && (block.rows.length > 12 || memory.find || live.filter) ? element("input", null, parent) : null;
   const box = element("div", null, parent, "box"), table = element("table", null, box);
   box.tabIndex = 0;
   box.addEventListener("scroll", () => { memory.scroll = box.scrollTop; });
@@ -352,12 +351,14 @@ function addTable(key, block, parent) {
       row.hidden = !isFound(cells.join(" "));
       body.appendChild(row);
     }
+    if (live.filter && block.choose) live.filter(block.runs.filter((_, index) => !rows[index].row.hidden));
     [...head.children].forEach((cell, at) => cell.setAttribute("aria-sort", memory.sort === at ? (memory.down ? "descending" : "ascending") : "none"));
   };
   block.columns.forEach((column, at) => {
     const cell = element("th", null, head, column.right ? "right" : "");
     const button = element("button", column.name, cell);
     button.title = column.name;
+    button.dataset.focus = `sort ${key} ${column.name}`;
     button.addEventListener("click", () => {
       // Up, down, then the order of the file.
       if (memory.sort !== at) [memory.sort, memory.down] = [at, false];
@@ -371,6 +372,7 @@ function addTable(key, block, parent) {
     find.placeholder = "find (a regular expression)";
     find.setAttribute("aria-label", "find rows");
     find.value = memory.find;
+    find.dataset.focus = `find ${key}`;
     find.addEventListener("input", () => { memory.find = find.value; show(); });
   }
   show();
@@ -379,7 +381,8 @@ function addTable(key, block, parent) {
 function addChoice(run, name, cell) {
   const label = element("label", null, cell), box = element("input", null, label);
   box.type = "checkbox";
-  box.checked = live.isShown(run);
+  box.checked = live.isChosen(run);
+  box.dataset.focus = `choose ${run}`;
   box.setAttribute("aria-label", `show ${name}`);
   box.addEventListener("change", () => {
     if (live.choose) return live.choose(run, box.checked);
@@ -390,6 +393,7 @@ function addChoice(run, name, cell) {
   if (!live.open) return element("span", name, label);
   const link = element("a", name, cell);
   link.href = live.open(run);
+  link.dataset.focus = `open ${run}`;
   return link;
 }
 
@@ -411,13 +415,49 @@ function addText(block, parent) {
 
 const ADD = { facts: (key, block, parent) => addFacts(block, parent), table: addTable, text: (key, block, parent) => addText(block, parent) };
 
-// Build the page of these data. What was built before keeps its charts, sortings and filters.
+// Show these data. A page with the same sections as before keeps its elements, and only their content is replaced.
+const holders = new Map();  // Of each block that is no chart: the element that holds it.
+let layout = null;
 function render(next) {
   data = next;
-  byId("title").textContent = document.title = data.title;
+  if (byId("title").textContent !== data.title) byId("title").textContent = document.title = data.title;
   byId("made").textContent = data.made;
-  const main = document.createDocumentFragment(), links = document.createDocumentFragment(), used = new Set();
-  data.sections.forEach((section, index) => {
+  const { focus } = document.activeElement.dataset, { selectionStart } = document.activeElement;
+  const used = new Set();
+  const sections = data.sections.map((section) => ({ title: section.title, blocks: section.blocks.map((block) => {
+    let key = `${section.title}/${block.kind}/${block.title}`;
+    while (used.has(key)) key += "+";
+    used.add(key);
+    return { key, block };
+  }) }));
+  if (layout !== JSON.stringify([...used])) build(sections, used);
+  layout = JSON.stringify([...used]);
+  for (const { key, block } of sections.flatMap((section) => section.blocks)) {
+    if (DRAW[block.kind]) {
+      const chart = charts.get(key);
+      chart.block = block;
+      chart.drawn = null;
+    } else {
+      const holder = holders.get(key), text = JSON.stringify(block);
+      if (holder.text === text) continue;  // A reader may be selecting text in it.
+      holder.text = text;
+      holder.replaceChildren();
+      ADD[block.kind](key, block, holder);
+    }
+  }
+  if (focus && document.activeElement.dataset.focus !== focus) {
+    const again = [...document.querySelectorAll("[data-focus]")].find((other) => other.dataset.focus === focus);
+    if (again) again.focus({ preventScroll: true });
+    if (again && again.type === "search") again.setSelectionRange(selectionStart, selectionStart);
+  }
+  byId("look").hidden = !Object.keys(data.looks).length;
+  findCharts();
+  redraw();
+}
+
+function build(sections, used) {
+  const main = document.createDocumentFragment(), links = document.createDocumentFragment();
+  sections.forEach((section, index) => {
     const content = element("section", null, main);
     content.id = `section-${index}`;
     content.tabIndex = -1;
@@ -430,14 +470,12 @@ function render(next) {
       content.focus({ preventScroll: true });
     });
     let grid = null;
-    for (const block of section.blocks) {
-      let key = `${section.title}/${block.kind}/${block.title}`;
-      while (used.has(key)) key += "+";
-      used.add(key);
+    for (const { key, block } of section.blocks) {
       if (DRAW[block.kind]) addChart(key, block, grid = grid || element("div", null, content, "charts"));
       else {
         grid = null;
-        ADD[block.kind](key, block, content);
+        holders.set(key, holders.get(key) || element("div"));
+        content.appendChild(holders.get(key));
       }
     }
   });
@@ -446,13 +484,11 @@ function render(next) {
     inView.delete(chart);
     charts.delete(key);
   }
+  for (const key of holders.keys()) if (!used.has(key)) holders.delete(key);
   const top = scrollY;
   byId("sections").replaceChildren(main);
   byId("contents").replaceChildren(links);
   scrollTo(0, top);
-  byId("look").hidden = !data.looks.length;
-  findCharts();
-  redraw();
 }
 
 function findCharts() {

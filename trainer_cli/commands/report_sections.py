@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,15 @@ from trainer_cli.commands.report_blocks import (
     what_became,
     when_saved,
 )
+from trainer_cli.commands.report_machine import MACHINE, machine_charts, machine_series
 from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.metrics import describe, shared_keep_best
 from trainer_cli.runs.record import RunRecord, SweepJob, as_text
 from trainer_cli.runs.results import Row, best_row
 
+Draw = Callable[[int, RunRecord, str], Block | None]
+"""Makes the curve of the run at an index; None if it has none."""
 _BUCKETS = 2000
 """Intervals of the x axis, each with up to two points of a curve; fewer with many runs, to keep the file small."""
 _FEWEST_BUCKETS = 150
@@ -44,6 +48,7 @@ def sections(
     names: Sequence[str],
     validated_elsewhere: Mapping[str, Sequence[Row]],
     sweep: Sequence[SweepJob] = (),
+    draw: Draw | None = None,
 ) -> list[Block]:
     """The sections of a report; empty ones are left out.
 
@@ -51,15 +56,19 @@ def sections(
         names: a short name for each run.
         validated_elsewhere: results of `train validate` for other runs, by the names of the runs.
         sweep: the jobs of sweeps, also those that have no run.
+        draw: makes the curves of metrics; by default `metric_curve` with as many points as fit into a page.
     """
+    if draw is None:
+        draw = partial(metric_curve, buckets=_buckets(records))
     swept = differing(records, sweep)
     candidates = [
         ("Summary", summary(records, names, swept, sweep)),
-        ("Metrics", _metrics(records, lambda name: not _is_rate(name) and not _is_setting(name))),
+        ("Metrics", _metrics(records, draw, lambda name: not _is_rate(name) and not _is_setting(name))),
         ("Checkpoints", _checkpoints(records, names)),
         ("Validation of checkpoints", _validation(records, validated_elsewhere)),
-        ("Learning rates and norms", _metrics(records, _is_setting)),
-        ("Throughput and pauses", _throughput(records, names)),
+        ("Learning rates and norms", _metrics(records, draw, _is_setting)),
+        ("Throughput and pauses", _throughput(records, names, draw)),
+        ("Machine", _machine(records, draw)),
         ("Config", _config(records, names)),
         ("Attempts", _attempts(records, names)),
         ("Environment", _environment(records, names)),
@@ -87,23 +96,59 @@ def _buckets(records: Sequence[RunRecord]) -> int:
     return max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(records)))
 
 
-def _metrics(records: Sequence[RunRecord], is_included: Callable[[str], bool]) -> Iterator[Block]:
+STEP_TIME = "seconds per step"
+
+
+def metric_curve(run: int, record: RunRecord, name: str, *, buckets: int) -> Block | None:
+    """The curve of a metric of a run, or of its `STEP_TIME`; None if the run has no values of it."""
+    series = metric_series(record, name)
+    if series is None:
+        return None
+    by_clock = is_of_machine(record, name)
+    return curve(run, record, name, series, buckets=buckets, role=role_of(name), by_clock=by_clock)
+
+
+def is_of_machine(record: RunRecord, name: str) -> bool:
+    """Whether the curve is one of the machine: a validation loader may have that name, too."""
+    return name.startswith(MACHINE) and name not in record.columns.metrics
+
+
+def role_of(name: str) -> str:
+    """Whether the curve of a metric may be smoothed, as `curve` takes it."""
+    is_smoothed = name == STEP_TIME or (name.startswith("train/") and not _is_learning_rate(name))
+    return "train" if is_smoothed else ""
+
+
+def metric_series(record: RunRecord, name: str) -> Series | None:
+    """The values of a metric of a run, or of its `STEP_TIME`; None if it has none."""
+    if is_of_machine(record, name):
+        return machine_series(record, name)
+    if name != STEP_TIME:
+        return record.columns.metrics.get(name)
+    per_step = _pace(record)
+    return per_step if len(per_step.rows) else None
+
+
+def _pace(record: RunRecord) -> Series:
+    began = [at for attempt in record.attempts if (at := unix(attempt.get("started"))) is not None]
+    return pace(record.columns, began)
+
+
+def _metrics(records: Sequence[RunRecord], draw: Draw, is_included: Callable[[str], bool]) -> Iterator[Block]:
     names = list(dict.fromkeys(name for record in records for name in record.columns.metrics if is_included(name)))
     for title, members in by_last_part(names):
-        curves = [
-            curve(
-                run,
-                record,
-                name,
-                record.columns.metrics[name],
-                buckets=_buckets(records),
-                role="train" if name.startswith("train/") and not _is_learning_rate(name) else "",
-            )
-            for name in members
-            for run, record in enumerate(records)
-            if name in record.columns.metrics
-        ]
-        yield {"kind": "chart", "title": title, "curves": curves, "restarts": _restarts(records, curves)}
+        yield _chart(records, draw, title, members)
+
+
+def _chart(records: Sequence[RunRecord], draw: Draw, title: str, members: Sequence[str]) -> Block:
+    drawn = [draw(run, record, name) for name in members for run, record in enumerate(records)]
+    curves = [line for line in drawn if line is not None]
+    return {"kind": "chart", "title": title, "curves": curves, "restarts": _restarts(records, curves)}
+
+
+def _machine(records: Sequence[RunRecord], draw: Draw) -> Iterator[Block]:
+    for title, names in machine_charts(records).items():
+        yield {**_chart(records, draw, title, names), "axis": "time"}
 
 
 def _restarts(records: Sequence[RunRecord], curves: Sequence[Block]) -> list[Block]:
@@ -184,16 +229,11 @@ def _checkpoints(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
         yield _of_runs(records, columns, rows, right=["step", *metrics], title="Saves and removals")
 
 
-def _throughput(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
-    yield from _metrics(records, _is_rate)
-    curves, rows = [], []
+def _throughput(records: Sequence[RunRecord], names: Sequence[str], draw: Draw) -> Iterator[Block]:
+    yield from _metrics(records, draw, _is_rate)
+    rows = []
     for run, record in enumerate(records):
-        began = [at for attempt in record.attempts if (at := unix(attempt.get("started"))) is not None]
-        per_step = pace(record.columns, began)
-        if len(per_step.rows):
-            spaced = Series(per_step.rows, per_step.values)
-            curves.append(curve(run, record, "seconds per step", spaced, buckets=_buckets(records), role="train"))
-        for pause in pauses(record.columns, per_step, most=_PAUSES):
+        for pause in pauses(record.columns, _pace(record), most=_PAUSES):
             step = record.columns.step
             rows.append([
                 names[run],
@@ -202,9 +242,9 @@ def _throughput(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[
                 f"{pause.usual_s:.1f}",
                 _meanwhile(record, pause.row),
             ])  # fmt: skip
-    if curves:
-        title = "seconds per step, with evaluations and saves"
-        yield {"kind": "chart", "title": title, "curves": curves, "restarts": _restarts(records, curves)}
+    chart = _chart(records, draw, f"{STEP_TIME}, with evaluations and saves", [STEP_TIME])
+    if chart["curves"]:
+        yield chart
     if rows:
         columns = ["run", "steps", "seconds", "usual", "meanwhile"]
         title = "The longest pauses between two records"

@@ -123,7 +123,7 @@ class Tail:
             try:
                 at, step = float(record["time"]), int(record["step"])
                 values = {name: float(value) for name, value in record.items() if name not in _HIDDEN}
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, OverflowError):
                 # Truncated by a power failure, or not written by this package.
                 continue
             if new.restarted and at <= shown:

@@ -12,7 +12,7 @@ import numpy as np
 from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import read_number
-from trainer_cli.runs.metrics import modes_of, read_json_lines
+from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines, read_json_lines
 
 Array = np.ndarray[Any, Any]
 _FACTS = ("step", "epoch", "time")
@@ -42,13 +42,53 @@ def read_columns(file: Path) -> Columns:
     Raises:
         OSError: it cannot be read.
     """
+    return _columns_of(read_json_lines(file))
+
+
+class GrowingColumns:
+    """The records of a `metrics.jsonl` that another process appends to; each line is parsed once."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = GrowingFile(file)
+        self.columns = Columns()
+
+    def read(self) -> Columns:
+        """All records up to now. When a resume has dropped some, the file is read anew.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        lines, restarted = self._file.read()
+        new = _columns_of(parse_json_lines(lines))
+        if restarted or not len(self.columns.step):
+            self.columns = new
+        elif len(new.step):
+            self.columns = _join(self.columns, new)
+        return self.columns
+
+
+def _join(first: Columns, second: Columns) -> Columns:
+    offset = len(first.step)
+    metrics = dict(first.metrics)
+    for name, series in second.metrics.items():
+        rows = series.rows + offset
+        before = metrics.get(name)
+        if before is None:
+            metrics[name] = Series(rows, series.values)
+        else:
+            metrics[name] = Series(np.append(before.rows, rows), np.append(before.values, series.values))
+    facts = [np.append(getattr(first, fact), getattr(second, fact)) for fact in _FACTS]
+    return Columns(facts[0], facts[1], facts[2], metrics)
+
+
+def _columns_of(lines: Sequence[dict[str, Any]]) -> Columns:
     facts: list[tuple[int, float, float]] = []
     rows_by_keys: dict[tuple[str, ...], list[int]] = {}
     records: list[dict[str, Any]] = []
-    for record in read_json_lines(file):
+    for record in lines:
         try:
             facts.append((int(record["step"]), float(record["epoch"]), float(record["time"])))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             continue
         rows_by_keys.setdefault(tuple(record), []).append(len(records))
         records.append(record)
@@ -136,18 +176,61 @@ def reduce(x: Array, y: Array, buckets: int) -> Reduced:
     width = (x[-1] - x[0]) / buckets or 1
     bucket = np.minimum(((x - x[0]) / width).astype(np.int64), buckets - 1)
     finite = np.flatnonzero(np.isfinite(y))
-    by_value = finite[np.lexsort((y[finite], bucket[finite]))]
-    starts = np.flatnonzero(np.diff(bucket[by_value], prepend=-1))
-    ends = np.append(starts[1:], len(by_value)) - 1
     not_finite = np.flatnonzero(~np.isfinite(y))
     # The first and last point of each stretch of NaN or infinity show where it is.
     edges = not_finite[(np.diff(not_finite, prepend=-2) > 1) | (np.diff(not_finite, append=count + 1) > 1)]
-    kept = np.unique(np.concatenate([[0, count - 1], by_value[starts], by_value[ends], edges]))
+    kept = np.concatenate([[0, count - 1], edges])
     if not len(finite):
-        return Reduced(kept, None)
-    first = np.flatnonzero(np.diff(bucket[finite], prepend=-1))
+        return Reduced(np.unique(kept), None)
+    # x does not decrease, so the points of a bucket are neighbours.
+    values, bucket = y[finite], bucket[finite]
+    first = np.flatnonzero(np.diff(bucket, prepend=-1))
     sizes = np.diff(np.append(first, len(finite)))
-    return Reduced(kept, Means(finite[first + sizes // 2], np.add.reduceat(y[finite], first) / sizes))
+    for extreme in (np.minimum, np.maximum):
+        equal = np.flatnonzero(values == np.repeat(extreme.reduceat(values, first), sizes))
+        kept = np.append(kept, finite[equal[np.diff(bucket[equal], prepend=-1) > 0]])
+    means = np.add.reduceat(values, first) / sizes
+    return Reduced(np.unique(kept), Means(finite[first + sizes // 2], means))
+
+
+class MeanCurve(NamedTuple):
+    """The mean of several curves at the places `x`, with the smallest and the largest of their values."""
+
+    x: Array
+    mean: Array
+    low: Array
+    high: Array
+
+
+def mean_curve(curves: Sequence[tuple[Array, Array]], most: int) -> MeanCurve:
+    """The mean of curves, such as those of several seeds, at up to `most` places of their common x axis.
+
+    A curve counts between its own ends, where it is interpolated. Of a curve with more points the means of `most` parts
+    of the axis are taken, and values that are not finite are left out.
+
+    Args:
+        curves: x, which must not decrease, and y of each.
+    """
+    thinned = []
+    for x, y in curves:
+        means = reduce(x, y, most).means
+        x, y = (x, y) if means is None else (x[means.indices], means.values)
+        finite = np.isfinite(y)
+        if finite.any():
+            thinned.append((x[finite], y[finite]))
+    if not thinned:
+        return MeanCurve(*(np.zeros(0) for _ in range(4)))
+    places = np.unique(np.concatenate([x for x, _ in thinned]))
+    if len(places) > most:
+        places = np.linspace(places[0], places[-1], most)
+    values = np.full((len(thinned), len(places)), np.nan)
+    for row, (x, y) in zip(values, thinned, strict=True):
+        inside = (places >= x[0]) & (places <= x[-1])
+        row[inside] = np.interp(places[inside], x, y)
+    # Between two runs that do not meet there is no value.
+    covered = np.isfinite(values).any(axis=0)
+    places, values = places[covered], values[:, covered]
+    return MeanCurve(places, np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0))
 
 
 class Pause(NamedTuple):

@@ -42,7 +42,7 @@ def parse_json_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     try:
         # One array is parsed much faster than line by line.
         values = json.loads(b"[" + b",".join(texts) + b"]")
-    except ValueError:
+    except (ValueError, RecursionError):
         values = [_parse_json(text) for text in texts]
     return [value for value in values if isinstance(value, dict)]
 
@@ -50,7 +50,7 @@ def parse_json_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
 def _parse_json(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -102,13 +102,13 @@ class Lines(NamedTuple):
 
 
 class GrowingFile:
-    """Reads the lines that were appended since the last call; the first call reads the last `most` lines.
+    """Reads the lines that were appended since the last call; the first call reads the last `most` lines, or all.
 
     A line without its newline is returned once it is complete. A missing file has no lines. When a resume truncates or
     replaces the file, reading starts again with its last `most` lines.
     """
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path, most: int | None = None) -> None:
         self._path = path
         self._most = most
         self._seen: tuple[int, int, int] | None = None
@@ -144,13 +144,16 @@ class GrowingFile:
         restarted = before is not None and (self._seen[0] != before[0] or mark != self._mark)
         from_last_lines = before is None or restarted
         if from_last_lines:
-            self._offset, self._mark = _offset_of_last(descriptor, status.st_size, self._most), b""
+            start = 0 if self._most is None else _offset_of_last(descriptor, status.st_size, self._most)
+            self._offset, self._mark = start, b""
         new = os.pread(descriptor, max(0, status.st_size - self._offset), self._offset)
         new = new[: new.rfind(b"\n") + 1]
         self._offset += len(new)
         self._mark = (self._mark + new)[-_MARK_BYTES:]
         lines = new.splitlines()
-        return Lines(lines[max(0, len(lines) - self._most) :] if from_last_lines else lines, restarted)
+        if from_last_lines and self._most is not None:
+            lines = lines[max(0, len(lines) - self._most) :]
+        return Lines(lines, restarted)
 
 
 def _offset_of_last(descriptor: int, size: int, count: int) -> int:

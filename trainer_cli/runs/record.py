@@ -54,6 +54,8 @@ class RunRecord:
     view: RunView
     """Its state now."""
     columns: Columns
+    machine: Columns
+    """Use of the machine, by the clock: a resume makes its steps begin again."""
     summary: Mapping[str, Any]
     attempts: Sequence[Mapping[str, Any]]
     checkpoints: Sequence[SavedCheckpoint]
@@ -81,8 +83,13 @@ class RunRecord:
         return min([*started, *self.columns.time[:1]], default=0.0)
 
 
-def read_run(path: Path, now: float) -> RunRecord | None:
+def read_run(
+    path: Path, now: float, columns: Columns | None = None, machine: Columns | None = None
+) -> RunRecord | None:
     """Read everything of a run; None if its directory has vanished.
+
+    Args:
+        columns, machine: its records and those of its machine, if they are read already.
 
     Raises:
         OSError: one of its files cannot be read.
@@ -95,8 +102,11 @@ def read_run(path: Path, now: float) -> RunRecord | None:
     if view is None:
         return None
     run = RunDir(path)
-    columns = read_columns(run.metrics_file)
-    config = {".".join(keys): as_text(value) for keys, value in whole_values(run_config(path))}
+    if columns is None:
+        columns = read_columns(run.metrics_file)
+    if machine is None:
+        machine = read_columns(run.system_file)
+    config = read_config(path)
     modes = modes_of(
         columns.metrics, config.get("checkpoint.keep_best.metric"), config.get("checkpoint.keep_best.mode")
     )
@@ -109,6 +119,7 @@ def read_run(path: Path, now: float) -> RunRecord | None:
         path,
         view,
         columns,
+        machine,
         summary,
         run.attempts,
         _checkpoints(run, summary),
@@ -119,6 +130,11 @@ def read_run(path: Path, now: float) -> RunRecord | None:
         best_values(columns, modes),
         modes,
     )
+
+
+def read_config(path: Path) -> dict[str, str]:
+    """The stored config of a run: dotted key -> value, a list as one text. Empty if it cannot be read."""
+    return {".".join(keys): as_text(value) for keys, value in whole_values(run_config(path))}
 
 
 class SweepJob(NamedTuple):
@@ -309,6 +325,11 @@ class RunReader:
         self._summary_seen: tuple[int, int, int] | None = None
         self._checkpoints: tuple[int, Path | None] | None = None
 
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """The contents of summary.json at the last look."""
+        return self._summary
+
     def look(self, now: float) -> RunView | None:
         """The run at unix time `now`; None if its directory is gone."""
         try:
@@ -414,7 +435,7 @@ class RunReader:
             self._points.clear()
             self._loss = None
         for record in parse_json_lines(new.lines):
-            with suppress(ValueError, TypeError, KeyError):
+            with suppress(ValueError, TypeError, KeyError, OverflowError):
                 self._points.append(_Point(int(record["step"]), float(record["time"])))
                 if _LOSS in record:
                     self._loss = float(record[_LOSS])

@@ -43,7 +43,7 @@ def read_validation(folder: Path) -> list[Row]:
     """
     rows: dict[tuple[str, str], Row] = {}
     for line in read_json_lines(folder / "validation.jsonl"):
-        with suppress(ValueError, TypeError, KeyError):
+        with suppress(ValueError, TypeError, KeyError, OverflowError):
             loader, checkpoint = str(line["loader"]), str(line["checkpoint"])
             values = {key.removeprefix(f"{loader}/"): value for key, value in line.items() if key not in _ROW_FACTS}
             metrics = {key: float(value) for key, value in values.items()}

@@ -119,6 +119,7 @@ class RunDir:
         self.environment_file = self.path / "environment.json"
         self.log_file = self.path / "train.log"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.system_file = self.path / "system.jsonl"
         self.summary_file = self.path / "summary.json"
         self.tensorboard_folder = self.path / "tensorboard"
         self.validation_folder = self.path / "validation"

@@ -1,0 +1,110 @@
+"""The page of `train serve` in a real browser: its table, choice, groups and refresh, beside a run that goes on."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from chromium import look, needs_chromium
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+
+from reported import HOSTILE, make_run, record
+
+from trainer_cli.commands import serve_http
+from trainer_cli.commands.serve_http import RunServer
+from trainer_cli.commands.serve_runs import ServedRuns
+from trainer_cli.loggers.text_files import strict_json
+
+pytestmark = needs_chromium
+
+PROBE = """
+window.boomed = 0; window.boom = () => { boomed += 1; };
+(async () => {
+  const told = {};
+  const until = async (isDone) => {
+    for (let n = 0; n < 60 && !isDone(); n += 1) await new Promise((done) => setTimeout(done, 50));
+    document.body.dataset.told = JSON.stringify(told);
+    return Boolean(isDone());
+  };
+  const loss = () => { const chart = charts.get("Metrics/chart/loss"); return chart && chart.view ? chart : null; };
+  const names = () => loss().view.lines.filter((line) => !line.faint).map((line) => line.name);
+  const row = (name) => [...document.querySelectorAll("tbody tr")].find((one) => one.cells[0].textContent === name);
+  try {
+    told.drawn = await until(() => overview && loss());
+    told.rows = [...document.querySelectorAll("tbody tr")].slice(0, 4).map((row) => row.cells[0].textContent);
+    told.lines = names();
+    const length = loss().view.lines[0].x.length;
+    await fetch("/append");
+    told.refreshed = await until(() => loss().view.lines[0].x.length > length);
+    const find = document.querySelector("input[placeholder^='find (']");
+    find.focus();
+    find.value = "lr0.[12]";
+    find.dispatchEvent(new Event("input"));
+    told.filtered = await until(() => names().length === 4) && names();
+    told.focus = document.activeElement.type;
+    row("lr0.1").querySelector("input").click();
+    told.chosen = await until(() => names().length === 2) && names();
+    row("lr0.1").querySelector("input").click();
+    await until(() => names().length === 4);
+    byId("group").value = "model.size";
+    byId("group").dispatchEvent(new Event("change"));
+    await until(() => names().some((name) => name.includes("runs")));
+    told.grouped = names();
+    told.bands = loss().plot.querySelectorAll(".band").length;
+    location.hash = row("lr0.1").querySelector("a").getAttribute("href");
+    const isOpened = () => byId("title").textContent === "lr0.1" && loss() && names()[0] === "train/loss";
+    told.opened = await until(isOpened);
+    told.sections = [...document.querySelectorAll("h2")].map((title) => title.textContent);
+    told.wide = document.documentElement.scrollWidth - innerWidth;
+    told.boomed = [boomed, document.images.length];
+    const hosts = performance.getEntriesByType("resource").map((one) => new URL(one.name).host);
+    told.hosts = [...new Set(hosts)].filter((host) => host !== location.host);
+  } catch (error) { told.error = `${error.stack}`; }
+  told.problem = byId("problem").textContent;
+  document.body.dataset.told = JSON.stringify(told);
+})();
+"""
+
+
+def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for lr, size in ((0.1, "a"), (0.2, "a"), (0.3, "b")):
+        run = make_run(tmp_path / f"runs/lr{lr}", lr=lr, steps=20)
+        run.config_file.write_text(f"name: lr{lr}\ntags: [{size}]\nmodel: {{size: {size}}}\n")
+    hostile = make_run(tmp_path / "runs" / "<b onclick=boom()>x</b>", steps=20, **{f"{HOSTILE}/loss": float})
+    hostile.config_file.write_text(f"name: x\nnotes: {strict_json(HOSTILE)}\n")
+    grows = tmp_path / "runs/lr0.1/metrics.jsonl"
+
+    def append(*_: object) -> tuple[str, str]:
+        with open(grows, "a") as file:
+            file.write(f"{strict_json(record(21, 10, 0.1, {}))}\n")
+        return "text/plain", ""
+
+    probed = tmp_path / "probed.js"
+    probed.write_text(Path(serve_http._SCRIPT).read_text() + PROBE)
+    monkeypatch.setattr(serve_http, "_SCRIPT", probed)
+    monkeypatch.setattr(serve_http, "_ANSWERS", {**serve_http._ANSWERS, "/append": append})
+    runs = ServedRuns(tmp_path / "runs")
+    with RunServer(runs, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            found = look(server.url, tmp_path / "profile", height=4000)
+        finally:
+            server.shutdown()
+            thread.join()
+            runs.close()
+    assert (found["drawn"], found["refreshed"]) == (True, True)
+    assert sorted(found["rows"]) == ["<b onclick=boom()>x</b>", "lr0.1", "lr0.2", "lr0.3"]
+    assert len(found["lines"]) == 8
+    assert sorted(found["filtered"]) == [f"lr0.{n} {name}" for n in (1, 2) for name in ("train/loss", "val/loss")]
+    assert found["focus"] == "search", "a refresh keeps the focus"
+    assert found["chosen"] == ["train/loss", "val/loss"], "of one run"
+    assert found["grouped"] == ["size=a (2 runs) train/loss", "size=a (2 runs) val/loss"]
+    assert found["bands"] == 2
+    assert found["opened"] is True
+    assert found["sections"][:2] == ["Summary", "Metrics"]
+    assert found["wide"] <= 0
+    assert (found["boomed"], found["hosts"]) == ([0, 0], [])

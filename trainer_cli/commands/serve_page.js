@@ -1,0 +1,122 @@
+// Keeps the page of `train serve` up to date: the table of all runs, and below it the report of the chosen ones.
+"use strict";
+const EVERY_MS = 2000;
+const FIRST_RUNS = 10;  // So many of the newest runs are shown at first.
+let overview = null, selected = null, shownVersion = null, asking = false, filtered = null;
+
+const words = () => new URLSearchParams(location.hash.slice(1));
+const openedName = () => words().get("run");
+const numberOf = (name) => Object.keys(overview.runs).find((number) => overview.runs[number] === name);
+
+function setWord(key, value) {
+  const all = words();
+  if (value === null || value === "") all.delete(key); else all.set(key, value);
+  history.replaceState(null, "", `#${all}`);
+}
+
+// The numbers of the runs that are shown: the opened one, or the chosen ones that the filter finds.
+function shownRuns() {
+  const opened = openedName() !== null ? numberOf(openedName()) : undefined;
+  if (openedName() !== null) return opened === undefined ? [] : [Number(opened)];
+  return overview.table.runs.filter((run) => selected.has(run) && (filtered === null || filtered.has(run)));
+}
+
+async function ask(path, parameters = {}) {
+  const query = new URLSearchParams(parameters);
+  const answer = await fetch(`${path}?${query}`);
+  if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
+  return answer.json();
+}
+
+live.isShown = (run) => run < 0 || shownRuns().includes(run);
+live.isChosen = (run) => selected.has(run);
+live.colour = (run) => colour(run);
+live.choose = (run, isChosen) => {
+  selected[isChosen ? "add" : "delete"](run);
+  refresh();
+};
+live.open = (run) => `#${new URLSearchParams([["run", overview.runs[run]]])}`;
+live.filter = (runs) => {
+  const before = String(shownRuns());
+  filtered = new Set(runs);
+  if (String(shownRuns()) !== before) refresh();
+};
+live.curves = async (block) => {
+  if (!block.fetched && block.curves.every((curve) => curve.y)) return true;  // Those of train validate come with the page.
+  const names = [...new Set(block.curves.map((curve) => curve.name))];
+  const group = openedName() === null ? byId("group").value : "";
+  const axis = block.axis || state.x, wanted = JSON.stringify([live.version, axis, group]);
+  if (block.fetched === wanted) return true;
+  const parameters = [["runs", shownRuns()], ["x", axis], ...names.map((name) => ["name", name]), ...(group ? [["group", group]] : [])];
+  try {
+    block.curves = await ask("/api/curves", parameters);
+    block.fetched = wanted;
+    return true;
+  } catch (error) {
+    byId("problem").textContent = String(error.message);
+    return false;
+  }
+};
+
+// Ask for what is new; again if something was chosen meanwhile.
+let again = false;
+async function refresh() {
+  if (asking) { again = true; return; }
+  asking = true;
+  try {
+    overview = await ask("/api/runs");
+    byId("problem").textContent = "";
+    if (selected === null) selected = new Set(overview.table.runs.slice(0, FIRST_RUNS));
+    showKeys();
+    const runs = shownRuns(), opened = openedName();
+    const version = JSON.stringify([runs, runs.map((run) => overview.versions[run]), opened]);
+    const page = version === shownVersion ? null : runs.length ? await ask("/api/page", { runs }) : { runs: {}, looks: {}, sections: [] };
+    if (page) {
+      live.page = page;
+      live.version = version;
+    }
+    shownVersion = version;
+    show(opened);
+  } catch (error) {
+    byId("problem").textContent = error.message.includes("fetch") ? "The server does not answer: was train serve ended?" : error.message;
+  } finally {
+    asking = false;
+  }
+  if (again) { again = false; refresh(); }
+}
+
+function show(opened) {
+  const { page } = live, count = overview.table.runs.length;
+  const table = { ...overview.table, title: "" };
+  const missing = opened !== null && numberOf(opened) === undefined;
+  render({
+    ...page,
+    title: opened ?? overview.title,
+    made: missing ? "There is no such run any more." : opened !== null ? "" : `${count} run${count === 1 ? "" : "s"}, ${shownRuns().length} shown`,
+    sections: [...(opened === null ? [{ title: "Runs", blocks: [table] }] : []), ...page.sections],
+  });
+  byId("back").hidden = opened === null;
+  byId("chosen").hidden = opened !== null;
+  byId("grouping").hidden = opened !== null || !overview.keys.length;
+}
+
+function showKeys() {
+  const select = byId("group"), keys = JSON.stringify(overview.keys);
+  if (select.dataset.keys === keys) return;
+  select.dataset.keys = keys;
+  const wanted = words().get("group") ?? "";
+  select.replaceChildren();
+  element("option", "no runs", select).value = "";
+  for (const key of overview.keys) element("option", `runs with the same ${key}`, select).value = key;
+  select.value = overview.keys.includes(wanted) ? wanted : "";
+}
+
+byId("group").addEventListener("change", () => { setWord("group", byId("group").value); redraw(); });
+for (const [text, choose] of [["show all", () => overview.table.runs], ["none", () => []]]) {
+  element("button", text, byId("chosen")).addEventListener("click", () => { selected = new Set(choose()); refresh(); });
+}
+addEventListener("hashchange", () => { shownVersion = null; scrollTo(0, 0); refresh(); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+// Nothing is asked for while nobody looks.
+setInterval(() => { if (!document.hidden) refresh(); }, EVERY_MS);
+refresh();

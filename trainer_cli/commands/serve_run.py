@@ -1,0 +1,120 @@
+"""One run of `train serve`: files are read again only after they have changed, and of its records only new lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.commands.report_blocks import Block
+from trainer_cli.commands.report_sections import metric_curve
+from trainer_cli.errors import TrainError
+from trainer_cli.runs.curves import GrowingColumns
+from trainer_cli.runs.metrics import GrowingFile
+from trainer_cli.runs.record import RunReader, RunRecord, RunView, read_config, read_run
+from trainer_cli.runs.run_dir import RunDir
+
+_LOG_LINES = 200
+
+
+class ServedRun:
+    """One run; its record is kept until one of its files changes."""
+
+    def __init__(self, number: int, reader: RunReader) -> None:
+        self.number = number
+        """Names the run in requests; it stays the same while the server runs."""
+        self.run: RunDir = reader.run
+        self._reader = reader
+        self._columns = GrowingColumns(self.run.metrics_file)
+        self._machine = GrowingColumns(self.run.system_file)
+        self._seen: Any = None
+        self._record: RunRecord | None = None
+        self._curves: dict[tuple[str, str, int], str] = {}
+        self._config: Mapping[str, str] = {}
+        self._config_seen: Any = None
+
+    def look(self, now: float) -> RunView | None:
+        """Its state now; None if its directory is gone."""
+        return self._reader.look(now)
+
+    @property
+    def version(self) -> str:
+        """Changes with its files."""
+        return hashlib.blake2b(repr(self._signature()).encode(), digest_size=8).hexdigest()
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        """Its stored config: dotted key -> value."""
+        seen = _identity(self.run.config_file)
+        if seen != self._config_seen:
+            self._config, self._config_seen = read_config(self.run.path), seen
+        return self._config
+
+    @property
+    def last_record(self) -> RunRecord | None:
+        """What was read last, which may be older than the files; None before the first reading."""
+        return self._record
+
+    @property
+    def summary(self) -> Mapping[str, Any]:
+        """Its summary.json."""
+        return self._reader.summary
+
+    def record(self, now: float) -> RunRecord | None:
+        """Everything that its files hold; None if its directory is gone or cannot be read."""
+        seen = self._signature()
+        if self._record is None or seen != self._seen:
+            try:
+                self._record = read_run(self.run.path, now, self._columns.read(), self._machine.read())
+            except (OSError, TrainError):
+                self._record = None
+            self._seen = seen
+            self._curves.clear()
+        return self._record
+
+    def curve(self, record: RunRecord, name: str, axis: str, buckets: int) -> str | None:
+        """A curve as JSON, over the steps and one more axis; None if the run has no such metric."""
+        key = (name, axis, buckets)
+        if key not in self._curves:
+            block = metric_curve(self.number, record, name, buckets=buckets)
+            if block is None:
+                return None
+            for fields in (block, block.get("mean", {})):
+                for other in {"epoch", "time"} - {axis}:
+                    fields.pop(other, None)
+            self._curves[key] = to_json(block)
+        return self._curves[key]
+
+    def log(self) -> Block | None:
+        """The last lines of its log; None without any."""
+        try:
+            lines = GrowingFile(self.run.log_file, _LOG_LINES).read().lines
+        except OSError:
+            return None
+        text = b"\n".join(lines).decode(errors="replace")
+        return {"kind": "text", "title": "The end of train.log", "text": text} if lines else None
+
+    def _signature(self) -> tuple[Any, ...]:
+        run = self.run
+        files = (
+            run.metrics_file, run.system_file, run.summary_file, run.config_file, run.history_file,
+            run.checkpoints_folder, run.validation_folder / "validation.jsonl", run.log_file,
+        )  # fmt: skip
+        # The lock tells a killed run from a running one: both have the same files.
+        return (*(_identity(file) for file in files), run.is_locked())
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON; None stands for numbers that are not finite."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,0 +1,212 @@
+"""What `train serve` answers: the table of the runs below a folder, the page of some of them, and curves.
+
+Nothing is read between two requests, except that all runs are read once after the first one. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from trainer_cli.commands.report import look_of, short_names
+from trainer_cli.commands.report_blocks import Block, rounded
+from trainer_cli.commands.report_sections import is_of_machine, metric_series, role_of, sections
+from trainer_cli.commands.serve_run import ServedRun, to_json
+from trainer_cli.commands.serve_table import differing_keys, runs_table
+from trainer_cli.runs.curves import mean_curve
+from trainer_cli.runs.find_runs import RunFinder
+from trainer_cli.runs.record import RunReader, RunRecord, RunView, SweepJob, read_sweep
+
+_BUCKETS = 1000
+_FEWEST_BUCKETS = 100
+_STEP_DIGITS = 12
+_NOT_SET = "(not set)"
+
+
+class ServedRuns:
+    """The runs below a folder. Several threads may call it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._finder = RunFinder(root)
+        self._runs: dict[Path, ServedRun] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._reading: threading.Thread | None = None
+
+    def overview(self) -> Block:
+        """The table of all runs, and the keys of their configs that differ."""
+        now = time.time()
+        with self._lock:
+            views = [(run, view) for run in self._found() if (view := run.look(now)) is not None]
+            views.sort(key=lambda item: _position(item[1]))
+            names = [_name(run.run.path, self.root) for run, _ in views]
+            keys = differing_keys([run.config for run, _ in views])
+            block = runs_table(views, names, keys)
+            versions = {str(run.number): run.version for run, _ in views}
+            self._read_ahead()
+        return {
+            "title": str(self.root),
+            "runs": {str(run.number): name for (run, _), name in zip(views, names, strict=True)},
+            "versions": versions,
+            "keys": keys,
+            "table": block,
+        }
+
+    def page(self, numbers: Sequence[int]) -> Block:
+        """The sections of a report of these runs. Curves have names, but no points: `curves` has them."""
+        now = time.time()
+        with self._lock:
+            chosen = list(self._chosen(numbers, now))
+            records = [record for _, record in chosen]
+            jobs = _sweep_jobs(records)
+            names = short_names(records, {os.path.realpath(job.run_dir): job for job in jobs})
+            looks = {str(run.number): look_of(record) for run, record in chosen}
+            content = sections(records, names, {}, jobs, draw=_unfilled)
+            if len(chosen) == 1 and (log := chosen[0][0].log()):
+                content.append({"title": "Log", "blocks": [log]})
+        if len(chosen) > 1:
+            content = _curves_first(content)
+        ids = [run.number for run, _ in chosen]
+        for block in (block for section in content for block in section["blocks"]):
+            _renumber(block, ids)
+        runs = {str(number): name for number, name in zip(ids, names, strict=True)}
+        return {"runs": runs, "looks": looks, "sections": content, "many": len(chosen) > 1}
+
+    def curves(self, numbers: Sequence[int], metrics: Sequence[str], axis: str, group: str | None) -> str:
+        """The curves of metrics of some runs as a JSON list.
+
+        Args:
+            axis: `step`, `epoch` or `time`.
+            group: a key of the configs; then the curves are means over the runs with the same value of it.
+        """
+        now = time.time()
+        with self._lock:
+            chosen = list(self._chosen(numbers, now))
+            buckets = max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(chosen)))
+            drawn: list[str | None] = []
+            for name in metrics:
+                # Runs on machines at different times have no common axis for a mean.
+                if group is None or any(is_of_machine(record, name) for _, record in chosen):
+                    drawn += [run.curve(record, name, axis, buckets) for run, record in chosen]
+                else:
+                    drawn += map(to_json, _grouped(chosen, name, group))
+        return f"[{','.join(text for text in drawn if text is not None)}]"
+
+    def close(self) -> None:
+        """End the thread that reads ahead."""
+        self._closed.set()
+        if self._reading is not None:
+            self._reading.join(5)
+
+    def _found(self) -> Iterable[ServedRun]:
+        runs: dict[Path, ServedRun] = {}
+        for path, unreadable in self._finder.find():
+            if unreadable is None:
+                runs[path] = self._runs.get(path) or ServedRun(
+                    next(self._numbers), RunReader(path, self._finder.listings)
+                )
+        # Replaced, so that runs that have vanished are dropped.
+        self._runs = runs
+        return runs.values()
+
+    def _chosen(self, numbers: Sequence[int], now: float) -> Iterator[tuple[ServedRun, RunRecord]]:
+        # By number: no part of a request becomes a path.
+        known = {run.number: run for run in self._runs.values()}
+        for chosen in dict.fromkeys(numbers):
+            run = known.get(chosen)
+            record = run.record(now) if run is not None else None
+            if run is not None and record is not None:
+                yield run, record
+
+    def _read_ahead(self) -> None:
+        """Once, after the first request: read all runs, so that a choice of many is answered at once."""
+        if self._reading is None:
+            self._reading = threading.Thread(target=self._read_all, name="read-runs", daemon=True)
+            self._reading.start()
+
+    def _read_all(self) -> None:
+        with self._lock:
+            runs = list(self._runs.values())
+        for run in runs:
+            if self._closed.is_set():
+                return
+            with self._lock:
+                run.record(time.time())
+            # Other threads wait for the lock, which is not fair.
+            time.sleep(0.001)
+
+
+def _position(view: RunView) -> tuple[bool, float, str]:
+    """Running ones by name, then ended ones, the newest first."""
+    age_s = math.inf if view.age_s is None else view.age_s
+    return not view.is_running, 0.0 if view.is_running else age_s, str(view.path)
+
+
+def _name(path: Path, root: Path) -> str:
+    return path.resolve().name if path == root else os.path.relpath(path, root)
+
+
+def _sweep_jobs(records: Sequence[RunRecord]) -> list[SweepJob]:
+    """The jobs of the sweeps that the runs belong to; those that have no run only if several runs are shown."""
+    folders = dict.fromkeys(record.path.parent for record in records)
+    jobs = []
+    for folder in folders:
+        try:
+            jobs += read_sweep(folder)
+        except OSError:
+            continue
+    return jobs
+
+
+def _unfilled(run: int, record: RunRecord, name: str) -> Block | None:
+    """A curve without its points, which the page asks for once the chart is in view."""
+    if metric_series(record, name) is None:
+        return None
+    return {"run": run, "name": name, "group": name, "role": role_of(name)}
+
+
+def _curves_first(content: Sequence[Block]) -> list[Block]:
+    """The sections without the table of the chosen runs, which stands above them, and what compares the runs after the
+    curves."""
+    summary = [block for block in content[0]["blocks"] if "runs" not in block] if content else []
+    compared = [{"title": "Parameters", "blocks": summary}] if summary else []
+    return [*content[1:2], *compared, *content[2:]]
+
+
+def _renumber(block: Block, numbers: Sequence[int]) -> None:
+    """Replace indices of runs by the numbers under which the server knows them."""
+    for item in (*block.get("curves", ()), *block.get("restarts", ())):
+        item["run"] = numbers[item["run"]]
+    if "runs" in block:
+        block["runs"] = [numbers[run] for run in block["runs"]]
+    # The table of all runs has the choice.
+    block.pop("choose", None)
+
+
+def _grouped(chosen: Sequence[tuple[ServedRun, RunRecord]], name: str, key: str) -> Iterator[Block]:
+    """For each value of a config key the mean of a metric over the runs with that value."""
+    values = list(dict.fromkeys(record.config.get(key, _NOT_SET) for _, record in chosen))
+    last = key.rpartition(".")[2]
+    for tint, value in enumerate(values):
+        of_value = [record for _, record in chosen if record.config.get(key, _NOT_SET) == value]
+        curves = [
+            (record.columns.step[series.rows], series.values)
+            for record in of_value
+            if (series := metric_series(record, name)) is not None
+        ]
+        if not curves:
+            continue
+        mean = mean_curve(curves, _BUCKETS // 2)
+        count = f"{len(curves)} run{'' if len(curves) == 1 else 's'}"
+        yield {
+            "run": -1, "owner": f"{last}={value} ({count})", "tint": tint, "name": name, "group": name, "role": "",
+            "step": rounded(mean.x, _STEP_DIGITS), "y": rounded(mean.mean),
+            "low": rounded(mean.low), "high": rounded(mean.high),
+        }  # fmt: skip
