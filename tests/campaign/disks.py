@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -13,9 +11,6 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-EXT4_IOC_SHUTDOWN = 0x8004587D
-WITHOUT_FLUSH = 2
-"""EXT4_GOING_FLAGS_NOLOGFLUSH: the journal in memory is lost, as in a power cut."""
 _IMAGE_BYTES = 32 << 20
 
 
@@ -73,15 +68,6 @@ def mounted(folder: Path, *what: str) -> Iterator[Path]:
         except subprocess.CalledProcessError:
             # A process that hangs may still use it.
             _run("umount", "--lazy", str(folder))
-
-
-def cut_power(disk: Path) -> None:
-    """Shut an ext4 down: what is not on its device is lost, and every access fails from now on."""
-    descriptor = os.open(disk, os.O_RDONLY)
-    try:
-        fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", WITHOUT_FLUSH))
-    finally:
-        os.close(descriptor)
 
 
 def fsync_new_file(path: Path) -> None:

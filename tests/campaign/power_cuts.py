@@ -10,9 +10,10 @@ from random import Random
 
 from acts import CUT, Act, assert_survives_power_cut, operations, prepared
 from command import Result, train
+from ext4 import shut_down
 from forgetful import ForgetfulDisk
 
-from campaign.disks import copy_image, cut_power, fsync_new_file, make_image, mounted, why_no_ext4
+from campaign.disks import copy_image, fsync_new_file, make_image, mounted, why_no_ext4
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.kills import COMPOSED
 from campaign.oracle import HANG_S, Reference, check_kept, make_reference, verdict_of
@@ -62,7 +63,7 @@ def cut_and_go_on(trial: Path, reference: Reference, number: int) -> Outcome:
                     fsync_new_file(disk / "other")
                 # Read before the cut: what is said later may not have happened.
                 announced += started.announced()
-                cut_power(disk)
+                shut_down(disk)
                 started.kill()
 
     def go_on() -> Result:

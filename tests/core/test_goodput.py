@@ -80,3 +80,4 @@ def test_the_best_interval_is_where_the_expected_time_is_least(save_s: float, be
 
 def test_a_save_that_takes_longer_than_two_failures_are_apart_is_made_once_a_failure() -> None:
     assert best_interval_s(7300.0, 3600.0) == 3600.0
+    assert lost_share(3600.0, 7300.0, 3600.0) == 1.0

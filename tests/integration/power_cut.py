@@ -7,14 +7,10 @@ A line that the command writes to stderr with `committed step` counts the checkp
 
 from __future__ import annotations
 
-import fcntl
-import os
-import struct
 import subprocess
 import sys
 
-_EXT4_IOC_SHUTDOWN = 0x8004587D
-_AFTER_THE_JOURNAL_IS_WRITTEN = 1
+from ext4 import shut_down
 
 
 def main(mount_point: str, *command: str) -> int:
@@ -27,9 +23,7 @@ def main(mount_point: str, *command: str) -> int:
         committed += "committed step" in line
         if committed == 3:
             break
-    descriptor = os.open(mount_point, os.O_RDONLY)
-    fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _AFTER_THE_JOURNAL_IS_WRITTEN))
-    os.close(descriptor)
+    shut_down(mount_point, flush_journal=True)
     sys.stderr.write("the power is cut\n")
     sys.stderr.write(process.stderr.read())
     return process.wait()

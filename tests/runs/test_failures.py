@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,10 @@ def test_the_plan_shows_the_interval_or_says_what_is_lacking(
     assert (best["between_failures_s"], best["source"][:9]) == (HOUR_S, "estimated")
     assert main([*command, "1h", "checkpoint.save_async=true"]) == 0
     assert "with a failure every 3600 s on average:" in capsys.readouterr().out
+    assert main([*command, "1h", "checkpoint.save_async=true", "-m", "optimizer.lr=0.1,0.2"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()[:3]
+    assert re.split("  +", header)[-1] == "best interval"
+    assert all(re.search(r"  [\d.]+ s$", row) for row in rows), rows
     assert main([*command, "1h", "checkpoint.save_async=false"]) == 2
     assert "has not measured two saves in one start" in capsys.readouterr().err
     assert main([*command, "6ep"]) == 2

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from trainer_cli.runs import launch as module
-from trainer_cli.runs.launch import RankProcesses, divide_cores
+from trainer_cli.runs.launch import RankProcesses, set_rank_variables
 
 LIMIT_S = 60.0
 GOES_ON = "sleep 600 & wait"
@@ -137,10 +137,14 @@ def test_a_rank_that_starts_after_a_signal_stops(ranks: list[Any]) -> None:
     assert signal.getsignal(TERM) == before
 
 
-def test_each_rank_has_its_share_of_the_cores_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_the_cores_and_log_few_warnings_of_torch_by_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    divide_cores(2)
-    assert os.environ["OMP_NUM_THREADS"] == "3"
+    monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")
+    set_rank_variables(2)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["TORCH_CPP_LOG_LEVEL"]) == ("3", "INFO")
     monkeypatch.delenv("OMP_NUM_THREADS")
-    divide_cores(10**6)
-    assert os.environ["OMP_NUM_THREADS"] == "1"
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL")
+    set_rank_variables(10**6)
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["TORCH_CPP_LOG_LEVEL"]) == ("1", "ERROR")

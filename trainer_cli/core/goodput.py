@@ -86,5 +86,8 @@ def best_interval_s(save_s: float, between_failures_s: float) -> float:
 
 
 def lost_share(interval_s: float, save_s: float, between_failures_s: float) -> float:
-    """Expected share of time that goes to saves, and to steps that are made again, at an interval of saves."""
-    return save_s / (interval_s + save_s) + interval_s / (2 * between_failures_s)
+    """Expected share of time that goes to saves, and to steps that are made again, at an interval of saves.
+
+    An approximation for failures that are rare beside the interval: 1.0 is all time, where they are not.
+    """
+    return min(1.0, save_s / (interval_s + save_s) + interval_s / (2 * between_failures_s))

@@ -31,12 +31,14 @@ _POLL_S = 0.05
 """Seconds between two checks of the processes."""
 
 
-def divide_cores(processes: int) -> None:
-    """Set the number of threads of each rank, unless the user has. Otherwise each would use all cores.
+def set_rank_variables(processes: int) -> None:
+    """Set the variables that torch reads when a rank imports it, unless the user has.
 
-    Called before other processes are started: ranks of restarts are forks of a server with the same variable.
+    Each rank would otherwise use all cores. And a rank whose store ends first would log a warning of thirty lines.
+    Called before other processes are started: ranks of restarts are forks of a server with the same variables.
     """
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
@@ -45,7 +47,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     Signals are forwarded, and the ranks may take any time to save and stop. After a failure of one, or a second Ctrl-C,
     the others are killed in half a minute, but rank 0, which may be saving, in ten.
     """
-    divide_cores(processes)
+    set_rank_variables(processes)
     starter, ranks = ProcessStarter(for_ranks=True), RankProcesses()
     # In this order: at the end of this block the ranks have ended, then the store, then the server.
     with contextlib.closing(starter), contextlib.ExitStack() as started:

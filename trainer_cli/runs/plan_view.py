@@ -83,14 +83,20 @@ def _failures(best: BestInterval | None) -> list[str]:
     """A block with the best interval of saves and where it is from; none if it was not asked for."""
     if best is None:
         return []
-    steps = "" if best.steps is None else f", {best.steps:,} step{'' if best.steps == 1 else 's'}"
     lines = (
         f"with a failure every {best.between_failures_s:g} s on average:",
         f"  a save         stops the training for {best.save_s:.3g} s ({best.source})",
-        f"  best interval  {best.interval_s:.3g} s{steps}",
-        f"  lost           {100 * best.lost_share:.2g} % of the time, half for saves, half for steps made again",
+        f"  best interval  {_interval(best)}",
+        f"  lost           {100 * best.lost_share:.3g} % of the time, half for saves, half for steps made again",
     )
     return ["\n".join(lines)]
+
+
+def _interval(best: BestInterval | None) -> str:
+    if best is None:
+        return ""
+    steps = "" if best.steps is None else f", {best.steps:,} step{'' if best.steps == 1 else 's'}"
+    return f"{best.interval_s:.3g} s{steps}"
 
 
 def schedule_rows(line: Timeline, start_step: int, steps_per_epoch: int | None) -> Iterator[tuple[str, str]]:
@@ -125,18 +131,21 @@ def _length(reason: str, steps_per_epoch: int | None) -> str:
 
 def sweep_table(plans: Mapping[str, Plan]) -> str:
     """A row for each job of a sweep, and the sum of all jobs."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for key, plan in plans.items():
         line, first = plan.timeline, plan.start_point.progress.step
         peak = "" if line.peak is None else _many(line.peak.count, line.peak.size_bytes)
+        best = _interval(plan.best_interval)
         if isinstance(plan.start, Done):
-            rows.append((key, f"finished at {first:,}", "", "", ""))
+            rows.append((key, f"finished at {first:,}", "", "", "", best))
         else:
             end = "?" if line.end is None else f"{line.end.step:,}"
-            rows.append((key, f"{first:,} to {end}", f"{len(line.evaluations):,}", f"{len(line.saves):,}", peak))
+            rows.append((key, f"{first:,} to {end}", f"{len(line.evaluations):,}", f"{len(line.saves):,}", peak, best))
     steps = sum(plan.timeline.end.step - plan.start_point.progress.step for plan in plans.values() if plan.timeline.end)
     most = sum(plan.timeline.peak.size_bytes for plan in plans.values() if plan.timeline.peak)
-    header = ("job", "steps", "evaluations", "checkpoints", "on the disk at most")
+    header: tuple[str, ...] = ("job", "steps", "evaluations", "checkpoints", "on the disk at most", "best interval")
+    if not any(plan.best_interval for plan in plans.values()):
+        header, rows = header[:-1], [row[:-1] for row in rows]
     total = f"{len(plans):,} jobs, {steps:,} steps{f', {format_bytes(most)} on the disk at most' if most else ''}"
     return f"{table(header, rows, right=header[2:4])}\n\n{total}"
 

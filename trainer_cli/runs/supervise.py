@@ -44,7 +44,7 @@ from trainer_cli.errors import ExitCode
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noted_activity, noting
 from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
-from trainer_cli.runs.launch import divide_cores, launch
+from trainer_cli.runs.launch import launch, set_rank_variables
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
 from trainer_cli.trainer.messages import to_console
@@ -102,7 +102,7 @@ def _fit_in_processes(
     if not supervised and (config.restarts.max > 0 or processes > 1):
         _refuse_early(composed, processes)
     if processes > 1:
-        divide_cores(processes)
+        set_rank_variables(processes)
     if config.restarts.max > 0 and not supervised:
         return supervise(config, again)
     if processes > 1:

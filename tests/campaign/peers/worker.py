@@ -6,12 +6,10 @@ file systems. A line names a fault and the number of the trial; the answer is a 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import random
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -21,6 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TextIO
 
+from ext4 import shut_down
+
 from campaign.peers.peer_savers import CONTENDERS, Contender
 from campaign.peers.task import EVERY, STEPS
 from campaign.peers.training import finish, import_as, training
@@ -28,9 +28,6 @@ from campaign.verdict import Outcome, Verdict
 
 HALF = STEPS // 2
 IMAGE_BYTES = 1 << 26
-_EXT4_IOC_SHUTDOWN = 0x8004587D
-_WITHOUT_THE_JOURNAL = 2
-"""What only the page cache or an unfinished transaction of the journal has is lost, as in a power cut."""
 
 
 class Worker:
@@ -111,7 +108,7 @@ def cut_power(worker: Worker, folder: Path, number: int, random_: random.Random)
                     file.write("another program's")
                     file.flush()
                     os.fsync(file.fileno())
-            _shut_down(disk)
+            shut_down(disk)
         announced = victim.announced
     with mounted(disk, "-o", "loop", str(folder / "image")):
         return worker.go_on(disk / "run", announced)
@@ -193,12 +190,6 @@ def mounted(folder: Path, *arguments: str) -> Iterator[None]:
 def size_of(folder: Path) -> int:
     """The bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _shut_down(disk: Path) -> None:
-    descriptor = os.open(disk, os.O_RDONLY)
-    fcntl.ioctl(descriptor, _EXT4_IOC_SHUTDOWN, struct.pack("I", _WITHOUT_THE_JOURNAL))
-    os.close(descriptor)
 
 
 def _call(*command: str) -> None:
