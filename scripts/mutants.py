@@ -344,7 +344,7 @@ OF_TRAINER = {
         MEANS, "total.add_(value, alpha=weight)", "total.add_(value, alpha=1)", OF_MEANS
     ),
     "a mean begins anew on a resume": Mutant(
-        LOG, "self._saved_means = state\n", "self._saved_means = None\n", OF_MEANS
+        LOG, "            self._means.load_state_dict(state)\n", "            pass\n", OF_MEANS
     ),
     "a mean keeps what was logged": Mutant(LOG, "        self.means.reset()\n", "", OF_MEANS),
     "accumulated batches weigh the same": Mutant(

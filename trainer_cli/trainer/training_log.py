@@ -30,15 +30,12 @@ class TrainingLog:
     def reset(self) -> None:
         """Reset the state of an earlier training."""
         self._means: WeightedMeans | None = None
-        self._saved_means: dict[str, Any] | None = None
         self._loss_check = LossCheck()
 
     def prepare(self, device: device, *, only_finite: bool) -> None:
         """Make the means, unless an earlier fit has made them; `only_finite` leaves out losses that are not finite."""
         if self._means is None:
             self._means = WeightedMeans(device, only_finite=only_finite)
-            if self._saved_means is not None:
-                self._means.load_state_dict(self._saved_means)
 
     @property
     def means(self) -> WeightedMeans:
@@ -55,9 +52,7 @@ class TrainingLog:
         return None if self._means is None else self._means.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Load the means, or keep them until `prepare`."""
-        # The device is unknown before `prepare`, and the sums must lie on it.
-        self._saved_means = state
+        """Load the means. A fit prepares before it loads; what is loaded outside of one is reset by the next."""
         if self._means is not None and state is not None:
             self._means.load_state_dict(state)
 
