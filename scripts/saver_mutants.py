@@ -109,11 +109,6 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         _LOCAL, "            old = self._swap(staging, name)\n",
         "            old = self._move_to_trash(name)\n            self.disk.rename(staging, final)\n", (_KILLS,),
     ),
-    "an older checkpoint is removed before the next is written": (
-        _SAVER, "    def before_commit(self) -> None:\n",
-        "    def before_commit(self) -> None:\n        self.retention.retire(self.trainer.progress.step)\n",
-        (_FAILED_SAVES, "tests/callbacks/test_retention_table.py"),
-    ),
     # Checks
     "digests are not compared": (
         _VERIFIED, '                if f"{self._entry.algorithm}:{self._digest.hexdigest()}" != self._entry.digest:\n',
