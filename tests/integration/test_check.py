@@ -6,12 +6,15 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command import LIMIT_S, running
 
 from trainer_cli.commands.main import main
+from trainer_cli.testing import resume
+from trainer_cli.testing.attempts import Forked
 
 CALLBACK = """
 from trainer_cli import Callback
@@ -44,6 +47,32 @@ class Endless(Callback):
 LESS = ("+experiment=digits_mlp", "~scheduler", "--steps", "6")
 
 
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Forked]:
+    """The two interpreters that the processes of a check are forked from, which import torch for seconds."""
+    forked = Forked(Path.cwd())
+    yield forked
+    forked.close()
+
+
+@pytest.fixture
+def _forks_of_one_start(forked: Forked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks in this process share the interpreters."""
+
+    class Processes:
+        def __init__(self, cwd: Path) -> None:
+            self._cwd = cwd
+
+        def __call__(self, plan: Path, output: Path) -> int:
+            return forked(plan, output, self._cwd)
+
+        def close(self) -> None:
+            """The next check goes on with them."""
+
+    monkeypatch.setattr(resume, "processes", Processes)
+
+
+@pytest.mark.usefixtures("_forks_of_one_start")
 def test_a_shipped_experiment_passes(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "resume", "+experiment=digits_mlp", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -53,6 +82,7 @@ def test_a_shipped_experiment_passes(empty_folder: Path, capsys: pytest.CaptureF
     assert not list(empty_folder.iterdir())
 
 
+@pytest.mark.usefixtures("_forks_of_one_start")
 def test_a_callback_that_forgets_is_named(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (empty_folder / "configs").mkdir()
     (empty_folder / "counts.py").write_text(CALLBACK)

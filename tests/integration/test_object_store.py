@@ -24,8 +24,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with s3_server() as address:
+        # Each command would import it, as the store's client does.
+        assert train("env", cwd=tmp_path_factory.mktemp("imports"), imports=("s3fs",)).code == 0
         yield address
 
 

@@ -86,7 +86,12 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
 
 
 def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) -> None:
-    project = make_project(tmp_path)
+    notes = CODE.replace(
+        "class Data:\n",
+        "with open('/proc/self/cmdline') as file, open('commands', 'a') as out:\n"
+        "    out.write(file.read().replace(chr(0), ' ') + chr(10))\n\n\nclass Data:\n",
+    )
+    project = make_project(tmp_path, **{"mine/parts.py": notes})
     two = ("fit", "-m", "experiment=mine", "seed=1,2", "loggers=jsonl", "loop.max_duration=20")
     held = hold(project, "train")
     with running(*two, cwd=project) as sweep:
@@ -110,26 +115,20 @@ def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) ->
         assert sweep.end().code == -signal.SIGKILL
     assert (summary(project, "seed=1")["status"], summary(project, "seed=1")["reason"]) == ("stopped", "SIGTERM")
 
+    (project / "commands").unlink()
     last = train(*two, cwd=project)
     assert last.code == 0, last.err
     assert list(message(project, "status").values()) == ["finished", "finished"]
     assert list(message(project, "attempts").values()) == ["3", "1"]
 
-
-def test_a_job_that_is_forked_trains_what_a_process_alone_does(tmp_path: Path) -> None:
-    notes = CODE.replace(
-        "class Data:\n",
-        "with open('/proc/self/cmdline') as file, open('commands', 'a') as out:\n"
-        "    out.write(file.read().replace(chr(0), ' ') + chr(10))\n\n\nclass Data:\n",
-    )
-    project = make_project(tmp_path, **{"mine/parts.py": notes})
-    assert train("fit", "-m", "experiment=mine", "seed=1,2", "name=swept", cwd=project).code == 0
-    assert train("fit", "experiment=mine", "seed=2", "name=alone", cold=True, cwd=project).code == 0
+    # The second job is a fork, and trains what a process alone does.
+    alone = (*(word for word in two if word not in ("-m", "seed=1,2")), "seed=2", "name=alone")
+    assert train(*alone, cold=True, cwd=project).code == 0
     forked = [" _fork_server " in line for line in (project / "commands").read_text().splitlines()]
     # The sweep imports the parts as well, to check them.
     assert forked == [False, False, sys.platform == "linux", False]
-    runs = [project / "runs/swept/sweep/seed=2", project / "runs/alone"]
-    weights = [(run / "checkpoints/step40/rank0.safetensors").read_bytes() for run in runs]
+    runs = [project / "runs/mine/sweep/seed=2", project / "runs/alone"]
+    weights = [(run / "checkpoints/step20/rank0.safetensors").read_bytes() for run in runs]
     assert weights[0] == weights[1]
 
 
