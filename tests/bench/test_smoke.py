@@ -25,6 +25,8 @@ TABLES: dict[str, str] = next(
 )
 NEEDS_CUDA = {"gpu"}
 """Measured on the CPU by test_bench.py."""
+LONG = {"ranks", "recovery"}
+"""Tables of many processes, which campaigns measure."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +54,13 @@ def _threads_and_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted(TABLES.keys() - NEEDS_CUDA))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.campaign if name in LONG else ())
+        for name in sorted(TABLES.keys() - NEEDS_CUDA)
+    ],
+)
 def test_the_smallest_form_of_every_table_is_measured(name: str, tmp_path: Path) -> None:
     tables = importlib.import_module(TABLES[name]).measure(Settings(Size.smoke, None, str(tmp_path)))
     assert tables

@@ -21,7 +21,7 @@ from oracle import read_length
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 
-HISTORIES = int(os.environ.get("TRAIN_HISTORIES", "300"))
+HISTORIES = int(os.environ.get("TRAIN_HISTORIES", "150"))
 SHRINKS = os.environ.get("TRAIN_SHRINKS", "yes") == "yes"
 
 LENGTHS = [1, 2, 3, 4, 5, "1ep", "2ep", "4sp", "9sp", "10sp", "7tok", "20tok", "1s", "2.5s", "4s"]

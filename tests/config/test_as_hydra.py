@@ -33,7 +33,7 @@ from trainer_cli.config.hydra_compat import SCHEMA
 from trainer_cli.config.search_path import SearchPath
 from trainer_cli.errors import ConfigError, raise_all
 
-COMPOSITIONS = int(os.environ.get("TRAIN_COMPOSITIONS", "100"))
+COMPOSITIONS = int(os.environ.get("TRAIN_COMPOSITIONS", "40"))
 """Random command lines, four for each random project."""
 SHIPPED = search_path.shipped_configs(Path(trainer_cli.__file__).parent)
 FILES = {

@@ -31,7 +31,7 @@ from trainer_cli.config.provenance import Provenance
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError, raise_all
 
-IN_ALL = int(os.environ.get("TRAIN_FUZZ", "2000"))
+IN_ALL = int(os.environ.get("TRAIN_FUZZ", "1000"))
 TEXTS = {
     file.relative_to(folder).as_posix(): file.read_text("utf-8")
     for folder in [search_path.shipped_configs(Path(trainer_cli.__file__).parent) or Path()]
