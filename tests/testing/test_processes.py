@@ -26,7 +26,8 @@ class Endless(Line):
         while True:
             time.sleep(0.01)
 """
-KINDS = pytest.mark.parametrize("kind", [Forked, Fresh])
+# New interpreters are for systems where a fork is not safe.
+KINDS = pytest.mark.parametrize("kind", [Forked, pytest.param(Fresh, marks=pytest.mark.campaign)])
 
 
 def plan_of(folder: Path, *overrides: str) -> Path:

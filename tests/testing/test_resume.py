@@ -27,7 +27,13 @@ class Masked(Line):
 """
 
 
-@pytest.mark.parametrize("accumulated", [1, 3], ids=["each batch a step", "three batches a step"])
+@pytest.mark.parametrize(
+    "accumulated",
+    [
+        pytest.param(1, marks=pytest.mark.campaign, id="each batch a step"),
+        pytest.param(3, id="three batches a step"),
+    ],
+)
 def test_sound_code_passes_in_every_place(accumulated: int, check: Check) -> None:
     report = check("", f"loop.grad_accum_steps={accumulated}", "data.num_workers=0")
     assert report.exact, report
