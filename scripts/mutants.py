@@ -387,7 +387,7 @@ OF_TRAINER = {
         ("tests/trainer/test_resume.py::test_a_resume_ends_bit_for_bit_where_going_through_ends",),
     ),
     "frozen norms are trained": Mutant(
-        "trainer_cli/trainer/trainer.py",
+        "trainer_cli/trainer/freezing.py",
         "            norm.eval()\n",
         "            pass\n",
         (
