@@ -7,11 +7,13 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TextIO
 
 _CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36", "green": "1;32", "dim": "2"}
@@ -88,6 +90,32 @@ def wrapped(text: str, width: int, indent: int = 2) -> str:
             drop_whitespace=True, replace_whitespace=False, expand_tabs=False,
         )  # fmt: skip
     return "\n".join(lines)
+
+
+def wrapped_help(text: str, width: int) -> str:
+    """A text of help with its paragraphs filled, and its indented lines, such as examples, broken between words.
+
+    What follows a gap in an indented line, such as the comment of an example, moves to a line of its own.
+    """
+    lines: list[str] = []
+    for is_indented, block in groupby(text.split("\n"), key=lambda line: line.startswith(" ") or line.endswith(":")):
+        if not is_indented:
+            lines += (textwrap.fill(line, width, break_on_hyphens=False) for line in _joined(block))
+            continue
+        for line in block:
+            command, *comment = re.split(r"(?<=\S) {3,}", line, maxsplit=1) if len(line) > width else [line]
+            lines.append(wrapped(command, width))
+            lines += (wrapped(f"{' ' * 6}{words}", width) for words in comment)
+    return "\n".join(lines)
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    """The paragraphs of lines, each as one line; an empty line ends a paragraph."""
+    for is_text, block in groupby(lines, key=bool):
+        if is_text:
+            yield " ".join(block)
+        else:
+            yield from block
 
 
 def format_bytes(count: int) -> str:

@@ -13,6 +13,7 @@ import yaml
 from printed import message
 
 from trainer_cli.commands.main import main
+from trainer_cli.config.fields import whole_values
 from trainer_cli.config.json_schema import json_schema
 from trainer_cli.core.schema import LoopConfig, TrainConfig
 
@@ -76,8 +77,18 @@ def test_provenance_names_file_and_line(project: Path, capsys: pytest.CaptureFix
     assert rows["max_duration: 3ep"] == "configs/experiment/odd.yaml:4"
     assert rows["seed: 3"] == "command line: seed=3"
     assert rows["hidden: [64]"] == "configs/model/mlp.yaml:3"
-    assert rows["deterministic: false"] == "default"
     assert yaml.safe_load(out)["loop"]["max_duration"] == "3ep"
+
+
+def test_provenance_shows_what_is_set_and_counts_the_defaults(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = dict(whole_values(yaml.safe_load(printed(capsys, "config", "experiment=odd", "seed=3"))))
+    *lines, last = printed(capsys, "config", "--provenance", "experiment=odd", "seed=3").splitlines()
+    shown = dict(whole_values(yaml.safe_load("\n".join(lines))))
+    assert "default" not in {line.partition("  # ")[2] for line in lines}
+    assert shown.items() <= whole.items()
+    assert last == f"# {len(whole) - len(shown)} of {len(whole)} values are defaults; train config shows them"
 
 
 def test_fields_reports_every_key_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +318,7 @@ def test_an_interpolation_is_shown_with_what_it_comes_to_and_a_secret_is_not(
     # One would lead to the secret by way of the other.
     assert "hunter2" not in "\n".join(lines)
     message = {line.strip().partition(":")[0]: line.partition("  # ")[2] for line in lines}
-    assert message["run_dir"] == "default"
+    assert "run_dir" not in message
     assert message["classes"] == "command line: model.classes=${seed} (3)"
     assert message["style"].endswith("default.yaml:5 (auto)")
 

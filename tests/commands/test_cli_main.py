@@ -155,6 +155,19 @@ def test_windows_is_pointed_to_wsl(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "WSL" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word", ["", *main_module.VERBS])
+def test_no_line_of_the_help_is_wider_than_the_terminal_and_no_word_is_lost(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    printed = {}
+    for width in (80, 300):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main([*word.split(), "--help"]) == 0
+        printed[width] = capsys.readouterr().out
+    assert max(map(len, printed[80].splitlines())) <= 80
+    assert printed[80].split() == printed[300].split()
+
+
 @pytest.mark.parametrize("argv", [["--help"], ["-h"], ["help"], ["--version"], ["help", "fit"]])
 def test_help_and_version_are_done(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     assert main(argv) == 0
@@ -174,9 +187,8 @@ def test_the_help_of_a_verb_says_what_it_does_and_shows_examples(capsys: pytest.
     summary = main_module.VERBS[word].summary
     assert summary[1:] in " ".join(out.split())
     assert f"examples:\n  train {word}" in out
-    assert max(map(len, out.splitlines())) <= 120
     if word == "fit":
-        assert "`train list` shows what there is to choose, `train config --fields` every key" in out
+        assert "`train list` shows what there is to choose, `train config --fields` every key" in " ".join(out.split())
 
 
 def test_a_reader_that_closes_the_pipe_causes_no_message() -> None:

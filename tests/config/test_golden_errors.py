@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import trainer_cli
 from trainer_cli.commands.main import main
-from trainer_cli.config import search_path
 from trainer_cli.errors import Code
 
 GROUPS = (
@@ -32,7 +30,7 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         "error: loop.max_duration: '3days' is not a duration; expected a number of steps, or a string such as 500st, "
         "3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m\n  --> command line\n")),
     Code.not_given: (["fit", "+experiment=char_gpt"], "", (
-        "error: data.path must be given\n  --> {shipped}/data/characters.yaml:4\n"
+        "error: data.path must be given\n  --> trainer_cli/configs/data/characters.yaml:4\n"
         "help: Add data.path=VALUE to the command line.\n")),
     Code.yaml: (["config", "+experiment=x"], "loop:\n  max_time: 12:30:45\n", (
         f"error: loop.max_time: 12:30:45 is read by YAML as the number 45045\n  --> {EXPERIMENT}:3\n"
@@ -64,6 +62,5 @@ def test_an_error_of_each_kind_is_printed_whole(
     file.write_text(f"# @package _global_\n{content or 'seed: 1'}\n")
     assert main(words) == 2
     printed = capsys.readouterr()
-    shipped = search_path.shipped_configs(Path(trainer_cli.__file__).parent)
-    assert printed.err.replace(str(shipped), "{shipped}") == expected
+    assert printed.err == expected
     assert printed.out == ""

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the overrides, and the flags that choose what is printed."""
     add_config_arguments(parser)
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--provenance", action="store_true", help="show where each value comes from")
+    output.add_argument("--provenance", action="store_true", help="show the values that are set, and where")
     output.add_argument(
         "--diff",
         nargs="?",
@@ -206,11 +206,12 @@ def _split_overrides(text: str) -> list[str]:
 
 
 def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> Iterator[str]:
-    """The config as YAML, with the origin of each value, and what chose the option of each group."""
+    """The values that are set as YAML, each with its origin, what chose each option, and the number of defaults."""
     from omegaconf import OmegaConf
 
     from trainer_cli.config.check import to_plain
     from trainer_cli.config.compose import compose
+    from trainer_cli.config.fields import whole_values
 
     composed = compose(overrides, **settings)
     provenance = composed.provenance
@@ -219,23 +220,37 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
         if section[0] not in values:
             yield f"# {choice.origin}"
     yield from _commented(list(_rows(provenance, values, (), OmegaConf.create(_without_resolvers(values)))))
+    paths = [path for path, _ in whole_values(values)]
+    defaults = sum(_is_default(provenance, path) for path in paths)
+    yield f"# {defaults} of {len(paths)} values are defaults; train config shows them"
 
 
 def _rows(
     provenance: Provenance, values: Mapping[Any, Any], path: KeyPath, resolving: Any
 ) -> Iterator[tuple[str, str]]:
-    """(line of YAML, origin of its value) of each key; `resolving` is the same config with interpolations."""
+    """(line of YAML, origin of its value) of each key that is set.
+
+    `resolving` is the same config with interpolations.
+    """
     from trainer_cli.config.diff import shown
 
     indent = "  " * len(path)
     for key, value in values.items():
         key_path = (*path, str(key))
         if isinstance(value, Mapping) and value:
-            yield f"{indent}{shown(key)}:", str(provenance.chosen(key_path, value) or "")
-            yield from _rows(provenance, value, key_path, resolving[key])
-        else:
+            rows = list(_rows(provenance, value, key_path, resolving[key]))
+            if rows:
+                yield f"{indent}{shown(key)}:", str(provenance.chosen(key_path, value) or "")
+                yield from rows
+        elif not _is_default(provenance, key_path):
             result = _resolve(resolving, key, value)
             yield f"{indent}{shown(key)}: {shown(value)}", f"{provenance.exact(key_path)}{result and f' ({result})'}"
+
+
+def _is_default(provenance: Provenance, path: KeyPath) -> bool:
+    from trainer_cli.config.provenance import DEFAULT
+
+    return provenance.exact(path).source == DEFAULT
 
 
 def _without_resolvers(value: Any) -> Any:

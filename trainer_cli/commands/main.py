@@ -10,6 +10,7 @@ import gc
 import io
 import os
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.errors import DISK_CURES, NO_SPACE, ConfigErrors, ExitCode, TrainError, UserError, disk_cure
-from trainer_cli.terminal import clear_status, painted, show_status
+from trainer_cli.terminal import clear_status, columns, painted, show_status, wrapped_help
 
 
 class Verb(NamedTuple):
@@ -75,6 +76,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of ending the process."""
         raise UserError(message, cure=f"See {self.prog} --help.")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps examples and paragraphs at words, as argparse does the texts of flags."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return wrapped_help(text, width)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -219,7 +227,7 @@ def parser_of(word: str, module: Any) -> Parser:
         prog=f"train {word}",
         description=f"{summary[0].upper()}{summary[1:]}.",
         epilog=getattr(module, "EXAMPLES", None),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
         # An abbreviation would change its meaning with the next flag that is added.
         allow_abbrev=False,
     )
@@ -273,11 +281,14 @@ def _exit_code(value: Any) -> int:
 
 
 def _overview() -> str:
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {name:{width}}  {verb.summary}" for name, verb in VERBS.items())
+    names, width = max(map(len, VERBS)), columns(sys.stdout)
+    verbs = "\n".join(
+        textwrap.fill(f"  {name:{names}}  {verb.summary}", width, subsequent_indent=" " * (names + 4))
+        for name, verb in VERBS.items()
+    )
     return (
         "usage: train VERB [OVERRIDE ...] [FLAGS]\n\n"
-        f"Train PyTorch models from YAML, and resume exactly.\n\nverbs:\n{verbs}\n\n{EXAMPLES}\n\n"
+        f"Train PyTorch models from YAML, and resume exactly.\n\nverbs:\n{verbs}\n\n{wrapped_help(EXAMPLES, width)}\n\n"
         "`train VERB --help` for more; `train --version` for the version."
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from hydra.core.override_parser.types import Override
 
 from trainer_cli.config.fields import OPEN, KeyPath, whole_values
 from trainer_cli.config.overrides import COMMAND_LINE, line_of, path_of
+from trainer_cli.config.search_path import FOLDER, PACKAGE, shipped_configs
 
 DEFAULT = "default"
 MERGE = "tag:yaml.org,2002:merge"
@@ -188,8 +190,19 @@ class Provenance:
 
 
 def label(path: Path, cwd: Path) -> str:
-    """The path relative to `cwd` where it is below it."""
-    return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+    """The path as messages show it: relative to `cwd`, or `trainer_cli/configs/…` for a shipped config outside it."""
+    if path.is_relative_to(cwd):
+        return str(path.relative_to(cwd))
+    shipped = _shipped()
+    if shipped is not None and path.is_relative_to(shipped):
+        return str(Path(PACKAGE.name, FOLDER, path.relative_to(shipped)))
+    return str(path)
+
+
+@cache
+def _shipped() -> Path | None:
+    folder = shipped_configs(PACKAGE)
+    return None if folder is None else folder.resolve()
 
 
 def _reads_as(word: str, number: float) -> bool:
