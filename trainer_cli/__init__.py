@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     )
     from trainer_cli.loggers.base import Logger, Record, RunFacts
     from trainer_cli.loggers.console import ConsoleLogger
+    from trainer_cli.loggers.media import MediaLogger
     from trainer_cli.loggers.mlflow import MlflowLogger
     from trainer_cli.loggers.tensorboard import TensorBoardLogger
     from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
@@ -115,6 +116,7 @@ _NAMES = {
     "errors": "CheckpointError ConfigError NotFiniteError RunDirectoryError SaveError TrainError UserError",
     "loggers.base": "Logger Record RunFacts",
     "loggers.console": "ConsoleLogger",
+    "loggers.media": "MediaLogger",
     "loggers.mlflow": "MlflowLogger",
     "loggers.tensorboard": "TensorBoardLogger",
     "loggers.text_files": "CsvLogger JsonlLogger",
@@ -186,6 +188,7 @@ __all__ = [
     "Logger",
     "Logging",
     "LoopConfig",
+    "MediaLogger",
     "MemoryMonitor",
     "Metrics",
     "Mixture",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import ListLogger, StopAt, loader, trainer
@@ -172,6 +173,10 @@ def test_metrics_of_torchmetrics_are_computed_over_all_samples_and_not_averaged_
         wanted[target, predicted] += 1
     assert torch.equal(matrix.counts, wanted)
     assert last.images["val/confusion"].shape == (6, 6, 1)
+    table = last.tables["val/confusion"]
+    assert table.columns == ("class", "0", "1", "2")
+    assert [row[1:] for row in table.rows] == [tuple(row) for row in wanted.tolist()]
+    assert table.is_matrix
     assert made.model.training is False
 
 
@@ -186,3 +191,17 @@ def test_metrics_of_torchmetrics_are_computed_over_all_samples_and_not_averaged_
 def test_a_wrong_name_says_what_there_is(made: Any, message: str) -> None:
     with pytest.raises((ConfigError, UserError), match=message):
         trainer(Classifier, optimizer=None, callbacks=[made()]).validate(Loader(_points(), 4, shuffle=False, seed=0))
+
+
+def test_a_confusion_matrix_is_drawn_with_labels_numbers_and_a_scale() -> None:
+    matrix = ConfusionMatrix(cell=20, labels=["cat", "a label that is far too long to be drawn"])
+    matrix.counts = torch.tensor([[9, 1], [0, 10**9]])
+    drawn = matrix.picture(matrix.labels)
+    channels, height, width = drawn.shape
+    assert channels == 3
+    assert min(height, width) > 2 * 20
+    assert drawn.dtype.name == "uint8"
+    # Red along the scale at the right, from the share 1 down to the white of 0.
+    scale = drawn[0, :, -30].astype(int)
+    assert scale.min() == 8
+    assert (np.diff(scale[scale.argmin() :]) >= 0).all()

@@ -13,12 +13,14 @@ import pytest
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table
 from trainer_cli.loggers.console import ConsoleLogger
+from trainer_cli.loggers.media import MediaLogger
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
 
 MAKERS: dict[str, Callable[[], Logger]] = {
     "jsonl": JsonlLogger,
     "csv": CsvLogger,
+    "media": MediaLogger,
     "tensorboard": TensorBoardLogger,
     "console-plain": lambda: ConsoleLogger("plain", io.StringIO()),
     "console-rich": lambda: ConsoleLogger("rich", io.StringIO()),
@@ -70,7 +72,9 @@ def test_a_logger_takes_texts_images_and_histograms_or_leaves_them_out(logger: L
         stream = logger._given_stream
         assert isinstance(stream, io.StringIO)
         assert "step" not in stream.getvalue()
-    assert all(content if name == "events" else not content for name, content in written.items())
+    # Event files, media.jsonl, and its images.
+    kept = {name for name, content in written.items() if content}
+    assert all(name in ("events", "media") or name.startswith("step1-") for name in kept)
     logger.log(Record(2, 0.1, 1e9, {"train/loss": 0.5}, **media))
 
 
@@ -83,7 +87,9 @@ def test_rewinding_and_making_a_logger_write_nothing(logger: Logger, tmp_path: P
 
 
 def test_importing_loggers_imports_nothing_heavy() -> None:
-    modules = ", ".join(f"trainer_cli.loggers.{name}" for name in ("base", "console", "text_files", "tensorboard"))
+    modules = ", ".join(
+        f"trainer_cli.loggers.{name}" for name in ("base", "console", "text_files", "media", "tensorboard")
+    )
     code = f"import sys; import {modules}\nassert not {{'torch', 'tensorboard', 'rich', 'numpy'}} & set(sys.modules)"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=500)

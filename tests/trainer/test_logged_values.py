@@ -15,6 +15,7 @@ from tiny import ListLogger, StopAt, StopInEvaluation, loader, on, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.errors import SaveError, UserError
 from trainer_cli.loggers.base import Record, RunFacts
+from trainer_cli.loggers.media import MediaLogger
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.trainer.hooks import VOCABULARY, Callback
@@ -339,3 +340,33 @@ def test_loggers_are_told_what_the_run_is() -> None:
     (facts,) = logger.facts
     assert isinstance(facts, RunFacts)
     assert (facts.config, facts.hparams) == ("a: 1\n", {"lr": 0.1})
+
+
+def test_media_of_a_run_that_is_stopped_are_those_of_a_straight_one(tmp_path: Path) -> None:
+    def show(made: Any, *arguments: Any) -> None:
+        made.log_text("words", f"before step {made.progress.step}")
+        made.log_image("picture", torch.full((2, 3), made.progress.step / 10))
+
+    def attempt(folder: Path, *callbacks: Any) -> None:
+        trainer(
+            callbacks=[*callbacks, on(on_train_batch_start=show)],
+            loggers=[MediaLogger()], run_dir=folder, settings={"log_interval": 1},
+            checkpoint=CheckpointerCallback(folder / "ckpt", save_interval=2),
+        ).fit(loader())  # fmt: skip
+
+    def media(folder: Path) -> list[Any]:
+        lines = [json.loads(line) for line in (folder / "media.jsonl").read_text().splitlines()]
+        files = {path.name: path.read_bytes() for path in (folder / "media").iterdir()}
+        return [[{**line, "time": 0} for line in lines], files]
+
+    def crash(made: Any, *arguments: Any) -> None:
+        if made.progress.step == 5:
+            raise RuntimeError("a crash after step 5, whose media are written")
+
+    attempt(tmp_path / "straight")
+    with pytest.raises(RuntimeError, match="a crash"):
+        attempt(tmp_path / "parts", on(on_train_batch_start=crash))
+    assert len(media(tmp_path / "parts")[0]) == 5
+    attempt(tmp_path / "parts")
+    assert media(tmp_path / "straight") == media(tmp_path / "parts")
+    assert len(media(tmp_path / "parts")[1]) == 6

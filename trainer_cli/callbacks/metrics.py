@@ -5,7 +5,7 @@ Predictions and targets are found in what the model returned, or in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from trainer_cli.callbacks.matrix_picture import SMALLEST_CELL, draw_matrix
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import check_gathers, gather_among, is_metric, scalars
@@ -96,17 +97,26 @@ class Metrics(Callback):
 
 
 class ConfusionMatrix(Callback):
-    """Logs the image `LOADER/confusion`, with a row for each class and a column for what it is taken for; each row is
-    white where all of the class are, and black where none. Counts are in `counts`, of the samples of all processes.
+    """Logs `LOADER/confusion`, as a table and as an image with its numbers and a scale: a row for each class, a column
+    for what it is taken for; shades are shares of the row. Counts are in `counts`, of the samples of all processes.
 
     Args:
         predictions: scores (N, classes) or classes (N), by their name in the model's outputs or the batch.
         targets: classes (N), by their name there or their place in a batch that is a sequence.
-        cell: pixels of a cell's side.
+        cell: pixels of a cell's side in the image. Cells that are too small for their numbers are grey, without
+            numbers, labels and scale: white where all of the class are, and black where none.
+        labels: names of the classes, in order; classes without one have their number.
     """
 
-    def __init__(self, predictions: str | int = "logits", targets: str | int = "labels", cell: int = 16) -> None:
+    def __init__(
+        self,
+        predictions: str | int = "logits",
+        targets: str | int = "labels",
+        cell: int = 32,
+        labels: Sequence[str] = (),
+    ) -> None:
         self.predictions, self.targets, self.cell = predictions, targets, cell
+        self.labels = [str(label) for label in labels]
         self.counts = torch.zeros(0, 0, dtype=torch.int64)
 
     def on_validate_start(self, trainer: Trainer, model: nn.Module, val_loader: Any, loop: ValidationLoop) -> None:
@@ -130,12 +140,17 @@ class ConfusionMatrix(Callback):
         # All of a tensor group have counted the same samples.
         self.counts = group.sum(self.counts) // group.tensor_size
         if self.counts.numel():
-            trainer.log_image("confusion", self.picture())
+            labels = [*self.labels, *map(str, range(len(self.labels), len(self.counts)))][: len(self.counts)]
+            rows = [[label, *counts] for label, counts in zip(labels, self.counts.tolist(), strict=True)]
+            trainer.log_table("confusion", ["class", *labels], rows, matrix=True)
+            trainer.log_image("confusion", self.picture(labels))
 
-    def picture(self) -> NDArray[np.float64]:
-        """The shares of each row, as grey values of shape (height, width)."""
+    def picture(self, labels: Sequence[str]) -> NDArray[Any]:
+        """The image: with labels of shape (3, height, width), else of grey values of shape (height, width)."""
         shares = (self.counts / self.counts.sum(1, keepdim=True).clamp(min=1)).numpy()
-        return np.kron(shares, np.ones((self.cell, self.cell)))
+        if self.cell < SMALLEST_CELL:
+            return np.kron(shares, np.ones((self.cell, self.cell)))
+        return draw_matrix(self.counts.tolist(), shares.tolist(), labels, self.cell)
 
     def _add(self, targets: Tensor, predicted: Tensor, classes: int) -> None:
         size = max(classes, len(self.counts), int(torch.cat([targets, predicted]).max()) + 1)

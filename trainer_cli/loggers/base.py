@@ -102,6 +102,8 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str | int | float | bool | None, ...], ...]
+    is_matrix: bool = False
+    """Whether each row is a label and numbers that are shown in shades, such as a confusion matrix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,8 +88,8 @@ def histogram_medium(name: str, values: Any) -> Medium:
     return Medium(Kind.histograms, name, array[np.isfinite(array)])
 
 
-def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Medium:
-    """A table of rows under the names of their columns.
+def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], matrix: bool = False) -> Medium:
+    """A table of rows under the names of their columns; arguments as of `Trainer.log_table`.
 
     Raises:
         UserError: a row has more or fewer values than there are columns, or something else than texts and numbers.
@@ -98,7 +98,9 @@ def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     for row in cells:
         if len(row) != len(columns) or not all(isinstance(cell, str | int | float | None) for cell in row):
             raise UserError(f"table {name!r} has the row {row!r} under the columns {list(columns)!r}")
-    return Medium(Kind.tables, name, Table(tuple(map(str, columns)), cells))
+        if matrix and not all(isinstance(cell, int | float) for cell in row[1:]):
+            raise UserError(f"matrix {name!r} has the row {row!r}", cure="Give a label, and numbers after it.")
+    return Medium(Kind.tables, name, Table(tuple(map(str, columns)), cells, matrix))
 
 
 def _host_array(value: Any) -> NDArray[Any]:

@@ -90,13 +90,13 @@ class Recording:
         """Add the distribution of the finite values. A tensor is copied to the host at once."""
         self._add_medium(histogram_medium(self._scoped(name), values))
 
-    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Add a table of texts and numbers.
+    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], matrix: bool = False) -> None:
+        """Add a table of texts and numbers; `matrix`: each row is a label and numbers, which are shown in shades.
 
         Raises:
             UserError: a row does not fit the columns.
         """
-        self._add_medium(table_medium(self._scoped(name), columns, rows))
+        self._add_medium(table_medium(self._scoped(name), columns, rows, matrix))
 
     def _add_medium(self, medium: Medium) -> None:
         self.metric_logger.add_medium(medium)

@@ -358,9 +358,9 @@ class Trainer:
         """Add the distribution of the finite values to the record of the current step."""
         self.recording.log_histogram(name, values)
 
-    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """Add a table of texts and numbers to the record of the current step."""
-        self.recording.log_table(name, columns, rows)
+    def log_table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], matrix: bool = False) -> None:
+        """Add a table to the record of the current step; `matrix`: of a label and numbers a row, shown in shades."""
+        self.recording.log_table(name, columns, rows, matrix)
 
     def name_scope(self, name: str) -> AbstractContextManager[str]:
         """Put `name/` before the names of what is logged inside the block; see `Recording.name_scope`."""

@@ -1,0 +1,170 @@
+"""Texts, images, histograms and tables in a run directory: a line of `media.jsonl` for each record that has some.
+
+Images are PNG files in the folder `media` beside it, named `stepN-DIGEST.png` by their step and name; a line names its
+files. They are written before their line, so a line never names a file that was not written. A rewind drops the lines
+of later steps, and then their files.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from trainer_cli.core.files import naming, sync, sync_folder
+from trainer_cli.loggers.base import Record, RunFacts, in_run_dir
+from trainer_cli.loggers.text_files import FileLogger, Line, read_record, strict_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
+
+MEDIA_FILE = "media.jsonl"
+MEDIA_FOLDER = "media"
+_BINS = 64
+_FILE = re.compile(r"step(\d+)-[0-9a-f]+\.png")
+_COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
+"""Channels of an image -> number of its kind in a PNG file."""
+_COMPRESSION = 3
+
+
+class MediaLogger(FileLogger):
+    """Appends what records have besides metrics. Nothing is created before the first of it.
+
+    Args:
+        path: the file; the images are in the folder `media` beside it.
+        most_bytes: once lines and images are this large, later records are left out, with a warning.
+    """
+
+    def __init__(self, path: str = MEDIA_FILE, most_bytes: int = 2**30) -> None:
+        super().__init__(path)
+        self.most_bytes = most_bytes
+        self._facts: RunFacts | None = None
+        self._size_bytes = 0
+        self._unsynced: deque[Path] = deque()
+        """Images that are written and may not be on the disk yet."""
+        self._is_full = False
+
+    @property
+    def _folder(self) -> Path:
+        return self._full_path.parent / MEDIA_FOLDER
+
+    def read_line(self, line: bytes, start: int) -> Line | None:
+        content = read_record(line)
+        return None if content is None else Line(content.step)
+
+    def rewind(self, run_dir: Path, step: int) -> None:
+        super().rewind(run_dir, step)
+        for file in list(_images(in_run_dir(self.path, run_dir).parent / MEDIA_FOLDER)):
+            if int(_FILE.fullmatch(file.name)[1]) > step:  # type: ignore[index]
+                file.unlink(missing_ok=True)
+        self._unsynced = deque(file for file in self._unsynced if file.exists())
+
+    def start(self, facts: RunFacts) -> None:
+        # The file is opened by the first record that has something for it.
+        self._facts, self._is_full = facts, False
+        self._full_path = in_run_dir(self.path, facts.run_dir)
+
+    def log(self, record: Record) -> None:
+        if self._facts is None or not record.has_media:
+            return
+        if self._file is None:
+            super().start(self._facts)
+            self._size_bytes = self._full_path.stat().st_size
+            self._size_bytes += sum(file.stat().st_size for file in _images(self._folder))
+        images = {self._image_file(record.step, name): _encode_png(image) for name, image in record.images.items()}
+        files = {name: f"{MEDIA_FOLDER}/{file.name}" for name, file in zip(record.images, images, strict=True)}
+        line = _encode(record, files)
+        size_bytes = len(line) + sum(map(len, images.values()))
+        if self._size_bytes + size_bytes > self.most_bytes:
+            self._refuse()
+            return
+        for file, content in images.items():
+            self._write_image(file, content)
+        self._append(line, record.step, {})
+        self._size_bytes += size_bytes
+
+    def flush(self, durable: bool = False) -> None:
+        if durable and self._file is not None:
+            synced_images = bool(self._unsynced)
+            while self._unsynced:
+                file = self._unsynced[0]
+                with naming(file), open(file, "rb") as content:
+                    sync(content.fileno())
+                # Only now: one whose sync fails is synced again by the next flush.
+                self._unsynced.popleft()
+            if synced_images:
+                sync_folder(self._folder)
+        super().flush(durable)
+
+    def close(self) -> None:
+        self._facts = None
+        super().close()
+
+    def _image_file(self, step: int, name: str) -> Path:
+        return self._folder / f"step{step}-{xxhash.xxh3_64_hexdigest(name.encode())}.png"
+
+    def _write_image(self, file: Path, content: bytes) -> None:
+        try:
+            file.parent.mkdir(exist_ok=True)
+            with naming(file):
+                file.write_bytes(content)
+        except OSError:
+            file.unlink(missing_ok=True)
+            raise
+        self._unsynced.append(file)
+
+    def _refuse(self) -> None:
+        if not self._is_full:
+            self._is_full = True
+            log.warning(
+                "%s and its images hold %d MB, so later texts, images, histograms and tables are left out of them",
+                self._full_path, self._size_bytes // 10**6,
+            )  # fmt: skip
+
+
+def _images(folder: Path) -> Iterator[Path]:
+    """The files of images in the folder, which may not exist."""
+    return (file for file in folder.glob("step*.png") if _FILE.fullmatch(file.name))
+
+
+def _encode(record: Record, files: Mapping[str, str]) -> bytes:
+    line: dict[str, Any] = {"step": record.step, "epoch": record.epoch, "time": round(record.time, 3)}
+    tables = {
+        name: {"columns": table.columns, "rows": table.rows, **({"matrix": True} if table.is_matrix else {})}
+        for name, table in record.tables.items()
+    }
+    histograms = {name: _histogram(values) for name, values in record.histograms.items() if values.size}
+    kinds = {"texts": record.texts, "images": files, "histograms": histograms, "tables": tables}
+    line.update({kind: values for kind, values in kinds.items() if values})
+    return strict_json(line).encode() + b"\n"
+
+
+def _histogram(values: NDArray[np.float64]) -> dict[str, list[float]]:
+    """The counts of equal bins from the smallest to the largest value, and the edges of the bins."""
+    import numpy as np
+
+    counts, edges = np.histogram(values, _BINS)
+    return {"counts": counts.tolist(), "edges": [float(f"{edge:.6g}") for edge in edges.tolist()]}
+
+
+def _encode_png(image: NDArray[np.uint8]) -> bytes:
+    """The image of shape (height, width, channels) as a PNG file (https://www.w3.org/TR/png-3)."""
+    height, width, channels = image.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOUR_TYPES[channels], 0, 0, 0)
+    # Each row begins with the number of its filter; 0 is none.
+    rows = b"".join(b"\x00" + row.tobytes() for row in image)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, _COMPRESSION)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        for kind, content in chunks
+    )
