@@ -22,6 +22,8 @@ html_theme_options = {
     "secondary_sidebar_items": ["page-toc"],
 }
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_js_files, html_css_files = ["copy.js"], ["copy.css"]
 html_show_copyright = False
 
 autodoc_default_options = {"members": True, "show-inheritance": True}

@@ -20,6 +20,7 @@ from trainer_cli.config.fields import ConfigKey, fields
 from trainer_cli.trainer import hooks
 
 PACKAGE = Path(trainer_cli.__file__).parent
+ROOT = Path(__file__).parents[1]
 CONFIGS = next(folder for folder in (PACKAGE / "configs", PACKAGE.parent / "configs") if folder.is_dir())
 
 
@@ -86,8 +87,52 @@ def classes() -> Iterator[str]:
 
 def peers() -> Iterator[str]:
     """The tables of tests/peers: each claim of the suites of other trainers, its test here, and what differs."""
-    for path in sorted((PACKAGE.parent / "tests/peers").glob("*.md")):
-        yield re.sub("^#", "##", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for path in sorted((ROOT / "tests/peers").glob("*.md")):
+        yield _below(path.read_text(encoding="utf-8"))
+
+
+def _below(text: str) -> str:
+    """A page as a part of another: headings are one level lower. Comments in blocks of code stay."""
+    blocks = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(
+        block if block.startswith("```") else re.sub("^#", "##", block, flags=re.MULTILINE) for block in blocks
+    )
+
+
+def benchmarks() -> Iterator[str]:
+    """BENCHMARKS.md without its title."""
+    text = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
+    yield text.partition("\n")[2].replace("](docs/benchmarks/", "](../benchmarks/")
+
+
+def examples() -> Iterator[str]:
+    """The page of each example; links to its files become text."""
+    for path in sorted((ROOT / "examples").glob("*/README.md")):
+        yield re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:)[^)]*\)", r"\1", _below(path.read_text(encoding="utf-8")))
+
+
+def llms(pages: Mapping[str, str]) -> str:
+    """The text of llms.txt: what the project is, and each page with its address and what the index says of it.
+
+    A page of which the index has the link alone is described by its first sentence.
+    """
+    lines = ["# trainer-cli", "", "> " + _first_sentence(pages["index"]), ""]
+    for section in pages["index"].split("\n## ")[1:]:
+        lines += [f"## {section.splitlines()[0]}", ""]
+        for page in re.findall(r"\]\(([\w/-]+)\.md\)", section):
+            title = pages[page].partition("\n")[0].removeprefix("# ")
+            description = re.search(rf"^- \[[^\]]+\]\({page}\.md\)[:,] ((?:(?!\]\().)+)$", section, re.MULTILINE)
+            lines.append(f"- [{title}]({page}.html): {description[1] if description else _first_sentence(pages[page])}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _first_sentence(page: str) -> str:
+    """The first sentence of a page that is no heading, block, table or list."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    paragraphs = (paragraph for paragraph in text.split("\n\n")[1:] if re.match(r"[`*\[\w]", paragraph.lstrip()))
+    first = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(next(paragraphs, "").split()))
+    return re.split(r"(?<=[.:])\s(?=[A-Z`])", first)[0]
 
 
 def menu(index: str) -> Iterator[str]:
@@ -98,8 +143,10 @@ def menu(index: str) -> Iterator[str]:
 
 
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
+    "reference/benchmarks": benchmarks,
     "reference/commands": commands,
     "reference/config": config,
+    "reference/examples": examples,
     "reference/hooks": hook_list,
     "reference/peers": peers,
     "reference/python": classes,
@@ -125,8 +172,18 @@ def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines
     lines[:] = "".join(parts).splitlines()
 
 
+def write_llms(app: Any, error: Exception | None) -> None:
+    """Write llms.txt, which tells programs that read the site what each page holds (llmstxt.org)."""
+    if error is None:
+        folder = Path(app.srcdir)
+        pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.md")}
+        texts = {name: path.read_text(encoding="utf-8") for name, path in pages.items()}
+        (Path(app.outdir) / "llms.txt").write_text(llms(texts), encoding="utf-8")
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.connect("build-finished", write_llms)
     app.connect("source-read", add)
     app.connect("autodoc-process-docstring", as_rst, priority=100)  # Before napoleon's, which makes rst.
     return {"parallel_read_safe": True}

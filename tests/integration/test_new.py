@@ -23,6 +23,7 @@ from trainer_cli.errors import UserError
 
 FILES = {
     ".gitignore",
+    "AGENTS.md",
     "README.md",
     "configs/data/spiral.yaml",
     "configs/experiment/shapes.yaml",

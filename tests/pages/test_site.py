@@ -63,3 +63,19 @@ def test_every_public_name_and_shipped_component_is_described(site: Callable[[st
     assert [name for name in trainer_cli.__all__ if not re.search(rf"trainer_cli\.{name}\b", text)] == []
     assert "trainer_cli.Digits(" in text
     assert "trainer_cli.GPT(" in text
+
+
+def test_llms_txt_has_the_address_and_a_sentence_of_every_page(site: Callable[[str], str]) -> None:
+    lines = site("llms.txt").splitlines()
+    pages = [page.relative_to(ROOT / "docs").with_suffix("") for page in (ROOT / "docs").rglob("*.md")]
+    addresses = [f"]({page.as_posix()}.html): " for page in pages if page.name != "index"]
+    assert [address for address in addresses if sum(address in line for line in lines) != 1] == []
+    assert [line for line in lines if line.endswith(": ")] == []
+    assert lines[2].startswith("> `train` trains PyTorch models")
+
+
+def test_benchmarks_and_examples_are_pages_of_the_site(site: Callable[[str], str]) -> None:
+    assert "A step of a tiny MLP" in site("reference/benchmarks.html")
+    examples = site("reference/examples.html")
+    titles = [path.read_text("utf-8").splitlines()[0].lstrip("# ") for path in ROOT.glob("examples/*/README.md")]
+    assert [title for title in titles if title not in examples] == []
