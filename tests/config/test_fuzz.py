@@ -160,6 +160,11 @@ MAPPING = Kind(
     [{}, {"a.*": "b.*"}, {"a": "b"}],
     [None, "a", 3, [], ["a"], {"a": 1}, {"a": None}, {"a": "b.*"}],
 )
+WRITER = Kind(
+    lambda value: value is None or (isinstance(value, dict) and "_target_" in value),
+    [None, {"_target_": "a.B", "x": 1.5}],
+    [3, "jsonl", [1], True, {}, {"x": 1}],
+)
 FREEZE = Kind(
     lambda value: value is None or isinstance(value, dict) or TEXTS_OF.holds(value),
     [None, {}, [], ["a.*", "re:b"], {"a.*": "3ep", "b": None}, {"a": 10, "b": "0.5dur"}],
@@ -245,6 +250,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.compression": choice("none", "gz", "bz2", "xz", "lzma"),
     "loop.min_duration": duration(), "load.average": TRUTH, "load.states": STATES, "load.strict": TRUTH, "load.ignore_keys": TEXTS_OF, "load.key_mapping": MAPPING,
     "validate.folder": TEXT_OR_NULL, "validate.watch": TRUTH,
+    "predict.folder": TEXT_OR_NULL, "predict.loader": TEXT_OR_NULL, "predict.outputs": TEXTS_OF, "predict.writer": WRITER,
     "logging.level": choice("debug", "info", "warning", "error"),
     "logging.console": choice("auto", "rich", "plain", "off"),
     "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF,
@@ -277,7 +283,7 @@ UNKNOWN = [
     "modell",
     "load.x",
 ]
-SECTIONS = ["compile", "restarts", "loop", "precision", "checkpoint", "load", "validate", "logging"]
+SECTIONS = ["compile", "restarts", "loop", "precision", "checkpoint", "load", "validate", "predict", "logging"]
 
 
 @st.composite

@@ -36,6 +36,7 @@ class Verb(NamedTuple):
 VERBS: Mapping[str, Verb] = {
     "fit": Verb("trainer_cli.commands.fit", "train, or resume where a run stopped"),
     "validate": Verb("trainer_cli.commands.validate", "evaluate every checkpoint that a glob matches"),
+    "predict": Verb("trainer_cli.commands.predict", "write a model's outputs for every sample of a dataset"),
     "plan": Verb("trainer_cli.commands.plan", "show what a fit would do: steps, evaluations, checkpoints, disk"),
     "top": Verb("trainer_cli.commands.top", "show all runs below a folder, live: state, step, rate, loss, time left"),
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),

@@ -48,6 +48,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "load.*": "is used only while the run has no checkpoint",
     "trust": "whose code may be built",
     "validate.*": "is used by `train validate` only",
+    "predict.*": "is used by `train predict` only",
     "loop.max_duration": "where the run ends",
     "loop.hard_stop": "where the run ends",
     "loop.min_duration": "where the run ends",

@@ -35,6 +35,7 @@ _ANY: Mapping[str, Schema] = {
     "scheduler": {"anyOf": [NODE, _MAPPING_OF_NODES, NULL]},
     "step": {"anyOf": [NODE, NULL]},
     "sparsity": {"anyOf": [NODE, NULL]},
+    "predict.writer": {"anyOf": [NODE, NULL]},
     "loop.microbatch": {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}, NULL]},
     "loop.limit_train_batches": {
         "anyOf": [{"type": "integer", "minimum": 1}, {"type": "number", "exclusiveMinimum": 0, "maximum": 1}, NULL]
@@ -66,6 +67,7 @@ _NARROWER: Mapping[str, Schema] = {
     "checkpoint.copy_to.folder": {"anyOf": [_FOLDER_OR_URL, NULL]},
     "checkpoint.suffix": {"anyOf": [{"type": "string", "pattern": "^[A-Za-z0-9_.+-]*$"}, NULL]},
     "validate.folder": {"anyOf": [_FOLDER, NULL]},
+    "predict.folder": {"anyOf": [_FOLDER, NULL]},
     "param_groups": {"type": "object", "additionalProperties": {"type": "object"}},
     "callbacks": _MAPPING_OF_NODES,
     "loggers": _MAPPING_OF_NODES,

@@ -132,6 +132,12 @@ def _check_freeze(key: str, patterns: Any) -> None:
             check_duration(f"{key}.{pattern}", value, units=units)
 
 
+def _check_writer(key: str, writer: Any) -> None:
+    if writer is not None and not (isinstance(writer, Mapping) and "_target_" in writer):
+        message = f"{key} is {shown(writer)}, but it is a node with `_target_`, or null"
+        raise ConfigError(message, location=key, code=Code.wrong_type)
+
+
 def _check_eval_loaders(key: str, loaders: dict[str, Any]) -> None:
     allowed = "interval (a duration, or null), steps (a number, or null) and hook (a name)"
     for name, settings in loaders.items():
@@ -326,6 +332,24 @@ class ValidateConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class PredictConfig:
+    """What `train predict` writes."""
+
+    folder: str | None = checked(partial(check_folder, instead="Write null for `predictions/` in the run directory."))
+    """Where predictions are written, in a folder for each checkpoint; null: `predictions/` in the run directory."""
+    loader: str | None = None
+    """Whose samples: a validation loader, or `predict`; null: the part `predict` of the data, else all validation
+    loaders."""
+    outputs: list[str] = checked(check_patterns, [])
+    """Globs of the names of outputs to write; empty: all that have a value for each sample."""
+    writer: Any = checked(_check_writer)
+    """What writes them: null (JSON lines), or a node with `_target_`, a subclass of PredictionWriter."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "predict")
+
+
+@dataclass(kw_only=True, slots=True)
 class ParallelConfig:
     """How many processes train the model."""
 
@@ -464,6 +488,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
+    predict: PredictConfig = field(default_factory=PredictConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)

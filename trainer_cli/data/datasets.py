@@ -21,10 +21,11 @@ from trainer_cli.errors import UserError
 
 
 class Datasets:
-    """A dataset for training, and for validation one dataset or a mapping of names to datasets."""
+    """A dataset for training, for validation one dataset or a mapping of names to datasets, and one for `train predict`
+    alone."""
 
-    def __init__(self, train: Any, val: Any | Mapping[str, Any] | None = None) -> None:
-        self.train, self.val = train, val
+    def __init__(self, train: Any, val: Any | Mapping[str, Any] | None = None, predict: Any = None) -> None:
+        self.train, self.val, self.predict = train, val, predict
 
 
 _FILE = Path(__file__).with_name("digits.npz")

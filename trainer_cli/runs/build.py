@@ -105,8 +105,11 @@ class Builder:
         self.trust = trust
         self.group = group
 
-    def data(self) -> Data:
+    def data(self, *, predicts: bool = False) -> Data:
         """Build the data object, and loaders for its `train` and `val`.
+
+        Args:
+            predicts: add a loader for the part `predict` of the data object, if it has one, to those of `val`.
 
         Raises:
             ConfigError: the node is wrong, or its object has no `train`.
@@ -137,6 +140,8 @@ class Builder:
         seed = self.config.seed
         val = getattr(source, "val", None)
         val_sets = {} if val is None else val if isinstance(val, Mapping) else {"val": val}
+        if predicts and getattr(source, "predict", None) is not None:
+            val_sets = {**val_sets, "predict": source.predict}
         train_set = source.train
         if overfit is not None:
             train_set = _few(source.train, overfit * int(settings.get("batch_size") or 32), seed)

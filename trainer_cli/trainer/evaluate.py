@@ -177,10 +177,7 @@ def evaluate_checkpoint(
     """
     progress, epoch = trainer.progress, trainer.loop.epochs_at(trainer.progress)
     if path is not None:
-        # Averages of weights, for example, are in the states of callbacks.
-        evaluating = any(callback.evaluates for callback in trainer.callbacks.values())
-        state = trainer.loading.read(path, load, *(["callbacks"] if evaluating else []))
-        load_for_evaluation(trainer, state, load, path)
+        state = load_checkpoint(trainer, path, load)
         progress = Progress(trainer.loaded_step, int(state.get("progress", {}).get("epoch", 0)))
         epoch = float(progress.epoch)
     record = trainer.metric_logger.record
@@ -198,6 +195,15 @@ def evaluate_checkpoint(
     record.clear()
     record.update(before)
     return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]
+
+
+def load_checkpoint(trainer: Trainer, path: Path, load: LoadOptions) -> dict[str, Any]:
+    """Load what an evaluation of a checkpoint needs, and return the state that was read."""
+    # Averages of weights, for example, are in the states of callbacks.
+    evaluating = any(callback.evaluates for callback in trainer.callbacks.values())
+    state = trainer.loading.read(path, load, *(["callbacks"] if evaluating else []))
+    load_for_evaluation(trainer, state, load, path)
+    return state
 
 
 def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | None = None) -> None:

@@ -1,0 +1,282 @@
+"""`train predict`: write a model's outputs for every sample of a dataset.
+
+    expand `ckpt=`, and hold the checkpoints against removal
+    for each: its config from the checkpoint, data, model with its weights
+        for each loader: the parts that are missing, in order; then one file of all parts
+
+Several processes (torchrun, srun) each write a part of the samples. They exchange nothing: the last one that ends joins
+the parts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.config.arguments import EVALUATED
+from trainer_cli.config.check import to_plain
+from trainer_cli.config.compose import Composed, compose, from_yaml
+from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.ranks import Ranks
+from trainer_cli.core.url_path import is_url
+from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
+from trainer_cli.runs.origin import naming_project
+from trainer_cli.runs.prediction_files import PredictionFile, PredictionWriter
+from trainer_cli.runs.replay_named import provide_steps
+from trainer_cli.runs.select import config_of, manifest_of
+from trainer_cli.runs.start import load_options
+from trainer_cli.runs.validate import Holds, select_held
+from trainer_cli.trainer.messages import to_console
+
+if TYPE_CHECKING:
+    from trainer_cli.core.load_options import LoadOptions
+    from trainer_cli.core.schema import TrainConfig
+    from trainer_cli.runs.build import Builder, Data
+    from trainer_cli.trainer.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+_PART_SAMPLES = 1024
+"""Samples in a part, or one batch if that is larger: at most these are predicted again after a kill."""
+_DATASET = "predict"
+"""The loader of a dataset for predictions alone."""
+_KEYS = ("seed", "model", "model_call", "data", "step", "precision", "callbacks")
+"""Sections of the config that change predictions."""
+_OF_LOADING = ("num_workers", "persistent_workers", "worker_timeout")
+
+
+def predict(
+    overrides: Sequence[str],
+    ranks: Ranks,
+    *,
+    config_dir: Path | None = None,
+    config_name: str = "config",
+    allow_pickle: bool = False,
+    replays: bool = False,
+) -> int:
+    """Write the predictions of each checkpoint that `ckpt=` names, and return the exit code.
+
+    Args:
+        ranks: which of how many processes this is.
+        allow_pickle: checkpoints of other programs may run any code when they are loaded.
+        replays: whether a step that `RUN@stepN` names is computed if no checkpoint of it is there.
+    """
+    # The other overrides may name keys that only the configs of the checkpoints have.
+    keys = ("ckpt=", "load.", "logging.", "predict.")
+    settings: dict[str, Any] = {"config_dir": config_dir, "config_name": config_name}
+    chosen = [override for override in overrides if override.lstrip("+").startswith(keys)]
+    command = compose(chosen, **settings, missing_ok=True, sections=()).config
+    to_console(command.logging.level)
+    if command.ckpt is None:
+        raise UserError(
+            "predict needs ckpt=, whose weights to use", cure="For example: train predict ckpt=runs/digits@best."
+        )
+    patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
+    provide_steps(patterns, replays=replays, config_dir=config_dir)
+    settings["sections"] = EVALUATED
+    others = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
+    with Holds() as holds:
+        selection, removed = select_held(patterns, holds)
+        for path, problem in {**selection.skipped, **dict.fromkeys(removed, "it was removed")}.items():
+            log.warning("skipped %s: %s", path, problem)
+        for path, problem in selection.damaged.items():
+            log.error("%s: %s", path, problem)
+        folders = _folders(selection.paths)
+        for path in selection.paths:
+            with naming_project(path.parent.parent, config_dir):
+                experiment = _Experiment(path, others, settings, command, allow_pickle=allow_pickle)
+                experiment.predict(folders[path], ranks)
+    return ExitCode.NO_CHECKPOINT if selection.damaged else ExitCode.DONE
+
+
+def _folders(paths: Sequence[Path]) -> dict[Path, Path]:
+    """The folder of the predictions of each checkpoint, unless `predict.folder` is set."""
+    folders = {}
+    for path in paths:
+        if kind_of(path) is not None or is_url(path):
+            digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+            folders[path] = Path("runs") / f"predictions-{digest}" / path.stem
+        else:
+            folders[path] = path.parent.parent / "predictions" / path.name
+    return folders
+
+
+class _Experiment:
+    """A checkpoint with its config, and the overrides of the command."""
+
+    def __init__(
+        self,
+        path: Path,
+        overrides: Sequence[str],
+        settings: Mapping[str, Any],
+        command: TrainConfig,
+        *,
+        allow_pickle: bool,
+    ) -> None:
+        source, _ = config_of(path)
+        if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
+            raise CheckpointError(f"{path} carries no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
+        self.path = path
+        self.composed: Composed = from_yaml(source, overrides, **settings)
+        # `load` of a recovered config is for the checkpoint that its run started from, not for its own.
+        load = command.load if source else self.composed.config.load
+        self.load: LoadOptions = load_options(load, allow_pickle=allow_pickle)
+
+    def predict(self, folder: Path, ranks: Ranks) -> None:
+        """Write the predictions for every loader."""
+        import torch
+
+        from trainer_cli.runs.build import Builder
+        from trainer_cli.trainer.evaluate import load_checkpoint
+        from trainer_cli.trainer.predict import predicting
+
+        config = self.composed.config
+        self.composed.check_targets(EVALUATED)
+        if ranks.world_size > 1 and torch.cuda.is_available():
+            torch.cuda.set_device(ranks.local_rank % torch.cuda.device_count())
+        with self.composed.placing():
+            builder = Builder(config, self.composed.trust)
+            writer = _make_writer(builder)
+            data = builder.data(predicts=True)
+            loaders = _choose_loaders(data, config.predict.loader)
+            folder = folder if config.predict.folder is None else Path(config.predict.folder) / folder.name
+            files = {name: self._file(folder, name, loader, writer) for name, loader in loaders.items()}
+            if all(not file.missing(ranks.rank, ranks.world_size) for file in files.values()):
+                _finish(files)
+                return
+            trainer = builder.evaluator(data)
+            load_checkpoint(trainer, self.path, self.load)
+            with predicting(trainer, loaders):
+                for name, loader in loaders.items():
+                    _write_missing(trainer, loader, files[name], config.predict.outputs, ranks)
+            _finish(files)
+
+    def _file(self, folder: Path, name: str, loader: Any, writer: PredictionWriter) -> PredictionFile:
+        batches = _count_parts(loader)
+        values = to_plain(self.composed.raw)
+        config = {key: values.get(key) for key in _KEYS}
+        if isinstance(config["data"], Mapping):
+            config["data"] = {key: value for key, value in config["data"].items() if key not in _OF_LOADING}
+        manifest = manifest_of(self.path)
+        identity = str(self.path) if manifest is None else [manifest.run_id, manifest.step, manifest.config_digest]
+        facts = {
+            "checkpoint": identity,
+            "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
+            "predict.outputs": list(self.composed.config.predict.outputs),
+            "samples": getattr(loader, "length", None),
+            "parts": batches,
+        }
+        return PredictionFile(folder, name, writer, batches, facts)
+
+
+def _make_writer(builder: Builder) -> PredictionWriter:
+    node = builder.config.predict.writer
+    if node is None:
+        return PredictionWriter()
+    writer = builder.make(node, "predict.writer")
+    if not isinstance(writer, PredictionWriter):
+        raise ConfigError(
+            f"predict.writer is a {type(writer).__name__}, but it must be a subclass of PredictionWriter",
+            location="predict.writer",
+        )
+    return writer
+
+
+def _choose_loaders(data: Data, name: str | None) -> dict[str, Any]:
+    """The loader `name`; None: that of the part `predict` of the data object, else all validation loaders."""
+    loaders = data.val
+    if name is None and _DATASET in loaders:
+        name = _DATASET
+    if not loaders:
+        raise ConfigError("the data has neither a part `predict` nor a validation part (val)", location="data")
+    if name is None:
+        return loaders
+    if name not in loaders:
+        cure = did_you_mean(name, loaders).strip() or f"There are: {', '.join(loaders)}."
+        raise ConfigError(f"there is no loader '{name}'", location="predict.loader", hint=cure)
+    return {name: loaders[name]}
+
+
+def _batches_per_part(loader: Any) -> int | None:
+    """Batches in a part; None if the loader cannot be entered at any sample: all batches are one part."""
+    size = getattr(loader, "samples_per_batch", None)
+    return None if size is None or _length(loader) is None else max(1, -(-_PART_SAMPLES // size))
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def _count_parts(loader: Any) -> int:
+    per_part = _batches_per_part(loader)
+    return 1 if per_part is None else -(-len(loader) // per_part)
+
+
+def _write_missing(trainer: Trainer, loader: Any, file: PredictionFile, patterns: Sequence[str], ranks: Ranks) -> None:
+    """Write the missing parts of this process, each stretch of consecutive ones with one pass of the loader."""
+    per_part, size = _batches_per_part(loader), getattr(loader, "samples_per_batch", None) or 0
+    missing = file.missing(ranks.rank, ranks.world_size)
+    while missing:
+        first = missing[0]
+        # A killed process leaves no gap, but another number of processes does.
+        stretch = [number for index, number in enumerate(missing) if number == first + index]
+        missing = missing[len(stretch) :]
+        batch = first * (per_part or 0)
+        with closing(loader.iterate(0, batch=batch, samples=batch * size)) as batches:
+            rows = _Rows(trainer, loader, patterns, batch * size)
+            for number in stretch:
+                file.write(number, rows.of(islice(batches, per_part)))
+                log.info("%s: %d samples", file.path, rows.sample)
+
+
+class _Rows:
+    """The rows of consecutive samples, from a first one on."""
+
+    def __init__(self, trainer: Trainer, loader: Any, patterns: Sequence[str], sample: int) -> None:
+        self.sample = sample
+        """The number of the next sample."""
+        self._trainer, self._loader, self._patterns = trainer, loader, patterns
+        self._names: set[str] | None = None
+
+    def of(self, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        """The rows of some batches, in order."""
+        from trainer_cli.trainer.predict import predict_batch
+
+        for batch in batches:
+            count, outputs = predict_batch(self._trainer, batch, self._loader, self._patterns)
+            self._check_names(set(outputs), count)
+            for index in range(count):
+                yield {"sample": self.sample + index, **{name: values[index] for name, values in outputs.items()}}
+            self.sample += count
+
+    def _check_names(self, names: set[str], count: int) -> None:
+        if self._names is None:
+            self._names = names
+        elif names != self._names:
+            raise UserError(
+                f"{', '.join(sorted(names ^ self._names))}: not in each batch has it a value for each of its samples "
+                f"(here {count})",
+                where="predict.outputs",
+                cure="Name the outputs that are per sample by predict.outputs.",
+            )
+
+
+def _finish(files: Mapping[str, PredictionFile]) -> None:
+    for file in files.values():
+        if file.is_done:
+            log.info("%s is complete already", file.path)
+        elif file.finish():
+            log.info("wrote %s", file.path)
+        else:
+            log.info("%s: other processes have not written all parts yet", file.path)

@@ -1,0 +1,162 @@
+"""Files with the predictions of a model: parts that are written one after the other, and then joined.
+
+A part holds the samples of consecutive batches. It has its final name once it is whole and on the disk, so a command
+that was killed goes on with the parts that are missing, and processes that each write some need not talk to each other.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.core.files import replace, sync, sync_folder
+from trainer_cli.errors import UserError
+
+_FACTS = "predictions.json"
+_SUFFIX = ".parts"
+
+
+class PredictionWriter:
+    """Writes JSON lines: for each sample a line with its number and the outputs as numbers and lists of numbers.
+
+    A subclass writes another format, and is named by `predict.writer`.
+    """
+
+    suffix = ".jsonl"
+
+    def write(self, path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the rows of a part into a new file. A row has `sample`, and outputs as tensors or as the model returned
+        them, in memory of the host.
+        """
+        with open(path, "wb") as file:
+            for row in rows:
+                values = {name: _plain(value) for name, value in row.items()}
+                file.write(json.dumps(values, ensure_ascii=False).encode() + b"\n")
+
+    def join(self, parts: Sequence[Path], path: Path) -> None:
+        """Write one file of all parts, in their order."""
+        with open(path, "wb") as file:
+            for part in parts:
+                with open(part, "rb") as source:
+                    shutil.copyfileobj(source, file, 1 << 20)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it. NaN and infinity are the texts "nan", "inf" and "-inf", as in metrics.jsonl."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+class PredictionFile:
+    """The file with the predictions of one checkpoint on one loader, and the parts of it that are there.
+
+    Args:
+        count: number of parts.
+        facts: what the predictions depend on. Parts that were written with other facts are refused.
+    """
+
+    def __init__(self, folder: Path, name: str, writer: PredictionWriter, count: int, facts: Mapping[str, Any]) -> None:
+        self.path = folder / f"{name}{writer.suffix}"
+        self._parts_folder, self._facts_file = folder / f".{name}{_SUFFIX}", folder / f"{name}.{_FACTS}"
+        self._writer, self._count = writer, count
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._locked(folder):
+            self._check_facts(facts)
+            self.is_done = self.path.exists()
+            if not self.is_done:
+                self._parts_folder.mkdir(exist_ok=True)
+
+    @contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Other processes write parts of the same file.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _check_facts(self, facts: Mapping[str, Any]) -> None:
+        text = json.dumps(facts, sort_keys=True, indent=1)
+        if not self._facts_file.exists():
+            if self.path.exists():
+                raise UserError(
+                    f"{self.path} exists, and no {self._facts_file.name} says what it holds",
+                    cure="Set predict.folder to another folder, or remove the file.",
+                )
+            replace(self._facts_file, [text.encode()])
+        elif (before := self._facts_file.read_text("utf-8")) != text:
+            if not self.path.exists() and not any(self._parts_folder.glob("[!.]*")):
+                # Of a command that failed before its first part.
+                replace(self._facts_file, [text.encode()])
+                return
+            old = json.loads(before)
+            changed = sorted(name for name in {*old, *facts} if old.get(name) != facts.get(name))
+            raise UserError(
+                f"{self.path.parent} has predictions of '{self.path.stem}' that were made with another "
+                f"{' and '.join(changed)}",
+                cure=f"Set predict.folder to another folder, or remove {self._facts_file}, {self.path.name} and "
+                f"{self._parts_folder.name}.",
+            )
+
+    def part(self, number: int) -> Path:
+        """The file of a part."""
+        return self._parts_folder / f"{number:08d}{self._writer.suffix}"
+
+    def missing(self, rank: int = 0, world_size: int = 1) -> list[int]:
+        """The parts that a process has to write: its share of all, without those that exist."""
+        # In one stretch, so that a loader is entered once.
+        first, end = (self._count * share // world_size for share in (rank, rank + 1))
+        return [] if self.is_done else [number for number in range(first, end) if not self.part(number).exists()]
+
+    def write(self, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write a part. It has its name only once it is whole and on the disk."""
+        path = self.part(number)
+        # By the process, so that two that write the same part, as after a change of their number, do not mix.
+        staged = path.with_name(f".tmp.{os.getpid()}.{path.name}")
+        try:
+            self._writer.write(staged, rows)
+            _sync_file(staged)
+            os.replace(staged, path)
+        except BaseException:
+            staged.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+    def finish(self) -> bool:
+        """Join the parts once all exist. False: another process has still to write some."""
+        with self._locked(self.path.parent):
+            if self.path.exists():
+                return True
+            parts = [self.part(number) for number in range(self._count)]
+            if not all(part.exists() for part in parts):
+                return False
+            staged = self.path.with_name(f".tmp.{self.path.name}")
+            self._writer.join(parts, staged)
+            _sync_file(staged)
+            os.replace(staged, self.path)
+            sync_folder(self.path.parent)
+            # Only now: a crash before it joins them again.
+            shutil.rmtree(self._parts_folder)
+            return True
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
