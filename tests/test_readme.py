@@ -180,7 +180,7 @@ def test_a_newcomer_trains_is_killed_resumes_evaluates_and_reports(tmp_path: Pat
     printed = Reader(tmp_path, commands).sh(f"VENV='{tmp_path}' '{ROOT}/scripts/newcomer'")
     times = re.findall(r"^ *\d+ s   (.*)$", printed, re.MULTILINE)
     assert [" ".join(line.split()[:2]) for line in times] == [
-        "train fit", "train fit", "train validate", "train report", "in all",
+        "train fit", "train fit", "train validate", "train report", "train serve", "in all",
     ]  # fmt: skip
     assert "(killed)" in times[0]
     assert "(resumed)" in times[1]
