@@ -70,10 +70,8 @@ def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float], *
         note = f"   (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""
         _print(f"  {key:<16} {value:.4f}{note}")
     _print(f"  {'run directory':<16} {run.path}")
-    report = run.path / "report.html"
-    for label, path in (("best checkpoint", best), ("report", report if report.is_file() else None)):
-        if path is not None:
-            _print(f"  {label:<16} {path}")
+    if best is not None:
+        _print(f"  {'best checkpoint':<16} {best}")
     if outcome.checkpoints:
         # Those with a rare reason first: the final one, the best, the pinned.
         reasons = Counter(checkpoint["why"] for checkpoint in outcome.checkpoints)
@@ -83,8 +81,6 @@ def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float], *
         _print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
     if outcome.status == "finished":
         commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
-        if not report.is_file() and run.metrics_file.is_file():
-            commands.append(f"train report {shlex.quote(str(run.path))}")
         if (run.path / "tensorboard").is_dir():
             commands.append(f"tensorboard --logdir {shlex.quote(str(run.path.parent))}")
         if commands:
