@@ -114,7 +114,7 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "500px" });
 
 async function draw(chart) {
-  const settings = JSON.stringify([state, zoomed, [...hidden], innerWidth, live.version, byId("group").value]);
+  const settings = JSON.stringify([state, zoomed, [...hidden], chart.plot.clientWidth, live.version, byId("group").value]);
   if (chart.drawn === settings) return;
   chart.drawn = settings;
   if (live.curves && chart.block.kind === "chart") {
@@ -156,7 +156,10 @@ function hoverAt(source, x, y, pointer) {
     const row = element("div", null, tip);
     element("i", null, row).style.background = line.colour;
     element("span", line.name, row);
-    element("b", line.low && value !== null ? `${format(value)} (${format(line.low[index])} to ${format(line.high[index])})` : format(value), row);
+    const range = line.low && value !== null ? ` (${format(line.low[index])} to ${format(line.high[index])})` : "";
+    // An evaluation has no value at most steps: say where the nearest one is.
+    const away = Math.abs(line.x[index] - x) > 0.01 * (source.view.xs.high - source.view.xs.low) ? ` at ${format(line.x[index])}` : "";
+    element("b", format(value) + range + away, row);
   }
   if (values.length > 12) element("div", `and ${values.length - 12} more`, tip);
   place(tip, pointer);
@@ -513,5 +516,5 @@ byId("unzoom").addEventListener("click", () => zoomTo(null));
 byId("find").addEventListener("input", findCharts);
 byId("step").addEventListener("input", showCommands);
 let resizing = null;
-addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(redraw, 150); });
+new ResizeObserver(() => { clearTimeout(resizing); resizing = setTimeout(redraw, 100); }).observe(byId("sections"));
 if (byId("data")) render(JSON.parse(byId("data").textContent));

@@ -111,6 +111,8 @@ function showKeys() {
   select.value = overview.keys.includes(wanted) ? wanted : "";
 }
 
+// The token is in a cookie now: the address may be shown to others.
+if (location.search) history.replaceState(null, "", location.pathname + location.hash);
 byId("group").addEventListener("change", () => { setWord("group", byId("group").value); redraw(); });
 for (const [text, choose] of [["show all", () => overview.table.runs], ["none", () => []]]) {
   element("button", text, byId("chosen")).addEventListener("click", () => { selected = new Set(choose()); refresh(); });
