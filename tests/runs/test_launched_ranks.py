@@ -72,6 +72,8 @@ def end(processes: list[subprocess.Popen[bytes]], scripts: list[str], *signals: 
         pytest.param(["exit 0", "exit 3"], 3, "", id="one fails"),
         pytest.param(["sleep 0.5; exit 1", "exit 3"], 3, "", id="the first failure counts"),
         pytest.param(["exit 75", GOES_ON], 75, "", id="one stops alone"),
+        pytest.param(["sleep 0.5; exit 75", "exit 1"], 75, "", id="rank 0 can be resumed, whatever the others say"),
+        pytest.param(["exit 1", "sleep 0.5; exit 75"], 1, "", id="another rank does not know that"),
         pytest.param(["kill -9 $$", GOES_ON], 1, "rank 0 was killed by SIGKILL", id="one is killed"),
         pytest.param([GOES_ON, "kill -6 $$"], 1, "rank 1 was killed by SIGABRT", id="one aborts"),
         pytest.param(["trap '' TERM; sleep 600", "exit 4"], 4, "", id="one fails, the other hangs"),

@@ -34,7 +34,7 @@ from trainer_cli.core.manifest import FileEntry
 from trainer_cli.core.parts import PartTable, why_uncovered
 from trainer_cli.core.shards import Shard
 from trainer_cli.core.url_path import is_url
-from trainer_cli.errors import NotDurableError, SaveError, UserError
+from trainer_cli.errors import NoSpaceError, NotDurableError, SaveError, UserError
 from trainer_cli.parallel.rendezvous import PeerError
 
 if TYPE_CHECKING:
@@ -196,15 +196,19 @@ class GroupSave(SaveJob):
         if failure.exit_code is not None:
             # It ends that rank, whatever checkpoint.on_save_error says.
             raise PeerError(f"rank {rank} failed: {failure.text}", failure.exit_code)
-        raise (NotDurableError if failure.is_there else SaveError)(f"rank {rank}: {failure.text}")
+        raise _KINDS[failure.kind](f"rank {rank}: {failure.text}")
+
+
+_KINDS = {kind.__name__: kind for kind in (NotDurableError, NoSpaceError, SaveError)}
+"""The failures of a save that its callers tell apart, the most general last."""
 
 
 class _Failure(NamedTuple):
     """An error for other ranks."""
 
     text: str
-    is_there: bool
-    """Whether the checkpoint is there all the same."""
+    kind: str
+    """What to raise for a failed save, a key of `_KINDS`."""
     exit_code: int | None
     """Of a UserError; None for a failed save."""
 
@@ -214,7 +218,8 @@ def _failure_of(error: BaseException | None) -> _Failure | None:
         return None
     text = str(error) if isinstance(error, SaveError) else f"{type(error).__name__}: {error}"
     exit_code = int(error.exit_code) if isinstance(error, UserError) else None
-    return _Failure(text, isinstance(error, NotDurableError), exit_code)
+    kind = next(name for name, kind in _KINDS.items() if isinstance(error, kind) or kind is SaveError)
+    return _Failure(text, kind, exit_code)
 
 
 def _first_failure(failures: list[_Failure | None]) -> tuple[int, _Failure] | None:

@@ -27,10 +27,10 @@ def _stop_of_full_disk(error: BaseException, trainer: Trainer, attempt: int) -> 
     """An error with exit code 75, so that a scheduler starts the command again.
 
     None if this attempt has committed no checkpoint: a disk that stays full would otherwise have it started for ever.
-    And with several processes, whose exit code is that of the first one to fail.
+    And on another rank than 0, which alone knows the checkpoints; see `RankProcesses.wait`.
     """
-    step = _committed_step(trainer, attempt)
-    if step is None or trainer.strategy.world_size > 1:
+    step = _committed_step(trainer, attempt) if trainer.strategy.group.is_main else None
+    if step is None:
         return None
     if isinstance(error, TrainError):
         what, where, cure = error.what, error.where, error.cure

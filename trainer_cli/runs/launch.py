@@ -86,7 +86,10 @@ class RankProcesses:
             process.send_signal(signal.SIGTERM)
 
     def wait(self) -> int:
-        """Wait until all have ended. Returns 0, or the exit code of the first that failed."""
+        """Wait until all have ended. Returns 0, or the exit code of the first that failed.
+
+        75 of rank 0 stands over another's: only rank 0 knows that the run can be resumed, e.g. after a full disk.
+        """
         running, signals = dict(enumerate(self._processes)), list(_AFTER_A_FAILURE)
         failed, since = None, float("inf")
         while running:
@@ -94,6 +97,8 @@ class RankProcesses:
             codes = {rank: code for rank, process in running.items() if (code := process.poll()) is not None}
             for rank, code in codes.items():
                 del running[rank]
+                if rank == 0 and code == ExitCode.STOPPED_EARLY and failed is not None:
+                    failed = rank, code
                 if code and failed is None:
                     failed = rank, code
                     # After a signal ranks end with 75, rank 0 perhaps much later than the others.
