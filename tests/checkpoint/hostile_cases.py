@@ -154,11 +154,11 @@ DCPS: dict[str, Case] = {
     "parts of other dimensions": lambda folder: dcp(folder, chunks=[((0, 0), (2, 2))]),
     "parts without shape": lambda folder: dcp(folder, chunks=[(None, None)]),
     "parts of one place": lambda folder: dcp(folder, size=(4, 0), chunks=[((0, 0), (4, 0))] * 3),
-    "a hundred thousand parts": lambda folder: dcp(
+    "thirty thousand parts": lambda folder: dcp(
         folder,
-        size=(300_000,),
-        chunks=[((at,), (3,)) for at in range(0, 300_000, 3)],
-        content=saved(torch.zeros(300_000)),
+        size=(90_000,),
+        chunks=[((at,), (3,)) for at in range(0, 90_000, 3)],
+        content=saved(torch.zeros(90_000)),
         place={"length": 1},
     ),
     "a part of another type": lambda folder: dcp(folder, dtype=torch.int32),

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from urllib.request import Request, urlopen
 
 import s3fs
 from moto.server import ThreadedMotoServer
@@ -41,8 +42,7 @@ def s3_server() -> Iterator[str]:
 
 def new_bucket(endpoint: str) -> str:
     """A bucket of its own."""
-    import boto3
-
     name = f"bucket-{os.getpid()}-{next(_numbers)}"
-    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=name)
+    # Without boto3, whose import takes 0.4 s; this server looks at no signature.
+    urlopen(Request(f"{endpoint}/{name}", method="PUT")).close()
     return name

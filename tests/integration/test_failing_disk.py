@@ -53,7 +53,7 @@ def messages(result: Result) -> list[str]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("save_async", ["true", "false"])
+@pytest.mark.parametrize("save_async", ["true", pytest.param("false", marks=pytest.mark.campaign)])
 def test_a_disk_that_fails_is_one_error_and_loses_nothing_that_was_committed(
     tmp_path: Path, ext4: str, save_async: str
 ) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-from command import environment, trained
+import pytest
+from command import LIMIT_S, environment, start_program, trained
 from compare import final_state
 
 PROGRAM = """
@@ -49,14 +48,15 @@ checkpoint: {save_interval: null, pre_train_checkpoint: false}
 """
 
 
-def test_a_trainer_made_in_python_trains_as_one_of_the_config(tmp_path: Path) -> None:
+def test_a_trainer_made_in_python_trains_as_one_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "configs/experiment").mkdir(parents=True)
     (tmp_path / "configs/experiment/mine.yaml").write_text(EXPERIMENT.lstrip())
     trained("experiment=mine", "run_dir=command", cwd=tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM], cwd=tmp_path, env=environment(), text=True, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    with start_program(tmp_path / "program.py", [], environment()) as process:
+        output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
     command, library = (final_state(tmp_path / name) for name in ("command", "library"))
     assert command["name"] == library["name"] == "step20"
     assert any(name.startswith("optimizer") for name in command)

@@ -26,7 +26,7 @@ from command import Running, make_project, names, running
 
 from trainer_cli.checkpoint.checkpointer import SyncCheckpointer
 
-STEPS = int(os.environ.get("TRAIN_WRITERS_STEPS", "30"))
+STEPS = int(os.environ.get("TRAIN_WRITERS_STEPS", "16"))
 KILLS = int(os.environ.get("TRAIN_WRITERS_KILLS", "1"))
 
 CODE = '''
@@ -223,7 +223,7 @@ def wait_for_checkpoint(started: Running, run: Path, before: int) -> bool:
 @pytest.mark.timeout(600 + 60 * KILLS + STEPS)
 @pytest.mark.parametrize(
     ("rows", "steps", "kills", "rows_only"),
-    [(500, STEPS, KILLS, False), (120_000, 7, 0, False), (120_000, 9, 0, True)],
+    [(500, STEPS, KILLS, False), (120_000, 6, 0, False), (120_000, 7, 0, True)],
     ids=["small, killed", "large", "large, a few rows alone"],
 )
 def test_no_checkpoint_holds_anything_of_a_later_moment(
