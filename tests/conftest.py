@@ -67,8 +67,10 @@ _PROCESSES = (
 )
 """Files that start processes."""
 _HEAVY = (
+    "tests/callbacks/test_checkpointer",
     "tests/callbacks/test_exact_resume",
     "tests/callbacks/test_retention_table",
+    "tests/callbacks/test_sparsity",
     "tests/checkpoint/test_archive_file",
     "tests/checkpoint/test_export",
     "tests/checkpoint/test_foreign.py",
@@ -79,17 +81,21 @@ _HEAVY = (
     "tests/config/test_choices",
     "tests/config/test_compose",
     "tests/config/test_hydra_compat",
+    "tests/config/test_json_schema",
     "tests/config/test_wrong_lists",
     "tests/config/test_wrong_overrides",
     "tests/peers/test_classifier_callbacks",
     "tests/runs/test_config_changes",
+    "tests/runs/test_fit.py",
     "tests/runs/test_folders",
     "tests/runs/test_replay.py",
     "tests/trainer/test_changed_schedules",
+    "tests/trainer/test_hooks",
+    "tests/trainer/test_logged_values",
     "tests/trainer/test_resume",
     "tests/trainer/test_schedulers",
 )
-"""Files that take more than three seconds of a processor."""
+"""Files that take more than two and a half seconds of a processor."""
 _LEFT_OUT = {"not slow": _LONG + _PROCESSES, "not (slow or heavy)": _LONG + _PROCESSES + _HEAVY}
 """Files of which no test is selected, for each selection of scripts/test and scripts/versions."""
 
