@@ -171,7 +171,22 @@ def theirs(project: Path, primary: str, *lines: str) -> dict[str, Any]:
 
 LINES: list[tuple[str, ...]] = [
     (),
-    ("seed=4",),
+    # Overrides that have nothing to do with one another
+    (
+        "seed=4", "optimizer=slow", "callbacks=both", "loop=short", "loop.max_duration=5", "precision=bf16",
+        "precision.clip_norm=2", "scheduler=warmup_cosine", "scheduler.min_ratio=0.5", "~loggers.console",
+    ),
+    (
+        "optimizer=sgd", "callbacks=[default,early_stopping,ema]", "+model.more={a:1,b:[2,{c:null}]}",
+        "loop={log_interval:3,max_duration:9}", "load.states=[all]",
+    ),
+    (
+        "callbacks=ema", "loggers=none", "optimizer.betas=[0.5,0.6]", "param_groups={}", "+param_groups.bias={lr:0.1}",
+        "++model.width=3", "++model.new.deep.key=3",
+    ),
+    ("~optimizer", "~model.width", "+model.s=[3,1,2]", "model.left.size=7"),
+    ("~optimizer=adamw", "~model.width=8", "model.head.width=5", "model.head.width=6"),
+    # One at a time
     ("+experiment=one",),
     ("+experiment=two",),
     ("+experiment=deep/three",),
@@ -187,36 +202,14 @@ LINES: list[tuple[str, ...]] = [
     ("+model/part=moved",),
     ("model=family/base",),
     ("model=family/child", "++model.depth=9", "+model.name=x"),
-    ("optimizer=slow",),
-    ("optimizer=sgd",),
-    ("callbacks=both",),
-    ("callbacks=[default,early_stopping,ema]",),
-    ("callbacks=ema", "loggers=none"),
-    ("loop=short", "loop.max_duration=5"),
-    ("precision=bf16", "precision.clip_norm=2"),
-    ("scheduler=warmup_cosine",),
-    ("scheduler=warmup_cosine", "scheduler.min_ratio=0.5"),
-    ("~optimizer",),
-    ("~optimizer=adamw",),
-    ("~model.width",),
-    ("~model.width=8",),
-    ("~loggers.console",),
     ("~model.head", "model.total=1"),
-    ("+model.more={a:1,b:[2,{c:null}]}",),
     ("++model={a:1}",),
-    ("++model.width=3", "++model.new.deep.key=3"),
-    ("optimizer.betas=[0.5,0.6]",),
-    ("param_groups={}", "+param_groups.bias={lr:0.1}"),
     ("name='a, b = {c}'", 'run_dir="it\\"s"', "model.width=null", "trust=[]"),
     ("model.width=1e3", "model.total=-.5", "+model.a=0x1", "+model.b=1_000", "+model.c=true"),
     ("model.width=int(3.0)", "model.total=str(3)", "+model.f=float(1)", "+model.g=bool(1)"),
     ("name=${oc.env:WHO}", "run_dir=${oc.select:nope,runs/x}", "seed=${loop.log_interval}"),
-    ("+model.s=[3,1,2]",),
-    ("loop={log_interval:3,max_duration:9}", "load.states=[all]"),
     ("+model.empty=", "+model.dollar=a$b", "+model.path=a/b:c@d"),
-    ("model.head.width=5", "model.head.width=6"),
-    ("model.left.size=7",),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("lines", LINES, ids=" ".join)
