@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from command import SMALL, Result, environment, records, train, trained
+from command import LIMIT_S, SMALL, Result, environment, records, start_program, train, trained
 from compare import final_state
 from printed import message
 
@@ -98,7 +96,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mine.py").write_text(NET)
     (folder / "sentences.py").write_text(SENTENCES)
     (folder / "save.py").write_text(SAVE)
-    subprocess.run([sys.executable, "save.py"], cwd=folder, env=environment(), check=True, capture_output=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        imports = ("lightning", "transformers.models.bert.modeling_bert")
+        with start_program(folder / "save.py", [], environment(), imports) as process:
+            output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output
     return folder
 
 
