@@ -85,7 +85,11 @@ addEventListener("load", async () => {
     told.smoothed = first.view.lines.map((one) => [one.name, !!one.faint]);
     told.axes = [first.view.ys.isLog, first.view.axis];
     told.hash = location.hash;
-    const table = document.querySelector("table"), column = table.querySelectorAll("th button")[1];
+    told.media = [...document.querySelectorAll(".medium")].map((one) => [
+      one.querySelector("h3").textContent, one.querySelector("label span").textContent,
+      one.querySelectorAll("rect, td, pre").length,
+    ]);
+    const table = document.querySelector("table:not(.matrix)"), column = table.querySelectorAll("th button")[1];
     column.click(); column.click();
     told.sorted = [...table.querySelectorAll("tbody tr")].map((row) => row.cells[1].textContent);
     told.contrast = Math.min(...[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 99].flatMap((index) => {
@@ -124,7 +128,14 @@ def test_one_run_is_drawn_and_answers_hover_zoom_keys_and_settings(tmp_path: Pat
     run = make_run(tmp_path / "mine", steps=5000, every=500, **more)
     run.config_file.write_text(json.dumps({"name": HOSTILE, HOSTILE: {"<b>": HOSTILE}}))
     validate(run.validation_folder, {f"checkpoints/step{step}": (step, 1 / step) for step in (20, 40)})
+    matrix = {"columns": ["class", "a", HOSTILE], "rows": [["a", 3, 1], [HOSTILE, 0, 5]], "matrix": True}
+    histogram = {"counts": [1, 4], "edges": [0, 0.5, 1]}
+    media = {"texts": {HOSTILE: HOSTILE}, "tables": {"matrix": matrix}, "histograms": {"weights": histogram}}
+    (run.path / "media.jsonl").write_text(f"{json.dumps({'step': 1, **media})}\n{json.dumps({'step': 2, **media})}\n")
     found = seen(tmp_path, run.path)
+    assert sorted(found["media"]) == sorted(
+        [[HOSTILE, "step 2", 1], ["matrix", "step 2", 4], ["weights", "step 2", 2]]
+    ), "each with its newest step"
     assert {"loss", HOSTILE, "Checkpoints by step", "lr", "grad_norm", "samples_per_s"} <= set(found["titles"])
     # The faint line and the smooth one, of at most two points for each of 2,000 parts of the axis.
     (faint, drawn), (smooth, _), *_ = found["lines"]

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 _PAGE = Path(__file__).with_name("report_page.html")
-_PAGE_SCRIPTS = [Path(__file__).with_name(name) for name in ("report_draw.js", "report_page.js")]
+_PAGE_SCRIPTS = [Path(__file__).with_name(name) for name in ("report_draw.js", "report_media.js", "report_page.js")]
 _POLICY = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:\">"
@@ -69,7 +69,7 @@ _POLICY = (
 _MARK = '<meta name="generator" content="train report">'
 """Stands in the head of the page: a file without it is not replaced."""
 _HEAD_BYTES = 1000
-_NO_CHARTS = ("table", "facts", "text")
+_NO_CHARTS = ("table", "facts", "text", "media")
 _LONGEST_NAME = 60
 
 

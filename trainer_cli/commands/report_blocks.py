@@ -1,7 +1,7 @@
 """The parts of a report as plain values: facts, tables and charts, which `report_page.js` shows.
 
-A block is a mapping whose `kind` is `facts`, `table`, `text`, `chart` or `timeline`, or one of `report_sweep`. Its
-texts are never HTML.
+A block is a mapping whose `kind` is `facts`, `table`, `text`, `media`, `chart` or `timeline`, or one of `report_sweep`.
+Its texts are never HTML.
 """
 
 from __future__ import annotations

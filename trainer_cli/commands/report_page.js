@@ -416,7 +416,7 @@ function addText(block, parent) {
   requestAnimationFrame(() => { text.scrollTop = text.scrollHeight; });
 }
 
-const ADD = { facts: (key, block, parent) => addFacts(block, parent), table: addTable, text: (key, block, parent) => addText(block, parent) };
+const ADD = { facts: (key, block, parent) => addFacts(block, parent), table: addTable, media: addMedia, text: (key, block, parent) => addText(block, parent) };
 
 // Show these data. A page with the same sections as before keeps its elements, and only their content is replaced.
 const holders = new Map();  // Of each block that is no chart: the element that holds it.

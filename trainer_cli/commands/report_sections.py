@@ -24,6 +24,7 @@ from trainer_cli.commands.report_blocks import (
     when_saved,
 )
 from trainer_cli.commands.report_machine import MACHINE, machine_charts, machine_series
+from trainer_cli.commands.report_media import media
 from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.metrics import describe, shared_keep_best
@@ -64,6 +65,7 @@ def sections(
     candidates = [
         ("Summary", summary(records, names, swept, sweep)),
         ("Metrics", _metrics(records, draw, lambda name: not _is_rate(name) and not _is_setting(name))),
+        ("Media", media(records, names)),
         ("Checkpoints", _checkpoints(records, names)),
         ("Validation of checkpoints", _validation(records, validated_elsewhere)),
         ("Learning rates and norms", _metrics(records, draw, _is_setting)),

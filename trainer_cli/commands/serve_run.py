@@ -12,6 +12,7 @@ from typing import Any
 from trainer_cli.commands.report_blocks import Block
 from trainer_cli.commands.report_sections import metric_curve
 from trainer_cli.errors import TrainError
+from trainer_cli.loggers.media import MEDIA_FILE
 from trainer_cli.runs.curves import GrowingColumns
 from trainer_cli.runs.metrics import GrowingFile
 from trainer_cli.runs.record import RunReader, RunRecord, RunView, read_config, read_run
@@ -100,8 +101,8 @@ class ServedRun:
     def _signature(self) -> tuple[Any, ...]:
         run = self.run
         files = (
-            run.metrics_file, run.system_file, run.summary_file, run.config_file, run.history_file,
-            run.checkpoints_folder, run.validation_folder / "validation.jsonl", run.log_file,
+            run.metrics_file, run.system_file, run.path / MEDIA_FILE, run.summary_file, run.config_file,
+            run.history_file, run.checkpoints_folder, run.validation_folder / "validation.jsonl", run.log_file,
         )  # fmt: skip
         # The lock tells a killed run from a running one: both have the same files.
         return (*(_identity(file) for file in files), run.is_locked())

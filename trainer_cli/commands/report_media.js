@@ -1,0 +1,90 @@
+// Draws texts, images, histograms, tables and matrices of a run, each with a slider over its steps.
+
+function addMedia(key, block, parent) {
+  if (block.title) element("h3", block.title, parent);
+  const grid = element("div", null, parent, "charts");
+  for (const medium of block.media) {
+    const frame = element("div", null, grid, "chart medium"), last = medium.items.length - 1;
+    element("h3", medium.name, frame);
+    const memory = `${key}/${medium.name}/${Object.keys(medium.items[0])[1]}`;
+    const label = element("label", null, frame), slider = element("input", null, label), step = element("span", null, label);
+    const body = element("div", null, frame);
+    body.tabIndex = 0;
+    slider.type = "range";
+    slider.max = last;
+    slider.hidden = !last;
+    slider.dataset.focus = `step ${memory}`;
+    slider.setAttribute("aria-label", `step of ${medium.name}`);
+    // A step that was chosen stays chosen in a live page; else the newest is shown.
+    const chosen = medium.items.findIndex((item) => item.step === remembered.get(memory));
+    slider.value = chosen < 0 ? last : chosen;
+    const show = () => {
+      const item = medium.items[slider.value];
+      step.textContent = `step ${item.step.toLocaleString("en")}`;
+      slider.setAttribute("aria-valuetext", step.textContent);
+      body.replaceChildren();
+      drawMedium(medium.name, item, body);
+    };
+    slider.addEventListener("input", () => {
+      if (Number(slider.value) === last) remembered.delete(memory);
+      else remembered.set(memory, medium.items[slider.value].step);
+      show();
+    });
+    show();
+  }
+}
+
+function drawMedium(name, item, parent) {
+  if (item.image !== undefined) {
+    const image = element("img", null, parent);
+    image.alt = `${name} at step ${item.step}`;
+    image.src = item.image;
+    // Small pictures, such as digits of 8 x 8 pixels, are enlarged without a blur.
+    image.addEventListener("load", () => { if (image.naturalWidth < 160) image.classList.add("small"); });
+  } else if (item.text !== undefined) element("pre", item.text, parent);
+  else if (item.counts) drawHistogram(name, item, parent);
+  else drawMatrix(item, parent);
+}
+
+function drawHistogram(name, item, parent) {
+  const space = "http://www.w3.org/2000/svg", svg = document.createElementNS(space, "svg");
+  const most = Math.max(...item.counts, 1), width = 400 / item.counts.length, total = item.counts.reduce((a, b) => a + b, 0);
+  svg.setAttribute("viewBox", "0 0 400 120");
+  svg.setAttribute("role", "img");
+  svg.setAttribute("aria-label", `${name}: ${total} values from ${item.edges[0]} to ${item.edges[item.counts.length]}`);
+  item.counts.forEach((count, at) => {
+    const bar = document.createElementNS(space, "rect"), height = (count / most) * 118;
+    for (const [field, value] of Object.entries({ x: at * width, y: 120 - height, width: width * 0.92, height })) bar.setAttribute(field, value);
+    const tip = document.createElementNS(space, "title");
+    tip.textContent = `${count} from ${item.edges[at]} to ${item.edges[at + 1]}`;
+    bar.appendChild(tip);
+    svg.appendChild(bar);
+  });
+  parent.appendChild(svg);
+  const range = element("div", null, parent, "range");
+  element("span", String(item.edges[0]), range);
+  element("span", `${total.toLocaleString("en")} values, at most ${most.toLocaleString("en")} in a bin`, range);
+  element("span", String(item.edges[item.counts.length]), range);
+}
+
+function drawMatrix(item, parent) {
+  const table = element("table", null, element("div", null, parent, "box"), item.matrix ? "matrix" : "");
+  const head = element("tr", null, element("thead", null, table)), body = element("tbody", null, table);
+  for (const name of item.columns) element("th", name, head).scope = "col";
+  for (const cells of item.rows) {
+    const row = element("tr", null, body), sum = cells.slice(1).reduce((a, text) => a + Math.abs(Number(text)), 0);
+    cells.forEach((text, at) => {
+      if (item.matrix && !at) return void (element("th", text, row).scope = "row");
+      const cell = element("td", text, row);
+      const share = item.matrix && sum ? Math.abs(Number(text)) / sum : 0;
+      if (item.matrix) cell.title = `${(100 * share).toFixed(1)} % of the row`;
+      if (share) cell.style.background = `color-mix(in srgb, var(--shade) ${Math.round(100 * share)}%, transparent)`;
+      if (share > 0.5) cell.style.color = "#fff";
+    });
+  }
+  if (!item.matrix) return;
+  const scale = element("div", null, parent, "range");
+  element("span", "0", scale);
+  element("i", null, scale);
+  element("span", "all of the row", scale);
+}
