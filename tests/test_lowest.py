@@ -1,4 +1,5 @@
-"""scripts/lowest.py reads the lowest versions of what the package needs out of pyproject.toml."""
+"""scripts/lowest.py reads the lowest versions of what the package needs out of pyproject.toml. The hashes of files are
+of the versions that are tested."""
 
 from __future__ import annotations
 
@@ -28,3 +29,17 @@ def test_a_requirement_without_a_lowest_version_is_refused() -> None:
 def test_every_dependency_of_the_package_has_a_lowest_version() -> None:
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["dependencies"]
     assert len(lowest.lowest(dependencies)) == len(dependencies) > 0
+
+
+def test_every_hash_is_of_a_tested_version() -> None:
+    def lines(file: str) -> list[str]:
+        return [line for line in (ROOT / file).read_text("utf-8").splitlines() if not line.startswith("#")]
+
+    pins = {line.lower().replace("_", "-") for line in lines("constraints.txt")}
+    hashes = dict(line.split(" --hash=sha256:") for line in lines("hashes.txt"))
+    assert hashes.keys() <= pins
+    assert {len(digest) for digest in hashes.values()} == {64}
+    # Torch, and loggers and tools that only scripts/services and benchmarks install.
+    assert {pin.split("==")[0] for pin in pins - hashes.keys()} == {
+        "lm-eval", "mlflow-skinny", "torch", "trackio", "wandb"
+    }  # fmt: skip
