@@ -171,9 +171,9 @@ CLASSES = (
         what="A call that changes a file of the run (checkpoints, metrics.jsonl, metrics.csv, event files, config, "
         "summary) fails with EIO, ENOSPC, EDQUOT or EROFS, once or for good, under both policies of saves that fail.",
         promises="L1 L2 L4 L5 L6",
-        counts={Size.quick: 16, Size.full: 200, Size.nightly: 10_000},
+        counts={Size.quick: 16, Size.full: 100, Size.nightly: 10_000},
         prepare=prepare_runs,
-        share=6.0,
+        share=4.0,
         skipped=lambda: None if sys.platform == "linux" else "needs /proc",
     ),
 )
