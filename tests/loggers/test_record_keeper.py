@@ -156,3 +156,49 @@ def test_the_memory_of_kept_records_is_bounded(caplog: pytest.LogCaptureFixture)
     assert 10 < len(logger.steps) < 23
     assert logger.steps[-1] == 59
     assert caplog.text.count("the oldest records") == 1
+
+
+class Tracker(Service):
+    """One that knows which records it has."""
+
+    def last_step(self) -> int | None:
+        return max(self.steps, default=None)
+
+
+@pytest.mark.parametrize(
+    ("repeats", "sent"), [(True, [1, 2, 3, 4, 5]), (False, [1, 2, 3, 4, 3, 4, 5])], ids=["exact", "changed"]
+)
+def test_a_tracker_gets_records_again_only_if_they_may_differ(
+    caplog: pytest.LogCaptureFixture, repeats: bool, sent: list[int]
+) -> None:
+    logger = Tracker()
+    logger.steps = [1, 2, 3, 4]
+    keeper = RecordKeeper("x", logger, Clock())
+    with caplog.at_level(logging.INFO):
+        keeper.start(RunFacts(start_step=2, repeats=repeats), 2)
+    for step in (3, 4, 5):
+        keeper.log(a_record(step))
+    assert logger.steps == sent
+    assert ("x has the records up to step 4, which are not sent again" in caplog.text) is repeats
+
+
+def test_a_tracker_that_is_reached_later_is_asked_then() -> None:
+    logger = Tracker()
+    logger.steps, logger.failure = [1, 2, 3, 4], OSError("away")
+    keeper = RecordKeeper("x", logger, Clock())
+    keeper.start(RunFacts(start_step=2, repeats=True), 2)
+    keeper.log(a_record(3))
+    logger.failure = None
+    wait(keeper)
+    keeper.log(a_record(4))
+    keeper.log(a_record(5))
+    assert logger.steps == [1, 2, 3, 4, 5]
+
+
+def test_a_record_outside_of_a_training_is_always_sent() -> None:
+    logger = Tracker()
+    logger.steps = [1, 2, 3, 4]
+    keeper = RecordKeeper("x", logger, Clock())
+    keeper.start(RunFacts(start_step=2, repeats=True), None)
+    keeper.log(a_record(3))
+    assert logger.steps == [1, 2, 3, 4, 3]

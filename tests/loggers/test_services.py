@@ -29,11 +29,12 @@ MEDIA: dict[str, Any] = {
 }
 
 
-def _two_attempts(folder: Path, make: Callable[[], Logger]) -> None:
-    for steps in ((1, 2), (2, 3)):
+def _two_attempts(folder: Path, make: Callable[[], Logger], *, knows: bool = True) -> None:
+    for steps, last in (((1, 2), None), ((2, 3), 2 if knows else None)):
         logger = make()
         logger.rewind(folder, steps[0] - 1)
         logger.start(RunFacts(run_dir=folder, name="mine", hparams={"optimizer.lr": 0.1}))
+        assert logger.last_step() == last
         for step in steps:
             media = MEDIA if step == 3 else {}
             logger.log(Record(step, step / 2, 1e9 + step, {"train/loss": 1 / step, "odd": float("nan")}, **media))
@@ -59,7 +60,7 @@ def test_an_extra_that_is_not_installed_is_named() -> None:
 def test_wandb_continues_one_run_in_its_offline_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed: pip install 'trainer-cli[wandb]'")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    _two_attempts(tmp_path, lambda: WandbLogger(mode="offline"))
+    _two_attempts(tmp_path, lambda: WandbLogger(mode="offline"), knows=False)
     run_id = json.loads((tmp_path / "wandb.json").read_text())["run_id"]
     files = sorted((tmp_path / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == len(files) == 2

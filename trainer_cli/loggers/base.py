@@ -78,7 +78,8 @@ class RunFacts:
     `console` is the value of `logging.console`. `config` is the run's config as YAML, empty without one.
     `hparams` are the hyperparameters of the run, by name. `keep_best` is the section of the config that names the best
     metric. `now` and `loss` may be called at any time, by any thread; `loss` returns the mean training loss since the
-    last log, as it was at most a second ago, or None. `ranges` returns the values of all records so far.
+    last log, as it was at most a second ago, or None. `ranges` returns the values of all records so far. `repeats` says
+    whether records after `start_step` that an earlier process has logged come again with the same values.
     """
 
     run_dir: Path | None = None
@@ -94,6 +95,7 @@ class RunFacts:
     now: Callable[[], Now] | None = None
     loss: Callable[[], float | None] | None = None
     ranges: Callable[[], Mapping[str, MetricRange]] | None = None
+    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,11 @@ class Logger(CheckedArguments, ABC):
     @abstractmethod
     def log(self, record: Record) -> None:
         """Log one record. Called inside the training loop, so it must be fast."""
+
+    def last_step(self) -> int | None:
+        """The newest step of which a service holds a record of this run; None if it holds none or does not say. Called
+        after `start`."""
+        return None
 
     def flush(self, durable: bool = False) -> None:
         """Write everything logged so far to the operating system; `durable`: fsync it."""

@@ -56,8 +56,8 @@ class MlflowLogger(Logger):
     """Sends metrics to MLflow, the hyperparameters as its params, and texts, images and tables as artifacts; histograms
     are left out.
 
-    Its run's id is kept in `mlflow.json` of the run directory, so that a resume continues that run. Records that
-    were sent after the resumed checkpoint stay there, beside the same steps again.
+    Its run's id is kept in `mlflow.json` of the run directory, so that a resume continues that run. Records of steps
+    after the resumed checkpoint are not sent again if the resume is exact.
 
     Args:
         tracking_uri: a server, or `sqlite:///FILE`; None: as MLFLOW_TRACKING_URI says.
@@ -117,6 +117,11 @@ class MlflowLogger(Logger):
         for name, table in record.tables.items():
             rows = {"columns": list(table.columns), "rows": [list(row) for row in table.rows]}
             client.log_dict(run_id, rows, f"{self._names(name)}/step{record.step}.json")
+
+    def last_step(self) -> int | None:
+        # Sent with all metrics of a record.
+        history = self._client.get_metric_history(self._run_id, "epoch")
+        return max((metric.step for metric in history), default=None)
 
     def close(self) -> None:
         client, self._client = self._client, None

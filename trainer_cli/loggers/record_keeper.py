@@ -39,6 +39,10 @@ class RecordKeeper:
         self._failing = False
         self._unstarted: RunFacts | None = None
         """The facts of a start that failed and is retried."""
+        self._rewound_to: int | None = None
+        """The step of the last rewind; None: there was none."""
+        self._sent_step = -1
+        """Records up to this step are at the service already, with the same values."""
 
     def start(self, facts: RunFacts, keep: int | None) -> None:
         """Start the logger, after a rewind of it and of the kept records to step `keep` (None: no rewind).
@@ -51,8 +55,9 @@ class RecordKeeper:
             self._kept_bytes = sum(map(_size_bytes, self._kept))
             if facts.run_dir is not None:
                 self.logger.rewind(facts.run_dir, keep)
+        self._rewound_to, self._sent_step = keep, -1
         try:
-            self.logger.start(facts)
+            self._start(facts)
         except TrainError:
             # Of the user, for example a package that is not installed: a retry would not help.
             raise
@@ -67,6 +72,8 @@ class RecordKeeper:
 
     def log(self, record: Record) -> None:
         """Write a record, after those kept from before."""
+        if record.step <= self._sent_step:
+            return
         if not self._kept and not self._failing:
             try:
                 self.logger.log(record)
@@ -76,7 +83,7 @@ class RecordKeeper:
                     raise
                 self._fail(error)
         # Kept before the retry, so that it is written after the records before it.
-        self._keep(record)
+        self._keep_record(record)
         if self._clock() >= self._retry_at:
             self._write()
 
@@ -107,15 +114,32 @@ class RecordKeeper:
                 raise
             self._warn(error)
 
+    def _start(self, facts: RunFacts) -> None:
+        """Start the logger, and find out which of the records to come a service has already."""
+        self.logger.start(facts)
+        last = self.logger.last_step() if self.logger.is_remote and self._rewound_to is not None else None
+        if last is None or self._rewound_to is None or last <= self._rewound_to:
+            return
+        if facts.repeats:
+            self._sent_step = last
+            log.info("%s has the records up to step %d, which are not sent again", self.name, last)
+        else:
+            log.warning(
+                "%s has records up to step %d of an earlier attempt. From step %d on they may have other values now: "
+                "they are sent again, beside those",
+                self.name, last, self._rewound_to + 1,
+            )  # fmt: skip
+
     def _write(self) -> None:
         """Write kept records until one cannot be written."""
         try:
             if self._unstarted is not None:
-                self.logger.start(self._unstarted)
+                self._start(self._unstarted)
                 self._unstarted = None
             while self._kept:
                 # Removed only after it is written: an error in between must not lose it.
-                self.logger.log(self._kept[0])
+                if self._kept[0].step > self._sent_step:
+                    self.logger.log(self._kept[0])
                 self._kept_bytes -= _size_bytes(self._kept.popleft())
                 self._refusals = 0
         except Exception as error:
@@ -130,7 +154,7 @@ class RecordKeeper:
             self._failing = False
             log.info("%s is written again", self.name)
 
-    def _keep(self, record: Record) -> None:
+    def _keep_record(self, record: Record) -> None:
         self._kept.append(record)
         self._kept_bytes += _size_bytes(record)
         while self._kept_bytes > _MOST_BYTES and len(self._kept) > 1:

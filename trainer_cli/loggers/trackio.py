@@ -14,8 +14,8 @@ class TrackioLogger(Logger):
     """Sends metrics, texts, images, histograms and tables to Trackio.
 
     Trackio finds a run by its name: that of the run here and six random digits. It is kept in `trackio.json` of the run
-    directory, so that a resume continues that run. Records that were sent after the resumed checkpoint stay
-    there, beside the same steps again.
+    directory, so that a resume continues that run. Records of steps after the resumed checkpoint are not sent again if
+    the resume is exact.
 
     Args:
         project, group, space_id: see `trackio.init`. Without a space, everything is in the folder TRACKIO_DIR.
@@ -58,6 +58,11 @@ class TrackioLogger(Logger):
         for name, table in record.tables.items():
             values[name] = trackio.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
         self._run.log(values, step=record.step)
+
+    def last_step(self) -> int | None:
+        # Trackio has read it from the folder or the Space; no public name has it.
+        following = getattr(self._run, "_next_step", None)
+        return following - 1 if isinstance(following, int) and following > 0 else None
 
     def close(self) -> None:
         if self._run is not None:

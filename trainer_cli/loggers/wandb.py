@@ -16,8 +16,9 @@ STEP = "step"
 class WandbLogger(Logger):
     """Sends metrics, texts, images, histograms and tables to W&B.
 
-    Its run's id is kept in `wandb.json` of the run directory, so that a resume continues that run. Records that
-    were sent after the resumed checkpoint stay there, beside the same steps again.
+    Its run's id is kept in `wandb.json` of the run directory, so that a resume continues that run. Records of steps
+    after the resumed checkpoint are not sent again if the resume is exact; offline they are, as the service is not
+    asked.
 
     Args:
         project, entity, group, tags: see `wandb.init`.
@@ -73,6 +74,11 @@ class WandbLogger(Logger):
         for name, table in record.tables.items():
             values[name] = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
         self._run.log(values)
+
+    def last_step(self) -> int | None:
+        # The last values of a continued run; offline there are none.
+        step = self._run.summary.get(STEP)
+        return int(step) if isinstance(step, int | float) else None
 
     def close(self) -> None:
         run, self._run = self._run, None

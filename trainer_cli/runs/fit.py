@@ -43,6 +43,7 @@ from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.failed_step import suggest_replay
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
+from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.runs.resume import stored_config
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.signals import StopSignals
@@ -119,7 +120,7 @@ def fit(
                 if leads:
                     _compare_origin(composed, start, fork, data, origin)
                     # Only now: until here an error leaves no directory of a new run and no attempt.
-                    _open_run(composed, start, trainer, stack)
+                    _open_run(composed, start, trainer, data, stack)
             fork = group.broadcast(fork)
             if group.world_size > 1:
                 _check_ranks(composed, start, group)
@@ -189,11 +190,12 @@ def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGrou
     return start
 
 
-def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitStack) -> None:
+def _open_run(composed: Composed, start: Start, trainer: Trainer, data: Data, stack: ExitStack) -> None:
     """Create the directory of a new run, and record the config and the new attempt."""
     config, run = composed.config, start.run
     places = composed.provenance.collect_sources(to_plain(composed.raw))
     facts = _environment(composed, trainer)
+    differs_until = None if start.is_new else find_differing_end(composed, start, trainer, data.train, facts)
     if start.is_new:
         stack.enter_context(
             run.create(
@@ -207,13 +209,16 @@ def _open_run(composed: Composed, start: Start, trainer: Trainer, stack: ExitSta
         stack.enter_context(to_file(run.log_file))
         if start.entry is not None:
             _log_start(start)
+    start_step = start.entry.step if start.entry is not None else 0
     run.begin_attempt(
         name=config.name or "default",
-        start_step=start.entry.step if start.entry is not None else 0,
+        start_step=start_step,
         now=time.time(),
         environment=facts,
         resume=config.resume if config.resume not in ("auto", "must", "never") else None,
+        differs_until=differs_until,
     )
+    trainer.recording.set_repeats(repeats_steps(run.attempts, start_step))
     if not start.is_new:
         # Entered before the write, so that it also undoes a partial one.
         stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))

@@ -348,7 +348,7 @@ class RunDir:
         return attempts_of(self.read_summary())
 
     def begin_attempt(
-        self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any], resume: str | None = None
+        self, *, name: str, start_step: int, now: float, environment: Mapping[str, Any], **more: Any
     ) -> int:
         """Add an attempt to the summary and return its number, from 1. Call it with the lock held.
 
@@ -356,7 +356,7 @@ class RunDir:
 
         Args:
             environment: of this process; the attempt records what differs from the first attempt's.
-            resume: the checkpoint that the user named, if any.
+            more: further entries of the attempt; None is left out.
         """
         first = self.read_environment()
         attempts = self.attempts
@@ -374,7 +374,7 @@ class RunDir:
                 "reason": None,
                 "started": timestamp(now),
                 "start_step": start_step,
-                **({} if resume is None else {"resume": resume}),
+                **{key: value for key, value in more.items() if value is not None},
                 "pid": os.getpid(),
                 "changed_environment": {
                     key: value for key, value in environment.items() if key != "time" and first.get(key) != value

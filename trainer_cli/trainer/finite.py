@@ -96,6 +96,8 @@ def roll_back(trainer: Trainer, train_loader: Any) -> None:
     loop.pass_over(trainer, *position)
     # After the loader, whose passing over may draw random numbers.
     trainer.loading.restore_rng()
+    # The steps are made again with other data.
+    trainer.recording.set_repeats(False)
     trainer.recording.start()
     trainer.requests.end_roll_back()
     log.warning(

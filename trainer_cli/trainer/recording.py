@@ -37,8 +37,13 @@ class Recording:
         self.metric_logger = MetricLogger(loggers)
         self.first_step_recorded = False
         """Whether an earlier process has written the record of the step that this fit began with."""
+        self._repeats = False
         self._scopes: list[str] = []
         self._warned = False
+
+    def set_repeats(self, repeats: bool) -> None:
+        """Set whether steps that earlier processes have logged are made again with the same values."""
+        self._repeats = repeats
 
     def reset(self) -> None:
         """Forget what an earlier fit has logged."""
@@ -194,6 +199,7 @@ class Recording:
             now=self._now,
             loss=trainer.loop.training_log.request_loss if trainer.fitting else None,
             ranges=self._ranges,
+            repeats=self._repeats,
         )
 
     def _now(self) -> Now:

@@ -1,0 +1,62 @@
+"""Whether the steps that a resume makes again have the values that an earlier attempt has logged for them.
+
+A service such as W&B cannot remove records. If a resume is exact, those it has of steps that are made again are equal,
+and are not sent again. Where in doubt the answer is no: the records are then sent twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer_cli.config.compose import Composed
+from trainer_cli.runs.metrics import read_last_record
+from trainer_cli.runs.origin import other_source
+from trainer_cli.runs.replay_plan import WITHOUT_EFFECT
+from trainer_cli.runs.start import Start
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+
+_COMPUTED_BY = ("versions", "device", "device_name", "threads", "processes")
+"""Facts of the environment on which the last bits of results depend."""
+
+
+def find_differing_end(
+    composed: Composed, start: Start, trainer: Trainer, train_loader: Any, environment: Mapping[str, Any]
+) -> int | None:
+    """The last step that was logged before this attempt, if the steps up to it may get other values now; else None.
+
+    Call it before the attempt is added to the summary, and before records are removed.
+    """
+    last = read_last_record(start.run.path / "metrics.jsonl")
+    if not start.run.attempts or last is None or not isinstance(last.get("step"), int):
+        return None
+    return None if _is_exact(composed, start, trainer, train_loader, environment) else int(last["step"])
+
+
+def repeats_steps(attempts: Iterable[Mapping[str, Any]], start_step: int) -> bool:
+    """Whether the records of steps after `start_step`, of all earlier attempts, are those that will be made again.
+
+    Args:
+        attempts: all, with the present one.
+    """
+    return all((attempt.get("differs_until") or 0) <= start_step for attempt in attempts)
+
+
+def _is_exact(
+    composed: Composed, start: Start, trainer: Trainer, train_loader: Any, environment: Mapping[str, Any]
+) -> bool:
+    from trainer_cli.data.loader import Loader, SharedLoader
+
+    before = {**start.run.read_environment(), **(start.run.attempts[-1].get("changed_environment") or {})}
+    loader = train_loader.loader if isinstance(train_loader, SharedLoader) else train_loader
+    manifest = None if start.entry is None else start.entry.manifest
+    return (
+        all(change.path[0] in WITHOUT_EFFECT for change in start.changes)
+        and all(before.get(key) == environment.get(key) for key in _COMPUTED_BY)
+        and (manifest is None or not other_source(manifest.source, composed.project_root))
+        and (trainer.device.type == "cpu" or composed.config.deterministic)
+        # The position of another loader may not be exact.
+        and isinstance(loader, Loader)
+    )
