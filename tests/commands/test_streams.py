@@ -125,3 +125,17 @@ def test_what_is_written_to_a_closed_terminal_is_no_error(monkeypatch: pytest.Mo
     assert not terminal.isatty()
     terminal.close()
     stream.close()
+
+
+@pytest.mark.parametrize("unbuffered", [False, True], ids=["as Python makes it", "PYTHONUNBUFFERED=1"])
+def test_a_line_on_a_terminal_is_shown_at_once(unbuffered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard, screen = os.openpty()
+    raw = open(screen, "wb", buffering=0 if unbuffered else -1)  # noqa: SIM115
+    stream = io.TextIOWrapper(raw, "utf-8", line_buffering=not unbuffered, write_through=unbuffered)  # type: ignore[type-var]
+    monkeypatch.setattr(sys, "stderr", stream)
+    prepare_streams()
+    os.set_blocking(keyboard, False)
+    print("shown", file=sys.stderr)
+    assert os.read(keyboard, 100) == b"shown\r\n"
+    sys.stderr.close()
+    stream.close()

@@ -421,8 +421,10 @@ def _survive_hangup(stream: io.TextIOWrapper) -> io.TextIOWrapper:
         raw = _Terminal(stream.fileno(), "w", closefd=False)
     except io.UnsupportedOperation:
         return stream  # It has no descriptor.
+    # An unbuffered stream (PYTHONUNBUFFERED=1) has no line buffering, and this one would keep its lines.
+    is_prompt = stream.line_buffering or stream.write_through
     return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=stream.line_buffering
+        io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors, line_buffering=is_prompt
     )
 
 
