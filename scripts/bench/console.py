@@ -68,7 +68,7 @@ def _drawings(count: int) -> list[float]:
     import io
 
     from trainer_cli.loggers.base import Now, RunFacts
-    from trainer_cli.loggers.console import ProgressBar
+    from trainer_cli.loggers.progress_bar import ProgressBar
 
     bar, found = ProgressBar(io.StringIO(), RunFacts(total_steps=1_000_000)), []
     for sample in range(5):

@@ -18,6 +18,7 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.models.gpt import GPT
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import from_environment
+from trainer_cli.trainer.metrics import WeightedMeans
 
 STEPS, HALF = 6, 3
 CUDA = pytest.mark.gpu
@@ -102,3 +103,20 @@ def test_fully_sharded_on_one_gpu_trains_as_unsharded_and_resumes_exactly(tmp_pa
         torch.testing.assert_close(_weights(straight), _weights(plain), rtol=1e-4, atol=1e-5)
     finally:
         group.close()
+
+
+@CUDA
+def test_the_loss_for_displays_is_copied_without_waiting_for_the_device() -> None:
+    means = WeightedMeans(torch.device("cuda"))
+    loss = torch.tensor(3.0, device="cuda")
+    means.add(loss, {}, 2)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        means.live_loss.request()
+        means.add(loss, {}, 2)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    means.live_loss.request()
+    means.add(loss, {}, 2)
+    assert means.live_loss.request() == 3.0

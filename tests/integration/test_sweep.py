@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from command import CODE, PROJECT, Running, hold, make_project, names, running, train
+from command import CODE, LIMIT_S, PROJECT, hold, make_project, names, running, train
 
 BREAKS = """
 class Line(torch.nn.Module):
@@ -38,10 +40,17 @@ def message(project: Path, column: str) -> dict[str, str]:
         return {row["KEY"]: row[column] for row in csv.DictReader(file)}
 
 
-def until_a_job_was_reported(sweep: Running) -> None:
-    """Wait until a job says that it has heard the signal."""
-    assert sweep.process.stderr is not None
-    assert any(line.startswith("SIGTERM: stopping after this step") for line in sweep.process.stderr)
+def log_of(project: Path, key: str) -> str:
+    """The output of a job."""
+    return (project / f"runs/mine/sweep/.jobs/{key}.log").read_text()
+
+
+def wait_until_a_job_stops(project: Path, key: str, times: int) -> None:
+    """Wait until a job says that it has heard its signal of that number."""
+    until = time.monotonic() + LIMIT_S
+    while log_of(project, key).count("SIGTERM: stopping after this step") < times:
+        assert time.monotonic() < until, log_of(project, key)
+        time.sleep(0.02)
 
 
 def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_command_again(tmp_path: Path) -> None:
@@ -62,14 +71,21 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
     assert first.code == 1, first.err
     assert list(message(project, "status").values()) == ["killed", "finished", "failed", "failed"]
     assert (message(project, "reason")[killed], message(project, "step")[killed]) == ("signal 9", "6")
-    assert f"[{KEYS[1]}] committed step 20" in first.err
-    assert f"[{KEYS[2]}] RuntimeError: the line is broken" in first.err
+    assert "committed step 20" in log_of(project, KEYS[1])
+    assert "RuntimeError: the line is broken" in log_of(project, KEYS[2])
+    failed = f"{KEYS[2]} failed: exit code 1: the line is broken (output: runs/mine/sweep/.jobs/{KEYS[2]}.log)"
+    assert failed in first.err
+    lines = [line.partition("] ")[2] for line in first.err.splitlines() if re.search(r"\[\d/4\] ", line)]
+    assert {f"{key} started" for key in KEYS} <= {*lines}
+    (ended,) = {*lines} - {f"{key} started" for key in KEYS}
+    assert re.fullmatch(rf"{KEYS[1]} finished at step 20: val/loss \S+ \(best\), \d+\.\d s", ended)
+    assert "committed" not in first.err
     (project / "configs/model/line.yaml").write_text(PROJECT["configs/model/line.yaml"])
     (project / "broken-5").unlink()
 
     again = train(*SWEEP, cwd=project)
     assert again.code == 0, again.err
-    assert "resuming at step 6 from step6" in again.err
+    assert "resuming at step 6 from step6" in log_of(project, killed)
     assert list(message(project, "status")) == KEYS
     assert set(message(project, "status").values()) == {"finished"}
     assert [len(summary(project, key)["attempts"]) for key in KEYS] == [2, 1, 1, 1]
@@ -97,7 +113,7 @@ def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) ->
     with running(*two, cwd=project) as sweep:
         sweep.reach("train")
         sweep.signal(signal.SIGTERM)
-        until_a_job_was_reported(sweep)
+        wait_until_a_job_stops(project, "seed=1", 1)
         held.unlink()
         stopped = sweep.end()
     assert stopped.code == 75, stopped.err
@@ -109,10 +125,13 @@ def test_a_stopped_sweep_and_one_whose_parent_is_killed_go_on(tmp_path: Path) ->
     with running(*two, cwd=project) as sweep:
         sweep.reach("train")
         sweep.signal(signal.SIGKILL)
-        until_a_job_was_reported(sweep)
+        wait_until_a_job_stops(project, "seed=1", 2)
         held.unlink()
-        # The job holds the other end of our pipes until it has ended too.
         assert sweep.end().code == -signal.SIGKILL
+    until = time.monotonic() + LIMIT_S
+    while summary(project, "seed=1")["status"] == "running":
+        assert time.monotonic() < until
+        time.sleep(0.02)
     assert (summary(project, "seed=1")["status"], summary(project, "seed=1")["reason"]) == ("stopped", "SIGTERM")
 
     (project / "commands").unlink()

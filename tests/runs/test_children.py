@@ -1,4 +1,4 @@
-"""Children say what they say under their names, and none outlives its parent unnoticed."""
+"""Children write their output into their logs, and none outlives its parent unnoticed."""
 
 from __future__ import annotations
 
@@ -31,37 +31,33 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_each_line_bears_the_name_of_its_child_on_its_own_stream(capsys: pytest.CaptureFixture[str]) -> None:
-    children = Children(prefixed=True)
-    children.start("a=1", python("import sys; print('one\\ntwo'); sys.stderr.write('no end')"), ENV)
+def test_the_output_of_a_child_is_appended_to_its_log(tmp_path: Path) -> None:
+    (tmp_path / "a=1").write_text("before\n")
+    children = Children(tmp_path.joinpath)
+    children.start("a=1", python("import sys; print('one', flush=True); sys.stderr.write('no end')"), ENV)
     children.start("b", python("import sys; print('é'); sys.exit(3)"), ENV)
     children.start("long", python("for i in range(20000): print(i)"), ENV)
     assert ended(children) == {"a=1": 0, "b": 3, "long": 0}
-    printed = capsys.readouterr()
-    lines = printed.out.splitlines()
-    assert [line for line in lines if line.startswith("[long]")] == [f"[long] {i}" for i in range(20000)]
-    assert sorted(line for line in lines if "long" not in line) == ["[a=1] one", "[a=1] two", "[b] é"]
-    assert printed.err == "[a=1] no end\n"
+    logs = {name: (tmp_path / name).read_text("utf-8") for name in ("a=1", "b", "long")}
+    assert logs == {"a=1": "before\none\nno end", "b": "é\n", "long": "".join(f"{i}\n" for i in range(20000))}
 
 
-def test_without_prefix_the_output_is_passed_through_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
-    children = Children(prefixed=False)
+def test_without_logs_the_output_is_passed_through_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    children = Children()
     children.start("a", python("print('plain')"), ENV)
     assert ended(children) == {"a": 0}
     assert capfd.readouterr().out == "plain\n"
 
 
-def test_a_grandchild_that_holds_the_output_open_does_not_hold_up_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    children = Children(prefixed=True)
+def test_a_grandchild_that_holds_the_output_open_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    children = Children(tmp_path.joinpath)
     children.start("a", ["bash", "-c", "sleep 600 & echo $!"], ENV)
     assert ended(children) == {"a": 0}
-    name, pid = capsys.readouterr().out.split()
-    assert name == "[a]"
-    os.kill(int(pid), signal.SIGKILL)
+    os.kill(int((tmp_path / "a").read_text()), signal.SIGKILL)
 
 
 def test_a_killed_child_is_gone() -> None:
-    children = Children(prefixed=False)
+    children = Children()
     children.start("a", ["bash", "-c", "trap '' TERM; exec sleep 600"], ENV)
     children.kill()
     assert not children
@@ -82,7 +78,7 @@ open("stopped", "w").close()
 PARENT = """
 import os, sys
 from trainer_cli.runs.supervise import Children
-children = Children(prefixed=False)
+children = Children()
 for name in "ab":
     os.makedirs(name)
     os.chdir(name)

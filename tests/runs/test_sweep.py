@@ -11,7 +11,7 @@ import pytest
 from faked import FAKE, attempts, fake, message
 
 from trainer_cli.commands.main import main
-from trainer_cli.commands.sweep import Planned, Sweep, exit_code, folder_of, plan
+from trainer_cli.commands.sweep import Planned, Sweep, exit_code, folder_of, job_file, plan
 from trainer_cli.errors import ConfigError, ExitCode, RunDirectoryError
 from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json
 from trainer_cli.runs.supervise import Children
@@ -31,9 +31,12 @@ def swept(at_once: int = 1, **behaviour: str) -> ExitCode:
         assert frozen.read_text() == one.frozen
         return [sys.executable, "fake.py", str(one.run.path), behaviours[one.job.key]]
 
+    def log_of(key: str) -> Path:
+        return job_file(Path("runs/x/sweep"), key, "log")
+
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     try:
-        return ExitCode(Sweep([one for one, _ in planned], command, at_once, 7, Children(prefixed=at_once > 1)).run())
+        return ExitCode(Sweep([one for one, _ in planned], command, at_once, 7, Children(log_of)).run())
     finally:
         del os.environ["PYTHONPATH"]
 
@@ -72,14 +75,14 @@ def test_a_second_ctrl_c_kills() -> None:
 
 @pytest.mark.parametrize(("given", "threads"), [(None, 3), ("5", 5)])
 def test_jobs_side_by_side_share_the_cores_unless_a_number_of_threads_is_given(
-    given: str | None, threads: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    given: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
     assert swept(3, a="finish", b="finish") == ExitCode.DONE
-    lines = {line for line in capsys.readouterr().out.splitlines() if "] finish" in line}
-    assert lines == {f"[a] finish {threads}", f"[b] finish {threads}"}
+    logs = [job_file(Path("runs/x/sweep"), key, "log").read_text() for key in "ab"]
+    assert logs == [f"finish {threads}\n"] * 2
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,15 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from trainer_cli.commands.submit import SLURM, Submitted, check_processes, read_submission
+from trainer_cli.commands.sweep_display import SweepDisplay
 from trainer_cli.commands.sweep_table import (
     ERROR,
     JobStatus,
+    as_sentence,
     as_table,
     job_status,
     recorded_error,
@@ -49,6 +52,7 @@ from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
+from trainer_cli.terminal import is_terminal
 from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
@@ -87,13 +91,19 @@ def sweep(
         # Slurm runs the jobs on other machines: all may wait in its queue at once.
         at_once, cores = at_once or len(planned), None
     at_once = at_once or 1
+    folder = folder_of([job.base for job in planned])
+    display = SweepDisplay(sys.stderr, {job.key: job.run for job in planned}) if is_terminal(sys.stderr) else None
     if submission is None:
-        with contextlib.closing(Children(prefixed=at_once > 1)) as children:
-            return Sweep(planned, command, at_once, cores, children).run()
+        with contextlib.closing(Children(partial(job_file, folder, suffix="log"))) as children:
+            return Sweep(planned, command, at_once, cores, children, display).run()
     for job in planned:
         check_processes(submission, job.parallel)
-    submitted = Submitted(submission, folder_of([job.base for job in planned]))
-    return Sweep(planned, command, at_once, cores, submitted).run()
+    return Sweep(planned, command, at_once, cores, Submitted(submission, folder), display).run()
+
+
+def job_file(folder: Path, key: str, suffix: str) -> Path:
+    """A file of a job in the folder of its sweep: the frozen config (yaml), the output (log), how it failed."""
+    return folder / ".jobs" / f"{key}.{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +279,8 @@ class Sweep:
     cores: int | None
     """The cores for all jobs together; None: they run on other machines."""
     children: Children | Submitted
+    display: SweepDisplay | None = None
+    """Shows the jobs on a terminal; None: a line is printed at the start and the end of each."""
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes of the jobs that ended in this command."""
 
@@ -299,6 +311,8 @@ class Sweep:
                     self.children.kill()
                     raise
                 finally:
+                    if self.display is not None:
+                        self.display.close()
                     # After an error child processes may still run: they stop when this process ends.
                     self._write()
             rows = self._rows()
@@ -326,6 +340,8 @@ class Sweep:
                     # Not SIGINT for Ctrl-C: the terminal sends that to the jobs itself, and a second one interrupts.
                     self.children.signal(signal.SIGTERM)
                     passed_on = True
+            if self.display is not None:
+                self.display.draw_if_due()
             for key, code in self.children.wait():
                 if passed_on and code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
                     # The signal ended the process before its handlers were set, so there was nothing to save.
@@ -334,28 +350,43 @@ class Sweep:
                 self._write()
 
     def _start(self, job: Planned, env: Mapping[str, str]) -> None:
-        number = [other.job.key for other in self.planned].index(job.key) + 1
-        log.info("[%d/%d] %s", number, len(self.planned), job.key)
+        self._report(job, "started")
         # Those of an earlier command.
         for suffix in ("failure", ERROR):
             with contextlib.suppress(FileNotFoundError):
                 self._file(job, suffix).unlink()
         self.children.start(job.key, self.command(job, self._file(job, "yaml")), env)
+        if self.display is not None:
+            self.display.update(self._rows())
 
     def _on_ended(self, job: Planned, code: int) -> None:
         self.codes[job.key] = code
-        if code not in (ExitCode.DONE, *_SAVED):
-            error = recorded_error(self._file(job, "yaml"))
-            write_failure(self._file(job, "failure"), code, job.run, error)
-            log.error("%s failed: %s", job.key, f"signal {-code}" if code < 0 else f"exit code {code}")
+        if code in (ExitCode.DONE, *_SAVED):
+            self._report(job, as_sentence(self._row(job)))
+            return
+        error = recorded_error(self._file(job, "yaml"))
+        write_failure(self._file(job, "failure"), code, job.run, error)
+        output = self._file(job, "log")
+        log.error(
+            "%s failed: %s%s%s",
+            job.key,
+            f"signal {-code}" if code < 0 else f"exit code {code}",
+            f": {error}" if error else "",
+            f" (output: {output})" if output.is_file() else "",
+        )
+
+    def _report(self, job: Planned, event: str) -> None:
+        """Print a line about a job, unless the table on the terminal shows it."""
+        if self.display is None:
+            number = [other.job.key for other in self.planned].index(job.key) + 1
+            log.info("[%d/%d] %s %s", number, len(self.planned), job.key, event)
 
     def _environment(self, count: int) -> dict[str, str]:
         """The environment of a job. Jobs that run at the same time share the cores."""
         env = dict(os.environ)
         side_by_side = min(self.at_once, count)
-        if self.at_once > 1:
-            # Their lines are printed with a prefix as they come.
-            env["PYTHONUNBUFFERED"] = "1"
+        # Their lines are in their logs as they come.
+        env["PYTHONUNBUFFERED"] = "1"
         if self.cores is not None and side_by_side > 1 and "OMP_NUM_THREADS" not in env:
             # Each job of torch would otherwise start a thread for every core.
             threads = max(1, self.cores // side_by_side)
@@ -364,18 +395,20 @@ class Sweep:
         return env
 
     def _file(self, job: Planned, suffix: str) -> Path:
-        return self.folder / ".jobs" / f"{job.key}.{suffix}"
+        return job_file(self.folder, job.key, suffix)
+
+    def _row(self, job: Planned) -> JobStatus:
+        return job_status(job.key, job.job.swept, job.run, self._file(job, "failure"), now=self.children.state(job.key))
 
     def _rows(self) -> list[JobStatus]:
-        return [
-            job_status(job.key, job.job.swept, job.run, self._file(job, "failure"), now=self.children.state(job.key))
-            for job in self.planned
-        ]
+        return [self._row(job) for job in self.planned]
 
     def _write(self) -> None:
-        file = self.folder / "sweep.csv"
+        file, rows = self.folder / "sweep.csv", self._rows()
+        if self.display is not None:
+            self.display.update(rows)
         try:
-            write_csv(file, self._rows())
+            write_csv(file, rows)
         except OSError as error:
             # Not raised: the jobs go on without the table. A full disk they report themselves.
             log.error("%s could not be written: %s", file, error)

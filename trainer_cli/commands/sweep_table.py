@@ -167,6 +167,14 @@ def as_table(rows: Sequence[JobStatus]) -> str:
     return "\n".join(shown)
 
 
+def as_sentence(row: JobStatus) -> str:
+    """How a job ended, on one line: `finished at step 90: val/loss 0.1302 (best), 2.1 s`."""
+    rule = best_rule(keep_best_of(run_config(row.run_dir)), row.best)
+    best = "" if rule is None else f": {rule.metric} {_best(row, rule.metric):.4g} (best)"
+    step = "" if row.step is None else f" at step {row.step:,}"
+    return f"{row.status}{step}{best}{'' if row.seconds is None else f', {row.seconds:.1f} s'}"
+
+
 def _keys(rows: Sequence[JobStatus]) -> list[str]:
     return list(dict.fromkeys(key for row in rows for key in row.swept))
 

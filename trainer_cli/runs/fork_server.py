@@ -159,19 +159,25 @@ class ProcessStarter:
         self._server = _of_this_fork
 
     def start(
-        self, command: Sequence[str], env: Mapping[str, str] | None = None, *, piped: bool, new_session: bool = False
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        *,
+        output: int | None = None,
+        new_session: bool = False,
     ) -> Process:
         """Start a process whose stdin is a pipe.
 
         Args:
             env: its environment; None: that of this process.
-            piped: whether its output goes into pipes, or where that of this process goes.
+            output: the descriptor to which its output goes, or `subprocess.PIPE`; None: where that of this process
+                goes.
             new_session: whether it is in a session of its own, or in this process group.
         """
-        process = self._fork(command, dict(os.environ if env is None else env), piped=piped, new_session=new_session)
+        whole_env = dict(os.environ if env is None else env)
+        process = self._fork(command, whole_env, output=output, new_session=new_session)
         if process is not None:
             return process
-        output = subprocess.PIPE if piped else None
         return subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=new_session
         )
@@ -183,7 +189,9 @@ class ProcessStarter:
             self._process.wait()
         self._process = self._server = None
 
-    def _fork(self, command: Sequence[str], env: dict[str, str], *, piped: bool, new_session: bool) -> Forked | None:
+    def _fork(
+        self, command: Sequence[str], env: dict[str, str], *, output: int | None, new_session: bool
+    ) -> Forked | None:
         """A fork that runs the command; None if it needs a fresh interpreter."""
         if os.environ.get("TRAIN_FORK") == "0" or sys.platform != "linux":
             return None
@@ -199,7 +207,7 @@ class ProcessStarter:
             server = self._server
             if server is not None and server.fits(env):
                 arguments = command[len(program) :]
-                process = _ask(server.control, arguments, env, piped=piped, new_session=new_session)
+                process = _ask(server.control, arguments, env, output=output, new_session=new_session)
                 if process is not None:
                     return process
             why = "a fork is not safe, or the environment or the folder is another"
@@ -233,9 +241,9 @@ def _fixed(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ask(
-    control: socket.socket, arguments: Sequence[str], env: Mapping[str, str], *, piped: bool, new_session: bool
+    control: socket.socket, arguments: Sequence[str], env: Mapping[str, str], *, output: int | None, new_session: bool
 ) -> Forked | None:
-    """Have the server start a process; None if it refuses."""
+    """Have the server start a process; None if it refuses. `output` is as of `subprocess.Popen`."""
     request = {
         "arguments": list(arguments),
         "variables": {name: env[name] for name in _VARIABLES if name in env},
@@ -246,14 +254,14 @@ def _ask(
     with contextlib.ExitStack() as server_ends, contextlib.ExitStack() as parent_ends:
         pipes: list[IO[bytes]] = []
         streams: list[int] = []
-        for mode in ("wb", "rb", "rb") if piped else ("wb",):
+        for mode in ("wb", "rb", "rb") if output == subprocess.PIPE else ("wb",):
             read, write = os.pipe()
             mine, other = (write, read) if mode == "wb" else (read, write)
             pipes.append(parent_ends.enter_context(os.fdopen(mine, mode, buffering=0)))
             server_ends.callback(os.close, other)
             streams.append(other)
-        if not piped:
-            streams += [1, 2]
+        if output != subprocess.PIPE:
+            streams += [1, 2] if output is None else [output, output]
         report, its = socket.socketpair()
         parent_ends.enter_context(report)
         server_ends.enter_context(its)

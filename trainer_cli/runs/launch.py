@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -51,7 +52,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     starter, ranks = ProcessStarter(for_ranks=True), RankProcesses()
     # In this order: at the end of this block the ranks have ended, then the store, then the server.
     with contextlib.closing(starter), contextlib.ExitStack() as started:
-        store = starter.start(own_command([STORE]), piped=True, new_session=True)
+        store = starter.start(own_command([STORE]), output=subprocess.PIPE, new_session=True)
         started.enter_context(store)
         assert store.stdout is not None
         assert store.stderr is not None
@@ -64,7 +65,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             # As torchrun does: a rank ends when a collective on GPUs fails.
             env = {ON_NCCL_ERROR: "1", **os.environ, **launched_rank(rank, processes, int(port))}
             # A session of its own: otherwise the terminal sends Ctrl-C to the ranks too, a second time.
-            process = starter.start(own_command(arguments), env, piped=False, new_session=True)
+            process = starter.start(own_command(arguments), env, new_session=True)
             started.enter_context(process)
             ranks.add(process)
         return ranks.wait()

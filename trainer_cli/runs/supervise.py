@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -26,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.config.compose import Composed, compose, from_yaml, refuse_shipped_default
@@ -196,21 +194,24 @@ def _after_a_peer(error: Exception, group: ProcessGroup) -> int:
 
 _POLL_S = 0.05
 """Seconds between two checks of the child processes."""
-_CHUNK_BYTES = 1 << 16
 _KILL_TIMEOUT_S = 10.0
 
 
 class Children:
-    """Running child processes by name. With `prefixed`, each line of their output begins with the name."""
+    """Running child processes by name.
+
+    Args:
+        log_of: returns the file to which the output of a process with this name is appended; None: the output goes
+            where that of this process goes.
+    """
 
     promise = "the running jobs stop after this step, and no other begins"
     """What happens at a signal, for the message to the user."""
 
-    def __init__(self, *, prefixed: bool) -> None:
-        self._prefixed = prefixed
+    def __init__(self, log_of: Callable[[str], Path] | None = None) -> None:
+        self._log_of = log_of
         self._starter = ProcessStarter()
         self._processes: dict[str, Process] = {}
-        self._selector = selectors.DefaultSelector()
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -222,24 +223,17 @@ class Children:
     def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Start a process in this process group, so that the terminal's Ctrl-C and Ctrl-Z reach it too."""
         # The open end of the pipe to its stdin is what tells the child that this process lives.
-        process = self._starter.start(command, env, piped=self._prefixed)
-        self._processes[name] = process
-        # Non-blocking, so that a silent child does not delay the output of the others.
-        for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-            if pipe is not None:
-                os.set_blocking(pipe.fileno(), False)
-                self._selector.register(pipe, selectors.EVENT_READ, _Lines(name, pipe, sink))
+        if self._log_of is None:
+            self._processes[name] = self._starter.start(command, env)
+            return
+        # Not by a pipe: a child that outlives this process can still write.
+        with open(self._log_of(name), "ab") as log_file:
+            self._processes[name] = self._starter.start(command, env, output=log_file.fileno())
 
     def wait(self) -> Iterator[tuple[str, int]]:
-        """Forward output for a moment, then yield each process that has ended, with its exit code."""
-        if self._selector.get_map():
-            for key, _ in self._selector.select(_POLL_S):
-                if not key.data.forward():
-                    self._selector.unregister(key.fileobj)
-        else:
-            time.sleep(_POLL_S)
+        """Pause; then yield each process that has ended, with its exit code."""
+        time.sleep(_POLL_S)
         for name, process in list(self._processes.items()):
-            # By the process, not by the end of its output: a grandchild may keep the pipe open.
             code = process.poll()
             if code is not None:
                 self._forget(name, process)
@@ -264,59 +258,8 @@ class Children:
 
     def _forget(self, name: str, process: Process) -> None:
         del self._processes[name]
-        for pipe in (process.stdout, process.stderr):
-            if pipe is None:
-                continue
-            if pipe in self._selector.get_map():
-                key = self._selector.unregister(pipe)
-                key.data.finish()
-            pipe.close()
         if process.stdin is not None:
             process.stdin.close()
-
-
-class _Lines:
-    """Forwards whole lines from a pipe to a stream, each with the name of the process in front."""
-
-    def __init__(self, name: str, pipe: IO[bytes], sink: IO[str]) -> None:
-        self._prefix = f"[{name}] "
-        self._pipe = pipe
-        self._sink = sink
-        self._incomplete = b""
-
-    def forward(self) -> bool:
-        """Forward the available output; False at the end of the pipe."""
-        chunk = self._read()
-        if chunk is not None:
-            self._take(chunk)
-        return chunk != b""
-
-    def finish(self) -> None:
-        """Forward the available output without waiting for the end: a grandchild may hold the pipe open forever."""
-        while chunk := self._read():
-            self._take(chunk)
-        self._take(b"")
-
-    def _read(self) -> bytes | None:
-        """Available bytes; None: nothing yet; empty: end of the pipe."""
-        try:
-            return os.read(self._pipe.fileno(), _CHUNK_BYTES)
-        except BlockingIOError:
-            return None
-
-    def _take(self, chunk: bytes) -> None:
-        *lines, incomplete = (self._incomplete + chunk).split(b"\n")
-        # A line without an end is held back, but not forever: a progress bar may write none.
-        if incomplete and (not chunk or len(incomplete) > _CHUNK_BYTES):
-            lines.append(incomplete)
-            incomplete = b""
-        self._incomplete = incomplete
-        if lines:
-            text = "".join(f"{self._prefix}{line.decode(errors='replace')}".rstrip() + "\n" for line in lines)
-            # The jobs continue if the reader of our output is gone.
-            with contextlib.suppress(OSError):
-                self._sink.write(text)
-                self._sink.flush()
 
 
 class Child:
@@ -341,7 +284,7 @@ class Child:
     def run(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> int:
         """Start it, wait for its end, and return its exit code; negative for a signal."""
         # A session of its own: otherwise the terminal sends Ctrl-C to the child too, a second time.
-        with self._starter.start(command, env, piped=False, new_session=True) as process:
+        with self._starter.start(command, env, new_session=True) as process:
             # Before the check below: a signal from here on is forwarded by the handler.
             self._process = process
             # A signal that came before the child existed was not forwarded.

@@ -1,0 +1,96 @@
+"""The live table of a sweep: what runs first, its step, best metric and time left, and one bar over all jobs."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.commands.sweep_display import SweepDisplay
+from trainer_cli.commands.sweep_table import NOT_BEGUN, JobStatus
+from trainer_cli.runs.run_dir import RunDir, RunStatus
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def status_of(key: str, state: str, run: RunDir, **facts: object) -> JobStatus:
+    return JobStatus(key, {"seed": key[-1]}, run.path, state, **facts)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> RunDir:
+    """A run of 100 steps that has logged every tenth up to step 50."""
+    run = RunDir(tmp_path / "seed=1")
+    with ExitStack() as stack:
+        stack.enter_context(run.create("name: x\ncheckpoint:\n  folder: null\n", [], {"run_id": "x"}))
+        run.begin_attempt(name="x", start_step=0, now=time.time(), environment={})
+        run.record_total_steps(100)
+    began = time.time()
+    for index, loss in enumerate([0.5, 0.25, float("nan"), 0.75, 0.5]):
+        record = {"step": 10 * index + 10, "epoch": 0.0, "time": began + index, "train/loss": 1.0, "val/loss": loss}
+        with run.metrics_file.open("a") as file:
+            file.write(json.dumps(record).replace("NaN", '"nan"') + "\n")
+    return run
+
+
+def drawn(display: SweepDisplay, stream: io.StringIO) -> list[str]:
+    """The lines of the last drawing, without colours."""
+    stream.truncate(0)
+    display.draw_if_due()
+    *_, last = re.findall(r"\x1b7((?:\x1b\[\d+;1H\x1b\[2K[^\n]*?)+)\x1b8", stream.getvalue())
+    plain = re.sub(r"\x1b\[[\d;]*m", "", last)
+    return re.split(r"\x1b\[\d+;1H\x1b\[2K", plain)[1:]
+
+
+def test_running_jobs_come_first_with_step_and_best_metric_and_the_bar_is_over_all(
+    running: RunDir, tmp_path: Path
+) -> None:
+    other = RunDir(tmp_path / "other")
+    stream = Terminal()
+    runs = {f"seed={number}": running if number == 1 else other for number in range(4)}
+    display = SweepDisplay(stream, runs)
+    best = {"val/loss": {"value": 0.125, "step": 100, "mode": "min"}}
+    display.update(
+        [
+            status_of("seed=0", RunStatus.finished, other, step=100, best=best),
+            status_of("seed=1", RunStatus.running, running),
+            status_of("seed=2", RunStatus.failed, other, step=10),
+            status_of("seed=3", NOT_BEGUN, other),
+        ]
+    )
+    header, *jobs, bar = drawn(display, stream)
+    assert header.split("  ")[0] == "job"
+    assert "best val/loss" in header
+    assert [line.split()[:1] for line in jobs] == [["seed=1"], ["seed=2"], ["seed=0"], ["seed=3"]]
+    # No process holds the lock of the run, so its reader knows no time left.
+    assert jobs[0].split() == ["seed=1", "running", "50/100", "0.25"]
+    assert jobs[2].split() == ["seed=0", "finished", "100", "0.125"]
+    assert jobs[3].split() == ["seed=3", "not", "begun"]
+    assert re.fullmatch(r"\S+ 2/4 jobs  62%  1 running  1 failed  elapsed 0:00", bar)
+    display.close()
+    assert stream.getvalue().endswith("\x1b[J")
+
+
+def test_jobs_without_room_are_counted_and_the_table_is_drawn_once_a_second(tmp_path: Path) -> None:
+    run, stream = RunDir(tmp_path / "run"), Terminal()
+    keys = [f"optimizer.name={'x' * 100},seed={number}" for number in range(30)]
+    display = SweepDisplay(stream, dict.fromkeys(keys, run))
+    display.update([status_of(key, NOT_BEGUN, run) for key in keys])
+    lines = drawn(display, stream)
+    assert len(lines) == 12, "half of the terminal"
+    assert lines[-2] == "… and 21 more"
+    assert all(len(line) < 80 for line in lines)
+    assert lines[1].startswith("…")
+    assert ",seed=0  not begun" in lines[1]
+    stream.truncate(0)
+    display.draw_if_due()
+    assert stream.getvalue() == ""
+    display.close()

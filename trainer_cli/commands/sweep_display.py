@@ -1,0 +1,195 @@
+"""A live table of the jobs of a sweep on a terminal: state, step, best metric and time left, and one bar over all."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, JobStatus
+from trainer_cli.core.checkpoint_config import Mode
+from trainer_cli.core.metric_modes import mode_of
+from trainer_cli.core.policy import BestRule
+from trainer_cli.loggers.bottom_lines import BottomLines
+from trainer_cli.loggers.marks import is_validation_metric
+from trainer_cli.loggers.progress_bar import BarStyle
+from trainer_cli.runs.metrics import GrowingFile, best_rule, keep_best_of, parse_json_lines
+from trainer_cli.runs.record import RunReader, RunView
+from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.select import run_config
+from trainer_cli.terminal import format_clock, painted
+
+_DRAW_S = 1.0
+_MOST_RECORDS = 100_000
+_LONGEST_BAR = 30
+_FEWEST_JOBS = 3
+_ORDER = (RunStatus.running, QUEUED, RunStatus.failed, RunStatus.killed, RunStatus.stopped, RunStatus.finished)
+_COLOURS: Mapping[str, str] = {
+    RunStatus.running: "cyan",
+    RunStatus.failed: "red",
+    RunStatus.killed: "red",
+    RunStatus.stopped: "yellow",
+}
+_HEADER = ("job", "state", "step", "best", "ETA")
+
+
+class _RunningJob:
+    """Follows the files of a job that runs."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._reader = RunReader(run.path)
+        self._records = GrowingFile(run.metrics_file, _MOST_RECORDS)
+        self._keep_best: Mapping[str, Any] | None = None
+        self.best: dict[str, float] = {}
+        """Validation metric -> its best value so far, if its mode is known."""
+        self.view: RunView | None = None
+
+    def look(self, now: float) -> None:
+        """Read what is new at unix time `now`."""
+        self.view = self._reader.look(now)
+        try:
+            new = self._records.read()
+        except OSError:
+            return
+        if new.restarted:
+            self.best.clear()
+        if new.lines and not self.best:
+            self._keep_best = keep_best_of(run_config(self._run.path))
+        for record in parse_json_lines(new.lines):
+            for name, value in record.items():
+                if is_validation_metric(name) and isinstance(value, int | float) and math.isfinite(value):
+                    self._count(name, value)
+
+    def _count(self, name: str, value: float) -> None:
+        section = self._keep_best or {}
+        mode = mode_of(name, section.get("metric"), section.get("mode"))
+        if mode is not None:
+            choose = max if mode is Mode.max else min
+            self.best[name] = choose(value, self.best.get(name, value))
+
+    @property
+    def rule(self) -> BestRule | None:
+        """The metric that decides which job is best."""
+        return best_rule(self._keep_best, self.best)
+
+    @property
+    def share(self) -> float:
+        """The fraction of its steps that is made."""
+        view = self.view
+        return view.step / view.total_steps if view and view.step is not None and view.total_steps else 0.0
+
+
+class SweepDisplay:
+    """Draws the table at the bottom of a terminal, from `update` to `close`, at most once a second.
+
+    Args:
+        runs: run of each job by its name, in the order of the sweep.
+    """
+
+    def __init__(self, stream: TextIO, runs: Mapping[str, RunDir]) -> None:
+        self._stream, self._runs = stream, runs
+        self._lines = BottomLines(stream)
+        self._style = BarStyle(stream)
+        self._rows: Sequence[JobStatus] = ()
+        self._running: dict[str, _RunningJob] = {}
+        self._began: float | None = None
+        self._first_share = 0.0
+        self._drawn_at = -math.inf
+
+    def update(self, rows: Sequence[JobStatus]) -> None:
+        """Take over the states of the jobs, in the order of the sweep."""
+        self._rows = rows
+        running = [row.key for row in rows if row.status == RunStatus.running]
+        self._running = {key: self._running.get(key) or _RunningJob(self._runs[key]) for key in running}
+        self._drawn_at = -math.inf
+
+    def draw_if_due(self) -> None:
+        """Draw, unless that was done less than a second ago."""
+        seconds = time.monotonic()
+        if seconds - self._drawn_at < _DRAW_S or not self._rows:
+            return
+        self._drawn_at = seconds
+        for job in self._running.values():
+            job.look(time.time())
+        try:
+            self._lines.draw(self.text(seconds, self._lines.columns, self._lines.rows))
+        except OSError:
+            # The terminal is gone, and the jobs go on.
+            return
+
+    def close(self) -> None:
+        """Clear the table."""
+        try:
+            self._lines.close()
+        except OSError:
+            return
+
+    def text(self, seconds: float, width: int, height: int) -> list[str]:
+        """The lines at a moment: header, jobs and bar. Jobs without room are counted in the last line of jobs."""
+        most = min(len(self._rows), max(height // 2 - 2, _FEWEST_JOBS))
+        rows = sorted(self._rows, key=lambda row: _ORDER.index(row.status) if row.status in _ORDER else len(_ORDER))
+        shown = rows if len(rows) <= most else rows[: most - 1]
+        rules = [rule for job in self._running.values() if (rule := job.rule) is not None]
+        rule = rules[0] if rules else best_rule(None, (name for row in rows for name in row.best))
+        cells = [self._cells(row, rule) for row in shown]
+        header = list(_HEADER if rule is None else (*_HEADER[:3], f"best {rule.metric}", _HEADER[4]))
+        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+        widths[0] = max(min(widths[0], width - sum(widths[1:]) - 2 * len(widths)), 8)
+        lines = [painted(_join(header, widths), "dim", self._stream)]
+        for texts in cells:
+            line, state = _join(texts, widths)[:width], texts[1]
+            colour = _COLOURS.get(state, "dim")
+            lines.append(line.replace(f"  {state}", f"  {painted(state, colour, self._stream)}", 1))
+        if len(shown) < len(rows):
+            lines.append(painted(f"… and {len(rows) - len(shown)} more", "dim", self._stream))
+        return [*lines, self._bar(seconds, width)]
+
+    def _cells(self, row: JobStatus, rule: BestRule | None) -> list[str]:
+        job = self._running.get(row.key)
+        view = None if job is None else job.view
+        step = row.step if view is None or view.step is None else view.step
+        total = "" if view is None or view.total_steps is None else f"/{view.total_steps:,}"
+        values = job.best if job is not None else {name: best.get("value") for name, best in row.best.items()}
+        best = None if rule is None else values.get(rule.metric)
+        return [
+            row.key,
+            row.status,
+            "" if step is None else f"{step:,}{total}",
+            f"{best:.4g}" if isinstance(best, int | float) else "",
+            format_clock(view.eta_s) if view is not None and view.eta_s is not None else "",
+        ]
+
+    def _bar(self, seconds: float, width: int) -> str:
+        waiting = (NOT_BEGUN, QUEUED)
+        shares = [
+            self._running[row.key].share if row.key in self._running else float(row.status not in waiting)
+            for row in self._rows
+        ]
+        share = sum(shares) / len(shares)
+        if self._began is None:
+            self._began, self._first_share = seconds, share
+        elapsed_s = seconds - self._began
+        ended = sum(
+            value == 1.0 and row.key not in self._running for row, value in zip(self._rows, shares, strict=True)
+        )
+        counts = Counter(row.status for row in self._rows if row.status in (RunStatus.running, RunStatus.failed))
+        parts = [f"{ended}/{len(self._rows)} jobs", f"{int(100 * share)}%"]
+        parts += [f"{count} {status}" for status, count in counts.items()]
+        parts.append(f"elapsed {format_clock(elapsed_s)}")
+        if share - self._first_share > 0:
+            parts.append(f"ETA {format_clock(elapsed_s * (1 - share) / (share - self._first_share))}")
+        length = max(min(width - 60, _LONGEST_BAR), 8)
+        return f"{self._style.bar(share, length)} {'  '.join(parts)[: max(width - length - 1, 0)]}"
+
+
+def _join(texts: Sequence[str], widths: Sequence[int]) -> str:
+    """The cells in columns: names and states on the left, numbers on the right. A long name is cut at its begin."""
+    cells = []
+    for index, (text, width) in enumerate(zip(texts, widths, strict=True)):
+        # The names of jobs differ at their ends.
+        fitting = text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+        cells.append(f"{fitting:{width}}" if index < 2 else f"{fitting:>{width}}")
+    return "  ".join(cells).rstrip()
