@@ -20,7 +20,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).with_name("pages")))
 
-from reader import ERROR, ROOT, Reader, assert_shown, blocks, by_thread, command_server, shapes
+from reader import ERROR, ROOT, Reader, assert_shown, blocks, command_server
 
 
 @dataclass(frozen=True)
@@ -195,13 +195,23 @@ def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path, commands: P
     assert_shown(blocks(ROOT / "README.md")[1][2], printed.replace(str(tmp_path), "runs"))
 
 
-def test_the_picture_of_a_run_shows_the_present_output(trained: Path) -> None:
+def test_the_picture_of_a_run_shows_the_present_display(tmp_path: Path, commands: Path) -> None:
     picture = (ROOT / "docs/run.svg").read_text(encoding="utf-8")
     lines = re.findall(r'<text class="run-r\d+" [^>]*clip-path[^>]*>(.*?)</text>', picture)
     prompt, *shown = html.unescape("\n".join(lines)).replace("\xa0", " ").splitlines()
-    assert prompt.strip() == "$ train fit +experiment=digits_mlp"
-    present = by_thread(shapes((trained / "output").read_text()))
-    assert by_thread(shapes("\n".join(shown))) == present, "run scripts/screenshot"
+    assert prompt.strip() == "$ train fit +experiment=digits"
+    printed = Reader(tmp_path, commands).sh("train fit +experiment=digits loop.hard_stop=45")
+    labels = [line.split("  ")[0] for line in printed.splitlines() if re.match(r"\w+ {2,}\S", line)][:8]
+    assert labels == ["run", "config", "device", "model", "data", "batch", "steps", "saves"]
+    text = "\n".join(shown)
+    assert [label for label in labels if not re.search(rf"^{label}  +\S", text, re.MULTILINE)] == [], (
+        "scripts/screenshot"
+    )
+    (record,) = (line.split() for line in printed.splitlines() if line.startswith("step=45/"))
+    metrics = {part.partition("=")[0] for part in record} - {"eta"}
+    (header,) = (line.split() for line in shown if line.lstrip().startswith("step  epoch"))
+    assert {*header} == metrics | {"time"}, "run scripts/screenshot"
+    assert re.search(r"step \d+/900  \d+%  epoch ", text)
 
 
 def test_the_picture_of_a_report_is_small() -> None:
