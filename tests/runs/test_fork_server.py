@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -63,12 +64,14 @@ signal.pause()
 STARTS = """
 import os
 Starts = print
+from subprocess import PIPE
 from trainer_cli.runs.fork_server import ProcessStarter, own_command
 
 for _ in range(2):
     starter = ProcessStarter()
     probe = ["+callbacks.probe._target_=probe.Probe", "name=exit-inner"]
-    with starter.start(own_command(["fit", "+experiment=digits_mlp", *probe]), piped=True, new_session=True) as process:
+    command = own_command(["fit", "+experiment=digits_mlp", *probe])
+    with starter.start(command, output=PIPE, new_session=True) as process:
         code = process.wait()
     starter.close()
     print(type(process).__name__, code, flush=True)
@@ -132,7 +135,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def starter(project: Path) -> Iterator[ProcessStarter]:
     """One whose first process has been started."""
     starter = ProcessStarter()
-    with starter.start(probing("exit-alone"), ENV, piped=True, new_session=True) as process:
+    with starter.start(probing("exit-alone"), ENV, output=PIPE, new_session=True) as process:
         assert isinstance(process, subprocess.Popen)
         assert process.wait(LIMIT_S) == 7
     yield starter
@@ -151,7 +154,7 @@ def output(process: Process) -> tuple[str, str]:
 def test_a_fork_is_what_a_fresh_interpreter_is(
     project: Path, starter: ProcessStarter, variables: dict[str, str]
 ) -> None:
-    with starter.start(probing("exit-forked"), {**ENV, **variables}, piped=True, new_session=True) as process:
+    with starter.start(probing("exit-forked"), {**ENV, **variables}, output=PIPE, new_session=True) as process:
         assert isinstance(process, Forked)
         assert output(process) == ("out of exit-forked\n", "err of exit-forked\n")
         assert process.wait(LIMIT_S) == process.poll() == 7
@@ -160,7 +163,7 @@ def test_a_fork_is_what_a_fresh_interpreter_is(
 
 
 def test_the_store_of_ranks_survives_signals_until_its_launcher_ends(project: Path, starter: ProcessStarter) -> None:
-    with starter.start(own_command(["_store"]), ENV, piped=True, new_session=True) as process:
+    with starter.start(own_command(["_store"]), ENV, output=PIPE, new_session=True) as process:
         assert process.stdout is not None
         port = int(process.stdout.readline())
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
@@ -178,7 +181,7 @@ def test_the_store_of_ranks_survives_signals_until_its_launcher_ends(project: Pa
 def test_a_signal_ends_a_fork_as_it_ends_any_process(
     project: Path, starter: ProcessStarter, number: signal.Signals, code: int
 ) -> None:
-    process = starter.start(probing(f"pause{number}"), ENV, piped=True)
+    process = starter.start(probing(f"pause{number}"), ENV, output=PIPE)
     with process:
         try:
             wait_for((project / f"pause{number}.json").exists, "it never ran")
@@ -195,7 +198,7 @@ def test_a_signal_ends_a_fork_as_it_ends_any_process(
 def test_a_fork_starts_processes_as_forks_of_its_own_server(project: Path, starter: ProcessStarter) -> None:
     (project / "starts.py").write_text(STARTS)
     command = own_command(["fit", "+experiment=digits_mlp", "+callbacks.probe._target_=starts.Starts", "name=outer"])
-    with starter.start(command, ENV, piped=True, new_session=True) as process:
+    with starter.start(command, ENV, output=PIPE, new_session=True) as process:
         assert isinstance(process, Forked)
         said = output(process)
         assert process.wait(LIMIT_S) == 0, said
@@ -209,7 +212,7 @@ def test_a_fork_starts_processes_as_forks_of_its_own_server(project: Path, start
 def test_a_fork_that_returns_runs_exit_handlers_and_writes_what_is_open(project: Path, starter: ProcessStarter) -> None:
     (project / "leaves.py").write_text(LEAVES)
     command = own_command(["fit", "+experiment=digits_mlp", "+callbacks.probe._target_=leaves.Leaves"])
-    with starter.start(command, ENV, piped=True, new_session=True) as process:
+    with starter.start(command, ENV, output=PIPE, new_session=True) as process:
         assert isinstance(process, Forked)
         said = output(process)
         assert process.wait(LIMIT_S) == 1, said
@@ -222,7 +225,7 @@ def test_a_fork_that_returns_runs_exit_handlers_and_writes_what_is_open(project:
 
 
 def test_nothing_is_left_of_a_fork(project: Path, starter: ProcessStarter) -> None:
-    with starter.start(own_command(VERSION), ENV, piped=True) as process:
+    with starter.start(own_command(VERSION), ENV, output=PIPE) as process:
         assert process.wait(LIMIT_S) == 0
     assert isinstance(process, Forked)
     wait_for(lambda: not Path(f"/proc/{process.pid}").exists(), "it is a zombie")
@@ -245,7 +248,7 @@ def test_what_a_fork_cannot_be_is_a_fresh_interpreter(
     folder: str,
 ) -> None:
     monkeypatch.chdir(folder)
-    with starter.start(command, {**ENV, **env}, piped=True) as process:
+    with starter.start(command, {**ENV, **env}, output=PIPE) as process:
         assert isinstance(process, subprocess.Popen)
         assert process.wait(LIMIT_S) == 0
 
@@ -260,7 +263,7 @@ def start_two(starter: ProcessStarter, env: dict[str, str]) -> list[type]:
     """Start two processes to their ends; their types."""
     types = []
     for _ in range(2):
-        with starter.start(own_command(VERSION), env, piped=True) as process:
+        with starter.start(own_command(VERSION), env, output=PIPE) as process:
             assert process.wait(LIMIT_S) == 0
         types.append(type(process))
     return types
@@ -305,15 +308,16 @@ def test_ranks_are_forks_from_the_first_on(tmp_path: Path, monkeypatch: pytest.M
 
 PARENT = """
 import os, signal, sys, time
+from subprocess import PIPE
 from trainer_cli.runs.fork_server import ProcessStarter, own_command
 starter = ProcessStarter()
 for _ in range(2):
-    starter.start(own_command(["--version"]), piped=True).wait()
+    starter.start(own_command(["--version"]), output=PIPE).wait()
 print(starter._process.pid, flush=True)
 if sys.argv[1] == "server":
     os.kill(starter._process.pid, signal.SIGKILL)
     starter._process.wait()
-    print(type(starter.start(own_command(["--version"]), piped=True)).__name__)
+    print(type(starter.start(own_command(["--version"]), output=PIPE)).__name__)
 else:
     os.kill(os.getpid(), signal.SIGKILL)
 """
