@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,22 @@ def test_a_run_that_ended_is_tailed_to_its_end(empty_folder: Path, capsys: Captu
         assert main(["tail", "-n", "1", *arguments]) == 0
         out = capsys.readouterr().out
         assert re.fullmatch(rf".* METRICS step 20  train/loss 0.25\n{last}", out), out
+
+
+def test_a_tail_for_programs_is_one_object_a_line(empty_folder: Path, capsys: Captured) -> None:
+    ended(Path("runs/done"), RunStatus.finished, "max_duration reached")
+    run = RunDir("runs/done")
+    run.log_file.write_text("2026-01-31 12:00:00,500 INFO    a \x1b message\nand more of it\n")
+    assert main(["tail", "-f", "--json", "runs/done"]) == 0
+    *lines, end = map(json.loads, capsys.readouterr().out.splitlines())
+    at = datetime(2026, 1, 31, 12, 0, 0, 500_000).timestamp()
+    messages = [{"time": at, "message": "2026-01-31 12:00:00,500 INFO    a \x1b message"}]
+    messages.append({"time": at, "message": "and more of it"})
+    records = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
+    assert sorted(lines, key=lambda line: line["time"]) == lines
+    assert [line for line in lines if "message" in line] == messages
+    assert [line for line in lines if "step" in line] == records
+    assert end == {"state": "finished", "step": 20, "reason": "max_duration reached"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command import environment, make_project, train
+from command import SMALL, environment, make_project, train
 
 _LOADED_AT_THE_END = """
 import gc, json, os, sys
@@ -61,3 +61,18 @@ def test_the_first_step_does_not_wait_for_tensorboard(tmp_path: Path) -> None:
     loaded = "+callbacks.loaded={_target_: mine.loaded.Loaded}"
     assert train("fit", "experiment=mine", loaded, cwd=project, cold=True).code == 0
     assert not {*_UNUSED_AT_FIRST} & {*(project / "loaded").read_text().splitlines()}
+
+
+def test_with_json_stdout_has_the_summary_alone_however_the_fit_ends(tmp_path: Path) -> None:
+    refused = train("fit", "--json", *SMALL, "loop.max_step=1", cwd=tmp_path)
+    assert (refused.code, refused.out) == (2, ""), "no run was opened"
+    failed = train("fit", "--json", *SMALL, "optimizer.lr=1e30", "name=failed", cwd=tmp_path)
+    assert (failed.code, json.loads(failed.out)["status"]) == (1, "failed")
+    done = train("fit", "--json", *SMALL, cwd=tmp_path)
+    summary = json.loads(done.out)
+    assert (done.code, summary["status"], summary["step"]) == (0, "finished", 20)
+    assert summary == json.loads((tmp_path / "runs/digits_mlp/summary.json").read_text())
+    assert "finished at step 20" in done.err
+    again = train("fit", "--json", *SMALL, cwd=tmp_path)
+    assert json.loads(again.out) == summary
+    assert "nothing to do" in again.err

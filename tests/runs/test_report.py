@@ -282,6 +282,9 @@ def test_the_command_writes_a_report_and_replaces_only_a_report(empty_folder: Pa
         assert re.fullmatch(
             r"report\.html: 1 run, 9 charts, [5-7]\d\.\d kB; open it in a browser\n", capsys.readouterr().out
         )
+    assert main(["report", "--json", "runs/x"]) == 0
+    size = Path("report.html").stat().st_size
+    assert json.loads(capsys.readouterr().out) == {"file": "report.html", "runs": 1, "charts": 9, "size_bytes": size}
     for arguments, message in {
         ("runs/x", "-o", "runs/x/config.yaml"): "runs/x/config.yaml exists, and is no report",
         ("runs/x", "-o", "runs"): "runs is a folder",

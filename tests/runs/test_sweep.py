@@ -159,6 +159,7 @@ def test_all_options_of_a_group_are_swept_by_a_glob() -> None:
         (["logging.level=info,debug", "logging={level:error}"], ["give the same config"]),
         (["seed=1,2", "name='x-${now:%H}'"], ["name holds ${now:…}, different at each start", "Leave the time out"]),
         (["--jobs", "0", "seed=1,2"], ["--jobs"]),
+        (["--json", "seed=1,2"], ["--json is for one run", "train top --json"]),
     ],
 )
 def test_a_mistake_in_any_job_is_reported_before_anything_is_written(

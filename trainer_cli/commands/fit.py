@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from trainer_cli.commands.main import add_allow_pickle, add_config_arguments, add_no_replay
@@ -17,6 +18,7 @@ EXAMPLES = """examples:
   train fit +experiment=digits
   train fit +experiment=digits optimizer.lr=3e-4 name=slow
   train fit resume=runs/digits loop.max_duration=40ep
+  train fit --json +experiment=digits
   train fit -m --jobs 2 +experiment=digits optimizer.lr=1e-3,3e-3 'seed=range(3)'
   train fit -m --submit slurm --submit partition=gpu --submit timeout_min=60 +experiment=digits seed=1,2
 
@@ -35,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_allow_pickle(parser)
     add_no_replay(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print summary.json of the run at the end, and all else on stderr"
+    )
     parser.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="with -m: number of runs at a time (1; all with --submit slurm)"
@@ -51,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compose and check the config, then fit; or do so for each job of a sweep."""
     if args.multirun:
+        if args.json:
+            raise UserError("--json is for one run, and -m starts several", cure="`train top --json` lists them.")
         return _sweep(args)
     # Refused, not ignored: who gives them expects many runs.
     for flag, value in (("--jobs", args.jobs), ("--submit", args.submit)):
@@ -62,10 +69,11 @@ def run(args: argparse.Namespace) -> int:
         # Before the imports, which take seconds: the parent may be killed during them.
         stop_with_parent()
     from trainer_cli.commands.report_at_end import ReportAtEnd
+    from trainer_cli.commands.summary_at_end import SummaryAtEnd
     from trainer_cli.runs.replay_named import provide_fork
     from trainer_cli.runs.supervise import compose_fit, fit_in_processes
 
-    report = ReportAtEnd()
+    report, summary = ReportAtEnd(), SummaryAtEnd()
 
     def compose() -> Composed:
         composed = compose_fit(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
@@ -74,10 +82,12 @@ def run(args: argparse.Namespace) -> int:
             # The parent of a supervised process writes it, after the last attempt. Of several ranks the main one
             # composes.
             report.expect(composed.config)
+            if args.json:
+                summary.expect(composed.config)
         return composed
 
     child = ["fit", *_child_arguments(args)]
-    with report:
+    with summary if args.json else nullcontext(), report:
         return fit_in_processes(compose, child, supervised=args.supervised, allow_pickle=args.allow_pickle)
 
 

@@ -34,6 +34,7 @@ EXAMPLES = """examples:
   train report runs/digits/sweep               a sweep: best table, parallel coordinates
   train report runs/digits/validation          only what train validate measured
   train report runs -o all.html                all runs below a folder
+  train report --json runs/digits              prints what was written as JSON
 """
 
 
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="file to write (report.html)"
     )
+    parser.add_argument("--json", action="store_true", help="print the file and how much it holds as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
         result = report(args.run_dir, args.output, now=time.time())
     except PermissionError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+    if args.json:
+        print(json.dumps({"file": str(args.output), **result._asdict()}))
+        return 0
     runs = f"{result.runs} run{'' if result.runs == 1 else 's'}, " if result.runs else ""
     print(f"{args.output}: {runs}{result.charts} charts, {format_bytes(result.size_bytes)}; open it in a browser")
     return 0

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError, one_line
+from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 from trainer_cli.runs.record import RunReader
@@ -22,6 +23,7 @@ EXAMPLES = """examples:
   train tail runs/digits         the last 10 lines
   train tail -n 50 runs/digits   the last 50
   train tail -f runs/digits      and those that follow, until the run ends
+  train tail --json runs/digits  for programs: one JSON object a line
 """
 _POLL_S = 0.5
 """Pause between two reads of the files."""
@@ -37,6 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
     parser.add_argument("-f", "--follow", action="store_true", help="print what is added, until the run ends")
     parser.add_argument("-n", "--lines", type=int, default=10, metavar="N", help="begin with the last N lines (10)")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON: of each message time and text, of each record its metrics"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,15 +51,15 @@ def run(args: argparse.Namespace) -> int:
     if not RunDir(args.run_dir).exists_as_run():
         raise no_run(args.run_dir)
     try:
-        _print(args.run_dir, args.lines, follow=args.follow)
+        _print(args.run_dir, args.lines, follow=args.follow, as_json=args.json)
     except KeyboardInterrupt:
         if not args.follow:
             raise
     return 0
 
 
-def _print(path: Path, most: int, *, follow: bool) -> None:
-    tail, run = Tail(path, most), RunDir(path)
+def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
+    tail, run = Tail(path, most, as_json=as_json), RunDir(path)
     while True:
         # Before reading: the last lines of a run that ends now must be printed.
         continues = follow and run.is_locked()
@@ -65,6 +70,9 @@ def _print(path: Path, most: int, *, follow: bool) -> None:
             break
         time.sleep(_POLL_S)
     if follow and (view := RunReader(path).look(time.time())) is not None:
+        if as_json:
+            print(strict_json({"state": view.state, "step": view.step, "reason": view.reason}))
+            return
         step = "" if view.step is None else f" at step {view.step:,}"
         print(f"{view.state}{step}" + (f": {view.reason}" if view.reason else ""))
 
@@ -84,10 +92,11 @@ class _Line(NamedTuple):
 
 
 class Tail:
-    """Follows `train.log` and `metrics.jsonl` of a run."""
+    """Follows `train.log` and `metrics.jsonl` of a run. With `as_json` a line is a JSON object."""
 
-    def __init__(self, run: Path, most: int) -> None:
+    def __init__(self, run: Path, most: int, *, as_json: bool = False) -> None:
         self._most: int | None = most
+        self._as_json = as_json
         self._log = GrowingFile(RunDir(run).log_file, most)
         # More than are shown: the records before a resume's cut must be known, or they would be printed twice.
         self._metrics = GrowingFile(RunDir(run).metrics_file, max(most, _RESUME_RECORDS))
@@ -114,7 +123,8 @@ class Tail:
             # A line without a time belongs to the message above it, such as a traceback.
             with contextlib.suppress(ValueError):
                 self._log_time = datetime.strptime(text[:_TIME_LETTERS], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-            yield _Line(self._log_time, one_line(text))
+            shown = strict_json({"time": self._log_time, "message": text}) if self._as_json else one_line(text)
+            yield _Line(self._log_time, shown)
 
     def _records(self) -> Iterator[_Line]:
         new = self._metrics.read()
@@ -129,6 +139,9 @@ class Tail:
             if new.restarted and at <= shown:
                 continue
             self._metrics_time = at
+            if self._as_json:
+                yield _Line(at, strict_json(record))
+                continue
             day = datetime.fromtimestamp(at).isoformat(" ", "milliseconds").replace(".", ",")
             words = [f"step {step:,}", *(f"{name} {value:.4g}" for name, value in values.items())]
             yield _Line(at, f"{day} METRICS {'  '.join(words)}")
