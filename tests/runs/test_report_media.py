@@ -87,6 +87,7 @@ def test_the_newest_of_each_name_come_first_where_there_is_no_room_for_all(
         '{"step": 1, "tables": {"t": {"columns": 1, "rows": [[1, 2]]}}}', '{"step": 1, "tables": {"t": 3}}',
         '{"step": 1, "histograms": {"h": {"counts": ["a"], "edges": [1, 2]}}}',
         '{"step": 1, "histograms": {"h": {"counts": [1], "edges": [1]}}}', '{"step": 1, "histograms": {"h": [1]}}',
+        '{"step": 1, "histograms": {"h": {"counts": [NaN], "edges": [1, 1e999]}}}',
     ],
 )  # fmt: skip
 def test_a_line_that_is_not_of_this_program_is_left_out(run: Path, line: str) -> None:
@@ -112,3 +113,12 @@ def test_runs_without_media_have_no_block_and_of_many_runs_the_first_are_shown(t
         f"run {number}" for number in range(1, 9)
     ]
     assert list(media(records[:1], ["alone"])) == []
+
+
+def test_only_images_become_part_of_the_page(run: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a key")
+    (run / "media").mkdir()
+    (run / "media/link.png").symlink_to(secret)
+    write(run, [{"step": 1, "images": {"i": "media/link.png"}}])
+    assert shown(run) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -23,6 +24,7 @@ _READ_BYTES = 16_000_000
 """The end of the file that is read."""
 _MOST_ROWS = 200
 _LONGEST_TEXT = 20_000
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def media(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]:
@@ -104,8 +106,11 @@ def _item(folder: Path, kind: str, value: Any) -> tuple[Block | None, int]:
             content = file.read_bytes() if size <= _MOST_BYTES else b""
         except OSError:
             return None, 0
+        # A link in the folder may lead to any file: only an image becomes part of the page.
+        if not content.startswith(_PNG):
+            return None, 0
         source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-        return ({"image": source}, len(source)) if content else (None, 0)
+        return {"image": source}, len(source)
     if not isinstance(value, Mapping):
         return None, 0
     if kind == "histograms":
@@ -126,4 +131,4 @@ def _item(folder: Path, kind: str, value: Any) -> tuple[Block | None, int]:
 def _numbers(values: Any) -> list[float]:
     """The values, if all are finite numbers."""
     is_list = isinstance(values, list) and all(type(value) in (int, float) for value in values)
-    return values if is_list else []
+    return values if is_list and all(map(math.isfinite, values)) else []

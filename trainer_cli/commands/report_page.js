@@ -438,8 +438,10 @@ function render(next) {
   for (const { key, block } of sections.flatMap((section) => section.blocks)) {
     if (DRAW[block.kind]) {
       const chart = charts.get(key);
-      chart.block = block;
-      chart.drawn = null;
+      if (chart.block === block) continue;
+      const text = JSON.stringify(block);
+      if (chart.text === text) continue;  // What a reader has chosen in it is kept.
+      Object.assign(chart, { block, text, drawn: null });
     } else {
       const holder = holders.get(key), text = JSON.stringify(block);
       if (holder.text === text) continue;  // A reader may be selecting text in it.
