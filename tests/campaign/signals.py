@@ -117,13 +117,28 @@ def stop_at(
 
 
 def wait_for_exit(started: Running) -> float:
-    """Wait for the end of a process; returns its time, less the time that the process has waited for a core since."""
-    pid, waited_s, until = started.process.pid, [processor_wait_s(started.process.pid)], time.monotonic() + HANG_S
-    while started.process.poll() is None and time.monotonic() < until:
+    """Wait for the end of a process; returns its time, less the time that the process has waited for a core since.
+
+    It is the time of the last look at which the process ran: on a busy machine the next one may be late.
+    """
+    pid = started.process.pid
+    waited_s = [processor_wait_s(pid)]
+    last = time.monotonic()
+    until = last + HANG_S
+    while runs(pid) and last < until:
+        last = time.monotonic()
         waited_s.append(processor_wait_s(pid))
-        time.sleep(0.002)
+        time.sleep(0.001)
     # Threads that have ended are no longer in the sum.
-    return time.monotonic() - (max(waited_s) - waited_s[0])
+    return last - (max(waited_s) - waited_s[0])
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended; one that has is a zombie until its parent looks."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def processor_wait_s(pid: int) -> float:
