@@ -43,6 +43,7 @@ def serve(folder: Path) -> None:
 
     import trainer_cli.callbacks.checkpointer
     import trainer_cli.commands.fit
+    import trainer_cli.commands.report
     import trainer_cli.loggers.tensorboard
     import trainer_cli.runs.fit
     import trainer_cli.runs.plan

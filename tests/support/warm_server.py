@@ -33,7 +33,7 @@ MODULES = (
     "tensorboard.plugins.graph.metadata", "tensorboard.backend.event_processing.event_file_loader",
     "trainer_cli.callbacks.checkpointer", "trainer_cli.checkpoint.export", "trainer_cli.commands.ckpt",
     "trainer_cli.commands.ckpt_inspect", "trainer_cli.commands.ckpt_remove", "trainer_cli.commands.fit",
-    "trainer_cli.runs.validate", "trainer_cli.config.sweep", "trainer_cli.data.datasets",
+    "trainer_cli.commands.report", "trainer_cli.runs.validate", "trainer_cli.config.sweep", "trainer_cli.data.datasets",
     "trainer_cli.loggers.console", "trainer_cli.loggers.tensorboard", "trainer_cli.loggers.tensorboard_files",
     "trainer_cli.models.mlp", "trainer_cli.parallel.strategy", "trainer_cli.runs.build", "trainer_cli.runs.export",
     "trainer_cli.runs.fit", "trainer_cli.runs.plan", "trainer_cli.runs.supervise",
