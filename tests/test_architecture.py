@@ -220,9 +220,9 @@ def test_composing_the_config_of_a_fit_loads_no_torch(tmp_path: Path) -> None:
     assert not _loaded_after(code, tmp_path) & {"torch", "numpy"}
 
 
-def test_a_report_loads_neither_torch_nor_plotly_nor_hydra(tmp_path: Path) -> None:
+def test_a_report_loads_neither_torch_nor_hydra(tmp_path: Path) -> None:
     made = f"from {ROOT}.runs.run_dir import RunDir\nRunDir('x').create('name: x', [], {{}}).release()\n"
-    assert not _loaded_after(made + _verb("report", "x"), tmp_path) & {"torch", "plotly", "hydra", "omegaconf"}
+    assert not _loaded_after(made + _verb("report", "x"), tmp_path) & {"torch", "hydra", "omegaconf"}
 
 
 LONGEST = {"step": 8, "save": 10, "command": 10, "resume": 10, "evaluation": 8}
