@@ -75,6 +75,8 @@ def test_a_gap_of_one_column_is_used_where_it_saves_a_line() -> None:
     table = MetricTable(FACTS, io.StringIO())
     lines = table.lines(record(1, train__loss=1.0, val__loss=1.0, val__accuracy=1.0, train__lr=1.0), "1 samples/s", 76)
     assert len(lines) == 2
+    folded = MetricTable(FACTS, io.StringIO()).lines(record(1, train__loss=1.0, val__loss=1.0), "1 samples/s", 33)
+    assert folded[0] == "step  epoch  train/loss", "it saves no line here"
 
 
 def test_the_loss_since_the_last_log_is_dim_where_the_record_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,8 +104,10 @@ class MetricTable:
         for name in columns:
             least = self._widths.get(name, _TIME_WIDTH if name == "time" else _NUMBER_WIDTH)
             self._widths[name] = max(least, len(name), len(cells.get(name, "")))
-        self._gap = 2 if sum(self._widths[name] + 2 for name in columns) - 2 <= width else 1
-        rows, hidden = fold(columns, self._widths, width, self._gap)
+        wide, narrow = (fold(columns, self._widths, width, gap) for gap in (2, 1))
+        # Columns are closer only where that saves a line or shows more of them.
+        self._gap = 1 if (narrow[1], len(narrow[0])) < (wide[1], len(wide[0])) else 2
+        rows, hidden = narrow if self._gap == 1 else wide
         shown = []
         if self._header_of != (header_of := (rows, dict(self._widths))) or self._rows == _ROWS_PER_HEADER:
             self._header_of, self._rows = header_of, 0

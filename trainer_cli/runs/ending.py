@@ -48,10 +48,12 @@ def best_checkpoint(composed: Composed, trainer: Trainer) -> str | None:
 def print_already_finished(run: RunDir, done: Done) -> None:
     """Print that a finished run was started again."""
     clear_status()
-    print(f"{run.path} is finished at step {done.step} ({done.reason}); nothing to do.")
+    _print(f"{run.path} is finished at step {done.step} ({done.reason}); nothing to do.")
     kept = run.read_summary().get("checkpoints")
-    more = f"; to evaluate:\n  {_validate_command(run, kept)}" if kept else "."
-    print(f"To train further, give a larger loop.max_duration{more}")
+    _print(f"To train further, give a larger loop.max_duration{'; to evaluate:' if kept else '.'}")
+    if kept:
+        # Not wrapped: a command is copied as a whole.
+        print(f"  {_validate_command(run, kept)}")
 
 
 def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float], *, best: str | None = None) -> None:
