@@ -189,6 +189,8 @@ function drawLines(plot, lines, options) {
     if (line.low) {
       const up = pathOf(line.x, line.high, xs, ys), down = pathOf([...line.x].reverse(), [...line.low].reverse(), xs, ys);
       if (up && down) shape("path", { class: "band", d: `${up}L${down.slice(1)}Z`, fill: line.colour }, area);
+      // The band of a single step has no area.
+      if (line.x.length === 1) shape("path", { class: "curve", d: `M${xs.at(line.x[0])} ${ys.at(line.low[0])}V${ys.at(line.high[0])}`, stroke: line.colour }, area);
     }
     const path = shape("path", { class: "curve", d: pathOf(line.x, line.y, xs, ys), stroke: line.colour, "stroke-dasharray": line.dash || "" }, area);
     if (line.faint) path.classList.add("faint");
