@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from trainer_cli.models.mlp import MLP
     from trainer_cli.parallel.process_group import ALONE
     from trainer_cli.runs.load_model import load_model
-    from trainer_cli.runs.prediction_files import PredictionWriter
+    from trainer_cli.runs.prediction_writers import ParquetWriter, PredictionWriter
     from trainer_cli.testing.resume import assert_resume_is_exact
     from trainer_cli.trainer.evaluate import Evaluation
     from trainer_cli.trainer.find import find_batch_size, find_learning_rate
@@ -129,7 +129,7 @@ _NAMES = {
     "models.mlp": "MLP",
     "parallel.process_group": "ALONE",
     "runs.load_model": "load_model",
-    "runs.prediction_files": "PredictionWriter",
+    "runs.prediction_writers": "ParquetWriter PredictionWriter",
     "testing.resume": "assert_resume_is_exact",
     "trainer.evaluate": "Evaluation",
     "trainer.find": "find_batch_size find_learning_rate",
@@ -199,6 +199,7 @@ __all__ = [
     "NotFiniteError",
     "Packing",
     "ParameterTable",
+    "ParquetWriter",
     "Precision",
     "PrecisionConfig",
     "PredictionWriter",

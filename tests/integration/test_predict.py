@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,20 @@ def test_mistakes_are_explained(
 ) -> None:
     assert main(["predict", *arguments]) == 2
     assert message in capfd.readouterr().err
+
+
+def test_parquet_has_a_column_for_each_output(straight: bytes, place: Path) -> None:
+    parquet = pytest.importorskip(
+        "pyarrow.parquet", reason="pyarrow is not installed: pip install 'trainer-cli[parquet]'"
+    )
+    writer = "predict.writer={_target_: trainer_cli.ParquetWriter}"
+    assert main(["predict", "ckpt=runs/digits_mlp@latest", "predict.folder=table", writer]) == 0
+    assert parquet.read_table(place / "table/step8/val.parquet").to_pylist() == rows(place / "straight/step8/val.jsonl")
+
+
+def test_the_extra_of_parquet_is_named(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if importlib.util.find_spec("pyarrow") is not None:
+        pytest.skip("pyarrow is installed")
+    command = ["predict", "ckpt=runs/digits_mlp@latest", "predict.folder=none"]
+    assert main([*command, "predict.writer={_target_: trainer_cli.ParquetWriter}"]) == 2
+    assert 'pip install "trainer-cli[parquet]"' in capfd.readouterr().err

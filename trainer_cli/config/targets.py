@@ -30,7 +30,16 @@ from trainer_cli.errors import Code, ConfigError
 OURS = "trainer_cli"
 COMPONENTS = tuple(
     f"{OURS}.{name}"
-    for name in ("callbacks", "data", "loggers", "models", "testing", "trainer.schedulers", "trainer.warmup")
+    for name in (
+        "callbacks",
+        "data",
+        "loggers",
+        "models",
+        "testing",
+        "trainer.schedulers",
+        "trainer.warmup",
+        "runs.prediction_writers",
+    )
 )
 TORCH = "torch"
 TORCH_CLASSES = ("torch.nn.modules", "torch.optim")
@@ -46,6 +55,7 @@ _COMPONENT_BASES = _TORCH_BASES | {
     ("trainer_cli.trainer.hooks", "Callback"),
     ("trainer_cli.trainer.train_step", "TrainStep"),
     ("trainer_cli.loggers.base", "Logger"),
+    ("trainer_cli.runs.prediction_writers", "PredictionWriter"),
 }
 """(module, qualified name): compared as text, since torch is imported only if a config names it."""
 _COMPILERS = ("torch.distributed", "torch.fx", "torch.jit")

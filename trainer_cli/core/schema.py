@@ -343,7 +343,8 @@ class PredictConfig:
     outputs: list[str] = checked(check_patterns, [])
     """Globs of the names of outputs to write; empty: all that have a value for each sample."""
     writer: Any = checked(_check_writer)
-    """What writes them: null (JSON lines), or a node with `_target_`, a subclass of PredictionWriter."""
+    """What writes them: null (JSON lines), or a node with `_target_`: trainer_cli.ParquetWriter, or a subclass of
+    PredictionWriter."""
 
     def __post_init__(self) -> None:
         check_fields(self, "predict")

@@ -29,7 +29,8 @@ from trainer_cli.core.ranks import Ranks
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.runs.origin import naming_project
-from trainer_cli.runs.prediction_files import PredictionFile, PredictionWriter
+from trainer_cli.runs.prediction_files import PredictionFile
+from trainer_cli.runs.prediction_writers import PredictionWriter
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.select import config_of, manifest_of
 from trainer_cli.runs.start import load_options

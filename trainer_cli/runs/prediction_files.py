@@ -10,54 +10,17 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.core.files import replace, sync, sync_folder
 from trainer_cli.errors import UserError
+from trainer_cli.runs.prediction_writers import PredictionWriter
 
 _FACTS = "predictions.json"
 _SUFFIX = ".parts"
-
-
-class PredictionWriter:
-    """Writes JSON lines: for each sample a line with its number and the outputs as numbers and lists of numbers.
-
-    A subclass writes another format, and is named by `predict.writer`.
-    """
-
-    suffix = ".jsonl"
-
-    def write(self, path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write the rows of a part into a new file. A row has `sample`, and outputs as tensors or as the model returned
-        them, in memory of the host.
-        """
-        with open(path, "wb") as file:
-            for row in rows:
-                values = {name: _plain(value) for name, value in row.items()}
-                file.write(json.dumps(values, ensure_ascii=False).encode() + b"\n")
-
-    def join(self, parts: Sequence[Path], path: Path) -> None:
-        """Write one file of all parts, in their order."""
-        with open(path, "wb") as file:
-            for part in parts:
-                with open(part, "rb") as source:
-                    shutil.copyfileobj(source, file, 1 << 20)
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON has it. NaN and infinity are the texts "nan", "inf" and "-inf", as in metrics.jsonl."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 class PredictionFile:

@@ -1,0 +1,66 @@
+"""Formats of the files that `train predict` writes: JSON lines, Parquet, and the base class of a user's own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainer_cli.loggers.base import import_extra
+from trainer_cli.loggers.text_files import strict_json
+
+
+class PredictionWriter:
+    """Writes JSON lines: for each sample a line with its number and the outputs as numbers and lists of numbers. NaN
+    and infinity are the texts "nan", "inf" and "-inf", as in metrics.jsonl.
+
+    A subclass writes another format, and is named by `predict.writer`.
+    """
+
+    suffix = ".jsonl"
+
+    def write(self, path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Write the rows of a part into a new file. A row has `sample`, and outputs as tensors or as the model returned
+        them, in memory of the host.
+        """
+        with open(path, "wb") as file:
+            for row in rows:
+                values = {name: _plain(value) for name, value in row.items()}
+                file.write(strict_json(values).encode() + b"\n")
+
+    def join(self, parts: Sequence[Path], path: Path) -> None:
+        """Write one file of all parts, in their order."""
+        with open(path, "wb") as file:
+            for part in parts:
+                with open(part, "rb") as source:
+                    shutil.copyfileobj(source, file, 1 << 20)
+
+
+def _plain(value: Any) -> Any:
+    """A value as numbers, texts, lists and mappings."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+class ParquetWriter(PredictionWriter):
+    """Writes Parquet, with a column for each output. Needs the extra `parquet`."""
+
+    suffix = ".parquet"
+
+    def write(self, path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+        arrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
+        values = [{name: _plain(value) for name, value in row.items()} for row in rows]
+        parquet.write_table(arrow.Table.from_pylist(values), path)
+
+    def join(self, parts: Sequence[Path], path: Path) -> None:
+        parquet = import_extra("pyarrow.parquet", "parquet")
+        schema = parquet.read_schema(parts[0])
+        with parquet.ParquetWriter(path, schema) as file:
+            for part in parts:
+                file.write_table(parquet.read_table(part, schema=schema))
