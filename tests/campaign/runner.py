@@ -71,7 +71,8 @@ class Campaign:
     def _run_class(
         self, fault: FaultClass, row: State, class_s: float, left_s: float, save: Callable[[], None]
     ) -> None:
-        """Run trials for `class_s` seconds after the preparation, and start none `left_s` seconds after now."""
+        """Run trials for `class_s` seconds with the preparation, or half of that after a long one. None starts
+        `left_s` seconds after now."""
         row["skipped"] = fault.skipped()
         if row["skipped"] is None:
             began, before = self.clock(), row["seconds"]
@@ -93,7 +94,7 @@ class Campaign:
                 try:
                     with fault.prepare(Path(folder), fault.counts.get(self.size, 0), self.size) as trials:
                         row["count"], row["prepared_s"] = trials.count, round(self.clock() - began, 1)
-                        until = began + min(row["prepared_s"] + class_s, left_s)
+                        until = began + min(max(class_s, row["prepared_s"] + class_s / 2), left_s)
                         run_trials(trials, row["trials"], lambda: self.clock() < until, on_trial)
                 except Exception as error:
                     row["trials"]["-1"] = [Verdict.hard_fail, f"not prepared: {describe(error)}", 0, 0.0]

@@ -110,7 +110,7 @@ def test_classes_share_the_time_and_what_is_left_is_for_those_that_it_was_too_sh
     assert "| Title of long | 4 of 50 | 4 |" in report.table(rows)
 
 
-def test_a_long_preparation_leaves_the_share_of_the_trials_as_it_is(campaign: Campaign) -> None:
+def test_a_long_preparation_leaves_half_of_the_share_to_the_trials(campaign: Campaign) -> None:
     def run(number: int) -> Outcome:
         campaign.clock.now += 10  # type: ignore[attr-defined]
         return PASSED
@@ -123,8 +123,8 @@ def test_a_long_preparation_leaves_the_share_of_the_trials_as_it_is(campaign: Ca
     slow, last = (replace(make_class(key, run, 50), prepare=prepare) for key in ("slow", "last"))
     state = replace(campaign, classes=[slow, last]).run()
     counts = {key: len(row["trials"]) for key, row in state["classes"].items()}
-    # The first has half of the 100 s after its preparation. No trial of the last starts after the end of all.
-    assert counts == {"slow": 5, "last": 0}
+    # Of the first one's 50 s, 25 s remain after its preparation. No trial of the last starts after the end of all.
+    assert counts == {"slow": 3, "last": 0}
 
 
 def test_the_row_shows_the_most_that_was_measured(campaign: Campaign) -> None:
