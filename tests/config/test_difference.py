@@ -138,7 +138,7 @@ def test_secrets_stay_out_of_it(empty_folder: Path, monkeypatch: pytest.MonkeyPa
 _FREE = """
     name run_dir device model_call resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
     load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model load.average
-    validate.folder validate.watch predict.folder predict.loader predict.outputs predict.writer
+    notes tags report validate.folder validate.watch predict.folder predict.loader predict.outputs predict.writer
     logging.level logging.console
     loop.max_duration loop.min_duration loop.hard_stop loop.max_time loop.eval_interval loop.eval_steps
     loop.eval_at_start

@@ -253,7 +253,7 @@ KEYS: dict[str, Kind] = {
     "predict.folder": TEXT_OR_NULL, "predict.loader": TEXT_OR_NULL, "predict.outputs": TEXTS_OF, "predict.writer": WRITER,
     "logging.level": choice("debug", "info", "warning", "error"),
     "logging.console": choice("auto", "rich", "plain", "off"),
-    "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF,
+    "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF, "notes": TEXT_OR_NULL, "tags": TEXTS_OF, "report": TRUTH,
     "freeze": FREEZE, "compile.enabled": TRUTH, "compile.fullgraph": TRUTH, "compile.backend": TEXT,
     "compile.mode": choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "compile.dynamic": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
