@@ -38,6 +38,10 @@ MODULES = (
     "trainer_cli.models.mlp", "trainer_cli.parallel.strategy", "trainer_cli.runs.build", "trainer_cli.runs.export",
     "trainer_cli.runs.fit", "trainer_cli.runs.plan", "trainer_cli.runs.supervise",
     "trainer_cli.data.digest", "trainer_cli.trainer.trainer", "trainer_cli.__main__",
+    "antlr4.LL1Analyzer", "encodings.ascii", "encodings.cp437", "numpy.ma", "torch.profiler._cupti_monitor",
+    "trainer_cli.callbacks.system", "trainer_cli.commands.report_at_end", "trainer_cli.commands.report",
+    "trainer_cli.commands.summary_at_end", "trainer_cli.commands.validate", "trainer_cli.runs.checkpoint_size",
+    "trainer_cli.runs.free_space", "trainer_cli.runs.plan_view",
 )  # fmt: skip
 """What the commands import. No thread may start and no tensor be computed here: a fork would not have the thread."""
 
