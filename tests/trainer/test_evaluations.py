@@ -285,3 +285,26 @@ def test_a_metric_that_such_an_evaluation_lacks_is_refused_before_step_1() -> No
     made = trainer(Detector, callbacks=[Metrics({"box": Boxes()}, None, 1), EarlyStopping(patience=1)])
     with pytest.raises(UserError, match="'val/loss', which no validation loader or callback reports"):
         made.fit(loader(), loader(5, 2, shuffle=False))
+
+
+@pytest.mark.parametrize("end", [{"hard_stop": 4}, {"max_duration": 4}], ids=["hard_stop", "max_duration"])
+@pytest.mark.parametrize("loaders", [{}, {"slow": {"interval": 3}, "quick": {"interval": 2}}], ids=["shared", "own"])
+def test_an_evaluation_only_because_a_run_ends_changes_nothing_of_a_longer_one(
+    end: dict[str, int], loaders: dict[str, Any], tmp_path: Path
+) -> None:
+    def fit(folder: str, **settings: Any) -> Any:
+        made = trainer(
+            callbacks=[EarlyStopping("slow/loss", patience=90, min_delta=0.0)],
+            schedulers={"plateau": Scheduled(_plateau, "evaluation", metric="slow/loss")},
+            checkpoint=CheckpointerCallback(tmp_path / folder, save_interval=None),
+            settings={"max_duration": 9, "eval_interval": 3, "eval_loaders": loaders, **settings},
+        )
+        made.fit(loader(12, 4), {"slow": loader(6, 2), "quick": loader(4, 2)})
+        state = everything(made)
+        return {name: state[name] for name in ("schedulers", "callbacks", "model")}
+
+    whole = fit("whole")
+    assert whole["schedulers"]["plateau"]["state"]["last_epoch"] == 3
+    # Step 4 is due for the quick loader alone, or for none.
+    assert same(fit("parts", **end), whole) != []
+    assert same(fit("parts"), whole) == []

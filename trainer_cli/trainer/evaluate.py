@@ -79,6 +79,7 @@ class LoaderMetrics(dict[str, dict[str, float]]):
 def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
     """Evaluate on the loaders that are due and log `LOADER/K`. False if a stop was requested meanwhile."""
     record = trainer.metric_logger.record
+    trainer.loop.evaluations.present = due
     before, step_state = dict(record), copy.deepcopy(trainer.step.state_dict())
     # Buffers: an interrupted evaluation may have changed some, and its resume would change them twice.
     forward_state = ForwardState(trainer.model)
@@ -90,7 +91,10 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
                 # What a callback evaluates may differ between ranks, and no decision may.
                 metrics = trainer.strategy.group.broadcast(rank_metrics)
                 trainer.hooks.call("on_after_evaluation", trainer, metrics)
-                trainer.schedulers.step(trainer, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)
+                counted = {name: value for name, value in metrics.items() if due.counts(name)}
+                if counted:
+                    is_all = counted.keys() == metrics.keys() and due.is_all
+                    trainer.schedulers.step(trainer, SchedulerInterval.evaluation, counted, all_metrics=is_all)
     except EvaluationInterruptedError:
         # The next attempt makes the whole evaluation with the model as it is now.
         forward_state.restore()

@@ -28,7 +28,7 @@ from trainer_cli.trainer.metrics import batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.training_log import TrainingLog
-from trainer_cli.trainer.validation_loop import Due, ValidationLoop
+from trainer_cli.trainer.validation_loop import Due, ValidationLoop, last_due
 
 if TYPE_CHECKING:
     from trainer_cli.core.progress import Progress
@@ -196,8 +196,7 @@ class TrainingLoop(Lengths):
             self.pending_eval_record = None
             end = self.why_stop(trainer)
             done = end is not None and end.finished
-            due = None if done else self.evaluations.due(trainer.progress, val_loaders)
-            if not evaluate(trainer, due or Due(val_loaders), is_last=done):
+            if not evaluate(trainer, self.evaluations.owed(trainer.progress, val_loaders, is_last=done), is_last=done):
                 return self._stop_before_eval(trainer)
             self._log_remaining(trainer, self.why_stop(trainer))
         elif self._wants_evaluation_at_start(trainer) and not evaluate(trainer, Due(val_loaders), is_last=False):
@@ -262,8 +261,11 @@ class TrainingLoop(Lengths):
                     if logs:
                         self.training_log.write(trainer)
                     if trainer.progress.evaluated_step != trainer.progress.step:
-                        everything = Due(val_loaders) if done or eval_requested else None
-                        due = everything or self.evaluations.due(trainer.progress, val_loaders)
+                        due = self.evaluations.due(trainer.progress, val_loaders)
+                        if eval_requested:
+                            due = Due(val_loaders)
+                        elif done:
+                            due = last_due(val_loaders, due)
                     if due is not None or stop is not None:
                         break
                     trainer.recording.flush(wait=logs)

@@ -49,6 +49,8 @@ class Evaluations:
             str(name): ValidationLoop(options.get("steps", settings.eval_steps), hook=options.get("hook", "validate"))
             for name, options in settings.eval_loaders.items()
         }
+        self.present = Due({})
+        """The present evaluation."""
         self.interval: Interval | None = None
         self._intervals: dict[str, Interval | None] = {}
 
@@ -100,6 +102,16 @@ class Evaluations:
         due = {name: loader for name, loader in loaders.items() if name in names}
         return Due(due, callbacks=shared, is_all=len(due) == len(loaders))
 
+    def owed(self, now: Progress, loaders: Mapping[str, Any], *, is_last: bool) -> Due:
+        """What an earlier attempt was to evaluate at this step: on request if it is neither due nor the last."""
+        due = self.due(now, loaders)
+        return last_due(loaders, due) if is_last else due or Due(loaders)
+
+
+def last_due(loaders: Mapping[str, Any], by_interval: Due | None) -> Due:
+    """The evaluation on all loaders at the end of a run."""
+    return Due(loaders, by_interval=by_interval or Due({}, callbacks=False, is_all=False))
+
 
 _END = object()
 
@@ -131,6 +143,16 @@ class Due:
     """Whether callbacks make their evaluations, too."""
     is_all: bool = True
     """Whether these are all loaders."""
+    by_interval: Due | None = None
+    """What of it is due by an interval, if it is made because the run ends; None: all of it."""
+
+    def counts(self, metric: str) -> bool:
+        """Whether schedules and patience count a metric of it: a longer training has no evaluation at this end."""
+        if self.by_interval is None:
+            return True
+        loader = metric.partition("/")[0]
+        of_callback = loader not in self.loaders and self.by_interval.callbacks
+        return of_callback or loader in self.by_interval.loaders
 
     def remaining(self, loaders: Mapping[str, Any]) -> Due:
         """The evaluation on the loaders that this one leaves out."""
