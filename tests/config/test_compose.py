@@ -29,7 +29,7 @@ def test_the_default_is_a_small_job(project: Path) -> None:
     assert config.model == {"_target_": "mine.MLP", "hidden": [64]}
     assert type(config.model) is dict
     assert type(config.model["hidden"]) is list
-    assert set(config.loggers) == {"console", "jsonl", "tensorboard"}
+    assert set(config.loggers) == {"console", "jsonl", "media", "tensorboard"}
 
 
 @pytest.mark.parametrize("override", ["experiment=small", "+experiment=small"])
