@@ -214,6 +214,21 @@ def test_the_picture_of_a_run_shows_the_present_display(tmp_path: Path, commands
     assert re.search(r"step \d+/900  \d+%  epoch ", text)
 
 
+def test_the_picture_of_a_killed_run_shows_that_its_resume_is_exact() -> None:
+    picture = (ROOT / "docs/resume.svg").read_text(encoding="utf-8")
+    lines = re.findall(r'<text class="resume-r\d+" [^>]*clip-path[^>]*>(.*?)</text>', picture)
+    text = html.unescape("\n".join(line.rstrip() for line in lines)).replace("\xa0", " ")
+    _, killed, resumed, checked = re.split(r"^\$ (?=train)", text, flags=re.MULTILINE)
+    first, second = (session.splitlines()[0].strip() for session in (killed, resumed))
+    assert first == second == "train fit +experiment=digits_mlp"
+    assert re.search(r"^Killed$", killed.replace(" ", ""), re.MULTILINE)
+    assert "finished at step" not in killed
+    assert "resuming at step 225" in resumed
+    assert "finished at step 675" in resumed
+    assert checked.startswith("train check resume +experiment=digits_mlp")
+    assert re.search(r"^exact: \d stops resumed, bit for bit", checked, re.MULTILINE)
+
+
 def test_the_picture_of_a_report_is_small() -> None:
     content = (ROOT / "docs/report.png").read_bytes()
     assert content.startswith(b"\x89PNG")
