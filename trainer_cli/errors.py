@@ -23,6 +23,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from enum import IntEnum, StrEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -50,6 +51,13 @@ class TrainError(Exception):
         self.where = where
         self.cure = cure
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle would call the constructor with `args`, but most of its parameters are keywords.
+        state = dict(self.__dict__)
+        if isinstance(self, OSError):
+            state |= {name: getattr(self, name) for name in ("errno", "strerror", "filename")}
+        return _restore_error, (type(self), self.args, state)
+
     @property
     def place(self) -> str:
         """Where it is wrong: the key path, unless the message begins with it, and the source of its value."""
@@ -69,6 +77,14 @@ class TrainError(Exception):
         if not text.endswith((".", "!", "?", ":")):
             text += "."
         return f"{text} {self.cure}" if self.cure else text
+
+
+def _restore_error(kind: type[TrainError], args: tuple[Any, ...], state: dict[str, Any]) -> TrainError:
+    error = kind.__new__(kind)
+    error.args = args
+    for name, value in state.items():
+        setattr(error, name, value)
+    return error
 
 
 def one_line(text: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from printed import message
 
-from trainer_cli.commands.main import main
+from trainer_cli.commands import choices
+from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
 
 
 @pytest.mark.parametrize(
@@ -19,6 +21,21 @@ from trainer_cli.commands.main import main
         ("mine", "Did you mean 'train fit experiment=mine'?"),
         ("fti", "Did you mean 'fit'?"),
         ("zzz", "There are: fit, validate, "),
+        ("export runs/a out", "Did you mean 'train ckpt export runs/a out'?"),
+        ("ls", "Did you mean 'train ckpt ls RUN'?"),
+        ("resume runs/a seed=1", "Did you mean 'train fit resume=runs/a seed=1'?"),
+        ("resume", "Did you mean 'train fit resume=RUN'?"),
+        ("eval runs/a/checkpoints/step1", "Did you mean 'train validate ckpt=runs/a/checkpoints/step1'?"),
+        ("test ckpt=runs/a@best", "Did you mean 'train validate ckpt=runs/a@best'?"),
+        ("logs runs/a", "Did you mean 'train tail runs/a'?"),
+        ("tensorboard", "Did you mean 'tensorboard --logdir runs'?"),
+        ("train mine", "Did you mean 'train fit mine'?"),
+        ("fit runs/a", "Did you mean 'resume=runs/a'?"),
+        ("plan runs/a seed=1", "Did you mean 'resume=runs/a'?"),
+        ("fit runs/a/checkpoints/step1", "Did you mean 'ckpt=runs/a/checkpoints/step1'?"),
+        ("config optimizer=sgd optimizer.betas=1", "optimizer has lr, momentum, weight_decay, nesterov. To add it,"),
+        ("config optimizer.betsa=1", "Did you mean 'optimizer.betas'?"),
+        ("config optimizer._target_=torch.optim.SGD optimizer.betsa=1", "(command line). To add it,"),
         ("--experiment=digits fit", "Write train VERB first"),
         ("fit seed=3 mine", "Did you mean 'experiment=mine'?"),
         ("fit seed=3 digits", "Did you mean 'experiment=digits' or 'data=digits'?"),
@@ -59,11 +76,23 @@ from trainer_cli.commands.main import main
 def test_a_likely_mistake_is_one_line_with_its_cure(
     made: Path, capsys: pytest.CaptureFixture[str], command: str, cure: str
 ) -> None:
+    for file in ("config.yaml", "checkpoints/step1/config.yaml", "checkpoints/step1/manifest.json"):
+        (made / "runs/a" / file).parent.mkdir(parents=True, exist_ok=True)
+        (made / "runs/a" / file).touch()
     assert main(command.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(r"error: .*\n(  --> .*\n)?(help: .*\n)?", captured.err)
     assert cure in message(captured.err)
+
+
+@pytest.mark.parametrize("word", [*choices._VERBS_ELSEWHERE])
+def test_the_command_suggested_for_a_verb_of_other_tools_exists(word: str) -> None:
+    program, verb, *action = choices._VERBS_ELSEWHERE[word][0].split()
+    if program == "train":
+        parser = parser_of(verb, import_module(VERBS[verb].module))
+        assert action[:1] == [] or action[0] in actions_of(parser) or action[0] in parser._option_string_actions
+    assert word not in VERBS
 
 
 def test_what_is_suggested_can_be_run(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

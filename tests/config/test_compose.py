@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,18 @@ def test_a_primary_config_without_the_schema_is_reported_how_to_begin(project: P
         compose(["seed=1"], config_name="bare")
 
 
+@pytest.mark.parametrize("key", ["seed", "name", "optimizer.lr", "loop.max_duration", "model.channels"])
+def test_a_value_that_a_file_asks_for_is_not_that_of_an_earlier_file(project: Path, write: Write, key: str) -> None:
+    section, _, name = key.rpartition(".")
+    line = f"{section}: {{{name}: '???'}}" if section else f"{key}: ???"
+    write("experiment/asks.yaml", f"# @package _global_\ndefaults:\n  - small\n  - _self_\n{line}\n")
+    with pytest.raises(ConfigError, match=re.escape(f"{key} must be given")) as raised:
+        compose(["experiment=asks"])
+    assert raised.value.source == "configs/experiment/asks.yaml:5"
+    assert compose(["experiment=asks", f"{key}=3"])
+    assert compose(["experiment=asks"], missing_ok=True)
+
+
 def test_mandatory_values_may_stand_where_they_are_only_shown(project: Path) -> None:
     composed = compose(["experiment=letters"], missing_ok=True)
     assert "path: ???" in to_yaml(composed)
@@ -315,6 +328,20 @@ def test_a_number_where_a_text_belongs_is_taken_as_it_is_written(project: Path, 
     assert (config.name, config.checkpoint.suffix, config.validate.folder, config.trust) == ("7", "0x1F", "1_0", ["7"])
     assert (config.seed, config.loop.eval_steps) == (1000, 1000)
     assert from_yaml(to_yaml(composed)).config.validate.folder == "1_0"
+
+
+@pytest.mark.parametrize("text", ["nan", "NaN", "inf"])
+@pytest.mark.parametrize("in_file", [False, True], ids=["typed", "in a file"])
+def test_a_word_that_is_read_as_no_finite_number_is_a_text_where_texts_belong(
+    project: Path, write: Write, text: str, in_file: bool
+) -> None:
+    write("experiment/y.yaml", f"# @package _global_\nname: {text}\ncheckpoint: {{suffix: {text}}}\n")
+    composed = compose(["experiment=y"] if in_file else [f"name={text}", f"checkpoint.suffix={text}"])
+    assert (composed.config.name, composed.config.checkpoint.suffix) == (text, text)
+    assert composed.config.run_dir == f"runs/{text}"
+    assert from_yaml(to_yaml(composed)).config.name == text
+    with pytest.raises(ConfigError, match="must be finite"):
+        compose([f"precision.clip_norm={text}"])
 
 
 def test_a_quoted_none_is_a_text(project: Path, write: Write) -> None:

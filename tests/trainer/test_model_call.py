@@ -149,6 +149,12 @@ def test_an_error_inside_a_model_carries_a_note_of_what_it_was_called_with(
     assert raised.value.__notes__ == [note]
 
 
+@pytest.mark.parametrize("error", [TypeError("can only add str"), ValueError("a list_of"), KeyError("x")], ids=repr)
+def test_an_error_that_does_not_name_the_batchs_type_is_the_models_own(error: Exception) -> None:
+    assert explain_error(error, Whole(), PAIR, [PAIR], {}) is error
+    assert not hasattr(error, "__notes__")
+
+
 def test_an_error_of_the_models_own_stays_as_it_is() -> None:
     class Wrong(Parts):
         def forward(self, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> torch.Tensor:

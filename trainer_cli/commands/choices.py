@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from trainer_cli.config import search_path
 from trainer_cli.config.fields import whole_values
+from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import UserError
 
@@ -132,6 +133,28 @@ _FOREIGN_FLAGS = {
 """Flag of other trainers -> key of this one."""
 
 
+_VERBS_ELSEWHERE = {
+    **{word: (f"train ckpt {word}", "", "RUN") for word in ("ls", "show", "verify", "pin", "unpin", "rm", "prune")},
+    "export": ("train ckpt export", "", "CHECKPOINT FILE"),
+    **dict.fromkeys(("train", "run", "start", "launch"), ("train fit", "", "")),
+    **dict.fromkeys(("resume", "continue", "restart"), ("train fit", "resume=", "RUN")),
+    **dict.fromkeys(("eval", "evaluate", "test", "val"), ("train validate", "ckpt=", "CHECKPOINT")),
+    **dict.fromkeys(("log", "logs", "follow"), ("train tail", "", "RUN")),
+    **dict.fromkeys(("tensorboard", "tb"), ("tensorboard --logdir", "", "runs")),
+    **dict.fromkeys(("status", "ps", "runs"), ("train top", "", "")),
+    **dict.fromkeys(("sweep", "multirun", "tune"), ("train fit -m", "", "")),
+    **dict.fromkeys(("init", "create", "scaffold"), ("train new", "", "DIR")),
+    **dict.fromkeys(("diff", "compare"), ("train diverge", "", "RUN OTHER")),
+    **dict.fromkeys(("plot", "curves", "dashboard"), ("train report", "", "RUN")),
+    **dict.fromkeys(("checkpoint", "checkpoints"), ("train ckpt ls", "", "RUN")),
+    **dict.fromkeys(("info", "doctor", "versions"), ("train env", "", "")),
+    **dict.fromkeys(("schema", "keys", "fields"), ("train config --fields", "", "")),
+    **dict.fromkeys(("experiments", "models", "options"), ("train list", "", "")),
+    **dict.fromkeys(("completion", "completions"), ("train complete", "", "bash")),
+}
+"""Verb of other tools, or action without its verb -> command here, key that its argument needs, argument if missing."""
+
+
 def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserError:
     """The error for a first word that is not a verb: an override, an experiment, a flag, or a misspelling."""
     command = shlex.join(arguments)
@@ -140,11 +163,25 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     if word.startswith("-"):
         return UserError(f"{word!r} stands where a verb belongs", cure="Write train VERB first; see train --help.")
     names = list(verbs)
-    cure = did_you_mean(word, names).strip()
+    cure = _translate_verb(word, arguments[1:]) or did_you_mean(word, names).strip()
     if not cure and word in Choices.of().options(EXPERIMENT):
         overrides = shlex.join([f"experiment={word}", *arguments[1:]])
         return UserError(f"{word!r} is an experiment, and no verb", cure=f"Did you mean 'train fit {overrides}'?")
     return UserError(f"there is no verb {word!r}", cure=cure or f"There are: {', '.join(names)}.")
+
+
+def _translate_verb(word: str, arguments: Sequence[str]) -> str | None:
+    """The suggestion for a verb of other tools, or an action without its verb, with the user's arguments."""
+    if word.lower() not in _VERBS_ELSEWHERE:
+        return None
+    command, key, missing = _VERBS_ELSEWHERE[word.lower()]
+    # Overrides and flags follow the argument as they are.
+    words = [
+        f"{key}{argument}" if "=" not in argument and argument[0] not in "-+~" else argument
+        for argument in arguments
+        if argument
+    ]
+    return f"Did you mean '{command} {shlex.join(words) or f'{key}{missing}'}".rstrip() + "'?"
 
 
 def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> UserError:
@@ -252,6 +289,9 @@ def _suggest_override(word: str, following: str | None, choices: Choices, verb: 
     path = Path(word)
     if path.suffix == ".yaml" and (groups := choices.groups_with(path.stem)):
         return f"Did you mean '{path.parent.name if path.parent.name in groups else groups[0]}={path.stem}'?"
+    if verb in ("fit", "plan") and (path / CONFIG_FILE).is_file():
+        # A checkpoint holds the config too.
+        return f"Did you mean '{'ckpt' if (path / MANIFEST_FILE).is_file() else 'resume'}={word}'?"
     if verb == "validate" and any(sign in word for sign in _PATH_SIGNS):
         return (
             "Write ckpt='GLOB', in quotes, so that the shell leaves the glob alone."

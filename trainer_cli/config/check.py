@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, unknown_key
+from trainer_cli.config.fields import OPEN, KeyPath, defaults, leaves, sections, text_keys, unknown_key
 from trainer_cli.config.hydra_compat import create, read_values, value_in_quotes
 from trainer_cli.config.hydra_errors import explain_unresolved
 from trainer_cli.config.overrides import (
@@ -70,11 +70,30 @@ def _filled(values: Mapping[Any, Any], default_values: Mapping[Any, Any]) -> dic
     return full
 
 
+def restore_texts(values: dict[str, Any], provenance: Provenance) -> None:
+    """Replace `nan` and `inf`, which are read as numbers, by their texts where a key takes texts and no numbers."""
+    for path in text_keys():
+        section: Any = values
+        for name in path[:-1]:
+            section = section.get(name) if isinstance(section, Mapping) else None
+        value = section.get(path[-1]) if isinstance(section, dict) else None
+        if isinstance(value, float) and not math.isfinite(value):
+            section[path[-1]] = provenance.written(path, value)
+
+
 def validate(
     values: Mapping[str, Any], provenance: Provenance, *, missing_ok: bool = False
 ) -> tuple[TrainConfig, list[ConfigError]]:
     """The config, interpolations resolved, and all mistakes in it. `missing_ok`: values may still be `???`."""
     validation = _Validation(values, provenance, missing_ok)
+    # OmegaConf keeps the value of an earlier file where a later one asks for it by `???`.
+    for path in provenance.find_asked():
+        value: Any = values
+        for name in path:
+            value = value.get(name, MISSING) if isinstance(value, Mapping) else MISSING
+        # One that is `???` still is reported with its section; a defaults list holds no values.
+        if value != MISSING:
+            validation.require(path)
     config = validation.section(TrainConfig, values, create(values))
     assert isinstance(config, TrainConfig)
     return config, validation.mistakes
@@ -142,7 +161,7 @@ class _Validation:
     def _value(self, config_field: dataclasses.Field[Any], value: Any, node: Any, path: KeyPath) -> Any:
         """The resolved value of one key, of its type; _NO_VALUE where it is wrong or still to be given."""
         if isinstance(value, str) and value == MISSING:
-            self._not_given(path)
+            self.require(path)
             return _NO_VALUE
         kind = kind_of(config_field.type)
         # The schema declares these as Any or as mappings, so that their shape is checked here.
@@ -187,7 +206,7 @@ class _Validation:
                 self._check_number(leaf_path, leaf)
             return value
         if isinstance(value, str) and value == MISSING:
-            self._not_given(path)
+            self.require(path)
         self._check_number(path, value)
         return value
 
@@ -271,7 +290,8 @@ class _Validation:
             number = str(value) if abs(value) < 10**24 else "a number of too many digits"
             self._report(path, f"{key} is {number}, but it must fit into 64 bits")
 
-    def _not_given(self, path: KeyPath) -> None:
+    def require(self, path: KeyPath) -> None:
+        """Report a key whose value must be given, unless values may be missing."""
         if not self._missing_ok:
             key = ".".join(path)
             self._report(path, f"{key} must be given", f"Add {key}=VALUE to the command line.", code=Code.not_given)

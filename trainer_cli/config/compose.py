@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import arguments, hydra_compat, override_values
-from trainer_cli.config.check import fill_defaults, find_wrong_overrides, to_plain, validate
+from trainer_cli.config.check import fill_defaults, find_wrong_overrides, restore_texts, to_plain, validate
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
 from trainer_cli.config.fields import KeyPath, check_left_out, check_resume_allow
 from trainer_cli.config.file_merge import merge
@@ -243,6 +243,7 @@ def _check_draft(
         ConfigError: all mistakes together.
     """
     provenance = draft.provenance
+    restore_texts(draft.values, provenance)
     # Before validation, which judges the value that `${now:…}` comes to.
     values, of_the_moment, untimely = substitute_now(draft.values, provenance)
     config, mistakes = validate(values, provenance, missing_ok=missing_ok)

@@ -20,6 +20,7 @@ from trainer_cli.core import schema
 from trainer_cli.core.left_out import KEY, can_resume, check_leave_out, described, left_out
 from trainer_cli.core.patterns import alternatives, did_you_mean, matches
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
+from trainer_cli.core.types import kind_of
 from trainer_cli.errors import Code, ConfigError
 
 KeyPath = tuple[str, ...]
@@ -130,6 +131,15 @@ def sections() -> Mapping[KeyPath, type]:
         (): schema.TrainConfig,
         **{config_key.path: config_key.kind for config_key in fields() if config_key.is_section},
     }
+
+
+@cache
+def text_keys() -> frozenset[KeyPath]:
+    """The keys that take texts and no numbers."""
+    kinds = {entry.path: kind_of(entry.kind) for entry in fields() if not entry.is_section}
+    return frozenset(
+        path for path, kind in kinds.items() if kind and "str" in kind.names and {"int", "float"}.isdisjoint(kind.names)
+    )
 
 
 def defaults() -> dict[str, Any]:

@@ -13,9 +13,12 @@ from trainer_cli.config.fields import KeyPath
 from trainer_cli.config.hydra_compat import SCHEMA, apply_override, create
 from trainer_cli.config.overrides import Append, line_of, override_error, path_of
 from trainer_cli.config.search_path import SearchPath, options
-from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.core.types import MISSING, in_yaml
 from trainer_cli.errors import Code, ConfigError
+
+_MAX_LISTED = 12
+"""Keys of a section that a message lists."""
 
 
 def apply(
@@ -28,7 +31,7 @@ def apply(
     mistakes: list[ConfigError] = []
     for override in overrides:
         # Hydra would accept some of these with a surprising result, and explain others badly.
-        mistake = _why_refused(to_plain(config), override, search)
+        mistake = _why_refused(to_plain(config), override, search, values)
         if mistake is None and (reason := apply_override(config, override)) is not None:
             mistake = override_error(f"{line_of(override)}: {reason}")
         if mistake is not None:
@@ -36,8 +39,10 @@ def apply(
     return to_plain(config), mistakes
 
 
-def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPath) -> ConfigError | None:
-    """The mistake if an override does not fit the composed values, or None."""
+def _why_refused(
+    values: Mapping[str, Any], override: Override, search: SearchPath, composed: Mapping[str, Any]
+) -> ConfigError | None:
+    """The mistake if an override does not fit the values so far, or None. `composed`: those before all overrides."""
     path, line, value = path_of(override), line_of(override), override.value()
     adds = override.is_add() or override.is_force_add()
     parent: Any = values
@@ -49,7 +54,7 @@ def _why_refused(values: Mapping[str, Any], override: Override, search: SearchPa
             return _of_an_interpolation(line, ".".join(path[:depth]), parent)
     if override.is_delete():
         return _no_removal(parent, path, value, has_value="=" in line)
-    if not adds and (problem := _no_value(values, path, line, search)) is not None:
+    if not adds and (problem := _no_value(values, path, line, search, composed)) is not None:
         return problem
     current = parent.get(path[-1]) if isinstance(parent, Mapping) else None
     if isinstance(value, Mapping) and isinstance(current, str) and "${" in current:
@@ -115,8 +120,10 @@ def append(values: dict[str, Any], addition: Append) -> ConfigError | None:
     return None
 
 
-def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: SearchPath) -> ConfigError | None:
-    """The error for `key=value` where the composed values have no such key."""
+def _no_value(
+    values: Mapping[str, Any], path: KeyPath, line: str, search: SearchPath, composed: Mapping[str, Any]
+) -> ConfigError | None:
+    """The error for `key=value` where the values have no such key. `composed`: the values before all overrides."""
     if path[0] not in values:
         message = f"{search.primary}.yaml does not begin with the schema, so {path[0]!r} is not in it"
         return override_error(message, f"Put '- {SCHEMA}' first in its defaults list.")
@@ -131,8 +138,7 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
             )
             return override_error(f"{line}: {prefix} is {'null' if node is None else 'not a mapping'}", hint)
         if name not in node:
-            known_keys = [".".join((*path[:depth], str(name))) for name in node]
-            hint = f"{did_you_mean('.'.join(path), known_keys).strip()} To add it, write '+{line}'.".strip()
+            hint = f"{_suggest_key(path, depth, node, composed)} To add it, write '+{line}'.".strip()
             if depth == 1 and prefix in ("callbacks", "loggers") and len(path) > 2:
                 value = line.partition("=")[2]
                 hint = f"Say what to make: '+{prefix}.{name}={{_target_: TARGET, {'.'.join(path[2:])}: {value}}}'."
@@ -142,6 +148,24 @@ def _no_value(values: Mapping[str, Any], path: KeyPath, line: str, search: Searc
             return override_error(f"there is no key '{'.'.join(path)}'", hint, Code.unknown_key)
         node = node[name]
     return None
+
+
+def _suggest_key(path: KeyPath, depth: int, node: Mapping[Any, Any], composed: Any) -> str:
+    """A suggestion for the unknown key at a depth of the path: the nearest of its section, else all of them.
+
+    Empty if an override has replaced the class of the section: its other keys are arguments of the former class.
+    """
+    for name in path[:depth]:
+        composed = composed.get(name) if isinstance(composed, Mapping) else None
+    if isinstance(composed, Mapping) and composed.get("_target_") != node.get("_target_"):
+        return ""
+    names = [str(name) for name in node]
+    prefix = ".".join(path[:depth])
+    # Of the last name alone: a common beginning makes any two keys of a section alike.
+    if (near := nearest(path[depth], names)) is not None:
+        return f"Did you mean '{'.'.join((*path[:depth], near))}'?"
+    listed = [name for name in names if name != "_target_"]
+    return f"{prefix} has {', '.join(listed)}." if prefix and 0 < len(listed) <= _MAX_LISTED else ""
 
 
 def _no_removal(parent: Any, path: KeyPath, value: Any, *, has_value: bool) -> ConfigError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from hydra.core.override_parser.types import Override
 from trainer_cli.config.fields import OPEN, KeyPath, whole_values
 from trainer_cli.config.overrides import COMMAND_LINE, line_of, path_of
 from trainer_cli.config.search_path import FOLDER, PACKAGE, shipped_configs
+from trainer_cli.core.types import MISSING
 
 DEFAULT = "default"
 MERGE = "tag:yaml.org,2002:merge"
@@ -128,6 +130,10 @@ class Provenance:
         words = [word for word in re.findall(r"[-+.\w]+", setting.text) if _reads_as(word, number)]
         return plain if plain in words else next(iter(words), plain)
 
+    def find_asked(self) -> list[KeyPath]:
+        """The keys for which the last file that names them writes `???`: the value must be given."""
+        return [path for path, setting in self._read().items() if setting.text == MISSING]
+
     def gone(self, key: KeyPath) -> Origin | None:
         """What removed a value: `~key`, or the choice of another option above it."""
         if any(assignment.path == key for assignment in self.assignments):
@@ -152,7 +158,8 @@ class Provenance:
             self._settings = {}
             for source in self.sources:
                 for path, value, line in _walk_source(source):
-                    text = value.value if isinstance(value, yaml.ScalarNode) and value.style in (None, "") else ""
+                    is_text = isinstance(value, yaml.ScalarNode) and (not value.style or value.value == MISSING)
+                    text = value.value if is_text else ""
                     origin = Origin(f"{source.label}:{line}")
                     self._set(path, _Setting(origin, isinstance(value, yaml.MappingNode), text))
             # After the files, since overrides replace their values.
@@ -210,9 +217,10 @@ def _reads_as(word: str, number: float) -> bool:
     if isinstance(number, bool):
         return word.lower() == str(number).lower()
     try:
-        return float(word) == number
+        value = float(word)
     except ValueError:
         return False
+    return value == number or (math.isnan(value) and math.isnan(number))
 
 
 def _below(path: KeyPath, root: KeyPath) -> bool:

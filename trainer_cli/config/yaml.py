@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.reader import Reader
 
+from trainer_cli.config.fields import text_keys
 from trainer_cli.config.hydra_compat import get_yaml_loader
 from trainer_cli.core.patterns import nearest
 from trainer_cli.errors import Code, ConfigError
@@ -331,7 +332,7 @@ class _Walk:
         elif node.tag == _TAG + "str":
             self._interpolation(node, path, text)
             number = None if self._written else looks_like_number(text)
-            if number is not None:
+            if number is not None and (math.isfinite(number) or path not in text_keys()):
                 self._refuse(node, path, f"{text} is read by YAML as a text, not as a number", _instead(text, number))
             elif text == PYTHONS_NULL and not self._written:
                 # A defaults list would look for an option of that name.

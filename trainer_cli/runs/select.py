@@ -80,7 +80,7 @@ def select(patterns: Sequence[str]) -> Selection:
     for pattern in chain.from_iterable(_split_list(_fill_in(pattern)) for pattern in patterns):
         matches = list(_match(pattern))
         if not matches:
-            raise CheckpointError(f"ckpt={pattern} matches nothing", cure=_suggest_nearby(pattern))
+            raise CheckpointError(f"ckpt={pattern} matches nothing", cure=suggest_nearby(pattern))
         for path in matches:
             if path.resolve() in seen:
                 continue
@@ -148,7 +148,7 @@ def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
     for pattern in map(_fill_in, patterns):
         matches = _match_all(pattern)
         if not matches and not is_run(Path(pattern)):
-            cure = _suggest_ckpt(Path(pattern)) or _suggest_nearby(pattern)
+            cure = _suggest_ckpt(Path(pattern)) or suggest_nearby(pattern)
             raise CheckpointError(f"{pattern} names no checkpoint", cure=cure)
         empty += [] if matches else [pattern]
         for path, how_named in matches.items():
@@ -408,7 +408,7 @@ def _select_from_run(run: Path, selector: str) -> Path:
     folder = checkpoints_of(run)
     # A step may have been replayed in a run that saves no checkpoints.
     if not folder.is_dir() and not is_url(folder) and parse_step(selector) is None:
-        raise CheckpointError(f"{run}@{selector}: there is no {folder}", cure=_suggest_nearby(str(run)))
+        raise CheckpointError(f"{run}@{selector}: there is no {folder}", cure=suggest_nearby(str(run)))
     catalog, run_id = catalog_of(folder), id_of(run)
     if selector == "latest":
         chosen = catalog.newest_valid(run_id)
@@ -473,7 +473,7 @@ def suggest_selector(pattern: str) -> str | None:
     return f"Write {run}@latest, {run}@best or {run}@step500.{did_you_mean(selector, ('latest', 'best'))}"
 
 
-def _suggest_nearby(pattern: str) -> str | None:
+def suggest_nearby(pattern: str) -> str | None:
     """The hint that lists the folder in which a pattern looks; None without a folder."""
     if (hint := suggest_selector(pattern)) is not None:
         return hint
@@ -489,10 +489,11 @@ def _suggest_nearby(pattern: str) -> str | None:
     runs = [path for path in folder.iterdir() if is_run(path)] if folder == Path(pattern) else []
     if runs:
         return f"It holds runs: name one, such as {runs[0]}, or all, as '{folder}/*'."
-    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+    names.sort(key=lambda name: [int(text) if text.isdecimal() else text for text in re.split(r"(\d+)", name)])
     typed = re.split(r"[@/]", pattern[len(str(folder)) :].lstrip("/") if folder != Path() else pattern)[0]
     is_typo = typed and typed not in names and not re.search(r"[*?\[{]", typed)
     suggestion = did_you_mean(typed, names) if is_typo else ""
-    more = ", …" if len(names) > 8 else ""
+    listed = names if len(names) <= 8 else [*names[:4], "…", *names[-4:]]
     where = "The current folder" if folder == Path() else folder
-    return f"{where} holds {', '.join(names[:8])}{more}.{suggestion}" if names else f"{where} is empty."
+    return f"{where} holds {', '.join(listed)}.{suggestion}" if names else f"{where} is empty."

@@ -35,7 +35,7 @@ from trainer_cli.runs.resume import (
     why_finished,
 )
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.select import config_of, manifest_of, select_one
+from trainer_cli.runs.select import config_of, manifest_of, select_one, suggest_nearby
 
 
 @dataclass(slots=True)
@@ -198,7 +198,8 @@ def start_new(
         raise CheckpointError(f"resume=must, but {run.path} holds no run")
     if config.resume not in ("auto", "never"):
         if not Path(config.resume).exists():
-            raise UserError(f"resume={config.resume}: there is no such directory", where="resume")
+            message = f"resume={config.resume}: there is no such directory"
+            raise UserError(message, where="resume", cure=suggest_nearby(config.resume))
         raise UserError(
             f"resume={config.resume}, but {run.path} holds no run to go back in",
             where="resume",

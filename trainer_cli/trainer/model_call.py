@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -95,10 +96,12 @@ def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any
     # The call itself was right, so that the error is the model's own: it keeps its type and gets a note.
     if _can_bind(signature, args, kwargs):
         if unpacking is not None and len(args) == 1 and args[0] is batch:
-            error.add_note(
-                f"The model was called with the whole batch:\n{shown}"
-                f"If forward takes its parts, set model_call={unpacking}; forward returns the loss."
-            )
+            # An error that does not name the batch's type, such as `list`, is of the forward's own code.
+            if re.search(rf"\b{type(batch).__name__}\b", str(error)):
+                error.add_note(
+                    f"The model was called with the whole batch:\n{shown}"
+                    f"If forward takes its parts, set model_call={unpacking}; forward returns the loss."
+                )
         elif any(map(_is_transposed, (*args, *kwargs.values()))):
             error.add_note(
                 f"The lists of the samples were put together element by element:\n{shown}"
