@@ -86,7 +86,7 @@ def test_any_error_while_a_checkpoint_is_written_is_a_failed_save(
     assert (made.progress.step, steps(tmp_path / "b")) == (8, [2, 6, 8])
     (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert f"{tmp_path}/b/step4" in message
-    assert "The training goes on (failure 1" in message
+    assert "Training continues (failure 1" in message
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_failures_in_a_row_up_to_a_limit_are_passed_over(
         return
     fit(tmp_path, disk=disk, on_save_error="warn", **settings)
     assert steps(tmp_path) == left
-    assert caplog.text.count("The training goes on") == len(fails)
+    assert caplog.text.count("Training continues") == len(fails)
 
 
 @pytest.mark.parametrize("save_async", [True, False])
@@ -132,7 +132,7 @@ def test_a_save_that_would_not_fit_is_a_failed_save_and_the_next_that_fits_is_ma
     assert (made.progress.step, steps(tmp_path)) == (8, [2, 6, 8])
     (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert f"99 bytes are free ({tmp_path}/step4). Older checkpoints are intact" in message
-    assert "The training goes on (failure 1" in message
+    assert "Training continues (failure 1" in message
 
 
 def test_a_save_that_was_asked_for_and_failed_is_made_at_the_next_step(tmp_path: Path) -> None:

@@ -286,4 +286,4 @@ def test_left_open_saves_go_behind_where_there_is_a_processor_for_them(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: usable, raising=False)
     caplog.set_level(logging.INFO)
     fit(tmp_path, length=2, save_async=None)
-    assert ("saves are written behind the training" in caplog.text) is behind
+    assert ("checkpoints are written in the background" in caplog.text) is behind

@@ -86,7 +86,7 @@ def test_a_resume_is_refused_by_name_and_goes_on_without_the_state_when_asked(
     assert result.step == 5
     assert again.callbacks["first"].count == 5
     assert {float(state["step"]) for state in again.optimizer.state.values()} == {2.0}
-    assert "step3 was saved without optimizer: the training goes on with new ones" in caplog.text
+    assert "step3 was saved without optimizer: training continues with new ones" in caplog.text
 
 
 def test_a_state_that_was_left_out_is_refused_by_name_also_where_it_is_chosen(tmp_path: Path) -> None:

@@ -139,5 +139,5 @@ def test_a_full_disk_fails_the_completion_of_a_checkpoint_as_it_fails_a_save(tmp
         run(tmp_path, 6, disk=Full(0), **rules)
     assert manifest(tmp_path, 4) == before
     run(tmp_path, 6, disk=Full(0), on_save_error="warn", **rules)
-    assert "The training goes on" in caplog.text
+    assert "Training continues" in caplog.text
     assert steps(tmp_path) == [0, 2, 4, 6]

@@ -274,7 +274,7 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
         ["show", "runs/fine@step11", "--no-replay"],
         3,
         [
-            "runs/fine@step11: no checkpoint of that step is there",
+            "runs/fine@step11: there is no checkpoint of that step",
             "train replay runs/fine 11 --keep (replays 1 step from step10",
         ],
     ),

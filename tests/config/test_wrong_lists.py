@@ -91,7 +91,7 @@ ROWS = [
     primary("{}  - model: mlp\n  - model: cnn\n", LIST, 5, "model is chosen twice", left_out),
     primary("{}  - model: mlp\n  - experiment: small\n", LIST, 5, "experiment is chosen already", left_out, "+experiment=small"),
     # _self_
-    own("_self_ | /parts@param_groups.x: a | _self_", LIST, "_self_ stands twice, first in line 3", left_out, line=5),
+    own("_self_ | /parts@param_groups.x: a | _self_", LIST, "_self_ is given twice, first in line 3", left_out, line=5),
     own("_self_@seed", LIST, "'_self_@seed' is no entry", line()),
     own("/_self_", LIST, "'/_self_' is no entry", line()),
     own("_self_: x", LIST, "'_self_' is no entry", line()),

@@ -35,7 +35,7 @@ ROWS: list[tuple[str, str | bytes, int | None, str, str]] = [
     ("number as a key", "a:\n  1.5: 1\n", 2, "the key 1.5 is read by YAML as the number", "Put it in quotes: '1.5'."),
     ("null as a key", "a:\n  ~: 1\n", 2, "the key ~ is read by YAML as null", "Put it in quotes: '~'."),
     ("list as a key", "a:\n  ? [a, b]\n  : 1\n", 2, "a: a key must be a single text", ""),
-    ("key twice", "a: 1\nb: x\na: 2\n", 3, "a: the key stands twice, first in line 1", "Remove one of them."),
+    ("key twice", "a: 1\nb: x\na: 2\n", 3, "a: the key is given twice, first in line 1", "Remove one of them."),
     # Characters and encodings
     ("tab", "a:\n\tb: 3\n", 2, "cannot start any token", "Use spaces, not tabs."),
     ("byte-order mark", "\ufeff# @package _global_\n", 1, "begins with a byte-order mark", "Save it as UTF-8 without"),
@@ -58,7 +58,7 @@ ROWS: list[tuple[str, str | bytes, int | None, str, str]] = [
     ("two documents", "a: 1\n---\nb: 2\n", 2, "expected a single document", "remove the line '---'."),
     # What is no config
     ("anchor in itself", "a: &m\n  b: *m\n", 1, "a.b: an anchor's value contains itself", ""),
-    ("aliases that multiply", BOMB, 5, "e: this stands for more than 100,000 values", "Do aliases multiply?"),
+    ("aliases that multiply", BOMB, 5, "e: this expands to more than 100,000 values", "Do aliases multiply?"),
     ("deep nesting", "a: " + "[" * 100 + "]" * 100, 1, "nested more than 40 deep", ""),
     ("huge file", "# " + "x" * LARGEST_BYTES, None, "x.yaml is longer than 1 MiB", "Is it a data file?"),
     ("list at the top", "- a\n", 1, "the file is a list, but it must be a mapping of keys to values", ""),

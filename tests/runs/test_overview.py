@@ -20,7 +20,7 @@ from trainer_cli.runs.overview import why_on_cpu
             "cpu",
             None,
             "13.0",
-            "torch finds no GPU that it can use; `nvidia-smi` shows whether the driver works",
+            "torch finds no usable GPU; `nvidia-smi` shows whether the driver works",
         ),
         ("cpu", "cpu", None, None, None),
         ("auto", "cpu", "", None, None),

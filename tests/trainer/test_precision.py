@@ -176,7 +176,7 @@ def test_a_scale_begins_and_doubles_as_the_config_says_and_goes_on_so(tmp_path: 
 def test_a_scale_that_only_one_side_has_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for length, dtype, message in (
         (1, "fp16", ""),
-        (2, "bf16", "has a loss scale, but there is none in this precision: it is dropped"),
+        (2, "bf16", "has a loss scale, but this precision uses none: it is dropped"),
         (3, "fp16", "the checkpoint has no loss scale: scaling starts new"),
     ):
         caplog.clear()
@@ -195,10 +195,13 @@ def test_a_scale_that_only_one_side_has_is_reported(tmp_path: Path, caplog: pyte
         ({"dtype": "fp16", "loss_scale": True}, "loss_scale is True"),
         ({"dtype": "fp16", "loss_scale": "static"}, "loss_scale is 'static'"),
         ({"dtype": "bf16", "loss_scale": 1024}, r"loss_scale is 1024, but precision\.dtype is bf16, which needs none"),
-        ({"min_loss_scale": 1.0}, "precision.min_loss_scale is of a dynamic loss scale, and there is none"),
-        ({"dtype": "fp16", "loss_scale": 8, "max_loss_scale": 16.0}, "is of a dynamic loss scale"),
-        ({"dtype": "fp16", "loss_scale": 8, "init_scale": 16.0}, "precision.init_scale is of a dynamic loss scale"),
-        ({"growth_interval": 5}, "precision.growth_interval is of a dynamic loss scale"),
+        ({"min_loss_scale": 1.0}, "precision.min_loss_scale applies to a dynamic loss scale, and there is none"),
+        ({"dtype": "fp16", "loss_scale": 8, "max_loss_scale": 16.0}, "applies to a dynamic loss scale"),
+        (
+            {"dtype": "fp16", "loss_scale": 8, "init_scale": 16.0},
+            "precision.init_scale applies to a dynamic loss scale",
+        ),
+        ({"growth_interval": 5}, "precision.growth_interval applies to a dynamic loss scale"),
         ({"dtype": "fp16", "min_loss_scale": 8.0, "max_loss_scale": 4.0}, r"min_loss_scale \(8\) is above"),
         ({"dtype": "fp16", "init_scale": 2.0, "min_loss_scale": 4.0}, r"init_scale \(2\) is not between"),
         ({"dtype": "fp16", "init_scale": 8.0, "max_loss_scale": 4.0}, r"init_scale \(8\) is not between"),

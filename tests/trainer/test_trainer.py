@@ -75,7 +75,7 @@ def test_every_slot_says_what_it_expected_and_what_it_got(slots: dict[str, Any],
     ("slots", "message"),
     [
         (lambda: {"optimizer": _sgd(Line())}, "optimizer is an instance, but model is a function"),
-        (lambda: {"model": Line(), "optimizer": _sgd(Line())}, r"a parameter of shape \(1, 2\) is none of the model's"),
+        (lambda: {"model": Line(), "optimizer": _sgd(Line())}, r"a parameter of shape \(1, 2\) does not belong"),
         (lambda: {"schedulers": lr.ConstantLR(_sgd(Line()))}, "the schedule is of another optimizer than the trainer"),
     ],
     ids=["no model yet", "another model", "another optimizer"],

@@ -193,7 +193,7 @@ class CheckpointerCallback(Callback):
                 cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
             )
         if self.saver.in_background:
-            log.info("saves are written behind the training (checkpoint.save_async=false turns this off)")
+            log.info("checkpoints are written in the background (checkpoint.save_async=false turns this off)")
         if newest is not None:
             # An attempt that was killed may have missed the fsync after its last rename: do it before any removal.
             self.retention.fsync_names(newest.name)
@@ -438,9 +438,7 @@ class CheckpointerCallback(Callback):
             limit = self.settings.max_save_errors
             if last or self.settings.on_save_error is OnSaveError["raise"] or self._failures > limit:
                 raise
-            log.error(
-                "%s The training goes on (failure %d; %d in a row are passed over).", error, self._failures, limit
-            )
+            log.error("%s Training continues (failure %d; %d in a row are tolerated).", error, self._failures, limit)
             log.debug("the save failed", exc_info=error)
 
     def _amend(self, moment: Moment, finished: str | None) -> None:

@@ -133,7 +133,7 @@ class Copier:
         if self.raises:
             raise failure
         if not self._reported:
-            log.error("%s The training goes on, and later checkpoints are copied.", failure)
+            log.error("%s Training continues, and later checkpoints are copied.", failure)
         self._reported = True
 
     def finish(self, source_retention: Retention) -> None:

@@ -377,7 +377,7 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
         # A replacement would remove what the user asked to keep.
         if storage.is_pinned(name):
             raise SaveError(
-                "the checkpoint that is there is pinned, so it is not replaced",
+                "the existing checkpoint is pinned, so it is not replaced",
                 where=storage.location(name),
                 cure="Unpin it (train ckpt unpin), or save to another path.",
             )

@@ -379,7 +379,7 @@ _FLAGS = {
     "--states": (("--states",), "show the small states too"),
     "--yes": (("-y", "--yes"), "do not ask"),
     "--force": (("--force",), "remove pinned ones too, and the last valid one of a run"),
-    "--no-replay": (("--no-replay",), "refuse RUN@stepN if it is not there, instead of computing it"),
+    "--no-replay": (("--no-replay",), "refuse RUN@stepN if it does not exist, instead of computing it"),
     "--dry-run": (("-n", "--dry-run"), "only show what would be removed"),
     "--json": (("--json",), "print the answer as JSON"),
 }

@@ -45,7 +45,7 @@ VERBS: Mapping[str, Verb] = {
     "replay": Verb("trainer_cli.commands.replay", "make a step of a run again, look into it and verify it"),
     "diverge": Verb("trainer_cli.commands.diverge", "find where two runs part, and what differs first"),
     "check": Verb(
-        "trainer_cli.commands.check", "check that resuming changes no value, and that a run is what its config gives"
+        "trainer_cli.commands.check", "prove that a resume equals a run without a stop, and check a finished run"
     ),
     "bisect": Verb("trainer_cli.commands.bisect", "find the first step of a run at which a condition holds"),
     "data": Verb("trainer_cli.commands.data", "show which samples a step of a run used, or will use"),
@@ -171,7 +171,7 @@ def add_no_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-replay",
         action="store_true",
-        help="refuse RUN@stepN if no checkpoint of that step is there, instead of computing it",
+        help="refuse RUN@stepN if there is no checkpoint of that step, instead of computing it",
     )
 
 

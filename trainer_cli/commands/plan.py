@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 
 It lists every evaluation, every checkpoint with its reason, what is removed when and why, what is on the disk at the
 end, and the most disk that checkpoints take on the way. A run that exists is planned from where it would resume.
-Nothing is written, and nothing is trained; what is not known before the training is listed.
+Nothing is written or trained. What a run alone can tell is listed as unknown.
 """
 
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     parser.add_argument("-m", "--multirun", action="store_true", help="plan a sweep: a line for each of its jobs")
     parser.add_argument(
-        "--step-time", type=float, metavar="SECONDS", help="what an optimizer step takes, for rules in time"
+        "--step-time", type=float, metavar="SECONDS", help="seconds that an optimizer step takes, for rules in time"
     )
     parser.add_argument(
         "--step-tokens", type=float, metavar="N", help="tokens of an optimizer step, for rules in tokens"

@@ -51,7 +51,7 @@ def check_defaults_list(
     selves = [entry for entry in defaults.value if entry.value == "_self_"]
     for entry in selves[1:]:
         yield mistake(
-            entry, f"_self_ stands twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them."
+            entry, f"_self_ is given twice, first in line {selves[0].start_mark.line + 1}", "Remove one of them."
         )
     # Hydra requires overrides at the end of the list: the first of those that stand before another entry is reported.
     override: yaml.Node | None = None

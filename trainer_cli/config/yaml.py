@@ -286,7 +286,7 @@ class _Walk:
         text, line = str(key.value), key.start_mark.line + 1
         if (key.tag, text) in seen:
             first = seen[key.tag, text]
-            self._refuse(key, (*path, text), f"the key stands twice, first in line {first}", "Remove one of them.")
+            self._refuse(key, (*path, text), f"the key is given twice, first in line {first}", "Remove one of them.")
         seen.setdefault((key.tag, text), line)
         octal = key.tag == _TAG + "int" and (_SEXAGESIMAL.fullmatch(text) or _OCTAL.fullmatch(text)) is not None
         # A key that YAML reads as false or a number would not be found under the name that was written.
@@ -319,7 +319,7 @@ class _Walk:
             self._above.discard(id(node))
             self._counts[id(node)] = count + 1
             if count >= LARGEST_COUNT and not any(trap.breaks for trap in self.found):
-                message = f"this stands for more than {LARGEST_COUNT:,} values"
+                message = f"this expands to more than {LARGEST_COUNT:,} values"
                 self._refuse(node, path, message, "Do aliases multiply?", breaks=True)
         return self._counts[id(node)]
 

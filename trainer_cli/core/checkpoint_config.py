@@ -159,7 +159,7 @@ class CheckpointConfig:
     """How often to save for safety only; each is removed once a newer save is committed. auto: as soon as the save
     before is written, and as often as budget allows."""
     budget: float = needs(checked(_check_budget, 0.02), ("ephemeral_save_interval", AUTO))
-    """Largest share of the time for which the training stands still for saves, while they are automatic."""
+    """Largest share of the time for which automatic saves may block training."""
     ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
     """Steps after any save during which there is no ephemeral save."""
     fixed_steps: list[int] = checked(_check_steps, [])

@@ -255,7 +255,7 @@ class PrecisionConfig:
         for key in ("min_loss_scale", "max_loss_scale", "init_scale", "growth_interval"):
             if getattr(self, key) is not None and (self.loss_scale != "dynamic" or self.dtype != Dtype.fp16):
                 raise ConfigError(
-                    f"precision.{key} is of a dynamic loss scale, and there is none",
+                    f"precision.{key} applies to a dynamic loss scale, and there is none",
                     location=f"precision.{key}",
                     hint="Set precision.dtype=fp16 and precision.loss_scale=dynamic.",
                 )
@@ -402,7 +402,7 @@ class ParallelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class RestartsConfig:
-    """Starting the training again after a failure, from its newest checkpoint. Each attempt is a process of its own."""
+    """Restart a run after a failure, from its newest checkpoint. Each attempt is a separate process."""
 
     max: int = at_least(0, 0)
     """How many failures in a row without a newer checkpoint are followed by a restart; 0: none."""

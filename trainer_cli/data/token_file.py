@@ -58,7 +58,7 @@ def list_files(entries: str | Sequence[str], where: str) -> list[Path]:
             matches = [path] if path.exists() else sorted(map(Path, glob.glob(str(entry), recursive=True)))
         if not matches:
             raise UserError(
-                f"no file of tokens is at {str(entry)!r}",
+                f"there is no token file at {str(entry)!r}",
                 where=where,
                 cure="Give a .bin or .npy file, a pattern such as 'tokens/train_*.bin', a folder, or a list of these; "
                 "paths are relative to the current directory.",

@@ -177,7 +177,7 @@ class RecordKeeper:
 
     def _warn(self, error: Exception) -> None:
         log.warning(
-            "%s cannot be written: %s. The training goes on; its records are kept, and written later",
+            "%s cannot be written: %s. Training continues; the records are kept and written later",
             self.name, _line(error),
         )  # fmt: skip
         log.debug("%s failed", self.name, exc_info=error)

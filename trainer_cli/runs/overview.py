@@ -102,4 +102,4 @@ def why_on_cpu(
         return None
     if torch.version.cuda is None and torch.version.hip is None:
         return "this torch has no CUDA"
-    return "torch finds no GPU that it can use; `nvidia-smi` shows whether the driver works"
+    return "torch finds no usable GPU; `nvidia-smi` shows whether the driver works"

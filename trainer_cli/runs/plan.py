@@ -446,4 +446,4 @@ def _unknown(
     if size.doubt is not None:
         yield size.doubt
     if run.read_summary().get("status") == RunStatus.running:
-        yield f"{run.path} is being trained, or was killed: this is the plan as of now"
+        yield f"{run.path} is being trained, or was killed: this is the plan from its present state"

@@ -61,7 +61,7 @@ def provide_steps(
             raise CheckpointError(f"{run}@step{step}: {error.what}", cure=error.cure) from error
         if not replays:
             raise CheckpointError(
-                f"{run}@step{step}: no checkpoint of that step is there",
+                f"{run}@step{step}: there is no checkpoint of that step",
                 cure=f"To compute it: train replay {shlex.quote(str(run))} {step} --keep ({plan}).",
             )
         print(f"{run}@step{step} was not kept: {plan}", file=sys.stderr, flush=True)

@@ -152,7 +152,7 @@ class _Search:
             return _compare_itself(first, second, last)
         facts = list(_facts(first, second))
         if last < 1:
-            raise UserError("there is no step that both runs have made", where=str(second.path))
+            raise UserError("no step was made by both runs", where=str(second.path))
         report = Report(runs=self.paths, facts=facts, last=last)
         sizes = first.samples_per_step, second.samples_per_step
         if _step_sizes_differ(first, second, facts) and not math.isclose(*sizes, rel_tol=_ENDS_OF_EPOCHS):

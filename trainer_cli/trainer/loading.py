@@ -158,14 +158,14 @@ class Loading:
         left_out = checkpointer.left_out(path)
         check_load(str(path), left_out, load)
         if left_out and load.resumes:
-            log.warning("%s was saved without %s: the training goes on with new ones", path, ", ".join(left_out))
+            log.warning("%s was saved without %s: training continues with new ones", path, ", ".join(left_out))
         keys = load.keys()
         keys = None if keys is None else [*keys, *more]
         state = checkpointer.read(path, keys) if targets is None else checkpointer.read(path, keys, targets=targets)
         needed = (["model"] if load.takes("model") else []) + (["progress"] if load.resumes else [])
         if lacking := [name for name in needed if name not in state]:
             raise CheckpointError(
-                f"the checkpoint has no {' and no '.join(lacking)}, so it is not a training's", where=str(path)
+                f"the checkpoint has no {' and no '.join(lacking)}, so no run has saved it", where=str(path)
             )
         return state
 

@@ -180,7 +180,7 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
                     )
                 if parameter not in parameters:
                     raise UserError(
-                        f"{name}: a parameter of shape {tuple(parameter.shape)} is none of the model's",
+                        f"{name}: a parameter of shape {tuple(parameter.shape)} does not belong to the model",
                         cure="Give a function `model -> optimizer`; what else is trained belongs into the model.",
                     )
     _check_covered(model, owner, is_mapping=is_mapping)

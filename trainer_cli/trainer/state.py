@@ -385,6 +385,6 @@ def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadO
     if "step" not in state and trainer.step.state_dict():
         yield "the step has state, but the checkpoint has none for it: it starts new"
     if trainer.scaler is None and "scaler" in state:
-        yield "the checkpoint has a loss scale, but there is none in this precision: it is dropped"
+        yield "the checkpoint has a loss scale, but this precision uses none: it is dropped"
     if trainer.scaler is not None and "scaler" not in state:
         yield "the checkpoint has no loss scale: scaling starts new"

@@ -56,7 +56,7 @@ def wait_for_readers(disk: Disk, folder: Path, stack: ExitStack) -> None:
                 stack.enter_context(locks.pop_all())
                 return
         if time.monotonic() > deadline:
-            raise OSError(errno.EBUSY, "The checkpoint that is there is being read", str(folder))
+            raise OSError(errno.EBUSY, "The existing checkpoint is being read", str(folder))
         time.sleep(POLL_S)
 
 
