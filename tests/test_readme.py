@@ -51,6 +51,7 @@ PAGES = {
     "docs/how-checkpoints-work.md": Page(trained=True, shows=(r"^4 tensors of the model",)),
     "docs/huggingface.md": Page(shows=(r"(?s)(finished at step.*){2}", r"exported: gpt2", r"exported: merged")),
     "docs/moving.md": Page(shows=(r"grad_accum_steps: 2",)),
+    "docs/predict.md": Page(shows=(r'^\{"sample": 0, ',)),
     "docs/own-callback.md": Page(shows=(r"(?s)(finished at step \d+: val/loss is steady.*){2}",)),
     "docs/own-model.md": Page(shows=(r"finished at step \d+: max_duration of 10,?000 tokens",)),
     "docs/schedules.md": Page(shows=(r"(?s)(finished at step.*){3}",)),
