@@ -364,7 +364,7 @@ OF_TRAINER = {
     ),
     "schedules by evaluations do not step": Mutant(
         "trainer_cli/trainer/evaluate.py",
-        "trainer.schedulers.step(trainer, SchedulerInterval.evaluation, metrics, all_metrics=due.is_all)",
+        "trainer.schedulers.step(trainer, SchedulerInterval.evaluation, counted, all_metrics=is_all)",
         "pass",
         OF_SCHEDULES,
     ),

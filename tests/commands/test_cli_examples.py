@@ -54,7 +54,7 @@ def test_an_example_can_be_run(
 ) -> None:
     _, verb, *arguments = shlex.split(text)
     parsed = main_module._parse(parser_of(verb, import_module(VERBS[verb].module)), verb, arguments)
-    if verb in ("fit", "validate") or arguments[:1] == ["resume"]:
+    if verb in ("fit", "validate", "predict") or arguments[:1] == ["resume"]:
         many = getattr(parsed, "multirun", False)
         for overrides in (
             [list(job.overrides) for job in jobs(parsed.overrides, lambda group: None)] if many else [parsed.overrides]

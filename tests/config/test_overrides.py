@@ -144,7 +144,8 @@ def test_checkpoints_add_up() -> None:
         ("scheduler={_target_: torch.optim.lr_scheduler.StepLR, step_size: 3}", "scheduler",
          {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 3}),
         ("data={batch_size: 7}", "data", {"_target_": "mine.Digits", "batch_size": 7}),
-        ("callbacks={es: {_target_: mine.Net}}", "callbacks", {"es": {"_target_": "mine.Net"}}),
+        ("callbacks={es: {_target_: mine.Net}}", "callbacks",
+         {"system": {"_target_": "trainer_cli.SystemMonitor"}, "es": {"_target_": "mine.Net"}}),
     ],
 )  # fmt: skip
 def test_a_mapping_for_a_group_sets_its_values(

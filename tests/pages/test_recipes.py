@@ -46,6 +46,9 @@ def test_a_recipe_trains_as_its_hand_written_loop_and_resumes_exactly(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
+    # Of other tests, for this test alone.
+    for path in folder.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
     compare = importlib.import_module("compare")
     quiet = ["logging.console=off", "loggers=none", "loop.eval_steps=1"]
     assert main([*compare.command(name, STEPS), *quiet]) == 0

@@ -213,7 +213,7 @@ def test_a_failed_write_on_rank_1_is_reported_on_both_and_leaves_no_manifest(
 ) -> None:
     said = [one["failed on a full disk"][kind] for one in answers]
     assert all("No space left on device" in message for message in said)
-    assert said[0].startswith("SaveError: rank 1: ")
+    assert said[0].startswith("NoSpaceError: rank 1: ")
     assert said[1].startswith("NoSpaceError: ")
     assert list((folder / f"failed-{kind}").iterdir()) == []
 

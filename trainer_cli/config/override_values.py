@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import OmegaConf
 
 from trainer_cli.config.check import to_plain
@@ -30,6 +31,8 @@ def apply(
     OmegaConf.set_struct(config, True)  # Only `+` may add keys.
     mistakes: list[ConfigError] = []
     for override in overrides:
+        if _names_components(override):
+            override = replace(override, type=OverrideType.ADD)
         # Hydra would accept some of these with a surprising result, and explain others badly.
         mistake = _why_refused(to_plain(config), override, search, values)
         if mistake is None and (reason := apply_override(config, override)) is not None:
@@ -37,6 +40,14 @@ def apply(
         if mistake is not None:
             mistakes.append(mistake)
     return to_plain(config), mistakes
+
+
+def _names_components(override: Override) -> bool:
+    """Whether an override is `callbacks={NAME: {_target_: …}}` or the same of loggers, which may be new ones."""
+    if override.type is not OverrideType.CHANGE or path_of(override) not in (("callbacks",), ("loggers",)):
+        return False
+    value = override.value()
+    return isinstance(value, dict) and all(isinstance(node, dict) and "_target_" in node for node in value.values())
 
 
 def _why_refused(
