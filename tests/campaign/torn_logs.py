@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,11 +28,13 @@ def prepare_torn_logs(folder: Path, count: int, _size: Size) -> Iterator[Trials]
     killed.mkdir()
     announced = announced_steps(project.run(killed, "loop.hard_stop=16"))
     # Written after the checkpoint of that step: only that may a crash tear.
-    sizes = {file: file.stat().st_size for file in _logs(killed / "run")}
+    sizes = {_name(file): file.stat().st_size for file in _logs(killed / "run")}
     write_plan(killed, KILL)
     assert project.run(killed).killed
     remove_plan(killed)
-    cuts = [(file, size) for file in _logs(killed / "run") for size in range(sizes.get(file, 0), file.stat().st_size)]
+    cuts = [
+        (file, size) for file in _logs(killed / "run") for size in range(sizes.get(_name(file), 0), file.stat().st_size)
+    ]
     random.Random(0).shuffle(cuts)
 
     def run_trial(number: int) -> Outcome:
@@ -57,6 +60,11 @@ def go_on_after_cut(project: StruckProject, folder: Path, file: Path, size: int,
 
 def _logs(run: Path) -> list[Path]:
     return sorted([*run.glob("metrics.*"), *run.glob("tensorboard/events*")])
+
+
+def _name(log: Path) -> str:
+    """The name without the time in it: an event file is renamed if the next one is made in the same second."""
+    return re.sub(r"tfevents\.\d+\.", "tfevents.", log.name)
 
 
 def _changed_csv(run: Path, reference: Path) -> str:
