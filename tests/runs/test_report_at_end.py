@@ -107,3 +107,11 @@ def test_a_signal_ends_the_report_and_not_the_process(run: RunDir) -> None:
         sender.join()
         signal.signal(signal.SIGTERM, before)
     assert not run.report_file.exists()
+
+
+def test_a_report_in_which_the_process_was_killed_is_written_at_the_next_start(run: RunDir) -> None:
+    left = run.path / ".tmp.report.html"
+    left.write_text("<html>")
+    fit(run, None)
+    assert "train/grad_norm" in run.report_file.read_text()
+    assert not left.exists()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+from trainer_cli.core.files import staged_path
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
@@ -22,7 +23,8 @@ process may have little time left."""
 
 
 class ReportAtEnd:
-    """Surrounds a fit. At its end the report is written if an attempt was recorded meanwhile; a failure is a warning.
+    """Surrounds a fit. At its end the report is written if an attempt was recorded meanwhile, or if a kill had
+    interrupted the last one; a failure is a warning.
 
     The run has ended by then: its lock is free, its summary is written, and its training time is counted.
     """
@@ -30,12 +32,14 @@ class ReportAtEnd:
     def __init__(self) -> None:
         self._run: RunDir | None = None
         self._summary_before: tuple[int, int] | None = None
+        self._was_interrupted = False
 
     def expect(self, config: TrainConfig) -> None:
         """Take the run directory from the config, before anything is written there."""
         if config.report:
             self._run = RunDir(config.run_dir)
             self._summary_before = _identity(self._run)
+            self._was_interrupted = staged_path(self._run.report_file).exists()
 
     def __enter__(self) -> ReportAtEnd:
         return self
@@ -43,8 +47,11 @@ class ReportAtEnd:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A second Ctrl-C ends at once. Without a new summary nothing was trained: a finished run is left as it is.
-        if self._run is None or isinstance(error, KeyboardInterrupt) or _identity(self._run) == self._summary_before:
+        # A second Ctrl-C ends at once.
+        if self._run is None or isinstance(error, KeyboardInterrupt):
+            return
+        # Without a new summary nothing was trained: a finished run is left as it is.
+        if _identity(self._run) == self._summary_before and not self._was_interrupted:
             return
         try:
             with _ending_at_signals():

@@ -76,10 +76,15 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def staged_path(path: Path) -> Path:
+    """The temporary name under which `replace` writes a file. A kill may leave it behind."""
+    # In the same folder: a rename is atomic only within one filesystem.
+    return path.with_name(f".tmp.{path.name}")
+
+
 def replace(path: Path, content: Iterable[bytes]) -> None:
     """Write and fsync a file under a temporary name, then rename it. One writer at a time."""
-    # In the same folder: a rename is atomic only within one filesystem.
-    staged = path.with_name(f".tmp.{path.name}")
+    staged = staged_path(path)
     try:
         with naming(path), open(staged, "wb") as file:
             for chunk in content:
