@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from trainer_cli.core.ranks import ON_NCCL_ERROR, launched_rank
 from trainer_cli.errors import ExitCode
@@ -27,7 +28,7 @@ STORE = "_store"
 _AFTER_A_FAILURE = ((10.0, signal.SIGTERM, 1), (30.0, signal.SIGKILL, 1), (600.0, signal.SIGKILL, 0))
 """Seconds after which the ranks that still run are sent a signal, and the first rank that gets it. Most end by
 themselves before the first, and report in which step they lost the rank that failed. Rank 0 may have to save the state
-after the failure, to finish the save in flight and to write the summary."""
+after the failure, to finish the save in flight and to write the summary; not if a SIGSTOP has suspended it."""
 _POLL_S = 0.05
 """Seconds between two checks of the processes."""
 
@@ -110,6 +111,8 @@ class RankProcesses:
             while signals and time.monotonic() - since > signals[0][0]:
                 _, number, first = signals.pop(0)
                 _signal_groups([process for rank, process in running.items() if rank >= first], number)
+                if number == signal.SIGKILL:
+                    _signal_groups(filter(_is_suspended, running.values()), number)
         return 0 if failed is None else self._exit_code(*failed)
 
     def _is_stop(self, code: int) -> bool:
@@ -141,6 +144,15 @@ class RankProcesses:
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+def _is_suspended(process: Process) -> bool:
+    """Whether a signal has stopped a process, which then does nothing until it is continued."""
+    try:
+        state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False  # Not on Linux, or it has ended.
+    return state == "T"
 
 
 def _signal_groups(processes: Iterable[Process], number: signal.Signals) -> None:
