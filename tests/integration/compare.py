@@ -21,6 +21,10 @@ def final_state(run: Path) -> dict[str, Any]:
     state = json.loads((folder / "rank0.json").read_text())
     for name in ("seconds", "last_seconds"):
         del state["state"]["progress"][name]
+    progress, loop = state["state"]["progress"], state["state"].get("loop", {})
+    # A run that was stopped after its last step makes the owed evaluation, and keeps that checkpoint.
+    if loop.get("owed_record") is not None:
+        loop["owed_record"], progress["evaluated_step"] = None, progress["step"]
     # Of the logs only what was measured: sizes and digests depend on the clock, which is in the records.
     marks = state["state"].pop("log_marks", {})
     return {
