@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.core.files import replace, sync, sync_folder
+from trainer_cli.core.files import replace, staged_path, sync, sync_folder
 from trainer_cli.errors import UserError
 from trainer_cli.runs.prediction_writers import PredictionWriter
 
@@ -92,12 +92,10 @@ class PredictionFile:
         staged = path.with_name(f".tmp.{os.getpid()}.{path.name}")
         try:
             self._writer.write(staged, rows)
-            _sync_file(staged)
-            os.replace(staged, path)
+            _publish(staged, path)
         except BaseException:
             staged.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
 
     def finish(self) -> bool:
         """Join the parts once all exist. False: another process has still to write some."""
@@ -107,19 +105,20 @@ class PredictionFile:
             parts = [self.part(number) for number in range(self._count)]
             if not all(part.exists() for part in parts):
                 return False
-            staged = self.path.with_name(f".tmp.{self.path.name}")
+            staged = staged_path(self.path)
             self._writer.join(parts, staged)
-            _sync_file(staged)
-            os.replace(staged, self.path)
-            sync_folder(self.path.parent)
+            _publish(staged, self.path)
             # Only now: a crash before it joins them again.
             shutil.rmtree(self._parts_folder)
             return True
 
 
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+def _publish(staged: Path, path: Path) -> None:
+    """Give a whole file its name. Both are durable."""
+    descriptor = os.open(staged, os.O_RDONLY)
     try:
         sync(descriptor)
     finally:
         os.close(descriptor)
+    os.replace(staged, path)
+    sync_folder(path.parent)
