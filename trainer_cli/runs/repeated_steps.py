@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed
+from trainer_cli.runs.attempts import environment_of
 from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.origin import other_source
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT
@@ -29,7 +30,7 @@ def find_differing_end(
 
     Call it before the attempt is added to the summary, and before records are removed.
     """
-    last = read_last_record(start.run.path / "metrics.jsonl")
+    last = read_last_record(start.run.metrics_file)
     if not start.run.attempts or last is None or not isinstance(last.get("step"), int):
         return None
     return None if _is_exact(composed, start, trainer, train_loader, environment) else int(last["step"])
@@ -49,7 +50,7 @@ def _is_exact(
 ) -> bool:
     from trainer_cli.data.loader import Loader, SharedLoader
 
-    before = {**start.run.read_environment(), **(start.run.attempts[-1].get("changed_environment") or {})}
+    before = environment_of(start.run, int(start.run.attempts[-1].get("attempt") or 1))
     loader = train_loader.loader if isinstance(train_loader, SharedLoader) else train_loader
     manifest = None if start.entry is None else start.entry.manifest
     return (
