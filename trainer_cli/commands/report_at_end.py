@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from trainer_cli.core.files import staged_path
+from trainer_cli.core.files import identity_of, staged_path
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
@@ -31,14 +30,14 @@ class ReportAtEnd:
 
     def __init__(self) -> None:
         self._run: RunDir | None = None
-        self._summary_before: tuple[int, int] | None = None
+        self._summary_before: tuple[int, int, int] | None = None
         self._was_interrupted = False
 
     def expect(self, config: TrainConfig) -> None:
         """Take the run directory from the config, before anything is written there."""
         if config.report:
             self._run = RunDir(config.run_dir)
-            self._summary_before = _identity(self._run)
+            self._summary_before = identity_of(self._run.summary_file)
             self._was_interrupted = staged_path(self._run.report_file).exists()
 
     def __enter__(self) -> ReportAtEnd:
@@ -51,7 +50,7 @@ class ReportAtEnd:
         if self._run is None or isinstance(error, KeyboardInterrupt):
             return
         # Without a new summary nothing was trained: a finished run is left as it is.
-        if _identity(self._run) == self._summary_before and not self._was_interrupted:
+        if identity_of(self._run.summary_file) == self._summary_before and not self._was_interrupted:
             return
         try:
             with _ending_at_signals():
@@ -81,15 +80,6 @@ def _ending_at_signals() -> Iterator[None]:
 
 def _raise(number: int, frame: FrameType | None) -> None:
     raise _SignalReceived
-
-
-def _identity(run: RunDir) -> tuple[int, int] | None:
-    """What tells two contents of the summary apart."""
-    try:
-        status = os.stat(run.summary_file)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns
 
 
 def _write(run: RunDir) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from trainer_cli.commands.report_blocks import Block
 from trainer_cli.commands.report_sections import metric_curve
+from trainer_cli.core.files import identity_of
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.media import MEDIA_FILE
 from trainer_cli.runs.curves import GrowingColumns
@@ -49,7 +48,7 @@ class ServedRun:
     @property
     def config(self) -> Mapping[str, str]:
         """Its stored config: dotted key -> value."""
-        seen = _identity(self.run.config_file)
+        seen = identity_of(self.run.config_file)
         if seen != self._config_seen:
             self._config, self._config_seen = read_config(self.run.path), seen
         return self._config
@@ -105,15 +104,7 @@ class ServedRun:
             run.history_file, run.checkpoints_folder, run.validation_folder / "validation.jsonl", run.log_file,
         )  # fmt: skip
         # The lock tells a killed run from a running one: both have the same files.
-        return (*(_identity(file) for file in files), run.is_locked())
-
-
-def _identity(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
+        return (*(identity_of(file) for file in files), run.is_locked())
 
 
 def to_json(value: Any) -> str:

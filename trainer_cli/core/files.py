@@ -122,6 +122,15 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
     return True
 
 
+def identity_of(path: Path) -> tuple[int, int, int] | None:
+    """Inode, bytes and time of change, which tell two contents of a replaced or appended file apart; None: no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def is_gone(folder: Path) -> bool:
     """Whether a folder was moved or deleted. A file system that answers with another error may still have it."""
     try:
