@@ -244,6 +244,21 @@ def test_checkpoints_are_named_in_many_ways(what: list[str], names: list[str], c
     assert [Path(record["path"]).name for record in ckpt("ls", "--json", *what).json] == names
 
 
+@pytest.mark.parametrize(
+    "action",
+    ["ls", "show --norms", "verify", "pin", "unpin", "rm --dry-run", "prune --dry-run", f"diff {FINE}/step30"]
+    + [f"{verb} --output out" for verb in ("strip", f"average {FINE}/step10", "export --format huggingface")],
+)
+def test_every_action_takes_a_selector_as_the_path_of_the_checkpoint(action: str, ckpt: Ckpt, root: Path) -> None:
+    outputs = []
+    for name in ("runs/fine@best", f"{FINE}/step20"):
+        outputs.append(ckpt(*action.split(), name))
+        shutil.rmtree(root / "out", ignore_errors=True)
+        ckpt("unpin", f"{FINE}/step20")
+    assert outputs[0] == outputs[1]
+    assert outputs[0].code == 0
+
+
 def test_a_checkpoint_is_named_from_within_its_folder(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
     monkeypatch.chdir(root / FINE)
     assert [Path(one["path"]).name for one in ckpt("ls", "--json", "step10", "../../odd@step1").json] == [

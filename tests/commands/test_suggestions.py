@@ -31,6 +31,8 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("tensorboard", "Did you mean 'tensorboard --logdir runs'?"),
         ("train mine", "Did you mean 'train fit mine'?"),
         ("fit runs/a", "Did you mean 'resume=runs/a'?"),
+        ("fit runs/a@best", "Did you mean 'resume=runs/a@best'?"),
+        ("predict runs/a@best", "Did you mean 'ckpt=runs/a@best'?"),
         ("plan runs/a seed=1", "Did you mean 'resume=runs/a'?"),
         ("fit runs/a/checkpoints/step1", "Did you mean 'ckpt=runs/a/checkpoints/step1'?"),
         ("config optimizer=sgd optimizer.betas=1", "optimizer has lr, momentum, weight_decay, nesterov. To add it,"),

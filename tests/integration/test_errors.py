@@ -242,6 +242,9 @@ def test_a_run_begins_with_one_checkpoint(base: Path) -> None:
     [
         ("resume=never", 2, ["runs/base holds a run already", "name=OTHER"]),
         ("resume=runs/base/checkpoints/step10", 2, ["newer checkpoints exist: step20"]),
+        ("resume=runs/base@step10", 2, ["newer checkpoints exist: step20"]),
+        ("resume=runs/base@step7", 3, ["runs/base@step7: there is none", "holds step0, step10, step20"]),
+        ("resume=runs/other@latest", 3, ["runs/other@latest: there is no runs/other", "runs holds base"]),
         ("resume=runs/nowhere", 2, ["runs/nowhere is neither auto, never, must, a run directory, nor a checkpoint"]),
     ],
 )
@@ -256,7 +259,7 @@ def test_a_resume_that_must_be_needs_a_run(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [[], ["loop.max_duration=10"]])
+@pytest.mark.parametrize("arguments", [[], ["loop.max_duration=10"], ["resume=runs/base@latest"]])
 def test_a_finished_run_is_done_and_nothing_is_rewritten(base: Path, arguments: list[str]) -> None:
     run = base / "runs/base"
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

@@ -19,11 +19,12 @@ from trainer_cli.checkpoint.history import lives
 RUN = (*SMALL, "loop.max_duration=40", "run_dir=run", "+callbacks.interrupt._target_=interrupts.Interrupt")
 
 
-def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", ["run/checkpoints/step20", "run@step20"])
+def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(resume: str, tmp_path: Path) -> None:
     assert train("fit", *RUN, cwd=tmp_path).code == 0
     folder = tmp_path / "run/checkpoints"
     assert names(folder) == ["step0", "step10", "step20", "step30", "step40"]
-    back = (*RUN, "resume=run/checkpoints/step20")
+    back = (*RUN, f"resume={resume}")
     refused = train("fit", *back, cwd=tmp_path)
     assert refused.code == 2
     assert "newer checkpoints exist: step30, step40 (checkpoint.newer" in message(refused.err)
@@ -42,7 +43,7 @@ def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(t
     assert re.fullmatch(r".*configs/experiment/digits_mlp\.yaml:\d+", places["optimizer.lr"])
     again = train("fit", *gone, cwd=tmp_path)
     assert again.code == 0
-    assert "the start before this one went back to run/checkpoints/step20, and saved since" in again.err
+    assert f"the start before this one went back to {resume}, and saved since" in again.err
     assert names(folder) == ["step0", "step10", "step20", "step30", "step40"]
     straight = train("fit", *RUN, "run_dir=straight", cwd=tmp_path)
     assert straight.code == 0

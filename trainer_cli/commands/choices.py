@@ -289,10 +289,10 @@ def _suggest_override(word: str, following: str | None, choices: Choices, verb: 
     path = Path(word)
     if path.suffix == ".yaml" and (groups := choices.groups_with(path.stem)):
         return f"Did you mean '{path.parent.name if path.parent.name in groups else groups[0]}={path.stem}'?"
-    if verb in ("fit", "plan") and (path / CONFIG_FILE).is_file():
+    if verb in ("fit", "plan") and any((Path(run) / CONFIG_FILE).is_file() for run in (word, word.rpartition("@")[0])):
         # A checkpoint holds the config too.
         return f"Did you mean '{'ckpt' if (path / MANIFEST_FILE).is_file() else 'resume'}={word}'?"
-    if verb == "validate" and any(sign in word for sign in _PATH_SIGNS):
+    if verb in ("validate", "predict") and any(sign in word for sign in _PATH_SIGNS):
         return (
             "Write ckpt='GLOB', in quotes, so that the shell leaves the glob alone."
             if following

@@ -21,7 +21,7 @@ from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.select import ckpt_argument
+from trainer_cli.runs.select import ckpt_argument, named_path
 from trainer_cli.terminal import table
 
 log = logging.getLogger(__name__)
@@ -113,8 +113,8 @@ def choose(
 ) -> Choice:
     """Choose the checkpoint of this run to resume, and verify its bytes by `check`.
 
-    If `resume=PATH` is repeated after it has saved, what it saved is resumed. If it has saved nothing, PATH is loaded
-    again, and newer checkpoints of earlier attempts are ignored.
+    If `resume=PATH`, or `resume=RUN@step500`, is repeated after it has saved, what it saved is resumed. If it has saved
+    nothing, PATH is loaded again, and newer checkpoints of earlier attempts are ignored.
 
     Args:
         catalogs: of the folder in which the run saves, and of that of its copies.
@@ -135,7 +135,7 @@ def choose(
     )
     repeated = saved_since and bool(attempts) and attempts[-1].get("resume") == resume
     if resume not in ("auto", "must") and not repeated:
-        path = as_path(resume)
+        path = named_path(resume)
         # By the resolved folder: the path may lead through a link or be relative.
         catalog = next(
             (catalog for catalog in catalogs if catalog.folder.resolve() == path.resolve().parent), catalogs[0]

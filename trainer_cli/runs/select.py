@@ -168,6 +168,22 @@ def named_steps(patterns: Sequence[str]) -> list[tuple[Path, int]]:
     return [(Path(match["run"]), step) for match in matches if (step := parse_step(match["selector"])) is not None]
 
 
+def run_of(named: str) -> str:
+    """The run that `RUN@latest`, `RUN@best` or `RUN@step500` names; any other path itself."""
+    match = _match_run_at(named)
+    return named if match is None else match["run"]
+
+
+def named_path(named: str) -> Path:
+    """The path of the checkpoint that `RUN@latest`, `RUN@best` or `RUN@step500` names; any other path itself.
+
+    Raises:
+        CheckpointError: the run has no such checkpoint.
+    """
+    match = _match_run_at(named)
+    return as_path(named) if match is None else _select_from_run(as_path(match["run"]), match["selector"])
+
+
 def has_step(run: Path, step: int) -> bool:
     """Whether a checkpoint of a step of a run was kept, valid or damaged, or was replayed."""
     kept = catalog_of(checkpoints_of(run)).entries()

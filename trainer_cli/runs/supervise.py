@@ -44,6 +44,7 @@ from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer
 from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
 from trainer_cli.runs.launch import launch, set_rank_variables
 from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.select import run_of
 from trainer_cli.runs.signals import stopping
 from trainer_cli.trainer.messages import to_console
 
@@ -51,14 +52,19 @@ log = logging.getLogger(__name__)
 
 
 def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> Composed:
-    """Compose the config of a fit. With `resume=RUN_DIR` it is the config of that run, with the overrides on top."""
+    """Compose the config of a fit.
+
+    With `resume=RUN`, `resume=RUN@step500` and the like it is the config of that run, with the overrides on top.
+    """
     named = [strip_quotes(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
     if named and named[-1] not in ("auto", "never", "must"):
-        directory = RunDir(named[-1])
+        run = run_of(named[-1])
+        directory = RunDir(run)
         if directory.exists_as_run():
             changes = [override for override in overrides if not override.startswith("resume=")]
+            resume = "must" if run == named[-1] else text_of(named[-1])
             # The run may have been moved: its config still names the directory in which it began.
-            changes += [f"run_dir={text_of(str(directory.path))}", "resume=must"]
+            changes += [f"run_dir={text_of(str(directory.path))}", f"resume={resume}"]
             return from_yaml(directory.config_file, changes, config_dir=config_dir, config_name=config_name)
     composed = compose(overrides, config_dir=config_dir, config_name=config_name)
     refuse_shipped_default(composed)
