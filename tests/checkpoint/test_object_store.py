@@ -32,7 +32,7 @@ from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.core.manifest import DamagedCheckpoint
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import NotDurableError, StoreAwayError, UserError
-from trainer_cli.runs.select import read_small_file
+from trainer_cli.runs.folders import read_small_file
 
 pytestmark = pytest.mark.slow
 

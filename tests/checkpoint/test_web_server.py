@@ -19,7 +19,8 @@ from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.errors import CheckpointError, StoreAwayError, UserError
-from trainer_cli.runs.select import read_small_file, select_one
+from trainer_cli.runs.folders import read_small_file
+from trainer_cli.runs.select import select_one
 
 WEIGHTS = {"weight": torch.arange(6.0).reshape(2, 3)}
 HABITS: dict[str, dict[str, Any]] = {

@@ -27,8 +27,9 @@ from trainer_cli.errors import ConfigError, RunDirectoryError, UserError
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
 from trainer_cli.runs.find_runs import RunFinder
+from trainer_cli.runs.folders import checkpoints_of
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import checkpoints_of, select_all, select_one
+from trainer_cli.runs.select import select_all, select_one
 from trainer_cli.runs.start import refuse_other_runs, start_new
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.trainer import Trainer

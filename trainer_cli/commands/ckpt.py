@@ -342,8 +342,8 @@ def _prune(args: argparse.Namespace) -> int:
     from trainer_cli.checkpoint.catalog import catalog_of
     from trainer_cli.commands.ckpt_prune import apply_pruning, leftovers_in, prunings, remove_leftovers
     from trainer_cli.commands.ckpt_remove import look
+    from trainer_cli.runs.folders import is_run
     from trainer_cli.runs.run_dir import RunDir
-    from trainer_cli.runs.select import is_run
 
     # A run names the checkpoints that it saved; those that were replayed are removed with them.
     runs = [RunDir(name) for name in args.names if is_run(Path(name))]

@@ -17,9 +17,9 @@ from trainer_cli.config.compose import from_yaml
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
 from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.runs.folders import is_run
 from trainer_cli.runs.replayed import LEFTOVERS
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import is_run
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.naming import MANIFEST_FILE, is_run_id
 from trainer_cli.errors import CheckpointError
+from trainer_cli.runs.folders import id_of
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import Named, best_of, id_of, select_all
+from trainer_cli.runs.select import Named, best_of, select_all
 
 _READERS = 4
 _TRIES = 5

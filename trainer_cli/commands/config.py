@@ -156,7 +156,8 @@ def _find_config_file(name: str) -> Path | None:
         CheckpointError: there is no such checkpoint, or it is damaged or carries no config.
         UserError: the name is a folder that is neither run nor checkpoint.
     """
-    from trainer_cli.runs.select import config_of, is_checkpoint, is_run, select_one
+    from trainer_cli.runs.folders import config_of, is_checkpoint, is_run
+    from trainer_cli.runs.select import select_one
 
     path = Path(name)
     if path.is_file():
@@ -181,7 +182,7 @@ def _find_config_file(name: str) -> Path | None:
 
 def _is_on_disk(name: str) -> bool:
     """Whether a name with `=` is a path: the name of a sweep's run has one."""
-    from trainer_cli.runs.select import is_checkpoint
+    from trainer_cli.runs.folders import is_checkpoint
 
     path = Path(name)
     return path.is_file() or (path / CONFIG_FILE).is_file() or is_checkpoint(path) or _is_run_at(name)

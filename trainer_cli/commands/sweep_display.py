@@ -15,10 +15,10 @@ from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.marks import is_validation_metric
 from trainer_cli.loggers.progress_bar import BarStyle
+from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import GrowingFile, best_rule, keep_best_of, parse_json_lines
 from trainer_cli.runs.record import RunReader, RunView
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.select import run_config
 from trainer_cli.terminal import format_clock, painted
 
 _DRAW_S = 1.0

@@ -454,7 +454,7 @@ class TrainConfig:
     device: Device = Device.auto
     """auto, cpu, cuda or mps."""
     resume: str = "auto"
-    """auto (the newest valid checkpoint, if there is one), never, must, a checkpoint of this run (its path, or RUN@best,
+    """auto (the newest valid checkpoint, if there is one), never, must, a checkpoint of this run (its path, RUN@best or
     RUN@step500), or its directory."""
     resume_allow: list[str] = field(default_factory=list)
     """Keys, sections and globs of keys that may change on a resume beyond the usual ones. data: also samples that are

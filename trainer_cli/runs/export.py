@@ -22,7 +22,7 @@ from trainer_cli.core.naming import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.parallel.process_group import ALONE
-from trainer_cli.runs.select import config_of, manifest_of, read_small_file, run_holding
+from trainer_cli.runs.folders import config_of, manifest_of, read_small_file, run_holding
 
 log = logging.getLogger(__name__)
 

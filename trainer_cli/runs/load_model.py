@@ -16,8 +16,9 @@ from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.build import Builder
 from trainer_cli.runs.export import evaluated_weights
+from trainer_cli.runs.folders import config_of
 from trainer_cli.runs.origin import EvaluatedOrigin
-from trainer_cli.runs.select import config_of, select_one
+from trainer_cli.runs.select import select_one
 from trainer_cli.trainer.setup import pick_device
 
 if TYPE_CHECKING:

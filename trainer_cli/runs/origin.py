@@ -24,8 +24,8 @@ from trainer_cli.config.search_path import PACKAGE, project_root
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
+from trainer_cli.runs.folders import config_of, manifest_of
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import config_of, manifest_of
 
 if TYPE_CHECKING:
     from trainer_cli.core.manifest import Manifest

@@ -28,11 +28,11 @@ from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.ranks import Ranks
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
+from trainer_cli.runs.folders import config_of, manifest_of
 from trainer_cli.runs.origin import naming_project
 from trainer_cli.runs.prediction_files import PredictionFile
 from trainer_cli.runs.prediction_writers import PredictionWriter
 from trainer_cli.runs.replay_named import provide_steps
-from trainer_cli.runs.select import config_of, manifest_of
 from trainer_cli.runs.start import load_options
 from trainer_cli.runs.validate import Holds, select_held
 from trainer_cli.trainer.messages import to_console

@@ -25,10 +25,10 @@ from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
+from trainer_cli.runs.folders import checkpoints_of, run_config
 from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, RunStatus, attempts_of
-from trainer_cli.runs.select import checkpoints_of, run_config
 from trainer_cli.runs.spent_time import read_lines, sum_until
 
 if TYPE_CHECKING:

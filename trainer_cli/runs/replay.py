@@ -36,13 +36,13 @@ from trainer_cli.errors import CheckpointError, NotFiniteError, TrainError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.attempts import bytes_of_config, environment_of
 from trainer_cli.runs.environment import versions
+from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
 from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger
 from trainer_cli.runs.replayed import UNPROVEN
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.runs.select import checkpoints_of, config_of, manifest_of
 from trainer_cli.runs.start import fork_path, kept_settings, load_options
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.find_runs import refuse_nested
+from trainer_cli.runs.folders import config_of, manifest_of
 from trainer_cli.runs.resume import (
     changes_since,
     choose,
@@ -35,7 +36,7 @@ from trainer_cli.runs.resume import (
     why_finished,
 )
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.select import config_of, manifest_of, select_one, suggest_nearby
+from trainer_cli.runs.select import select_one, suggest_nearby
 
 
 @dataclass(slots=True)

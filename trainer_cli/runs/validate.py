@@ -32,12 +32,13 @@ from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
+from trainer_cli.runs.folders import config_of, run_holding
 from trainer_cli.runs.metrics import shared_keep_best
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.results import Results, Row, show_table
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.select import Selection, config_of, run_holding, select
+from trainer_cli.runs.select import Selection, select
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import load_options
 from trainer_cli.trainer.messages import to_console

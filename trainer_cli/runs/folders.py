@@ -1,0 +1,120 @@
+"""Which folder is a run and which holds its checkpoints, and the small files of a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer_cli.checkpoint.catalog import catalog_of, read_small
+from trainer_cli.checkpoint.foreign.kind import kind_of
+from trainer_cli.checkpoint.format.verified_file import read_verified
+from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.manifest import Manifest
+from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE
+from trainer_cli.core.url_path import as_path, is_url
+from trainer_cli.errors import RunDirectoryError, UserError
+from trainer_cli.runs.run_dir import RunDir
+
+_CONFIG_BYTES = 1_000_000
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder holds the config of a run, and is no checkpoint, which may hold one too."""
+    return (path / CONFIG_FILE).is_file() and not is_checkpoint(path)
+
+
+def id_of(run: Path | None) -> str | None:
+    """The run id that the checkpoints of a run carry; None if it is unknown."""
+    try:
+        return None if run is None else RunDir(run).run_id
+    except RunDirectoryError:
+        return None
+
+
+def checkpoints_of(run: Path) -> Path:
+    """The folder of a run's checkpoints, as its config says; a folder that is no run is returned as it is."""
+    if not is_run(run):
+        return run
+    config = run_config(run)
+    section = config.get("checkpoint")
+    configured = section.get("folder") if isinstance(section, dict) else None
+    if isinstance(configured, str) and "${" in configured:
+        configured = _resolve_folder(config, run)
+    if not isinstance(configured, str):
+        return run / "checkpoints"
+    return as_path(configured.replace("{run_name}", str(config.get("name") or "default")))
+
+
+def _resolve_folder(config: dict[str, Any], run: Path) -> str:
+    """The value of `checkpoint.folder` if it refers to other keys."""
+    # Imported here: plain YAML answers for most configs, and OmegaConf takes 0.1 s to import.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return str(OmegaConf.select(OmegaConf.create(config), "checkpoint.folder", throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise UserError(
+            f"checkpoint.folder is unknown: {str(error).splitlines()[0]}",
+            where=str(run / CONFIG_FILE),
+            cure="Name the folder of its checkpoints instead of the run.",
+        ) from None
+
+
+def run_config(run: Path) -> dict[str, Any]:
+    """The stored config of a run, unresolved; empty if it cannot be read."""
+    try:
+        with (run / CONFIG_FILE).open("rb") as file:
+            # A bound and the safe loader: a config in a shared folder may come from anybody.
+            config = yaml.load(file.read(_CONFIG_BYTES), Loader=_LOADER)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def run_holding(folder: Path) -> Path | None:
+    """The run whose directory holds a folder of checkpoints; None without one, or if it saves in another folder."""
+    run = folder / ".." if folder.name in ("", "..") else folder.parent
+    return run if is_run(run) and os.path.realpath(checkpoints_of(run)) == os.path.realpath(folder) else None
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder has a manifest."""
+    if is_url(path):
+        return open_storage(path.parent).peek(path.name, MANIFEST_FILE) is not None
+    return (path / MANIFEST_FILE).is_file()
+
+
+def manifest_of(checkpoint: Path) -> Manifest | None:
+    """The manifest of a checkpoint; None if it cannot be read, or another program saved the checkpoint."""
+    return None if kind_of(checkpoint) is not None else catalog_of(checkpoint.parent).entry(checkpoint.name).manifest
+
+
+def read_small_file(checkpoint: Path, file: str) -> bytes | None:
+    """Read a small file of a checkpoint and verify its digest; None if the checkpoint has no such file."""
+    catalog = catalog_of(checkpoint.parent)
+    manifest = catalog.entry(checkpoint.name).manifest
+    if manifest is None or file not in manifest.files:
+        return None
+    if is_url(checkpoint):
+        # `reading` would download the other files too, which may be large.
+        return read_small(catalog.storage, checkpoint.name, file, manifest)
+    with catalog.storage.reading(checkpoint.name) as folder:
+        return read_verified(folder, manifest, file)
+
+
+def config_of(checkpoint: Path) -> tuple[Path | str, str]:
+    """The config of a checkpoint, else of its run, as (source, text).
+
+    The source is the file, or the text itself for a checkpoint in an object store. Both are empty without a config.
+    """
+    if kind_of(checkpoint) is not None:
+        return "", ""
+    if (content := read_small_file(checkpoint, CONFIG_FILE)) is not None:
+        return content.decode() if is_url(checkpoint) else checkpoint / CONFIG_FILE, content.decode()
+    run = RunDir(checkpoint.parent.parent)
+    return (run.config_file, run.read_config()) if run.config_file.is_file() else ("", "")
