@@ -51,6 +51,7 @@ _PROCESSES = (
     "tests/peers/test_commands",
     "tests/runs/test_check_run",
     "tests/runs/test_children",
+    "tests/runs/test_ending",
     "tests/runs/test_fork_server",
     "tests/runs/test_finalize",
     "tests/runs/test_launched_ranks",

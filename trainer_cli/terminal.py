@@ -44,6 +44,8 @@ _status_may_be_shown = True
 
 def show_status(text: str) -> None:
     """Show a text on stderr, if it is a terminal, until `clear_status`."""
+    global _status_may_be_shown
+    _status_may_be_shown = True
     if is_terminal(sys.stderr):
         # The cursor returns: what is printed meanwhile, such as a message of the interpreter, replaces the text.
         sys.stderr.write(f"{text}\r")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,36 @@ def test_a_stream_that_cannot_show_a_letter_ends_no_verb(
     assert code == (2 if verb in _FAIL else 0), text
     assert "UnicodeEncodeError" not in text
     assert "Traceback" not in text
+
+
+class Terminal(io.StringIO):
+    """A terminal that keeps what is written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+LOADING = {
+    "env": ["env"],
+    "plan": VERBS["plan"],
+    "plan of a finished run": [*VERBS["plan"], "loop.max_duration=1ep"],
+    "fit of a finished run": [*VERBS["fit"], "loop.max_duration=1ep"],
+    "validate": VERBS["validate"],
+    "replay": ["replay", RUN, "1"],
+    "predict with a mistake": ["predict", "ckpt=runs/other@best"],
+}
+
+
+@pytest.mark.parametrize("case", LOADING)
+def test_a_verb_that_loads_torch_says_so_until_its_first_line(
+    case: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    main(LOADING[case])
+    first_line = re.compile(r"loading torch …\r\x1b\[K(\x1b\[1;31merror:|[^\s\x1b])")
+    assert first_line.match(terminal.getvalue())
 
 
 def test_a_report_is_replaced_by_the_next(project: Path) -> None:

@@ -19,6 +19,7 @@ from trainer_cli.config import search_path
 from trainer_cli.config.search_path import PACKAGE
 from trainer_cli.errors import ConfigError
 from trainer_cli.runs.environment import git_facts, versions
+from trainer_cli.terminal import clear_status
 
 EXAMPLES = """examples:
   train env            for people
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the facts. An error is printed in the place of its fact, so that a broken setup can be reported."""
     facts = gather(args.config_dir)
+    clear_status()
     print(json.dumps(facts, indent=2) if args.json else "\n".join(_lines(facts)))
     return 0
 

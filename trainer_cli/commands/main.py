@@ -61,7 +61,7 @@ _INTERNAL = {
     "_store": Verb("trainer_cli.commands.store", "serve the store of ranks on one machine"),
 }
 """Verbs of the commands that `train` itself starts; neither listed nor suggested."""
-_LOADING_TORCH = ("fit", "validate")
+_LOADING_TORCH = ("fit", "validate", "predict", "plan", "replay", "env")
 """Verbs that need seconds until they print something."""
 EXAMPLES = """examples:
   train list                                        what there is

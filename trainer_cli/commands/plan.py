@@ -9,6 +9,7 @@ import math
 from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.terminal import clear_status
 
 EXAMPLES = """examples:
   train plan +experiment=digits
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     planned = plan(
         composed, step_time_s=args.step_time, step_tokens=args.step_tokens, between_failures_s=between_failures_s
     )
+    # A plan of a finished run has not loaded torch.
+    clear_status()
     print(json.dumps(as_dict(planned), indent=2) if args.json else shown(planned))
     return int(ExitCode.DONE)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed
@@ -23,26 +25,40 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def best_checkpoint(composed: Composed, trainer: Trainer) -> str | None:
-    """The path of the best checkpoint on the disk, with its metric; None if none was saved at an evaluation."""
+def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Rows about the best checkpoint on the disk; none if no checkpoint was saved at an evaluation.
+
+    Args:
+        best_metrics: for each metric the best value of the run and its step, as in `summary.json`.
+    """
     # Here: it imports torch, and a finished run needs none.
     from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 
     checkpoint = trainer.checkpoint
     if not isinstance(checkpoint, CheckpointerCallback) or not composed.config.checkpoint.enabled:
-        return None
+        return {}
     try:
         saved = checkpoint.retention.facts(None)
     except OSError as error:
         log.warning("cannot list the checkpoints: %s", error)
-        return None
+        return {}
     keep_best = composed.config.checkpoint.keep_best
     section = {"metric": keep_best.metric, "mode": keep_best.mode}
     rule = best_rule(section, (name for entry in saved for name in entry.metrics))
     best = next(iter(rule.ranked(saved)), None) if rule is not None else None
     if rule is None or best is None:
-        return None
-    return f"{checkpoint.folder / best.name} ({rule.metric} {best.metrics[rule.metric]:.4g})"
+        return {}
+    rows = {"best checkpoint": f"{checkpoint.folder / best.name} ({_measured(rule.metric, best.metrics)})"}
+    best_of_run = best_metrics.get(rule.metric, {"value": math.nan, "step": 0})
+    values = {rule.metric: best_of_run["value"]}
+    if rule.value(values) is not None and rule.loss(values) < rule.loss(best.metrics):
+        cure = f"; checkpoint.keep_best.metric={rule.metric} keeps the best" if keep_best.metric is None else ""
+        rows["better, not kept"] = f"step {best_of_run['step']} ({_measured(rule.metric, values)}){cure}"
+    return rows
+
+
+def _measured(metric: str, values: Mapping[str, float]) -> str:
+    return f"{metric} {values[metric]:.4g}"
 
 
 def print_already_finished(run: RunDir, done: Done) -> None:
@@ -56,11 +72,13 @@ def print_already_finished(run: RunDir, done: Done) -> None:
         print(f"  {_validate_command(run, kept)}")
 
 
-def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float], *, best: str | None = None) -> None:
+def print_outcome(
+    run: RunDir, outcome: Outcome, metrics: Mapping[str, float], best: Mapping[str, str] = MappingProxyType({})
+) -> None:
     """Print how the run ended, where its files are, and the next commands.
 
     Args:
-        best: the best checkpoint, as text.
+        best: rows about the best checkpoint.
     """
     rate = outcome.throughput.get("samples_per_s", 0.0)
     duration = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
@@ -72,8 +90,8 @@ def print_outcome(run: RunDir, outcome: Outcome, metrics: Mapping[str, float], *
         note = f"   (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""
         _print(f"  {key:<16} {value:.4f}{note}")
     _print(f"  {'run directory':<16} {run.path}")
-    if best is not None:
-        _print(f"  {'best checkpoint':<16} {best}")
+    for title, text in best.items():
+        _print(f"  {title:<16} {text}")
     if outcome.checkpoints:
         # Those with a rare reason first: the final one, the best, the pinned.
         reasons = Counter(checkpoint["why"] for checkpoint in outcome.checkpoints)

@@ -38,7 +38,7 @@ from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.curves import summarize_metrics
 from trainer_cli.runs.disk_failures import explain_disk_failure
-from trainer_cli.runs.ending import best_checkpoint, print_already_finished, print_outcome
+from trainer_cli.runs.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.runs.environment import environment, versions
 from trainer_cli.runs.failed_step import suggest_replay
 from trainer_cli.runs.import_torch import import_torch
@@ -382,7 +382,7 @@ def _train(
             log.log(level, "%s could not be written: %s", run.summary_file, error)
     # After the write: what is printed last must be true on the disk.
     if outcome is not None:
-        print_outcome(run, outcome, result.metrics, best=best_checkpoint(composed, trainer))
+        print_outcome(run, outcome, result.metrics, describe_best(composed, trainer, outcome.best_metrics))
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 
 

@@ -29,6 +29,7 @@ from trainer_cli.core.ranks import Ranks
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.runs.folders import config_of, manifest_of
+from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import naming_project
 from trainer_cli.runs.prediction_files import PredictionFile
 from trainer_cli.runs.prediction_writers import PredictionWriter
@@ -133,6 +134,7 @@ class _Experiment:
 
     def predict(self, folder: Path, ranks: Ranks) -> None:
         """Write the predictions for every loader."""
+        import_torch()
         import torch
 
         from trainer_cli.runs.build import Builder

@@ -209,7 +209,7 @@ def start_new(
     if config.resume == "never" and run.path.is_dir() and any(run.path.iterdir()):
         raise UserError(f"resume=never, but {run.path} is not empty", cure="Choose another run_dir= or name=.")
     # The id is drawn here, before the directory exists: checkpoints, logs and the directory must agree on it.
-    return Start(run, secrets.token_hex(8), 1, None, folder, f"{run.path} holds no run yet", is_new=True)
+    return Start(run, secrets.token_hex(8), 1, None, folder, "holds no run yet", is_new=True)
 
 
 def _catalogs(run: RunDir, saved: Catalog, run_id: str | None, attempt: int, config: CheckpointConfig) -> list[Catalog]:

@@ -1,0 +1,59 @@
+"""What `train fit` prints at its end about the best checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.commands.main import main
+
+RISING = """# @package _global_
+model: {_target_: rising.Net, in_features: 2, out_features: 1}
+data: {_target_: rising.Data, batch_size: 4}
+optimizer: {_target_: torch.optim.SGD, lr: 0.1, maximize: true}
+loop: {max_duration: 4, eval_interval: 1}
+checkpoint: {save_interval: 2, pre_train_checkpoint: false}
+report: false
+device: cpu
+"""
+RISING_MODULE = """
+import torch
+
+class Net(torch.nn.Linear):
+    def forward(self, batch):
+        return super().forward(batch).square().mean()
+
+class Data:
+    def __init__(self):
+        self.train = self.val = [torch.ones(2) for index in range(4)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "best", "better"),
+    [
+        ("loop.eval_interval=1", "step2", "step 1 (val/loss "),
+        ("loop.eval_interval=2", "step2", None),
+        ("checkpoint.keep_best.metric=val/loss", "step1", None),
+        ("loop.eval_interval=3", "step4", "step 3 (val/loss "),
+    ],
+)
+def test_the_end_names_a_better_step_that_was_not_kept(
+    override: str,
+    best: str,
+    better: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "configs/experiment").mkdir(parents=True)
+    (tmp_path / "configs/experiment/rising.yaml").write_text(RISING)
+    (tmp_path / "rising.py").write_text(RISING_MODULE)
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "experiment=rising", override]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(f"  best checkpoint  runs/rising/checkpoints/{best} (val/loss ") for line in lines)
+    named = [line.split(maxsplit=3)[3] for line in lines if line.startswith("  better, not kept")]
+    assert [line.startswith(better) for line in named] == [True] * (better is not None)
+    assert all(line.endswith("; checkpoint.keep_best.metric=val/loss keeps the best") for line in named)
