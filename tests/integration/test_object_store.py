@@ -69,7 +69,7 @@ def test_checkpoints_in_the_store_are_kept_evaluated_and_looked_after(url: str, 
     again = done_well("fit", *stored)
     assert "is finished at step 20" in again.out + again.err
     result = done_well("validate", f"ckpt={url}/step*")
-    (folder,) = (tmp_path / "runs").glob("validation-*")
+    folder = tmp_path / "runs/stored/validation"
     assert [row["step"] for row in records(folder / "validation.jsonl")] == [10, 20]
     last = [one for one in records(tmp_path / "runs/stored/metrics.jsonl") if "val/loss" in one][-1]
     assert records(folder / "validation.jsonl")[-1]["val/loss"] == last["val/loss"]

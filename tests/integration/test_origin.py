@@ -40,7 +40,8 @@ class Net(torch.nn.Module):
         self.layer = torch.nn.Linear(2, 2)
 
     def forward(self, batch):
-        return {"loss": torch.nn.functional.cross_entropy(self.layer(batch[0]) * part.FACTOR, batch[1])}
+        logits = self.layer(batch[0]) * part.FACTOR
+        return {"loss": torch.nn.functional.cross_entropy(logits, batch[1]), "logits": logits}
 """
 EXPERIMENT = """# @package _global_
 model: {_target_: shapes.Net}
@@ -85,8 +86,8 @@ def _manifest(project: Path, step: int = 4) -> dict[str, dict[str, object]]:
     return found
 
 
-def _validate(cwd: Path, run: Path, *overrides: str, **env: str) -> Result:
-    return train("validate", f"ckpt={run / 'checkpoints/step4'}", *overrides, cwd=cwd, **env)
+def _validate(cwd: Path, run: Path, *overrides: str, verb: str = "validate", **env: str) -> Result:
+    return train(verb, f"ckpt={run / 'checkpoints/step4'}", *overrides, cwd=cwd, **env)
 
 
 def test_a_manifest_has_digests_of_samples_and_of_the_imported_files_of_the_project(project: Path) -> None:
@@ -186,6 +187,16 @@ def test_validate_in_the_run_s_project_reports_other_source_once(project: Path) 
     assert "shapes.py (changed)" in done.err
 
 
+@pytest.mark.parametrize(("verb", "written"), [("validate", "validation"), ("predict", "predictions/step4")])
+def test_the_run_of_checkpoints_in_another_folder_is_found(project: Path, verb: str, written: str) -> None:
+    shutil.move(project / "runs/mine/checkpoints", project / "elsewhere")
+    (project / "shapes.py").write_text(MODULE.replace("self.layer(batch[0])", "-self.layer(batch[0])"))
+    done = train(verb, "ckpt=elsewhere/step4", cwd=project)
+    assert done.code == 0, done.err
+    assert "shapes.py (changed)" in done.err
+    assert (project / "runs/mine" / written).is_dir()
+
+
 @pytest.mark.parametrize("edited", ["shapes.py", "part.py", None])
 def test_validate_from_another_project_refuses_another_model(project: Path, tmp_path: Path, edited: str | None) -> None:
     other, run = tmp_path / "other", project / "runs/mine"
@@ -200,8 +211,11 @@ def test_validate_from_another_project_refuses_another_model(project: Path, tmp_
         assert done.code == 0, done.err
         assert ("part.py (changed)" in done.err) is (edited is not None)
         return
-    assert done.code == 2
-    assert f"shapes.Net of {other} is not the class that {run / 'checkpoints/step4'} was trained with" in done.err
+    for refused in (done, _validate(other, run, verb="predict")):
+        assert refused.code == 2
+        assert (
+            f"shapes.Net of {other} is not the class that {run / 'checkpoints/step4'} was trained with" in refused.err
+        )
     assert f"Run the command in {project}, which has the source of the run." in done.err
     assert not (run / "validation").exists()
     assert _validate(other, run, "resume_allow=[source]").code == 0

@@ -206,6 +206,17 @@ def test_of_several_runs_it_shows_what_differs(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_results_of_checkpoints_in_another_folder_belong_to_their_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs/a")
+    config = tmp_path / "runs/a/config.yaml"
+    config.write_text(f"{config.read_text()}checkpoint: {{folder: {tmp_path}/elsewhere}}\n")
+    validate(tmp_path / "runs/validation-1", {f"{tmp_path}/elsewhere/step20": (20, 0.5)})
+    found = data_of(tmp_path / "r.html", tmp_path / "runs")
+    assert found["runs"] == ["a"]
+    curve = blocks(found, "Validation of checkpoints", "chart")[0]["curves"][0]
+    assert (curve["run"], curve["y"]) == (0, [0.5])
+
+
 def test_a_folder_of_results_alone_is_reported(tmp_path: Path) -> None:
     results = {f"runs/{name}/checkpoints/step{step}": (step, 1 / step) for name in "ab" for step in (10, 20)}
     validate(tmp_path / "validation-1", results)

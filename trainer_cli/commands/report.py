@@ -12,6 +12,7 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +20,11 @@ from trainer_cli.commands.report_blocks import Block, clock_time
 from trainer_cli.commands.report_sections import sections
 from trainer_cli.commands.tail import no_run
 from trainer_cli.core.files import replace
+from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import UserError
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.find_runs import RunFinder
+from trainer_cli.runs.folders import checkpoints_of
 from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, short_keys
 from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.results import Row, read_validation
@@ -137,9 +140,16 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
 
 def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:
     """Add each result of `train validate` to the record of its run. Returns those of other runs, by name."""
+    saved_in: dict[str, Path] = {}
+    for record in records:
+        # A run may save in a folder elsewhere, which a damaged config does not name.
+        with suppress(UserError):
+            saved_in[os.path.realpath(checkpoints_of(record.path))] = record.path
     of_run: dict[str, list[Row]] = {}
     for row in rows:
-        of_run.setdefault(os.path.abspath(Path(row.checkpoint).parent.parent), []).append(row)
+        folder = as_path(row.checkpoint).parent
+        run = saved_in.get(os.path.realpath(folder), folder.parent)
+        of_run.setdefault(os.path.abspath(run), []).append(row)
     for record in records:
         rows_of_record = of_run.pop(os.path.abspath(record.path), [])
         record.validation = sorted([*record.validation, *rows_of_record], key=lambda row: row.step)

@@ -43,35 +43,51 @@ def checkpoints_of(run: Path) -> Path:
     section = config.get("checkpoint")
     configured = section.get("folder") if isinstance(section, dict) else None
     if isinstance(configured, str) and "${" in configured:
-        configured = _resolve_folder(config, run)
+        try:
+            configured = _resolve(config, "checkpoint.folder")
+        except ValueError as error:
+            raise UserError(
+                f"checkpoint.folder is unknown: {error}",
+                where=str(run / CONFIG_FILE),
+                cure="Name the folder of its checkpoints instead of the run.",
+            ) from None
     if not isinstance(configured, str):
         return run / "checkpoints"
     return as_path(configured.replace("{run_name}", str(config.get("name") or "default")))
 
 
-def _resolve_folder(config: dict[str, Any], run: Path) -> str:
-    """The value of `checkpoint.folder` if it refers to other keys."""
+def _resolve(config: dict[str, Any], key: str) -> str:
+    """The value of a key that refers to other keys.
+
+    Raises:
+        ValueError: it cannot be resolved.
+    """
     # Imported here: plain YAML answers for most configs, and OmegaConf takes 0.1 s to import.
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return str(OmegaConf.select(OmegaConf.create(config), "checkpoint.folder", throw_on_missing=True))
+        return str(OmegaConf.select(OmegaConf.create(config), key, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise UserError(
-            f"checkpoint.folder is unknown: {str(error).splitlines()[0]}",
-            where=str(run / CONFIG_FILE),
-            cure="Name the folder of its checkpoints instead of the run.",
-        ) from None
+        raise ValueError(str(error).splitlines()[0]) from None
 
 
 def run_config(run: Path) -> dict[str, Any]:
     """The stored config of a run, unresolved; empty if it cannot be read."""
     try:
         with (run / CONFIG_FILE).open("rb") as file:
-            # A bound and the safe loader: a config in a shared folder may come from anybody.
-            config = yaml.load(file.read(_CONFIG_BYTES), Loader=_LOADER)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+            # A bound: a config in a shared folder may come from anybody.
+            return _parse_config(file.read(_CONFIG_BYTES))
+    except OSError:
+        return {}
+
+
+def _parse_config(text: bytes | str) -> dict[str, Any]:
+    """The values of a stored config, unresolved; empty if it is none."""
+    try:
+        # The safe loader: a config in a shared folder may come from anybody.
+        config = yaml.load(text, Loader=_LOADER)
+    except (yaml.YAMLError, UnicodeDecodeError):
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -118,3 +134,25 @@ def config_of(checkpoint: Path) -> tuple[Path | str, str]:
         return content.decode() if is_url(checkpoint) else checkpoint / CONFIG_FILE, content.decode()
     run = RunDir(checkpoint.parent.parent)
     return (run.config_file, run.read_config()) if run.config_file.is_file() else ("", "")
+
+
+def run_that_saved(checkpoint: Path) -> Path | None:
+    """The directory of the run that saved a checkpoint; None if it is not found.
+
+    It is the one around the folder of the checkpoint. If the run saves elsewhere, or the checkpoint was copied, it is
+    the `run_dir` in the checkpoint's config, from the current folder, if the run there has the same id.
+    """
+    if kind_of(checkpoint) is not None:
+        return None
+    if not is_url(checkpoint) and is_run(above := checkpoint.parent.parent):
+        return above
+    manifest, (_, text) = manifest_of(checkpoint), config_of(checkpoint)
+    config = _parse_config(text)
+    try:
+        run_dir = _resolve(config, "run_dir") if "${" in str(config.get("run_dir")) else config.get("run_dir")
+    except ValueError:
+        return None
+    if manifest is None or not isinstance(run_dir, str) or is_url(run_dir):
+        return None
+    run = Path(run_dir)
+    return run if is_run(run) and id_of(run) == manifest.run_id else None

@@ -24,7 +24,7 @@ from trainer_cli.config.search_path import PACKAGE, project_root
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
-from trainer_cli.runs.folders import config_of, manifest_of
+from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class EvaluatedOrigin:
         """Compare one checkpoint, and report what differs unless the last report was the same.
 
         Args:
-            run: the run that saved it; None: the folder above that of its checkpoints.
+            run: the run that saved it; None: see `run_that_saved`.
 
         Raises:
             ConfigError: samples differ, or so does the file of the model, which is of another project, and
@@ -154,7 +154,9 @@ class EvaluatedOrigin:
         root = self._composed.project_root
         differing = other_source(manifest.source, root)
         # Any attempt of the run may have saved this checkpoint.
-        if manifest.source and root not in (trained_in := RunDir(run or checkpoint.parent.parent).project_roots):
+        run = run or run_that_saved(checkpoint)
+        trained_in = [] if run is None else RunDir(run).project_roots
+        if manifest.source and root not in trained_in:
             _refuse_other_model(self._composed, checkpoint, manifest, differing, trained_in)
         if differing != self._reported:
             _report_source(str(checkpoint), differing)
@@ -166,16 +168,18 @@ class EvaluatedOrigin:
 
 
 @contextmanager
-def naming_project(run: Path, config_dir: Path | None = None) -> Iterator[None]:
+def naming_project(run: Path | None, config_dir: Path | None = None) -> Iterator[None]:
     """Add the project of a run to the cure of a mistake in its config, if the command is given in another folder.
 
     Args:
+        run: None if it is unknown: nothing is added.
         config_dir: the `configs/` that the command names; None: that of the current folder.
     """
     try:
         yield
     except UserError as error:
-        projects = [project for project in RunDir(run).project_roots if project.is_dir()]
+        roots = [] if run is None else RunDir(run).project_roots
+        projects = [project for project in roots if project.is_dir()]
         if projects and project_root(config_dir, Path.cwd()) not in projects:
             mistake = error.mistakes[-1] if isinstance(error, ConfigErrors) else error
             cure = f"Run the command in {projects[-1]}, the project of the run."

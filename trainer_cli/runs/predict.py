@@ -19,23 +19,21 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.ranks import Ranks
-from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
-from trainer_cli.runs.folders import config_of, manifest_of
+from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.import_torch import import_torch
-from trainer_cli.runs.origin import naming_project
+from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.prediction_files import PredictionFile
 from trainer_cli.runs.prediction_writers import PredictionWriter
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.start import load_options
-from trainer_cli.runs.validate import Holds, select_held
+from trainer_cli.runs.validate import Holds, run_or_place, select_held
 from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
@@ -93,7 +91,7 @@ def predict(
             log.error("%s: %s", path, problem)
         folders = _folders(selection.paths)
         for path in selection.paths:
-            with naming_project(path.parent.parent, config_dir):
+            with naming_project(run_that_saved(path), config_dir):
                 experiment = _Experiment(path, others, settings, command, allow_pickle=allow_pickle)
                 experiment.predict(folders[path], ranks)
     return ExitCode.NO_CHECKPOINT if selection.damaged else ExitCode.DONE
@@ -103,11 +101,12 @@ def _folders(paths: Sequence[Path]) -> dict[Path, Path]:
     """The folder of the predictions of each checkpoint, unless `predict.folder` is set."""
     folders = {}
     for path in paths:
-        if kind_of(path) is not None or is_url(path):
+        run = run_or_place(path)
+        if run is None:
             digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
             folders[path] = Path("runs") / f"predictions-{digest}" / path.stem
         else:
-            folders[path] = path.parent.parent / "predictions" / path.name
+            folders[path] = run / "predictions" / path.name
     return folders
 
 
@@ -143,6 +142,8 @@ class _Experiment:
 
         config = self.composed.config
         self.composed.check_targets(EVALUATED)
+        # Without the data, which may be another.
+        EvaluatedOrigin(self.composed, {}).compare(self.path)
         if ranks.world_size > 1 and torch.cuda.is_available():
             torch.cuda.set_device(ranks.local_rank % torch.cuda.device_count())
         with self.composed.placing():

@@ -32,7 +32,7 @@ from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
-from trainer_cli.runs.folders import config_of, run_holding
+from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
 from trainer_cli.runs.metrics import shared_keep_best
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.replay_named import provide_steps
@@ -302,7 +302,7 @@ class _Validation:
         groups = self._by_config(selection)
         experiments = []
         for source, text, paths in groups:
-            with naming_project(paths[0].parent.parent, self.settings["config_dir"]):
+            with naming_project(run_that_saved(paths[0]), self.settings["config_dir"]):
                 experiments.append(self._experiment(source, text))
         if self.results is None:
             configs = [experiment.composed.config for experiment in experiments]
@@ -310,7 +310,7 @@ class _Validation:
             self._open_results(next(filter(None, folders), None) or _default_folder(selection.paths), configs)
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
-            with naming_project(paths[0].parent.parent, self.settings["config_dir"]):
+            with naming_project(run_that_saved(paths[0]), self.settings["config_dir"]):
                 self._evaluate_paths(experiment, paths)
 
     def _experiment(self, source: Path | str, text: str) -> _Experiment:
@@ -413,10 +413,18 @@ def _is_removed(path: Path) -> bool:
 
 def _default_folder(paths: Sequence[Path]) -> Path:
     """`validation` in the run's directory; a folder in `runs` if the checkpoints do not belong to one run."""
-    foreign = any(kind_of(path) is not None or is_url(path) or is_cached(path) for path in paths)
+    runs = [run_or_place(path) for path in paths]
+    if len(set(runs)) == 1 and (run := runs[0]) is not None:
+        return run / "validation"
     # Sorted, so that the same checkpoints lead to the same folder.
-    runs = sorted({path if foreign else path.parent.parent for path in paths})
-    if len(runs) == 1 and not foreign:
-        return runs[0] / "validation"
-    digest = hashlib.sha256("\n".join(map(str, runs)).encode()).hexdigest()[:8]
+    names = sorted({str(path if run is None else run) for path, run in zip(paths, runs, strict=True)})
+    digest = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
     return Path("runs") / f"validation-{digest}"
+
+
+def run_or_place(path: Path) -> Path | None:
+    """The run that saved a checkpoint. If it is not found: the folder in its place; None for a file of another program,
+    a URL and an extracted archive."""
+    if (run := run_that_saved(path)) is not None:
+        return run
+    return None if kind_of(path) is not None or is_url(path) or is_cached(path) else path.parent.parent
