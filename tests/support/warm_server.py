@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NoReturn
@@ -168,6 +169,13 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def keep_operators() -> None:
+    """Leave the operators that torch registered in Python as they are when a fork ends. To take each back would write
+    to most of the memory that forks share, and take longer than all else in a command that reads a file."""
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False
+
+
 def open_streams() -> None:
     """Make the standard streams anew: how they are buffered depends on what they are."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
@@ -232,6 +240,7 @@ if __name__ == "__main__":
         # One that was moved costs each fork some time, and is no reason to fail.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(_module)
+    keep_operators()
     _own = os.environ.get("PYTHONPATH", "").split(":")
     _base_path = [folder for folder in sys.path if folder not in _own]
     _asked = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
