@@ -9,6 +9,7 @@ is a new interpreter. Processes that are left at the end are killed.
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import math
 import os
@@ -88,6 +89,9 @@ def serve() -> None:
     import trainer_cli.runs.fit
     import trainer_cli.testing.recorder  # noqa: F401
 
+    # A collection in a fork would write to every object, and so copy the memory that the forks share.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         request = json.loads(line)
         # In this process, so that every later fork has them.
