@@ -24,6 +24,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy
@@ -241,6 +242,8 @@ if __name__ == "__main__":
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(_module)
     keep_operators()
+    # The grammar of overrides is analysed where it is used first: here, for all forks. There are no configs in /.
+    importlib.import_module("trainer_cli.config.compose").compose(["experiment=digits_mlp", "seed=1"], cwd=Path("/"))
     _own = os.environ.get("PYTHONPATH", "").split(":")
     _base_path = [folder for folder in sys.path if folder not in _own]
     _asked = Server(socket.socket(fileno=int(sys.argv[1]))).serve()
