@@ -262,7 +262,22 @@ KINDS: dict[str, Callable[[], Any]] = {
         ],
     ),
 }
-every_kind = pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+DATASETS = (
+    "an order of the dataset",
+    "random collating",
+    "augmented digits",
+    "a mixture",
+    "packed rows",
+    "files of tokens",
+)
+IN_CAMPAIGNS = {f"ours, {dataset}, 2 workers" for dataset in DATASETS}
+"""Loaders of ours that differ in their dataset alone: each goes on as one without workers and as `ours, 2 workers` do,
+and has the batches of the one without workers, see ALIKE."""
+every_kind = pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, marks=pytest.mark.campaign) if kind in IN_CAMPAIGNS else make for kind, make in KINDS.items()],
+    ids=KINDS,
+)
 
 
 def flat(batch: Any) -> Any:
