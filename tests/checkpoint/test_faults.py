@@ -43,8 +43,15 @@ def kills(planned: list[str]) -> list[int]:
     return [at for at in range(1, len(planned) + 1) if at == 1 or planned[at - 2].split()[0] not in _CHANGES_NOTHING]
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize(
+    ("number", "persistent"),
+    [
+        pytest.param(errno.EIO, False, id="EIO-once"),
+        pytest.param(errno.ENOSPC, True, id="ENOSPC-for good"),
+        pytest.param(errno.EIO, True, id="EIO-for good", marks=pytest.mark.campaign),
+        pytest.param(errno.ENOSPC, False, id="ENOSPC-once", marks=pytest.mark.campaign),
+    ],
+)
 @pytest.mark.parametrize("act", ACTS)
 def test_an_error_at_any_operation_loses_nothing(memory_path, act, number, persistent):
     planned = operations(act, memory_path / "planned")
@@ -71,7 +78,7 @@ def test_a_kill_at_any_operation_loses_nothing(memory_path, act, fault):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what an open file holds is not reported")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("act", CUT)
 def test_a_power_cut_at_any_operation_loses_nothing(memory_path, act, seed):
     planned = operations(act, memory_path / "planned")
