@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from printed import message
+from printed import message, untimed
 
 from trainer_cli.checkpoint import catalog as integrity
 from trainer_cli.checkpoint.catalog import catalog_of
@@ -252,11 +252,12 @@ def test_checkpoints_are_named_in_many_ways(what: list[str], names: list[str], c
 def test_every_action_takes_a_selector_as_the_path_of_the_checkpoint(action: str, ckpt: Ckpt, root: Path) -> None:
     outputs = []
     for name in ("runs/fine@best", f"{FINE}/step20"):
-        outputs.append(ckpt(*action.split(), name))
+        output = ckpt(*action.split(), name)
+        assert output.code == 0
+        outputs.append((output.out, untimed(output.err)))
         shutil.rmtree(root / "out", ignore_errors=True)
         ckpt("unpin", f"{FINE}/step20")
     assert outputs[0] == outputs[1]
-    assert outputs[0].code == 0
 
 
 def test_a_checkpoint_is_named_from_within_its_folder(ckpt: Ckpt, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
