@@ -26,6 +26,15 @@ class Endless(Line):
         while True:
             time.sleep(0.01)
 """
+COMPILED = """
+class Compiled(Line):
+    def __init__(self):
+        super().__init__()
+        import sys
+        with open("had", "a") as file:
+            print("torch._dynamo" in sys.modules, file=file)
+        import torch._dynamo
+"""
 # New interpreters are for systems where a fork is not safe.
 KINDS = pytest.mark.parametrize("kind", [Forked, pytest.param(Fresh, marks=pytest.mark.campaign)])
 
@@ -74,3 +83,15 @@ def test_a_process_reports_how_it_ended_and_closing_kills_what_still_runs(
     while is_alive(int((folder / "pid").read_text())):
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_the_compiler_is_imported_once_for_the_processes_that_need_it(
+    project: Callable[[str], Path], run_in: Callable[..., Run]
+) -> None:
+    folder = project(COMPILED)
+    run = run_in(folder)
+    for number in range(4):
+        assert run(plan_of(folder, "model._target_=parts.Compiled"), folder / f"output{number}") == 0
+        shutil.rmtree(folder / "run")
+    # Each of the two interpreters learns it from the first of its processes.
+    assert (folder / "had").read_text().split()[2:] == ["True", "True"]

@@ -93,6 +93,11 @@ def _bare(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[
     return call
 
 
+def has_compiler() -> bool:
+    """Whether the compiler was imported."""
+    return _COMPILER in sys.modules
+
+
 def import_compiler() -> None:
     """Import the compiler, as torch does by itself when a model is wrapped for several ranks."""
     importlib.import_module(_COMPILER)

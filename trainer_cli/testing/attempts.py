@@ -80,18 +80,20 @@ def main(path: str) -> int:
 def serve() -> None:
     """Import everything, then fork a process for each line of JSON, and print its exit code.
 
-    No thread may run and no tensor be computed here, so that the children can fork safely.
+    No thread may run and no tensor be computed here, so that the children can fork safely. The compiler, whose import
+    takes as long as torch's, is imported once a child has needed it.
     """
-    import torch._dynamo  # noqa: F401  the first optimizer imports it
-
     import trainer_cli.config.compose
     import trainer_cli.runs.build
     import trainer_cli.runs.fit
     import trainer_cli.testing.recorder  # noqa: F401
+    from trainer_cli.parallel import torch_compat
 
     # A collection in a fork would write to every object, and so copy the memory that the forks share.
     gc.collect()
     gc.freeze()
+    told, tells = os.pipe()
+    os.set_blocking(told, False)
     for line in sys.stdin:
         request = json.loads(line)
         # In this process, so that every later fork has them.
@@ -108,12 +110,17 @@ def serve() -> None:
                 os.dup2(file, 2)
                 os.chdir(request["cwd"])
                 code = main(request["plan"])
+                if torch_compat.has_compiler():
+                    os.write(tells, b"1")
             finally:
                 # Not sys.exit: exit handlers of this process are not for its forks.
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
         _, status = os.waitpid(child, 0)
+        with suppress(BlockingIOError):
+            if os.read(told, 1):
+                torch_compat.import_compiler()
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
