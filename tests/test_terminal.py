@@ -26,6 +26,55 @@ def test_on_a_terminal_no_line_is_wider_and_nothing_is_cut(monkeypatch: pytest.M
     assert "".join(lines).count("x") == 300
 
 
+LISTING = (
+    ["name", "kind", "val/accuracy", "reason"],
+    [["step0", "permanent", "0.5", "before the first step"], ["step90", "ephemeral", "", "every epoch"]],
+)
+
+
+@pytest.mark.parametrize(
+    ("columns", "lines"),
+    [
+        (
+            "80",
+            [
+                "name    kind       val/accuracy  reason",
+                "step0   permanent           0.5  before the first step",
+                "step90  ephemeral                every epoch",
+            ],
+        ),
+        (
+            "50",
+            [
+                "name    kind       val/accuracy  reason",
+                "step0   permanent           0.5  before the first",
+                "                                 step",
+                "step90  ephemeral                every epoch",
+            ],
+        ),
+        (
+            "35",
+            [
+                "                       val/",
+                "name    kind       accuracy  reason",
+                "step0   permanent       0.5  before",
+                "                             the",
+                "                             first",
+                "                             step",
+                "step90  ephemeral            every",
+                "                             epoch",
+            ],
+        ),
+    ],
+)
+def test_a_narrow_terminal_breaks_a_table_between_words(
+    columns: str, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert table(*LISTING, right=["val/accuracy"]).splitlines() == lines
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [

@@ -168,31 +168,66 @@ def _jsonable(value: object) -> object:
 
 
 _UNBOUNDED = 100_000
+_COMFORTABLE = 16
+"""Width of a column of text that is read without effort."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[str] = (), indent: str = "") -> str:
     """Format rows as plain text, as wide as the terminal, or as the longest cells if stdout is not a terminal.
 
     Columns named in `right` are flush right, empty ones are left out. A header whose names are all empty is not shown.
+    Where the terminal is too narrow, texts are broken between words, then names of columns after a slash; numbers, and
+    the insides of words, only if that is not enough.
     """
     # Here, not above: rich takes longer to import than most commands take to run.
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, show_header=any(header), padding=(0, 2, 0, 0), pad_edge=False)
     shown = [column for column, _ in enumerate(header) if any(row[column] for row in rows)]
-    for column in shown:
+    # A program that reads the output gets each row on one line.
+    width = shutil.get_terminal_size().columns - len(indent) if sys.stdout.isatty() else _UNBOUNDED
+    names = [header[column] for column in shown]
+    room = width - 2 * (len(shown) - 1)
+
+    def measure(pattern: str) -> list[int]:
+        """The width of the longest part of each column, if its texts are divided by a pattern."""
+        return [
+            max(cell_len(text) for cell in (name, *(row[column] for row in rows)) for text in re.split(pattern, cell))
+            for name, column in zip(names, shown, strict=True)
+        ]
+
+    def least_widths(most: int) -> list[int]:
+        """The width of the longest word of each column, or up to `most`; columns of numbers stay whole."""
+        return [
+            line if header[column] in right else max(word, min(line, most))
+            for column, line, word in zip(shown, measure(r"\n"), measure(r"\s"), strict=True)
+        ]
+
+    if sum(least_widths(_COMFORTABLE)) > room:
+        names = [name.replace("/", "/\n") for name in names]
+    widths = measure(r"\n")
+    for least in (least_widths(_COMFORTABLE), least_widths(0), [1] * len(shown)):
+        widths = _shrink(widths, least, room)
+    for name, column, column_width in zip(names, shown, widths, strict=True):
         justify = "right" if header[column] in right else "left"
-        grid.add_column(Text(header[column]), justify=justify, overflow="fold")  # type: ignore[arg-type]
+        grid.add_column(Text(name), justify=justify, overflow="fold", width=column_width)  # type: ignore[arg-type]
     for row in rows:
         # As Text: rich would take brackets in a string for markup.
         grid.add_row(*(Text(row[column]) for column in shown))
-    # A program that reads the output gets each row on one line.
-    width = shutil.get_terminal_size().columns - len(indent) if sys.stdout.isatty() else _UNBOUNDED
     out = io.StringIO()
     Console(file=out, width=width, color_system=None).print(grid)
     return "\n".join(f"{indent}{line}".rstrip() for line in out.getvalue().splitlines())
+
+
+def _shrink(widths: list[int], least: Sequence[int], room: int) -> list[int]:
+    """Make columns narrower, the widest first, until they fit into the room or have their least widths."""
+    widths = list(widths)
+    while sum(widths) > room and (above := [column for column, width in enumerate(widths) if width > least[column]]):
+        widths[max(above, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -186,7 +186,7 @@ def show_table(results: Results) -> None:
     if rule is not None:
         print(f"* {describe(rule)}")
     if results.is_written:
-        print(f"results: {results.folder}/validation.jsonl, {results.folder}/validation.csv")
+        print(f"results: {results.folder}/validation.jsonl, validation.csv")
 
 
 def best_row(rows: Sequence[Row], keep_best: Mapping[str, Any] | None) -> tuple[int | None, BestRule | None]:
