@@ -123,6 +123,13 @@ ROWS = [
           "precision=bf16 works with both", "+parallel=ddp", "+precision=bf16"),
     typed("checkpoint.ephemeral_save_interval=10", VALUE, "must be shorter than checkpoint.save_interval (5 steps)",
           "Make it shorter, or set checkpoint.save_interval=null.", "checkpoint.save_interval=5"),
+    *[typed(f"checkpoint.ephemeral_save_interval={often}", VALUE, f"({words}) must be shorter than",
+            "Make it shorter, or set checkpoint.save_interval=null.", *others)
+      for often, words, *others in (
+          (300, "300 steps", "checkpoint.save_interval=0.1dur", "loop.max_duration=1000"),
+          ("0.5dur", "5 epochs", "checkpoint.save_interval=2ep", "loop.max_duration=10ep"),
+          (60, "60 steps", "checkpoint.save_interval=1ep", "loop.steps_per_epoch=50"),
+          ("2ep", "2 epochs", "checkpoint.save_interval=100", "loop.steps_per_epoch=50"))],
     # Hydra's own settings
     file(f"{HEADER}hydra:\n  sweeper:\n    params: {{}}\n", 3, Code.yaml, "hydra.sweeper has no effect",
          "Hydra only composes the config here."),

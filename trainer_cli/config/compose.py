@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainer_cli.config import arguments, hydra_compat, override_values
 from trainer_cli.config.check import fill_defaults, find_wrong_overrides, restore_texts, to_plain, validate
 from trainer_cli.config.diff import ABSENT, Absent, Change, diff
-from trainer_cli.config.fields import KeyPath, check_left_out, check_resume_allow
+from trainer_cli.config.fields import KeyPath, check_ephemeral_interval, check_left_out, check_resume_allow
 from trainer_cli.config.file_merge import merge
 from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, split_package
 from trainer_cli.config.hydra_errors import translate_error
@@ -256,6 +256,10 @@ def _check_draft(
         mistake.at(provenance.source(("resume_allow",))) for mistake in check_resume_allow(config.resume_allow)
     ]
     mistakes += [mistake.at(provenance.source(("checkpoint", "leave_out"))) for mistake in check_left_out(config)]
+    mistakes += [
+        mistake.at(provenance.source(("checkpoint", "ephemeral_save_interval")))
+        for mistake in check_ephemeral_interval(config)
+    ]
     for mistake in arguments.check_components(config, provenance, [search.root], trust, sections):
         # A wrong value has been replaced by its default, of which arguments need no report.
         if not any(f"{mistake.location}.".startswith(f"{key}.") for key in wrong_keys):

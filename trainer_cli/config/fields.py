@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.core import schema
+from trainer_cli.core.checkpoint_config import AUTO, ephemeral_too_rare
+from trainer_cli.core.intervals import Duration
 from trainer_cli.core.left_out import KEY, can_resume, check_leave_out, described, left_out
 from trainer_cli.core.patterns import alternatives, did_you_mean, matches
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
@@ -204,6 +206,24 @@ def check_left_out(config: schema.TrainConfig) -> Iterator[ConfigError]:
     lacking = left_out(config.checkpoint.leave_out, callbacks)
     if lacking and config.restarts.max and not can_resume(lacking, config.load.states):
         yield ConfigError(f"restarts.max is {config.restarts.max}, but {described(lacking)}", location=KEY)
+
+
+def check_ephemeral_interval(config: schema.TrainConfig) -> Iterator[ConfigError]:
+    """Refuse ephemeral saves that are no more frequent than permanent ones, as far as the config alone shows it.
+
+    An epoch has a known number of steps here if `loop.steps_per_epoch` is set; core/policy.py compares the others.
+    """
+    settings, loop = config.checkpoint, config.loop
+    if settings.save_interval is None or settings.ephemeral_save_interval in (None, AUTO):
+        return
+    run = Duration.parse(loop.max_duration)
+    often, seldom = (
+        Duration.parse(text).within(run) for text in (settings.ephemeral_save_interval, settings.save_interval)
+    )
+    often_steps, seldom_steps = (duration.steps(loop.steps_per_epoch) for duration in (often, seldom))
+    in_steps = often_steps is not None and seldom_steps is not None and often_steps >= seldom_steps
+    if in_steps or (often.unit is seldom.unit and often.value >= seldom.value):
+        yield ephemeral_too_rare(often, seldom)
 
 
 def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:
