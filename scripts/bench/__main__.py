@@ -31,7 +31,7 @@ TABLES = {
     "stall": "stall", "frequency": "frequency", "dip": "dip", "recovery": "recovery",
     "failures": "failures", "batches": "batches", "growth": "growth", "scale": "scale", "files": "files",
     "console": "console", "ranks": "rank_table", "gpu": "gpu", "stores": "stores",
-    "replay": "replayed",
+    "replay": "replayed", "serve": "served",
 }  # fmt: skip
 """By name: the module that measures it."""
 NOTES = {

@@ -20,7 +20,7 @@ from pathlib import Path
 from contenders import FIT
 from settings import Settings
 from table import Column, Row, Table
-from timing import HERE, Skipped, environment, interleaved, last_words
+from timing import HERE, Skipped, environment, interleaved, last_words, processor_s
 
 _MONITOR_S = 0.1
 CONSOLES = {
@@ -122,9 +122,9 @@ def _watching(watched_s: float, *, running: bool) -> dict[str, float]:
                 time.sleep(_STARTED_S)
                 if running and f"{RUNS} running" not in shown():
                     raise Skipped(f"it does not show them: {last_words(shown())}")
-                before, began = _processor_s(top.pid), time.monotonic()
+                before, began = processor_s(top.pid), time.monotonic()
                 time.sleep(watched_s)
-                share = (_processor_s(top.pid) - before) / (time.monotonic() - began)
+                share = (processor_s(top.pid) - before) / (time.monotonic() - began)
                 top.send_signal(signal.SIGINT)
                 top.wait(30)
         finally:
@@ -132,12 +132,6 @@ def _watching(watched_s: float, *, running: bool) -> dict[str, float]:
                 runs.kill()
                 runs.wait()
     return {"of a core": 100 * share}
-
-
-def _processor_s(pid: int) -> float:
-    """User and system seconds of a process, in hundredths."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -132,6 +132,12 @@ def children_processor(found: dict[str, float], column: str) -> Iterator[None]:
     found[column] = now.ru_utime + now.ru_stime - before.ru_utime - before.ru_stime
 
 
+def processor_s(pid: int) -> float:
+    """User and system seconds of a process, in hundredths."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def peak_mb() -> float:
     """Peak resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
