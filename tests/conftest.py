@@ -42,6 +42,7 @@ _PROCESSES = (
     "tests/data/",
     "tests/runs/test_bisect",
     "tests/runs/test_copies",
+    "tests/runs/test_decide",
     "tests/runs/test_data_command",
     "tests/runs/test_typed_commands",
     "tests/loggers/test_contract",

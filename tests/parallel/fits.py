@@ -282,6 +282,15 @@ class Uneven(torch.nn.Module):
         return {"loss": (losses * labels).sum() / weight.clamp(min=1), "weight": weight, "tokens": weight}
 
 
+class Hungry(Uneven):
+    """Has memory for 16 samples on rank 0, and for 8 on rank 1."""
+
+    def forward(self, batch: Any) -> dict[str, Any]:
+        if len(batch[0]) > (16, 8)[int(os.environ["RANK"])]:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().forward(batch)
+
+
 def _damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-1] ^= 1

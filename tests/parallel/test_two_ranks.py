@@ -80,6 +80,10 @@ PARTS = {kind: [*OWN_PARTS, f"data={{_target_: fits.OwnParts, kind: {kind}}}"] f
 PARTS["stream"] = [*OWN_PARTS, "data={_target_: fits.OwnParts, kind: stream, batch_size: 4}"]
 THAWED = ["experiment=digits_mlp", "freeze={layers.1.*: 8, layers.4.bias: 256sp}", "loop.max_duration=24", *SHORT]
 """Parameters that are frozen at first: gradients are averaged in other buckets later."""
+AUTO = [
+    "experiment=digits_mlp", "parallel=ddp", "model=null", "model={_target_: fits.Hungry}", "data.batch_size=auto",
+    "loop.max_duration=2", *SHORT,
+]  # fmt: skip
 STOPS = [
     "loop.log_interval=10", "loop.eval_interval=20", "checkpoint.save_interval=10",
     "checkpoint.ephemeral_save_interval=null",
@@ -141,6 +145,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
         [*spare, "run_dir=spare/refused"],
         [*spare, "parallel.find_unused_parameters=true", "run_dir=spare/found"],
+        [*AUTO, "run_dir=auto"],
         ["apart", *NOISY, "run_dir=unseen"],
     ]
     with new_folder(tmp_path_factory, "runs") as folder:
@@ -330,3 +335,10 @@ def test_one_process_evaluates_the_checkpoint_as_the_ranks_did(runs: Path, name:
     logged: dict[str, Any] = next(record for record in metrics(runs / name) if record["step"] == step)
     assert row["val/loss"] == pytest.approx(logged["val/loss"], rel=1e-6)
     assert row["val/accuracy"] == pytest.approx(logged["val/accuracy"], rel=1e-6)
+
+
+def test_ranks_agree_on_the_batch_size_that_fits_on_each(fits: Fits) -> None:
+    assert [ends["auto"] for ends in fits.ends] == ["0"] * RANKS
+    decision = json.loads(Path("auto/decisions.json").read_text())["data.batch_size"]
+    assert (decision["value"], decision["measured"]["sizes"]) == (8, [2, 4, 8, 16])
+    assert decision["reason"].endswith("(the smallest of 2 ranks)")

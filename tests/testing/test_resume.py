@@ -49,6 +49,28 @@ def test_sound_code_passes_in_every_place(accumulated: int, check: Check) -> Non
         assert batches[2] % accumulated, "inside an accumulation"
 
 
+@pytest.mark.campaign
+def test_a_value_that_the_run_finds_is_found_once(check: Check) -> None:
+    # Another process than the first would find 2: there no 4 samples fit at once.
+    code = """
+import os
+
+
+class Changing(Line):
+    def forward(self, batch):
+        try:
+            os.close(os.open("first", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+            os.environ["IS_FIRST"] = "1"
+        except FileExistsError:
+            pass
+        if len(batch[0]) == 4 and self.training and "IS_FIRST" not in os.environ:
+            raise torch.OutOfMemoryError("out of memory")
+        return super().forward(batch)
+"""
+    report = check(code, "model._target_=parts.Changing", "data.batch_size=auto:8", steps=6)
+    assert report.exact, report
+
+
 def test_a_short_check_of_a_sharded_model_stops_in_every_place_too(check: Check) -> None:
     report = check("", "parallel=fsdp", steps=6)
     assert [row.result for row in report.rows] == ["exact"] * 5

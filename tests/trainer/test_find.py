@@ -11,8 +11,10 @@ from tiny import Noisy, Points, everything, loader, recorder, same, trainer
 from torch import Tensor, nn
 
 from trainer_cli import WarmupCosine
+from trainer_cli.data.loader import Loader
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.find import find_batch_size, find_learning_rate
+from trainer_cli.trainer.find import find_batch_size, find_learning_rate, try_batch_sizes
+from trainer_cli.trainer.trial_memory import TrialMemory
 
 
 class Quadratic(nn.Module):
@@ -98,6 +100,52 @@ def test_the_batch_size_is_the_largest_that_fits() -> None:
         find_batch_size(trainer(Hungry), Points(100), start=16)
     with pytest.raises(UserError, match="map-style dataset"):
         find_batch_size(trainer(Hungry), torch.utils.data.DataLoader(Points(8)))
+
+
+class Budget(TrialMemory):
+    """The memory of a CPU in which a sample takes a byte, and 20 bytes are free."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.limit_bytes, self.peaks = 20, iter([2, 4, 8, 16, 32])
+
+    def end_trial(self) -> int:
+        return next(self.peaks)
+
+
+def test_on_the_cpu_a_size_that_would_not_fit_is_not_tried() -> None:
+    made = trainer(Hungry)
+    made.model.most = 1000
+    source = Loader(Points(100), 1, shuffle=False, seed=0)
+    trials = try_batch_sizes(made, source, [2, 4, 8, 16, 32, 64], Budget(), steps=1)
+    assert made.model.seen == [2, 4, 8, 16], "the system would kill the process"
+    assert [(trial.size, trial.fits, trial.peak_bytes) for trial in trials[-2:]] == [(16, True, 16), (32, False, None)]
+
+
+def test_the_free_memory_is_that_of_this_machine_less_a_margin() -> None:
+    memory, shared = (TrialMemory(torch.device("cpu"), processes=processes) for processes in (1, 1000))
+    assert memory.limit_bytes is not None
+    assert shared.limit_bytes is not None
+    assert shared.limit_bytes < memory.limit_bytes / 100
+    held = torch.ones(2**24)
+    peak = memory.end_trial()
+    assert peak is not None
+    assert peak >= held.nbytes // 2, "of a page that other tests have freed nothing is seen"
+
+
+def test_an_error_that_is_not_of_memory_is_raised() -> None:
+    made = trainer(lambda: Failing())
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        find_batch_size(made, Points(10))
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, batch: Any) -> Tensor:
+        raise RuntimeError("no such kernel")
 
 
 def test_mistakes_are_reported() -> None:

@@ -17,6 +17,7 @@ from trainer_cli.config.modules import find_missing
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.targets import Trust, check_name, check_path, import_target, missing_name_error
+from trainer_cli.core.auto import check_auto, is_auto_batch_size
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration
 from trainer_cli.core.patterns import nearest
@@ -71,7 +72,7 @@ def _with_sources(
 ) -> Iterator[ConfigError]:
     errors_of_sections = [checker.section(name, getattr(config, name)) for name in sections]
     if "optimizer" in sections:
-        errors_of_sections.append(checker.groups(config.optimizer, config.param_groups))
+        errors_of_sections += [checker.groups(config.optimizer, config.param_groups), check_auto(config)]
     for error in chain.from_iterable(errors_of_sections):
         key = tuple((error.location or "").split("."))
         error_with_source = error.at(provenance.source(key))
@@ -286,8 +287,11 @@ class _Checker:
         yield from self._component("data", {key: value for key, value in node.items() if key not in DATA_KEYS})
         for key, least in _AT_LEAST.items():
             value = node.get(key)
+            if key == "batch_size" and is_auto_batch_size(value):
+                continue
             if value is not None and value != MISSING and (type(value) is not int or value < least):
-                message = f"data.{key} is {value!r}, but it must be a whole number of at least {least}"
+                auto = ", or auto, or auto:LIMIT" if key == "batch_size" and isinstance(value, str) else ""
+                message = f"data.{key} is {value!r}, but it must be a whole number of at least {least}{auto}"
                 yield ConfigError(message, location=f"data.{key}")
         drop_last = node.get("drop_last")
         if drop_last not in (None, MISSING) and not isinstance(drop_last, bool):

@@ -35,6 +35,7 @@ from trainer_cli.config.overrides import (
 from trainer_cli.config.provenance import Provenance, label
 from trainer_cli.config.search_path import SearchPath, groups, options
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
+from trainer_cli.core.auto import replace_auto
 from trainer_cli.core.field_rules import check_field
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import TrainConfig
@@ -94,7 +95,8 @@ def validate(
         # One that is `???` still is reported with its section; a defaults list holds no values.
         if value != MISSING:
             validation.require(path)
-    config = validation.section(TrainConfig, values, create(values))
+    # What refers to a value that is `auto` is computed with a number here, and again once the value is found.
+    config = validation.section(TrainConfig, values, create(replace_auto(values)))
     assert isinstance(config, TrainConfig)
     return config, validation.mistakes
 

@@ -219,6 +219,26 @@ def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None
     return Composed(config, hydra_compat.create(values), list(overrides), root, [], provenance, Trust())
 
 
+def with_values(composed: Composed, values: Mapping[str, Any]) -> Composed:
+    """A config with other values, by dotted key; interpolations of these keys get the new values too.
+
+    Raises:
+        ConfigError: the config is wrong with these values.
+    """
+    if not values:
+        return composed
+    tree = to_plain(composed.raw)
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        node = tree
+        for section in sections:
+            node = node[section]
+        node[name] = value
+    config, mistakes = validate(tree, composed.provenance)
+    raise_all(mistakes)
+    return composed._replace(config=config, raw=hydra_compat.create(tree))
+
+
 class _Draft(NamedTuple):
     """A composition before validation. Unless it is `whole`, only the command line can be checked."""
 

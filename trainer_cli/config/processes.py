@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainer_cli.config.arguments import SAVER
+from trainer_cli.core.auto import BATCH_SIZE, auto_keys, undecided_error
 from trainer_cli.core.checkpoint_config import FORMATS_OF_SEVERAL_PROCESSES, CheckpointFormat
 from trainer_cli.core.ranks import check_shards, check_tensor_size
 from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
@@ -22,7 +23,12 @@ def check_processes(config: TrainConfig, world_size: int) -> None:
     if parallel.strategy is ParallelStrategy.fsdp:
         check_shards(parallel.shard_size, parallel.tensor_size, world_size)
     # Ranks of one tensor group train on the same samples.
-    batches_of_step(config, world_size // parallel.tensor_size)
+    data_size = world_size // parallel.tensor_size
+    if BATCH_SIZE in auto_keys(config):
+        # Of a batch size that is still to be found, only the samples of a step are known.
+        divide_step({**config.data, "batch_size": None}, config.loop.grad_accum_steps, data_size)
+    else:
+        batches_of_step(config, data_size)
     _check_format(config, world_size)
 
 
@@ -73,5 +79,11 @@ def _check_format(config: TrainConfig, world_size: int) -> None:
 
 
 def batches_of_step(config: TrainConfig, data_size: int) -> tuple[int | None, int]:
-    """Batch size of each rank, and batches of each rank per step; see `divide_step`."""
+    """Batch size of each rank, and batches of each rank per step; see `divide_step`.
+
+    Raises:
+        ConfigError: the batch size is still to be found, or the batches do not make a step.
+    """
+    if BATCH_SIZE in auto_keys(config):
+        raise undecided_error(BATCH_SIZE)
     return divide_step(config.data or {}, config.loop.grad_accum_steps, data_size)

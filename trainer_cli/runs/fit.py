@@ -3,6 +3,7 @@
     compose and check the config
     an existing run: lock it, compare the configs, choose the checkpoint; return if the run is finished
     (torch is imported while that checkpoint is verified, which also reads it into memory)
+    find what is `auto` in the config, unless the run has found it before
     import the targets and check their arguments
     build data, then model and optimizer
     a new run: make and lock its directory only now
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.config.check import to_plain
-from trainer_cli.config.compose import Composed
+from trainer_cli.config.compose import Composed, with_values
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.core.load_options import LoadOptions
@@ -37,6 +38,7 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.rendezvous import is_of_peer, noted_activity, noting
 from trainer_cli.parallel.same import check_same, check_same_file
 from trainer_cli.runs.curves import summarize_metrics
+from trainer_cli.runs.decide import Decision, decide, write_decisions
 from trainer_cli.runs.disk_failures import explain_disk_failure
 from trainer_cli.runs.ending import describe_best, print_already_finished, print_outcome
 from trainer_cli.runs.environment import environment, versions
@@ -103,6 +105,8 @@ def fit(
                 print_already_finished(run, start)
             return ExitCode.DONE
         # An error on one rank is raised on all, so that none waits in a collective.
+        # Before they are made: what is `auto` is found with objects of its own.
+        composed, decisions = decide(with_values(composed, start.stored_values), group)
         with group.checking("while data and model were made"):
             trainer, data, origin = _build(composed, start, group)
             trainer.metric_logger.time.count_from(began)
@@ -120,7 +124,7 @@ def fit(
                 if leads:
                     _compare_origin(composed, start, fork, data, origin)
                     # Only now: until here an error leaves no directory of a new run and no attempt.
-                    _open_run(composed, start, trainer, data, stack)
+                    _open_run(composed, start, trainer, data, decisions, stack)
             fork = group.broadcast(fork)
             if group.world_size > 1:
                 _check_ranks(composed, start, group)
@@ -190,10 +194,19 @@ def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGrou
     return start
 
 
-def _open_run(composed: Composed, start: Start, trainer: Trainer, data: Data, stack: ExitStack) -> None:
+def _open_run(
+    composed: Composed,
+    start: Start,
+    trainer: Trainer,
+    data: Data,
+    decisions: Mapping[str, Decision],
+    stack: ExitStack,
+) -> None:
     """Create the directory of a new run, and record the config and the new attempt."""
     config, run = composed.config, start.run
     places = composed.provenance.collect_sources(to_plain(composed.raw))
+    places |= {key: f"auto: {decision.reason}" for key, decision in decisions.items()}
+    places |= {key: place for key, place in run.read_provenance().items() if key in start.stored_values}
     facts = _environment(composed, trainer)
     differs_until = None if start.is_new else find_differing_end(composed, start, trainer, data.train, facts)
     if start.is_new:
@@ -224,6 +237,7 @@ def _open_run(composed: Composed, start: Start, trainer: Trainer, data: Data, st
         stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
         # After the summary says `running`: with a longer config the run must not be read as finished.
         run.write_config(stored_config(composed, start.run_id), composed.overrides, places)
+    write_decisions(run, decisions)
 
 
 @contextmanager

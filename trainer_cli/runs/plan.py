@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of, is_intact
 from trainer_cli.config.arguments import SAVER
-from trainer_cli.config.compose import Composed, to_yaml
+from trainer_cli.config.compose import Composed, to_yaml, with_values
 from trainer_cli.config.targets import import_from, import_target
+from trainer_cli.core.auto import BATCH_SIZE, auto_keys, numbers_instead
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Compression, Newer, Removal
 from trainer_cli.core.intervals import StepCounts
 from trainer_cli.core.left_out import left_out
@@ -25,6 +26,7 @@ from trainer_cli.core.policy import Saved, retention_rules, save_rules, settings
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.core.simulation import Simulation, Timeline, simulate
+from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.stopping import Stop
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import group_without_processes
@@ -149,6 +151,10 @@ def _plan_training(
     from trainer_cli.runs.build import Builder
     from trainer_cli.runs.checkpoint_size import LOG_MARKS_BYTES, checkpoint_size
 
+    composed = with_values(composed, start.stored_values)
+    undecided = auto_keys(composed.config)
+    numbers = numbers_instead(composed.config.data or {})
+    composed = with_values(composed, {key: numbers[key] for key in undecided})
     config = composed.config
     folder = start.run.folder_for(config.checkpoint.folder)
     # Before the data is built, which may take minutes.
@@ -159,8 +165,11 @@ def _plan_training(
     builder = Builder(config, composed.trust, group)
     data = builder.data()
     loop = builder.loop()
-    loop.learn_lengths(data.train, start_point.progress)
-    loop.start_at(data.train, start_point.progress)
+    # With a global batch size an epoch has the same steps whatever the batch size.
+    knows_length = BATCH_SIZE not in undecided or config.data.get(GLOBAL_BATCH_SIZE) is not None
+    train_loader = data.train if knows_length else _UnknownLength()
+    loop.learn_lengths(train_loader, start_point.progress)
+    loop.start_at(train_loader, start_point.progress)
     kinds = {
         name: import_target(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
         for name, node in config.callbacks.items()
@@ -168,7 +177,7 @@ def _plan_training(
     }
     checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))
     step_counts = step_counts_of(
-        loop, data.train, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens
+        loop, train_loader, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens
     )
     callbacks = any(_overrides(kind, "run_validation") for kind in kinds.values())
     setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
@@ -199,7 +208,10 @@ def _plan_training(
         estimates=(*_estimates(setting, step_counts), *_of_format(checkpoint)),
         left_out=left_out(checkpoint.leave_out, kinds),
         unfreezes=tuple(_unfreezes(config.freeze, loop)),
-        unknown=tuple(_unknown(setting, step_counts, kinds, size, start.run)),
+        unknown=(
+            *(f"{key} (auto): its value is found before the first step" for key in undecided),
+            *_unknown(setting, step_counts, kinds, size, start.run, knows_length=knows_length),
+        ),
         best_interval=_best_interval(
             start.run,
             size.trained,
@@ -208,6 +220,10 @@ def _plan_training(
             in_background=saves_in_background(checkpoint.save_async),
         ),
     )
+
+
+class _UnknownLength:
+    """Stands for a train loader whose batch size is still to be found."""
 
 
 def _best_interval(
@@ -418,12 +434,19 @@ def _of_format(checkpoint: CheckpointConfig) -> Iterator[str]:
 
 
 def _unknown(
-    setting: Simulation, step_counts: StepCounts, kinds: dict[str, Any], size: CheckpointSize, run: RunDir
+    setting: Simulation,
+    step_counts: StepCounts,
+    kinds: dict[str, Any],
+    size: CheckpointSize,
+    run: RunDir,
+    *,
+    knows_length: bool,
 ) -> Iterator[str]:
+    otherwise = "the train loader has no length" if knows_length else "it depends on data.batch_size"
     cures = {"s": "give --step-time SECONDS", "tok": "give --step-tokens N"}
     for key, interval in _rules(setting):
         if interval is not None and not step_counts.knows(interval):
-            cure = cures.get(interval.duration.unit, "the train loader has no length")
+            cure = cures.get(interval.duration.unit, otherwise)
             yield f"{key} ({interval.duration}): when it is reached is unknown, so it is left out; {cure}"
     if setting.retention.keep_by_age and setting.enabled and step_counts.step_time_s is None:
         yield f"checkpoint.keep_by_age: what it keeps is unknown, so it is left out; {cures['s']}"

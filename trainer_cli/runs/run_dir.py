@@ -3,6 +3,7 @@
     runs/NAME/
       config.yaml  overrides.yaml     as trained
       provenance.json                 where the values of config.yaml were set
+      decisions.json                  what was measured for values that were `auto`
       environment.json                written once: the run's id, versions, git, argv, host
       train.log  metrics.jsonl  tensorboard/  validation/  checkpoints/
       summary.json                    how it ended, and the list of attempts
@@ -116,6 +117,7 @@ class RunDir:
         self.config_file = self.path / "config.yaml"
         self.overrides_file = self.path / "overrides.yaml"
         self.provenance_file = self.path / "provenance.json"
+        self.decisions_file = self.path / "decisions.json"
         self.environment_file = self.path / "environment.json"
         self.log_file = self.path / "train.log"
         self.metrics_file = self.path / "metrics.jsonl"

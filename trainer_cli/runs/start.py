@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_beside
 from trainer_cli.checkpoint.copies import check_copies, reachable
@@ -14,8 +15,11 @@ from trainer_cli.checkpoint.foreign.kind import refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.storage.open import open_storage
-from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml
+from trainer_cli.config.check import to_plain
+from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml, with_values
 from trainer_cli.config.diff import Change
+from trainer_cli.config.fields import whole_values
+from trainer_cli.core.auto import auto_keys
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
@@ -59,6 +63,8 @@ class Start:
     """Optimizer settings changed since the checkpoint, allowed by `resume_allow`."""
     finished: str | None = None
     """Why the run ended, if it was killed after its final checkpoint and before its summary."""
+    stored_values: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the run found before, for keys that are `auto` in the config."""
 
     @property
     def path(self) -> Path | None:
@@ -106,7 +112,8 @@ def start_existing(
     """
     config = composed.config
     # First: a refused change of the config must not quarantine a checkpoint.
-    stored, changes, folder = accepted_changes(run, composed)
+    accepted = accepted_changes(run, composed)
+    stored, changes, folder = accepted.stored, accepted.changes, accepted.folder
     run_id = run.run_id
     attempt = len(run.attempts) + 1
     catalog = Catalog(open_storage(folder, cache=run.checkpoints_folder, run_id=run_id, attempt=attempt))
@@ -153,21 +160,46 @@ def start_existing(
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
         keep_settings=kept_settings(changes),
         finished=finished,
+        stored_values=accepted.stored_values,
     )
 
 
-def accepted_changes(run: RunDir, composed: Composed) -> tuple[Composed, list[Change], Path]:
-    """The config that a run was trained with, the changes from it, and the folder of the checkpoints to resume.
+class Accepted(NamedTuple):
+    """What a resume of a run accepts: see `accepted_changes`."""
+
+    stored: Composed
+    """The config that the run was trained with."""
+    changes: list[Change]
+    """The changes from it."""
+    folder: Path
+    """The folder of the checkpoints to resume."""
+    stored_values: dict[str, Any]
+    """See `Start.stored_values`."""
+
+
+def accepted_changes(run: RunDir, composed: Composed) -> Accepted:
+    """Compare a config with the one that a run was trained with.
 
     Raises:
         ConfigError: a resume does not accept the changes.
     """
     stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
-    changes = changes_since(run, stored, composed)
     folder = folder_of_checkpoints(run, composed.config.checkpoint, stored.config.checkpoint)
-    if holds_training(run, folder, composed.config.checkpoint):
-        refuse_changes(changes, composed, run.path)
-    return stored, changes, folder
+    if not holds_training(run, folder, composed.config.checkpoint):
+        # Without a checkpoint the run begins anew, maybe with another model: what is `auto` is found again.
+        return Accepted(stored, changes_since(run, stored, composed), folder, {})
+    stored_values = values_found(composed, stored)
+    composed = with_values(composed, stored_values)
+    changes = changes_since(run, stored, composed)
+    refuse_changes(changes, composed, run.path)
+    return Accepted(stored, changes, folder, stored_values)
+
+
+def values_found(composed: Composed, stored: Composed) -> dict[str, Any]:
+    """The values of a stored config for the keys that are `auto` in another."""
+    values = dict(whole_values(to_plain(stored.raw)))
+    keys = {key: tuple(key.split(".")) for key in auto_keys(composed.config)}
+    return {key: values[path] for key, path in keys.items() if path in values}
 
 
 def start_new(
@@ -282,6 +314,8 @@ def _start_lost(
     assert choice.entry.manifest is not None
     source, _ = config_of(choice.catalog.folder / choice.entry.name)
     stored = from_yaml(source, trusted=True, missing_ok=True)
+    stored_values = values_found(composed, stored)
+    composed = with_values(composed, stored_values)
     changes = diff(stored.raw, composed.raw)
     refuse_changes(changes, composed, run.path)
     finished = choice.entry.manifest.finished
@@ -298,6 +332,7 @@ def _start_lost(
         is_new=True,
         changes=tuple(change for change in changes if change.key not in OF_ONE_COMMAND),
         keep_settings=kept_settings(changes),
+        stored_values=stored_values,
     )
 
 

@@ -31,10 +31,13 @@ from typing import Any, Protocol
 
 from omegaconf import OmegaConf
 
-from trainer_cli.config.compose import Composed
+from trainer_cli.config.compose import Composed, from_yaml, with_values
+from trainer_cli.core.auto import auto_keys
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration, Unit
+from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.runs.start import values_found
 from trainer_cli.testing import digests as calls
 from trainer_cli.testing import trace
 from trainer_cli.testing.digests import Call
@@ -45,7 +48,6 @@ ERROR = "train: error: "
 
 def main(path: str) -> int:
     """Run the plan in a file, and return the exit code of the fit."""
-    from trainer_cli.config.compose import from_yaml
     from trainer_cli.parallel.process_group import from_environment
     from trainer_cli.runs.fit import fit
 
@@ -395,6 +397,12 @@ class Runner:
             if not attempts[-1].came or not resumed(Chain(stops, attempts)):
                 break
         return Chain(stops, attempts, calls.read(noted))
+
+    def keep_found_values(self, name: str) -> None:
+        """Give later runs the values that a run has found for keys that are `auto`."""
+        if auto_keys(self._composed.config):
+            stored = from_yaml(self._scratch / name / "run" / CONFIG_FILE, trusted=True, missing_ok=True)
+            self._composed = with_values(self._composed, values_found(self._composed, stored))
 
 
 RECORDER = "resume_check"

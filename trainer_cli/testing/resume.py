@@ -77,6 +77,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
     attempt = runner.chain("straight").attempts[0]
     if attempt.failed:
         raise attempt.error()
+    runner.keep_found_values("straight")
     straight = attempt.trace
     if straight.last_step < LEAST_STEPS:
         raise UserError(

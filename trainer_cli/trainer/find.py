@@ -6,7 +6,8 @@ import copy
 import itertools
 import logging
 import math
-from collections.abc import Generator, Iterator
+import re
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,12 @@ from trainer_cli.trainer.metrics import read_outputs, sample_count, to_device
 from trainer_cli.trainer.setup import settings_of
 from trainer_cli.trainer.state import capture, load_all
 from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.trial_memory import TrialMemory
 
 log = logging.getLogger(__name__)
 
+_OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory")
+"""In the messages of devices that have no error of their own for it."""
 _SMOOTHING = 0.98
 _SKIPPED = (10, 1)
 """Number of points at the beginning and at the end that are not suggested."""
@@ -86,43 +90,84 @@ def find_learning_rate(
     return LearningRates(rates, losses, suggestion)
 
 
+@dataclass(frozen=True, slots=True)
+class BatchSizeTrial:
+    """A batch size that was tried, or that was not because the one before it shows that it would not fit."""
+
+    size: int
+    fits: bool
+    peak_bytes: int | None
+    """Memory that the trial took; None if unknown."""
+
+
 def find_batch_size(
     trainer: Trainer, train_loader: Any, *, start: int = 2, max_size: int = 8192, steps: int = 2
 ) -> int:
-    """Find the largest batch size with which `steps` steps fit into memory.
+    """Find the largest batch size with which `steps` steps fit into memory, with a margin of a tenth.
 
     The sizes tried are `start` and its doubles, up to `max_size` and the number of samples. Everything is restored as
-    by `find_learning_rate`. On the CPU the system may kill a process that needs too much memory, which cannot be
-    caught: choose `max_size` accordingly.
+    by `find_learning_rate`. On the CPU a size is tried only if twice the memory of the one before is free.
 
     Raises:
         UserError: no batch of `start` fits, or the data is not a map-style dataset.
     """
     loader = as_loader(train_loader, shuffle=True, seed=trainer.seed or 0)
+    most = min(max_size, getattr(loader, "length", None) or max_size)
+    sizes = itertools.takewhile(lambda size: size <= most, (start * 2**power for power in itertools.count()))
+    trials = try_batch_sizes(trainer, loader, sizes, TrialMemory(trainer.device), steps=steps)
+    fitting = [trial.size for trial in trials if trial.fits]
+    if not fitting:
+        raise UserError(f"no batch of {start} samples fits: there are {most}, or the memory is too small")
+    log.info("a batch of %d samples fits", fitting[-1])
+    return fitting[-1]
+
+
+def try_batch_sizes(
+    trainer: Trainer, loader: Any, sizes: Iterable[int], memory: TrialMemory, *, steps: int = 2
+) -> list[BatchSizeTrial]:
+    """Make `steps` steps with batches of each size, up to the first size that does not fit.
+
+    Args:
+        loader: a loader of `trainer_cli.data`.
+        sizes: rising batch sizes.
+
+    Raises:
+        UserError: the data is not a map-style dataset.
+    """
     if not isinstance(loader, Loader):
         raise UserError(
-            f"a batch size is found for a map-style dataset, and not for a {type(train_loader).__name__}",
-            cure="Give the dataset itself.",
+            f"a batch size is found for a map-style dataset, and not for a {type(loader).__name__}",
+            cure="Give the dataset itself, or set the batch size.",
         )
-    fitting, size = None, start
-    while size <= min(max_size, loader.length):
-        try:
-            with _trial(trainer):
-                for _ in range(steps):
-                    with rng_kept():
-                        batch = to_device(loader.source.fetch((0, 0, size)), trainer.device)
-                    _step(trainer, batch, size)
-        except (torch.OutOfMemoryError, MemoryError):
+    trials: list[BatchSizeTrial] = []
+    for size in sizes:
+        last = trials[-1] if trials else None
+        # An error is safe on a GPU. On the CPU the system would kill this process.
+        if memory.is_cpu and last and last.peak_bytes and memory.exceeds(last.peak_bytes * size / last.size):
+            trials.append(BatchSizeTrial(size, fits=False, peak_bytes=None))
             break
-        finally:
-            if trainer.device.type == "cuda":
-                # Cached blocks of this size would be missing for the next one.
-                torch.cuda.empty_cache()
-        fitting, size = size, size * 2
-    if fitting is None:
-        raise UserError(f"no batch of {start} samples fits: there are {loader.length}, or the memory is too small")
-    log.info("a batch of %d samples fits", fitting)
-    return fitting
+        memory.start_trial()
+        fits = _try_batch_size(trainer, loader, size, steps)
+        peak_bytes = memory.end_trial()
+        trials.append(BatchSizeTrial(size, fits and not memory.exceeds(peak_bytes), peak_bytes if fits else None))
+        if not trials[-1].fits:
+            break
+    return trials
+
+
+def _try_batch_size(trainer: Trainer, loader: Loader, size: int, steps: int) -> bool:
+    """Whether `steps` steps with batches of a size are possible without an out-of-memory error."""
+    try:
+        with _trial(trainer):
+            for _ in range(steps):
+                with rng_kept():
+                    batch = to_device(loader.source.fetch((0, 0, size)), trainer.device)
+                _step(trainer, batch, size)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+            return False
+        raise
+    return True
 
 
 @contextmanager

@@ -1,0 +1,142 @@
+"""A run finds what is `auto` in its config once, before its first step, and then is the run of the number."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_cli.commands.main import main
+from trainer_cli.errors import ExitCode
+
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
+from compare import final_state, metrics
+
+PARTS = """
+import torch
+from torch import nn
+
+
+class Points(torch.utils.data.Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        x = torch.tensor([index / 40, 1.0]) + 0.1 * torch.rand(2)
+        return x, x.sum() * 3
+
+
+class Data:
+    def __init__(self):
+        self.train, self.val = Points(), Points()
+
+
+class Line(nn.Module):
+    def __init__(self, most: int = 1000) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 1))
+        self.most = most
+
+    def forward(self, batch):
+        x, y = batch
+        if len(x) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"loss": ((self.layers(x).squeeze(1) - y) ** 2).mean()}
+"""
+EXPERIMENT = """# @package _global_
+model: {_target_: parts.Line, most: 1000}
+data: {_target_: parts.Data, batch_size: auto}
+optimizer: {_target_: torch.optim.Adam, lr: 0.01}
+loop: {max_duration: 8, eval_interval: 4, log_interval: 1}
+checkpoint: {save_interval: 4}
+"""
+QUIET = ["experiment=mine", "device=cpu", "logging.console=off", "report=false"]
+
+
+@pytest.fixture
+def run(empty_folder: Path) -> Callable[..., int]:
+    """Calls `train VERB` in a project whose experiment has `data.batch_size: auto`."""
+    Path("configs/experiment").mkdir(parents=True)
+    Path("configs/experiment/mine.yaml").write_text(EXPERIMENT)
+    Path("parts.py").write_text(PARTS)
+    return lambda verb, *overrides: main([verb, *QUIET, *overrides])
+
+
+def decided(name: str = "mine") -> dict[str, Any]:
+    decisions: dict[str, Any] = json.loads(Path(f"runs/{name}/decisions.json").read_text())
+    return decisions["data.batch_size"]  # type: ignore[no-any-return]
+
+
+def batch_size(name: str = "mine") -> int:
+    line = next(line for line in Path(f"runs/{name}/config.yaml").read_text().splitlines() if "  batch_size" in line)
+    return int(line.partition(":")[2])
+
+
+def test_a_run_that_is_stopped_and_resumed_is_that_of_the_number_bit_for_bit(run: Callable[..., int]) -> None:
+    assert run("fit", "loop.max_duration=4") == 0
+    assert (batch_size(), decided()["value"]) == (32, 32), "the largest of 40 samples"
+    assert decided()["measured"]["sizes"] == [2, 4, 8, 16, 32]
+    # Less than what the run has: it is not searched again.
+    assert run("fit", "data.batch_size=auto:4") == 0
+    assert batch_size() == 32
+    assert run("fit", "name=number", "data.batch_size=32") == 0
+    assert final_state(Path("runs/mine")) == final_state(Path("runs/number"))
+    assert metrics(Path("runs/mine")) == metrics(Path("runs/number"))
+    places = json.loads(Path("runs/mine/provenance.json").read_text())
+    assert places["data.batch_size"] == "auto: the largest that was to be tried"
+    log = Path("runs/mine/train.log").read_text()
+    assert log.count("data.batch_size=32: the largest that was to be tried") == 1
+
+
+def test_the_size_before_the_first_that_does_not_fit_is_taken(run: Callable[..., int]) -> None:
+    assert run("fit", "model.most=9", "loop.max_duration=1") == 0
+    assert (batch_size(), decided()["measured"]["fits"]) == (8, [True, True, True, False])
+    assert decided()["reason"].startswith("16 would not fit into ")
+
+
+def test_a_global_batch_is_kept_and_accumulated(run: Callable[..., int]) -> None:
+    assert run("fit", "model.most=9", "data.global_batch_size=20", "loop.max_duration=2") == 0
+    assert (batch_size(), decided()["measured"]["sizes"]) == (4, [2, 4, 10])
+
+
+def test_a_run_without_a_checkpoint_searches_again(run: Callable[..., int]) -> None:
+    assert run("fit", "loop.max_duration=1") == 0
+    # As after a kill between the decision and the first checkpoint.
+    shutil.rmtree("runs/mine/checkpoints")
+    Path("runs/mine/summary.json").unlink()
+    assert run("fit", "data.batch_size=auto:4", "loop.max_duration=1") == 0
+    assert (batch_size(), decided()["value"]) == (4, 4)
+
+
+def test_a_changed_number_is_refused_as_ever(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", "loop.max_duration=1") == 0
+    assert run("fit", "data.batch_size=8") == ExitCode.USER
+    assert "data.batch_size    32 -> 8" in capsys.readouterr().err
+
+
+def test_nothing_is_left_where_no_size_fits(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fit", "model.most=1") == ExitCode.USER
+    assert "no batch of 2 samples fits into" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_each_verb_says_what_it_knows(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config") == 0
+    assert "batch_size: auto" in capsys.readouterr().out
+    assert run("plan", "loop.max_duration=2ep") == 0
+    planned = capsys.readouterr().out
+    assert "data.batch_size (auto): its value is found before the first step" in planned
+    assert "loop.max_duration (2 epochs): when it is reached is unknown, so it is left out; it depends on" in planned
+    assert run("plan", "data.global_batch_size=20", "loop.max_duration=2ep") == 0
+    assert "0 to 4, epochs of 2" in capsys.readouterr().out
+    assert run("validate", "ckpt=none") == ExitCode.USER
+    assert "data.batch_size is auto: its value is found before the first step of a run" in capsys.readouterr().err
+    assert run("fit", "loop.max_duration=1") == 0
+    assert run("plan", "loop.max_duration=2ep") == 0
+    assert "1 to 4, epochs of 2" in capsys.readouterr().out
+    assert main(["validate", "ckpt=runs/mine@latest", "trust=[parts]"]) == 0
