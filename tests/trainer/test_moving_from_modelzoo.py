@@ -85,7 +85,7 @@ def test_finalize_ends_an_evaluation_and_is_called_once_where_a_fit_evaluates(in
         ("on_after_forward", "the outputs", ["Trainer", "Line", "dict", "list"]),
         ("run_validation", "has no number of the loop", ["Trainer", "bool"]),
         ("on_enter_validate_all", "has no loop", ["Trainer", "ExitStack", "dict"]),
-        ("on_enter_validate", "has.", ["Trainer", "ExitStack", "Loader", "ValidationLoop"]),
+        ("on_enter_validate", "argument of", ["Trainer", "ExitStack", "Loader", "ValidationLoop"]),
     ],
 )
 def test_a_hook_is_called_with_what_the_page_says(hook: str, sentence: str, kinds: list[str], tmp_path: Path) -> None:
