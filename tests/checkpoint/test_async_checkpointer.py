@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from command import run_program
 from states import same, small_state
 
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, SyncCheckpointer, make_async_checkpointer
@@ -219,5 +220,5 @@ assert all(torch.equal(loaded[name], value) for name, value in state.items())
 
 
 def test_a_state_may_have_more_tensors_than_files_may_be_open(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", MANY, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = run_program(MANY, str(tmp_path), folder=tmp_path)
+    assert done.code == 0, done.out

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
+from command import run_program
 
 from trainer_cli.checkpoint.export import Average, ExportFormat, export, renamed, replacing
 from trainer_cli.checkpoint.model_state import model_files, weights_of
@@ -169,8 +168,7 @@ export(weights, out, ExportFormat.huggingface, shard_bytes=40)
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["second shard", "fsync", "rename"])
 def test_a_kill_leaves_nothing_under_the_name_of_the_output(tmp_path: Path, when: str) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "out"), when])
-    assert done.returncode == -9
+    assert run_program(KILLED, str(tmp_path / "out"), when, folder=tmp_path).killed
     assert not (tmp_path / "out").exists()
 
 

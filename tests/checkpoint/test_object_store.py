@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -16,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import run_program
 from fsspec.implementations.memory import MemoryFileSystem
 from states import same, small_state
 from test_storage import StorageContract
@@ -159,9 +158,8 @@ checkpointer.save({"w": torch.ones(3)}, sys.argv[1])
 
 
 def test_a_background_save_of_a_script_that_closes_nothing_is_in_the_store_at_its_end(tmp_path: Path, url: str) -> None:
-    command = [sys.executable, "-c", UNCLOSED, f"{url}/step3"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = run_program(UNCLOSED, f"{url}/step3", folder=tmp_path, imports=["s3fs"])
+    assert (done.code, done.out) == (0, "")
     assert "step3/manifest.json" in objects(url)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from command import LIMIT_S, SMALL, Result, environment, records, start_program, train, trained
+from command import SMALL, Result, records, run_program, train, trained
 from compare import final_state
 from printed import message
 
@@ -95,13 +95,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     (folder / "mine.py").write_text(NET)
     (folder / "sentences.py").write_text(SENTENCES)
-    (folder / "save.py").write_text(SAVE)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         imports = ("lightning", "transformers.models.bert.modeling_bert")
-        with start_program(folder / "save.py", [], environment(), imports) as process:
-            output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
+        done = run_program(SAVE, folder=folder, imports=imports)
+    assert done.code == 0, done.out
     return folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import LIMIT_S, environment, start_program, trained
+from command import run_program, trained
 from compare import final_state
 
 PROGRAM = """
@@ -53,10 +53,8 @@ def test_a_trainer_made_in_python_trains_as_one_of_the_config(tmp_path: Path, mo
     (tmp_path / "configs/experiment/mine.yaml").write_text(EXPERIMENT.lstrip())
     trained("experiment=mine", "run_dir=command", cwd=tmp_path)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    with start_program(tmp_path / "program.py", [], environment()) as process:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output
+    done = run_program(PROGRAM, folder=tmp_path)
+    assert done.code == 0, done.out
     command, library = (final_state(tmp_path / name) for name in ("command", "library"))
     assert command["name"] == library["name"] == "step20"
     assert any(name.startswith("optimizer") for name in command)

@@ -221,6 +221,15 @@ def start_program(
     return subprocess.Popen([sys.executable, str(program), *arguments], env=env, text=True, **streams)
 
 
+def run_program(text: str, *arguments: str, folder: Path, imports: Sequence[str] = ()) -> Result:
+    """Run a program of the tests, which is written into `folder`, to its end; what it printed is all in `out`."""
+    program = folder / "program.py"
+    program.write_text(text)
+    with start_program(program, arguments, environment(), imports) as process:
+        out, _ = process.communicate(timeout=LIMIT_S)
+    return Result(process.returncode or 0, out, "")
+
+
 def train(
     *arguments: str,
     cwd: Path,

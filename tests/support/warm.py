@@ -39,6 +39,8 @@ _READ_AT_THE_START = (
     "FSSPEC_",
 )
 """How the names of environment variables begin that python and libraries read once, when they are loaded."""
+_READ_LATER = ("PYTHONPATH", "TORCHINDUCTOR_")
+"""Others, which a fork can change. A process that compiles a model sets some for itself."""
 
 
 class Server:
@@ -59,7 +61,9 @@ class Server:
         fixed = {
             name
             for name in {**self._env, **env}
-            if name.startswith(_READ_AT_THE_START) and name != "PYTHONPATH" and self._env.get(name) != env.get(name)
+            if name.startswith(_READ_AT_THE_START)
+            and not name.startswith(_READ_LATER)
+            and self._env.get(name) != env.get(name)
         }
         folders = env.get("PYTHONPATH", "").split(":")
         return not fixed and not any(os.path.exists(f"{folder}/sitecustomize.py") for folder in folders)
