@@ -46,6 +46,16 @@ def test_the_sizes_that_are_tried_double_or_divide_the_global_batch(
         ),
         (["data.batch_size=auto:0"], "'auto:0', but it must be a whole number of at least 1, or auto, or auto:LIMIT"),
         (["data.batch_size=automatic"], "or auto, or auto:LIMIT"),
+        (["optimizer.lr=auto", "parallel=fsdp"], "optimizer.lr is auto, but one process makes the range test alone"),
+        (
+            ["optimizer.lr=auto", "+param_groups={*.bias: {lr: 0.1}}"],
+            "the rate of param_groups.*.bias is a number, which does not follow it",
+        ),
+        (["optimizer.lr=auto", "ckpt=x", "load.states=[all]"], "takes more than the weights from the checkpoint"),
+        (
+            ["optimizer=null", "optimizer={a: {_target_: torch.optim.SGD, lr: auto}}"],
+            "optimizer.a.lr is auto, which only a single optimizer may have",
+        ),
         (["data.val_batch_size=auto"], "data.val_batch_size is 'auto', but it must be a whole number"),
     ],
 )

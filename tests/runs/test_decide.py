@@ -140,3 +140,52 @@ def test_each_verb_says_what_it_knows(run: Callable[..., int], capsys: pytest.Ca
     assert run("plan", "loop.max_duration=2ep") == 0
     assert "1 to 4, epochs of 2" in capsys.readouterr().out
     assert main(["validate", "ckpt=runs/mine@latest", "trust=[parts]"]) == 0
+
+
+RATE = ["optimizer.lr=auto", "data.batch_size=4"]
+
+
+def rate(name: str = "mine") -> float:
+    line = next(line for line in Path(f"runs/{name}/config.yaml").read_text().splitlines() if line.startswith("  lr:"))
+    return float(line.partition(":")[2])
+
+
+def test_a_rate_that_is_found_gives_the_run_of_the_number_also_after_a_resume(run: Callable[..., int]) -> None:
+    grouped = [*RATE, "+param_groups={*.bias: {lr_scale: 2.0}}", "loop.grad_accum_steps=2"]
+    assert run("fit", *grouped, "loop.max_duration=4") == 0
+    decision = json.loads(Path("runs/mine/decisions.json").read_text())["optimizer.lr"]
+    assert rate() == decision["value"]
+    assert min(decision["measured"]["rates"]) < rate() < max(decision["measured"]["rates"])
+    assert len(decision["measured"]["losses"]) == len(decision["measured"]["rates"])
+    assert max(decision["measured"]["rates"]) <= 0.5, "the largest rate is that of the group with the scale of 2"
+    assert run("fit", *grouped) == 0
+    assert run("fit", *grouped, "name=number", f"optimizer.lr={rate()}") == 0
+    assert final_state(Path("runs/mine")) == final_state(Path("runs/number"))
+    assert metrics(Path("runs/mine")) == metrics(Path("runs/number"))
+    assert Path("runs/mine/train.log").read_text().count("optimizer.lr is auto") == 0, "the second start finds nothing"
+
+
+def test_both_are_found_the_batch_size_first(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "optimizer.lr=auto", "loop.max_duration=2ep", "data.batch_size=8") == 0
+    planned = capsys.readouterr().out
+    assert "optimizer.lr (auto): its value is found before the first step" in planned
+    assert "0 to 10, epochs of 5" in planned
+    assert run("fit", "optimizer.lr=auto", "data.batch_size=auto:8", "loop.max_duration=1") == 0
+    decisions = json.loads(Path("runs/mine/decisions.json").read_text())
+    assert list(decisions) == ["data.batch_size", "optimizer.lr"]
+    assert main(["report", "runs/mine"]) == 0
+    page = Path("report.html").read_text()
+    assert "Range test of the learning rate" in page
+    assert f"taken: {decisions['optimizer.lr']['value']:g}" in page
+
+
+def test_a_rate_is_searched_with_the_weights_that_the_run_begins_with(run: Callable[..., int]) -> None:
+    assert run("fit", "data.batch_size=4", "loop.max_duration=40", "optimizer.lr=0.05") == 0
+    start = "ckpt=runs/mine@latest"
+    assert run("fit", *RATE, "name=tuned", start, "loop.max_duration=1") == 0
+    assert run("fit", *RATE, "name=fresh", "loop.max_duration=1") == 0
+    losses = {
+        name: json.loads(Path(f"runs/{name}/decisions.json").read_text())["optimizer.lr"]["measured"]["losses"][0]
+        for name in ("tuned", "fresh")
+    }
+    assert losses["tuned"] < losses["fresh"] / 2

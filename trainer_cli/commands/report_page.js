@@ -71,11 +71,12 @@ function drawCurves(block, plot, chart) {
   const curves = block.curves.filter((curve) => curve.y);
   const wanted = block.axis || state.x, key = curves.every((curve) => curve[wanted]) ? wanted : "step";
   const [unit, unitName] = unitOfTime(curves), lines = linesOf(block, key, unit), many = hasMany(block);
+  const logx = block.logx || state.logx;  // The rates of a range test are spread over decades.
   const at = (mark) => (key === "time" ? mark.time / unit : mark[key]);
-  const marks = (block.restarts || []).filter((mark) => live.isShown(mark.run) && (!state.logx || at(mark) > 0)).slice(0, 100);
+  const marks = (block.restarts || []).filter((mark) => live.isShown(mark.run) && (!logx || at(mark) > 0)).slice(0, 100);
   const title = key === "time" ? `${unitName} since the run began` : key;
   chart.view = drawLines(plot, lines, {
-    logx: state.logx, logy: state.logy, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
+    logx, logy: state.logy, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
     marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colourOfRun(mark.run) : null })),
   });
   Object.assign(chart.view, { axis: title, key });

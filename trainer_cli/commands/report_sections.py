@@ -25,6 +25,7 @@ from trainer_cli.commands.report_blocks import (
 )
 from trainer_cli.commands.report_machine import MACHINE, machine_charts, machine_series
 from trainer_cli.commands.report_media import media
+from trainer_cli.commands.report_range_test import range_test
 from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.metrics import describe, shared_keep_best
@@ -69,6 +70,7 @@ def sections(
         ("Checkpoints", _checkpoints(records, names)),
         ("Validation of checkpoints", _validation(records, validated_elsewhere)),
         ("Learning rates and norms", _metrics(records, draw, _is_setting)),
+        ("Range test of the learning rate", range_test(records)),
         ("Throughput and pauses", _throughput(records, names, draw)),
         ("Machine", _machine(records, draw)),
         ("Config", _config(records, names)),

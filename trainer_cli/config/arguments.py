@@ -17,7 +17,7 @@ from trainer_cli.config.modules import find_missing
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.config.targets import Trust, check_name, check_path, import_target, missing_name_error
-from trainer_cli.core.auto import check_auto, is_auto_batch_size
+from trainer_cli.core.auto import AUTO, check_auto, is_auto_batch_size
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.intervals import Duration
 from trainer_cli.core.patterns import nearest
@@ -243,6 +243,8 @@ class _Checker:
 
     def _optimizer(self, where: str, node: Any) -> Iterator[ConfigError]:
         if where == "optimizer" or not isinstance(node, Mapping):
+            if is_node(node) and node.get("lr") == AUTO:
+                node = {**node, "lr": _SOMETHING}
             yield from self._component(where, node, positional_count=1)
             return
         name = where.partition(".")[2]

@@ -1,4 +1,4 @@
-"""Values of a config that a run finds by itself before its first step: `data.batch_size=auto`."""
+"""Values of a config that a run finds by itself before its first step: `data.batch_size=auto`, `optimizer.lr=auto`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from trainer_cli.errors import ConfigError
 
 AUTO = "auto"
 BATCH_SIZE = "data.batch_size"
-KEYS = (BATCH_SIZE,)
+LR = "optimizer.lr"
+KEYS = (BATCH_SIZE, LR)
 """Keys that may be `auto`, in the order in which their values are found."""
 _MOST_SAMPLES = 8192
 _BATCH_SIZE = re.compile(r"auto(?::([1-9]\d*))?")
@@ -32,28 +33,68 @@ def largest_batch_size(value: str) -> int:
 
 def auto_keys(config: TrainConfig) -> tuple[str, ...]:
     """The keys of a config whose values are still to be found, in the order in which they are found."""
-    values = {BATCH_SIZE: is_auto_batch_size((config.data or {}).get("batch_size"))}
-    return tuple(key for key in KEYS if values[key])
+    is_auto = {
+        BATCH_SIZE: is_auto_batch_size((config.data or {}).get("batch_size")),
+        LR: (config.optimizer or {}).get("lr") == AUTO,
+    }
+    return tuple(key for key in KEYS if is_auto[key])
 
 
 def replace_auto(values: Mapping[str, Any]) -> dict[str, Any]:
     """The plain values of a config, with a number for each value that is `auto`."""
-    data = values.get("data")
-    if not isinstance(data, Mapping) or not is_auto_batch_size(data.get("batch_size")):
-        return dict(values)
-    return {**values, "data": {**data, "batch_size": numbers_instead(data)[BATCH_SIZE]}}
+    replaced, data, optimizer = dict(values), values.get("data"), values.get("optimizer")
+    numbers = numbers_instead(data if isinstance(data, Mapping) else {})
+    if isinstance(data, Mapping) and is_auto_batch_size(data.get("batch_size")):
+        replaced["data"] = {**data, "batch_size": numbers[BATCH_SIZE]}
+    if isinstance(optimizer, Mapping) and optimizer.get("lr") == AUTO:
+        replaced["optimizer"] = {**optimizer, "lr": numbers[LR]}
+    return replaced
 
 
 def numbers_instead(data: Mapping[str, Any]) -> dict[str, Any]:
     """Numbers with which a config with the section `data` can be checked and planned before its values are found."""
     # 1 divides every global batch; 32 is the default of the loaders.
-    return {BATCH_SIZE: 32 if data.get(GLOBAL_BATCH_SIZE) is None else 1}
+    return {BATCH_SIZE: 32 if data.get(GLOBAL_BATCH_SIZE) is None else 1, LR: 1e-3}
 
 
 def check_auto(config: TrainConfig) -> Iterator[ConfigError]:
     """Refuse what contradicts `auto`."""
-    if BATCH_SIZE not in auto_keys(config):
-        return
+    if BATCH_SIZE in auto_keys(config):
+        yield from _check_batch_size(config)
+    if LR in auto_keys(config):
+        yield from _check_rate(config)
+    for name, node in (config.optimizer or {}).items():
+        if isinstance(node, Mapping) and node.get("lr") == AUTO:
+            yield ConfigError(
+                f"optimizer.{name}.lr is auto, which only a single optimizer may have",
+                location=f"optimizer.{name}.lr",
+                hint="Set a number.",
+            )
+
+
+def _check_rate(config: TrainConfig) -> Iterator[ConfigError]:
+    for pattern, settings in config.param_groups.items():
+        if isinstance(settings, Mapping) and "lr" in settings:
+            yield ConfigError(
+                f"optimizer.lr is auto, and the rate of param_groups.{pattern} is a number, which does not follow it",
+                location=LR,
+                hint=f"Give that group an lr_scale in place of lr: {settings['lr']}.",
+            )
+    if config.parallel.strategy is ParallelStrategy.fsdp:
+        yield ConfigError(
+            "optimizer.lr is auto, but one process makes the range test alone, and the model is sharded",
+            location=LR,
+            hint="Set a number.",
+        )
+    if config.ckpt is not None and config.load.states != ["model"]:
+        yield ConfigError(
+            "optimizer.lr is auto, but load.states takes more than the weights from the checkpoint, so the rate too",
+            location="load.states",
+            hint="Set load.states=[model], or a number.",
+        )
+
+
+def _check_batch_size(config: TrainConfig) -> Iterator[ConfigError]:
     if config.loop.microbatch is not None:
         yield ConfigError(
             "data.batch_size is auto, and loop.microbatch splits each batch, so every size would fit",

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed, with_values
-from trainer_cli.core.auto import BATCH_SIZE, auto_keys, batch_sizes
+from trainer_cli.config.processes import batches_of_step
+from trainer_cli.core.auto import BATCH_SIZE, LR, auto_keys, batch_sizes, numbers_instead
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.runs.start import Start, fork_of, load_options
 from trainer_cli.terminal import format_bytes
 
 if TYPE_CHECKING:
@@ -42,8 +44,8 @@ class Decision:
     """Name -> values of all trials."""
 
 
-def decide(composed: Composed, group: ProcessGroup = ALONE) -> tuple[Composed, dict[str, Decision]]:
-    """Find the values that are `auto`. Collective.
+def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tuple[Composed, dict[str, Decision]]:
+    """Find the values that are `auto`, unless the run has found them before. Collective.
 
     Returns:
         The config with the values, and the decision for each key that was `auto`; the same on all ranks.
@@ -52,12 +54,13 @@ def decide(composed: Composed, group: ProcessGroup = ALONE) -> tuple[Composed, d
         UserError: no value was found.
     """
     decisions: dict[str, Decision] = {}
+    composed = with_values(composed, start.stored_values)
     if not auto_keys(composed.config):
         return composed, decisions
     composed.check_targets()
     for key in auto_keys(composed.config):
         log.info("%s is auto: short trials are made and undone", key)
-        decision = _DECIDERS[key](composed, group)
+        decision = _DECIDERS[key](composed, group, start)
         # Otherwise the objects of the training would be built beside those of the trials.
         gc.collect()
         decisions[key] = decision
@@ -73,7 +76,7 @@ def write_decisions(run: RunDir, decisions: Mapping[str, Decision]) -> None:
         write_json(run.decisions_file, {key: asdict(decision) for key, decision in decisions.items()})
 
 
-def _decide_batch_size(composed: Composed, group: ProcessGroup) -> Decision:
+def _decide_batch_size(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
     """The batch size that fits on every rank.
 
     Each rank measures alone, without collectives: none waits for another that runs out of memory.
@@ -113,8 +116,11 @@ def _measure_batch_sizes(composed: Composed, group: ProcessGroup) -> tuple[list[
 
     config = composed.config
     data = {**config.data, "batch_size": 1, GLOBAL_BATCH_SIZE: None, "overfit_batches": None, "drop_last": False}
+    optimizer = {**config.optimizer, "lr": numbers_instead(data)[LR]} if LR in auto_keys(config) else config.optimizer
     loop = replace(config.loop, grad_accum_steps=1)
-    trial_trainer, trial_data = _build_trial(composed, replace(config, data=data, loop=loop), ALONE)
+    trial_trainer, trial_data = _build_trial(
+        composed, replace(config, data=data, optimizer=optimizer, loop=loop), ALONE
+    )
     sizes = batch_sizes(config.data, getattr(trial_data.train, "length", None) or 1, group.data_size)
     memory = TrialMemory(trial_trainer.device, processes=-(-group.world_size // group.machines))
     return try_batch_sizes(trial_trainer, trial_data.train, sizes, memory), memory
@@ -133,4 +139,54 @@ def _build_trial(composed: Composed, config: TrainConfig, group: ProcessGroup) -
     return builder.trainer(data, identity=RunIdentity(), run_dir=Path(config.run_dir), loggers={}), data
 
 
-_DECIDERS = {BATCH_SIZE: _decide_batch_size}
+def _decide_rate(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
+    """The learning rate that a range test suggests.
+
+    Rank 0 makes the test alone, with the batches of all ranks: without collectives, and with the steps of the training.
+    """
+    decision = None
+    with group.checking("while a learning rate was searched"):
+        if group.is_main:
+            decision = _test_rates(composed, group, start)
+    decision = group.broadcast(decision)
+    assert decision is not None
+    return decision
+
+
+def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> Decision:
+    from trainer_cli.trainer.find import find_learning_rate
+
+    config = composed.config
+    batch_size, accumulated = batches_of_step(config, group.data_size)
+    trainer, data = _build_trial(
+        composed,
+        replace(
+            config,
+            data={**config.data, "batch_size": batch_size, GLOBAL_BATCH_SIZE: None},
+            # With 1.0, a group's rate is its `lr_scale`.
+            optimizer={**config.optimizer, "lr": 1.0},
+            loop=replace(config.loop, grad_accum_steps=accumulated * group.data_size),
+        ),
+        ALONE,
+    )
+    if (fork := fork_of(composed, start)) is not None:
+        trainer.loading.load(fork, load_options(config.load), (), data.train)
+    largest = max(float(entry["lr"]) for optimizer in trainer.optimizers.values() for entry in optimizer.param_groups)
+    found = find_learning_rate(trainer, data.train)
+    if found.suggestion is None:
+        raise UserError(
+            f"the range test found no learning rate: after {len(found.rates)} steps the loss was not finite, or four "
+            "times its minimum",
+            where=LR,
+            cure="Set a number.",
+        )
+    # Rates are those of the group with the largest; two digits are as exact as the test.
+    value = float(f"{found.suggestion / largest:.2g}")
+    rates = [rate / largest for rate in found.rates]
+    reason = (
+        f"the loss fell fastest there, in a range test of {len(rates)} steps from {rates[0]:.2g} to {rates[-1]:.2g}"
+    )
+    return Decision(value, reason, {"rates": rates, "losses": found.losses})
+
+
+_DECIDERS = {BATCH_SIZE: _decide_batch_size, LR: _decide_rate}

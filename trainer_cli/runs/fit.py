@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.config.check import to_plain
-from trainer_cli.config.compose import Composed, with_values
+from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.core.load_options import LoadOptions
@@ -106,7 +106,7 @@ def fit(
             return ExitCode.DONE
         # An error on one rank is raised on all, so that none waits in a collective.
         # Before they are made: what is `auto` is found with objects of its own.
-        composed, decisions = decide(with_values(composed, start.stored_values), group)
+        composed, decisions = decide(composed, start, group)
         with group.checking("while data and model were made"):
             trainer, data, origin = _build(composed, start, group)
             trainer.metric_logger.time.count_from(began)

@@ -57,7 +57,8 @@ def find_learning_rate(
     Args:
         train_loader: see `Trainer.fit`.
         min_lr, max_lr: first and last rate of the group with the largest rate; others keep their ratio to it.
-        steps: number of rates. A loss above four times the smallest ends the trial.
+        steps: number of rates, each for an optimizer step of `grad_accum_steps` batches. A loss above four times the
+            smallest ends the trial.
 
     Raises:
         UserError: the trainer has no optimizer, or the rates do not rise.
@@ -66,16 +67,17 @@ def find_learning_rate(
         raise UserError(f"the rates go from {min_lr} to {max_lr} in {steps} steps, which is no range")
     rates: list[float] = []
     losses: list[float] = []
-    with _trial(trainer), closing(_batches(trainer, train_loader, steps)) as batches:
+    accumulated = trainer.loop.settings.grad_accum_steps
+    with _trial(trainer), closing(_batches(trainer, train_loader, steps * accumulated)) as batches:
         groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
         largest = max(float(group["lr"]) for group in groups) or 1.0
         ratios = [float(group["lr"]) / largest or 1.0 for group in groups]
         mean, smallest = 0.0, math.inf
-        for number, (batch, samples) in enumerate(batches):
+        for number, batches_of_step in enumerate(_group(batches, accumulated)):
             rate = min_lr * (max_lr / min_lr) ** (number / (steps - 1))
             for group, ratio in zip(groups, ratios, strict=True):
                 group["lr"] = rate * ratio
-            mean = _SMOOTHING * mean + (1 - _SMOOTHING) * float(_step(trainer, batch, samples))
+            mean = _SMOOTHING * mean + (1 - _SMOOTHING) * float(_step(trainer, batches_of_step))
             # The mean starts at 0, which is a bias of the first steps.
             smoothed = mean / (1 - _SMOOTHING ** (number + 1))
             smallest = min(smallest, smoothed)
@@ -162,7 +164,7 @@ def _try_batch_size(trainer: Trainer, loader: Loader, size: int, steps: int) -> 
             for _ in range(steps):
                 with rng_kept():
                     batch = to_device(loader.source.fetch((0, 0, size)), trainer.device)
-                _step(trainer, batch, size)
+                _step(trainer, [(batch, size)])
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or _OUT_OF_MEMORY.search(str(error)):
             return False
@@ -243,12 +245,22 @@ def _first_batches(trainer: Trainer, loader: Any, steps: int) -> Iterator[tuple[
             raise UserError("the train loader has no batches", cure="Check data and data.batch_size.")
 
 
-def _step(trainer: Trainer, batch: Any, samples: int | None) -> torch.Tensor:
-    """Make an optimizer step with a batch. Returns the loss before the step."""
+def _group(batches: Iterable[tuple[Any, int | None]], count: int) -> Iterator[list[tuple[Any, int | None]]]:
+    """Yield `count` batches at a time."""
+    iterator = iter(batches)
+    while batches_of_step := list(itertools.islice(iterator, count)):
+        yield batches_of_step
+
+
+def _step(trainer: Trainer, batches: Iterable[tuple[Any, int | None]]) -> torch.Tensor:
+    """Make an optimizer step with batches and their numbers of samples. Returns the mean loss before the step."""
     step = trainer.step
-    step.batch_size = sample_count(batch, samples)
-    if step.evaluates_again:
-        step.batches.append((batch, step.batch_size))
-    loss, _ = read_outputs(step.train_batch(batch))
+    losses = []
+    for batch, samples in batches:
+        step.batch_size = sample_count(batch, samples)
+        if step.evaluates_again:
+            step.batches.append((batch, step.batch_size))
+        loss, _ = read_outputs(step.train_batch(batch))
+        losses.append(loss.detach())
     step.end_step()
-    return loss.detach()
+    return torch.stack(losses).mean()
