@@ -25,7 +25,7 @@ TABLES: dict[str, str] = next(
 )
 NEEDS_CUDA = {"gpu"}
 """Measured on the CPU by test_bench.py."""
-LONG = {"ranks", "recovery"}
+LONG = {"console", "failures", "ranks", "recovery"}
 """Tables of many processes, which campaigns measure."""
 
 

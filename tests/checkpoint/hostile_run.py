@@ -18,7 +18,7 @@ from hostile_pickles import MARKER, Case
 READER = Path(__file__).with_name("hostile_reader.py")
 MOST_BYTES = 200 << 20
 MOST_S = 60
-READERS = 2
+READERS = 1
 """Processes that read at the same time."""
 CASES: Mapping[str, Case] = {**foreign_cases(), **{f"own: {name}": case for name, case in OWN.items()}}
 

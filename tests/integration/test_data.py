@@ -217,7 +217,13 @@ def ran(project: Path, folder: Path, kind: str, *more: str, **env: str) -> tuple
     return done.code, done.err
 
 
-@pytest.mark.parametrize("kind", EACH_KIND)
+IN_CAMPAIGNS = {"map-style in workers of one epoch", "stream in workers", "stream without a position", "own DataLoader"}
+"""Whose loaders go on as those of other kinds do, which the contract of loaders tests one by one."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.campaign) if kind in IN_CAMPAIGNS else kind for kind in EACH_KIND]
+)
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     kind: str, straight: Callable[..., Path], project: Path, tmp_path: Path
 ) -> None:
