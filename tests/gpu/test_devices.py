@@ -18,7 +18,9 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.models.gpt import GPT
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import from_environment
+from trainer_cli.trainer.find import try_batch_sizes
 from trainer_cli.trainer.metrics import WeightedMeans
+from trainer_cli.trainer.trial_memory import TrialMemory
 
 STEPS, HALF = 6, 3
 CUDA = pytest.mark.gpu
@@ -120,3 +122,36 @@ def test_the_loss_for_displays_is_copied_without_waiting_for_the_device() -> Non
     means.live_loss.request()
     means.add(loss, {}, 2)
     assert means.live_loss.request() == 3.0
+
+
+@CUDA
+def test_the_batch_size_that_is_found_leaves_a_tenth_of_the_memory() -> None:
+    class Wide:
+        def __len__(self) -> int:
+            return 2**20
+
+        def __getitem__(self, index: int) -> Tensor:
+            return torch.ones(2**16)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, batch: Tensor) -> Tensor:
+            # Sixteen activations of 256 KiB for each sample are kept for the backward.
+            for _ in range(16):
+                batch = (batch * self.weight).sin()
+            return batch.mean()
+
+    trainer = Trainer(model=Model, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), device="cuda")
+    memory = TrialMemory(trainer.device)
+    assert memory.limit_bytes is not None
+    # Of a known share of the memory, so that the search is short.
+    memory.limit_bytes = min(memory.limit_bytes, 2**30)
+    trials = try_batch_sizes(
+        trainer, Loader(Wide(), 1, shuffle=False, seed=0), [2**power for power in range(1, 14)], memory
+    )
+    peaks = [trial.peak_bytes for trial in trials]
+    assert [trial.fits for trial in trials] == [*[True] * (len(trials) - 1), False]
+    assert all(peak is not None and peak <= memory.limit_bytes for peak in peaks[:-1])

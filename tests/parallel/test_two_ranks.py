@@ -82,7 +82,7 @@ THAWED = ["experiment=digits_mlp", "freeze={layers.1.*: 8, layers.4.bias: 256sp}
 """Parameters that are frozen at first: gradients are averaged in other buckets later."""
 AUTO = [
     "experiment=digits_mlp", "parallel=ddp", "model=null", "model={_target_: fits.Hungry}", "data.batch_size=auto",
-    "loop.max_duration=2", *SHORT,
+    "optimizer.lr=auto", "loop.max_duration=2", *SHORT,
 ]  # fmt: skip
 STOPS = [
     "loop.log_interval=10", "loop.eval_interval=20", "checkpoint.save_interval=10",
@@ -337,8 +337,10 @@ def test_one_process_evaluates_the_checkpoint_as_the_ranks_did(runs: Path, name:
     assert row["val/accuracy"] == pytest.approx(logged["val/accuracy"], rel=1e-6)
 
 
-def test_ranks_agree_on_the_batch_size_that_fits_on_each(fits: Fits) -> None:
+def test_ranks_agree_on_a_batch_size_that_fits_on_each_and_on_a_rate(fits: Fits) -> None:
     assert [ends["auto"] for ends in fits.ends] == ["0"] * RANKS
-    decision = json.loads(Path("auto/decisions.json").read_text())["data.batch_size"]
+    decisions = json.loads(Path("auto/decisions.json").read_text())
+    assert list(decisions) == ["data.batch_size", "optimizer.lr"]
+    decision = decisions["data.batch_size"]
     assert (decision["value"], decision["measured"]["sizes"]) == (8, [2, 4, 8, 16])
     assert decision["reason"].endswith("(the smallest of 2 ranks)")

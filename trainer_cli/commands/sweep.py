@@ -37,7 +37,7 @@ from trainer_cli.commands.sweep_table import (
     write_failure,
 )
 from trainer_cli.config import search_path
-from trainer_cli.config.compose import Composed, compose, freeze, from_yaml, refuse_shipped_default
+from trainer_cli.config.compose import Composed, compose, freeze, refuse_shipped_default
 from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.core.checkpoint_config import CheckpointConfig
@@ -47,10 +47,9 @@ from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.fork_server import own_command
-from trainer_cli.runs.resume import changes_since, folder_of_checkpoints, holds_training, refuse_changes
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import StopSignals
-from trainer_cli.runs.start import refuse_no_optimizer
+from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
 from trainer_cli.terminal import is_terminal
 from trainer_cli.trainer.messages import to_console
@@ -201,11 +200,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
     run = RunDir(Path(config.run_dir) / end)
     reopened = False
     if run.exists_as_run():
-        stored = from_yaml(run.config_file, trusted=True, missing_ok=True)
-        folder = folder_of_checkpoints(run, config.checkpoint, stored.config.checkpoint)
-        if holds_training(run, folder, config.checkpoint):
-            refuse_changes(changes_since(run, stored, composed), composed, run.path)
-        reopened = reopens(stored.config.loop, config.loop)
+        reopened = reopens(accepted_changes(run, composed).stored.config.loop, config.loop)
     else:
         # Only a new run: one that exists has its place already.
         refuse_nested(run.path)
