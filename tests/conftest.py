@@ -69,6 +69,7 @@ _PROCESSES = (
 )
 """Files that start processes."""
 _HEAVY = (
+    "tests/callbacks/test_averages",
     "tests/callbacks/test_checkpointer",
     "tests/callbacks/test_exact_resume",
     "tests/callbacks/test_retention_table",
@@ -76,6 +77,7 @@ _HEAVY = (
     "tests/checkpoint/test_archive_file",
     "tests/checkpoint/test_export",
     "tests/checkpoint/test_foreign.py",
+    "tests/checkpoint/test_group_save",
     "tests/checkpoint/test_hostile_files",
     "tests/checkpoint/test_machines",
     "tests/checkpoint/test_object_store",
@@ -84,8 +86,10 @@ _HEAVY = (
     "tests/config/test_compose",
     "tests/config/test_hydra_compat",
     "tests/config/test_json_schema",
+    "tests/config/test_origins",
     "tests/config/test_wrong_lists",
     "tests/config/test_wrong_overrides",
+    "tests/core/test_order",
     "tests/peers/test_classifier_callbacks",
     "tests/runs/test_config_changes",
     "tests/runs/test_fit.py",

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from command import SMALL, environment, make_project, train
+import pytest
+from command import SMALL, environment, make_project, train, warm_server
 
 _LOADED_AT_THE_END = """
 import gc, json, os, sys
@@ -76,3 +77,11 @@ def test_with_json_stdout_has_the_summary_alone_however_the_fit_ends(tmp_path: P
     again = train("fit", "--json", *SMALL, cwd=tmp_path)
     assert json.loads(again.out) == summary
     assert "nothing to do" in again.err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="commands are new interpreters")
+@pytest.mark.parametrize(
+    ("variable", "forks"), [("TORCHINDUCTOR_CACHE_DIR", True), ("MINE", True), ("OMP_NUM_THREADS", False)]
+)
+def test_a_command_of_the_tests_is_forked_unless_a_variable_is_read_before_that(variable: str, forks: bool) -> None:
+    assert warm_server().can_become({**environment(), variable: "7"}) is forks
