@@ -36,6 +36,10 @@ window.boomed = 0; window.boom = () => { boomed += 1; };
     told.drawn = await until(() => overview && loss());
     told.rows = [...document.querySelectorAll("tbody tr")].slice(0, 4).map((row) => row.cells[0].textContent);
     told.lines = names();
+    const box = row("lr0.1").closest(".box");
+    box.style.width = "300px";
+    told.width_of_name = row("lr0.1").cells[0].clientWidth;
+    box.style.width = "";
     const length = loss().view.lines[0].x.length;
     await fetch("/append");
     told.refreshed = await until(() => loss().view.lines[0].x.length > length);
@@ -99,6 +103,7 @@ def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monk
     assert (found["drawn"], found["refreshed"]) == (True, True)
     assert sorted(found["rows"]) == ["<b onclick=boom()>x</b>", "lr0.1", "lr0.2", "lr0.3"]
     assert len(found["lines"]) == 8
+    assert found["width_of_name"] >= 150, "names of runs are not squeezed by the other columns"
     assert sorted(found["filtered"]) == [f"lr0.{n} {name}" for n in (1, 2) for name in ("train/loss", "val/loss")]
     assert found["focus"] == "search", "a refresh keeps the focus"
     assert found["chosen"] == ["train/loss", "val/loss"], "of one run"

@@ -16,7 +16,7 @@ import pytest
 
 from trainer_cli.runs import find_runs
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
-from trainer_cli.runs.record import RunReader, RunsBelow, RunView
+from trainer_cli.runs.record import RunReader, RunsBelow, RunView, short_keys
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, RunStatus
 
 NOW = 1.5e9
@@ -246,3 +246,16 @@ def test_a_run_without_permission_is_shown_as_unreadable_beside_the_others(close
             "shut": ("unreadable", "Permission denied"),
         }
         (root / "shut" / closed).chmod(0o700)
+
+
+@pytest.mark.parametrize(
+    ("keys", "labels"),
+    [
+        (["optimizer.lr", "seed"], ["lr", "seed"]),
+        (["optimizer.lr", "scheduler.lr"], ["optimizer.lr", "scheduler.lr"]),
+        (["optimizer._target_", "model._target_"], ["optimizer", "model"]),
+        (["scheduler", "scheduler._target_"], ["scheduler", "scheduler._target_"]),
+    ],
+)
+def test_a_key_is_labelled_by_its_last_part_and_a_class_by_its_component(keys: list[str], labels: list[str]) -> None:
+    assert list(short_keys(keys).values()) == labels

@@ -383,6 +383,7 @@ function addTable(key, block, parent) {
 }
 
 function addChoice(run, name, cell) {
+  cell.classList.add("choice");
   const label = element("label", null, cell), box = element("input", null, label);
   box.type = "checkbox";
   box.checked = live.isChosen(run);

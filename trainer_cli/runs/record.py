@@ -181,9 +181,13 @@ def as_text(value: Any) -> str:
 
 
 def short_keys(keys: Collection[str]) -> dict[str, str]:
-    """The last part of each dotted key, or the whole key where two have the same last part."""
-    last = Counter(key.rpartition(".")[2] for key in set(keys))
-    return {key: end if last[end := key.rpartition(".")[2]] == 1 else key for key in keys}
+    """The last part of each dotted key, or the whole key where two have the same last part.
+
+    A class is called as its component: `optimizer._target_` becomes `optimizer`.
+    """
+    ends = {key: key.removesuffix("._target_").rpartition(".")[2] for key in keys}
+    counts = Counter(ends.values())
+    return {key: end if counts[end] == 1 else key for key, end in ends.items()}
 
 
 def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:
