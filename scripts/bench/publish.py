@@ -58,20 +58,20 @@ CLAIMS: Sequence[Claim] = (
         {"bare, fused": "plain loop", "Fabric": "Fabric", "Lightning": "Lightning", "HF Trainer": "HF Trainer"}, "µs",
     ),
     Claim(
-        "Durable save of 1.3 GB", "save", "time", "train, sync",
+        "Save of 1.3 GB, synced to the disk", "save", "time", "train, sync",
         {"torch.save + fsync": "torch.save + fsync", "DCP, sync": "DCP"},
     ),
     Claim(
-        "Wait for a save in the background", "stall", "stall", "train, async",
-        {"DCP async, thread": "DCP async", "torch_checkpointing, async": "torch_checkpointing"},
+        "Stop for a save in the background", "stall", "stall", "train, async",
+        {"DCP async, thread": "DCP async", "torch_checkpointing, async": "torch_checkpointing (no fsync)"},
     ),
     Claim(
-        "Save after every 10 steps, time over none", "frequency", "step",
+        "Time of training with a save every 10 steps, over without", "frequency", "step",
         "train, async: every 10",
         {"DCP async, thread: every 10": "DCP async", "torch.save + fsync: every 10": "torch.save + fsync"}, "×",
     ),
     Claim(
-        "Resume to batch 10,000,000", "batches", "time", "train, batch 10,000,000",
+        "Time to reach batch 10,000,000 on a resume", "batches", "time", "train, batch 10,000,000",
         {
             "accelerate, batch 10,000,000": "HF Trainer",
             "StatefulDataLoader, batch 10,000,000": "torchdata, Lightning",
@@ -228,8 +228,8 @@ def with_section(readme: str, results: Results) -> str:
     facts = results["machine"]
     section = "\n\n".join([
         _HEADING.strip(), "\n".join(short_rows(results)),
-        f"Medians on {facts['processors']} cores, {facts['date']}. [All tables](BENCHMARKS.md), with spread, plots and "
-        "how to repeat them.",
+        f"Medians on {facts['processors']} cores, {facts['date']}; less is better. "
+        "DCP is torch.distributed.checkpoint.\n[All tables](BENCHMARKS.md), with spread, plots and how to repeat them.",
     ])  # fmt: skip
     before, _, after = readme.partition(_NEXT)
     before = before.partition(_HEADING)[0]

@@ -210,7 +210,9 @@ def with_section(readme: str, results: Results) -> str:
     run = [row for row in rows if not row["skipped"]]
     section = "\n".join([
         _HEADING, "| faults | trials | " + " | ".join(Verdict) + " |", "| --- |" + " ---: |" * (1 + len(Verdict)),
-        f"| [{len(run)} kinds]({PAGE}) | {sum(row['trials'] for row in rows):,} | {cells} |",
+        f"| [{len(run)} kinds]({PAGE}) | {sum(row['trials'] for row in rows):,} | {cells} |", "",
+        "In each trial a real run is disturbed, for example by `kill -9` at a random moment or by a power cut, and",
+        "resumed. PASS: its checkpoints, final weights and records are bit for bit those of the undisturbed run.",
     ])  # fmt: skip
     after = next(heading for heading in _NEXT if heading in readme)
     before, _, rest = readme.partition(after)
