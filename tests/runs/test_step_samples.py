@@ -27,6 +27,8 @@ BASE = [
 ]  # fmt: skip
 LINE = ["model=null", "model={_target_: recording_parts.Line}", "data=null"]
 PLAIN = [*LINE, "data={_target_: recording_parts.Plain, batch_size: 4}"]
+# As many steps in an epoch as with all samples, so that the epochs in the records do not tell.
+DROPPING = [*PLAIN, "data.drop_last=true", "loop.grad_accum_steps=4"]
 
 
 def own(kind: str, workers: int = 0) -> list[str]:
@@ -73,6 +75,7 @@ def told(steps: Iterator[StepSamples], rank: int = 0) -> dict[tuple[int, int], l
 LOADERS = [
     pytest.param(PLAIN, 14, id="a dataset, with an uneven last batch"),
     pytest.param([*PLAIN, "loop.grad_accum_steps=4"], 5, id="accumulation, with a short last step"),
+    pytest.param(DROPPING, 5, id="samples left out"),
     pytest.param([*PLAIN, "loop.limit_train_batches=4"], 11, id="a cut epoch"),
     pytest.param([*PLAIN, "data.batch_size=null", "+data.global_batch_size=6"], 9, id="a global batch size"),
     pytest.param([*PLAIN, "+data.overfit_batches=2"], 6, id="the same few samples"),

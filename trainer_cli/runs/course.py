@@ -51,6 +51,7 @@ class Settings:
     limit_train_batches: int | float | None = None
     skip_samples: int = 0
     """`samples` of the callback SkipSamples."""
+    drop_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ class DataFacts:
     """Samples of an epoch, or batches of a loader whose positions count batches."""
     batch_size: int | None = None
     """Batch size of the loader itself; None: that of the config."""
-    drop_last: bool = False
+    drop_last: bool | None = None
+    """Whether the loader itself leaves out samples that do not fill a batch; None: as the config says."""
     counts_batches: bool = False
     whole_batches: bool = False
     """See `EpochLayout`."""
@@ -279,6 +281,7 @@ def settings_of(config: Mapping[str, Any], processes: int) -> Settings:
         world_size,
         loop.get("limit_train_batches"),
         sum(skips),
+        bool(data.get("drop_last")),
     )
 
 
@@ -288,7 +291,7 @@ def needs_resolving(config: Mapping[str, Any]) -> bool:
     for name in ("data", "loop", "parallel"):
         section = _section(config, name)
         values += [section.get(key) for key in ("batch_size", "global_batch_size", "grad_accum_steps",
-                                                "limit_train_batches", "tensor_size", "overfit_batches")]  # fmt: skip
+                                                "limit_train_batches", "tensor_size", "overfit_batches", "drop_last")]  # fmt: skip
     return any("${" in str(value) for value in values if value is not None)
 
 
@@ -338,7 +341,7 @@ class Course:
             world_size=settings.world_size,
             grad_accum_steps=settings.grad_accum_steps,
             limit_train_batches=settings.limit_train_batches,
-            drop_last=facts.drop_last,
+            drop_last=settings.drop_last if facts.drop_last is None else facts.drop_last,
             whole_batches=facts.whole_batches,
         )
 

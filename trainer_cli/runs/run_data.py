@@ -72,9 +72,10 @@ class RunData:
         """The order of the samples; None if the loader does not tell indices, or its epochs have no known length."""
         inner, is_shared = self.inner, isinstance(self.loader, SharedLoader)
         if isinstance(inner, Loader):
-            # The batch size of a loader that our config does not make is its own.
-            batch_size = inner.batch_size if self.data.source.train is inner else None
-            facts = DataFacts(inner.length, batch_size, inner.drop_last, whole_batches=is_shared)
+            # The batches of a loader that our config does not make are its own.
+            is_own = self.data.source.train is inner
+            batches = (inner.batch_size, inner.drop_last) if is_own else (None, None)
+            facts = DataFacts(inner.length, *batches, whole_batches=is_shared)
         elif has_indices(inner) and (length := length_of(inner) if inner.length is None else inner.length) is not None:
             facts = DataFacts(
                 length,
