@@ -128,13 +128,30 @@ def test_several_processes_write_the_file_of_one(straight: bytes, place: Path) -
 
 
 @pytest.mark.parametrize(
-    ("changed", "what"), [("predict.outputs=[labels]", "predict.outputs"), ("data.batch_size=64", "config")]
+    ("changed", "what"),
+    [
+        ("predict.outputs=[labels]", "predict.outputs"),
+        ("data.batch_size=64", "config"),
+        ("load.ignore_keys=[layers.1.*]", "load"),
+    ],
 )
 def test_parts_that_were_made_otherwise_are_refused(
     straight: bytes, capfd: pytest.CaptureFixture[str], changed: str, what: str
 ) -> None:
     assert main(["predict", "ckpt=runs/digits_mlp@latest", "predict.folder=straight", changed]) == 2
     assert f"were made with another {what}" in capfd.readouterr().err
+
+
+def test_predictions_of_a_file_that_was_replaced_are_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    weights = place / "weights.pt"
+    state = load_model("runs/digits_mlp@latest").state_dict()
+    torch.save(state, weights)
+    command = ["predict", f"ckpt={weights.name}", "+experiment=digits_mlp", "predict.folder=other"]
+    assert main(command) == 0
+    assert main(command) == 0
+    torch.save({name: 2 * value for name, value in state.items()}, weights)
+    assert main(command) == 2
+    assert "were made with another checkpoint" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

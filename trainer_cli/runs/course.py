@@ -52,6 +52,7 @@ class Settings:
     skip_samples: int = 0
     """`samples` of the callback SkipSamples."""
     drop_last: bool = False
+    """Whether samples that do not fill a batch are left out, if the config makes the loader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +292,8 @@ def needs_resolving(config: Mapping[str, Any]) -> bool:
     for name in ("data", "loop", "parallel"):
         section = _section(config, name)
         values += [section.get(key) for key in ("batch_size", "global_batch_size", "grad_accum_steps",
-                                                "limit_train_batches", "tensor_size", "overfit_batches", "drop_last")]  # fmt: skip
+                                                "limit_train_batches", "tensor_size", "overfit_batches",
+                                                "drop_last")]  # fmt: skip
     return any("${" in str(value) for value in values if value is not None)
 
 

@@ -25,6 +25,7 @@ from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.ranks import Ranks
+from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.import_torch import import_torch
@@ -169,16 +170,27 @@ class _Experiment:
         config = {key: values.get(key) for key in _KEYS}
         if isinstance(config["data"], Mapping):
             config["data"] = {key: value for key, value in config["data"].items() if key not in _OF_LOADING}
-        manifest = manifest_of(self.path)
-        identity = str(self.path) if manifest is None else [manifest.run_id, manifest.step, manifest.config_digest]
         facts = {
-            "checkpoint": identity,
+            "checkpoint": _identify(self.path),
             "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
             "predict.outputs": list(self.composed.config.predict.outputs),
             "samples": getattr(loader, "length", None),
             "parts": batches,
         }
+        if self.load.ignore_keys or self.load.key_mapping:
+            facts["load"] = [list(self.load.ignore_keys), dict(self.load.key_mapping)]
         return PredictionFile(folder, name, writer, batches, facts)
+
+
+def _identify(path: Path) -> Any:
+    """What tells a checkpoint from any other; of a file or folder of another program also sizes and times of change."""
+    if (manifest := manifest_of(path)) is not None:
+        return [manifest.run_id, manifest.step, manifest.config_digest]
+    if is_url(path):
+        return str(path)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat()) for file in files]
+    return [str(path), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
 
 
 def _make_writer(builder: Builder) -> PredictionWriter:

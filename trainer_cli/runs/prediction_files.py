@@ -35,12 +35,16 @@ class PredictionFile:
         self.path = folder / f"{name}{writer.suffix}"
         self._parts_folder, self._facts_file = folder / f".{name}{_SUFFIX}", folder / f"{name}.{_FACTS}"
         self._writer, self._count = writer, count
-        folder.mkdir(parents=True, exist_ok=True)
-        with self._locked(folder):
-            self._check_facts(facts)
-            self.is_done = self.path.exists()
-            if not self.is_done:
-                self._parts_folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with self._locked(folder):
+                self._check_facts(facts)
+                self.is_done = self.path.exists()
+                if not self.is_done:
+                    self._parts_folder.mkdir(exist_ok=True)
+        except PermissionError as error:
+            message = f"{folder} cannot be written: {error.strerror}"
+            raise UserError(message, cure="Set predict.folder to another folder.") from error
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
