@@ -74,8 +74,12 @@ class RunData:
         if isinstance(inner, Loader):
             # The batches of a loader that our config does not make are its own.
             is_own = self.data.source.train is inner
-            batches = (inner.batch_size, inner.drop_last) if is_own else (None, None)
-            facts = DataFacts(inner.length, *batches, whole_batches=is_shared)
+            facts = DataFacts(
+                inner.length,
+                inner.batch_size if is_own else None,
+                inner.drop_last if is_own else None,
+                whole_batches=is_shared,
+            )
         elif has_indices(inner) and (length := length_of(inner) if inner.length is None else inner.length) is not None:
             facts = DataFacts(
                 length,
