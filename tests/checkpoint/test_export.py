@@ -143,6 +143,19 @@ def test_an_output_that_exists_is_replaced_only_if_asked_and_only_as_a_whole(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_a_killed_export_left_is_deleted_by_the_next_but_not_that_of_a_live_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for name in (".out.killed.part", ".output.killed.part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "half").write_bytes(b"half")
+    with replacing(out, overwrite=True) as live:
+        live.write_bytes(b"live")
+        export(weights(), out, ExportFormat.torch)
+        assert live.exists()
+    assert out.read_bytes() == b"live"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".output.killed.part", "out"]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -170,6 +183,9 @@ export(weights, out, ExportFormat.huggingface, shard_bytes=40)
 def test_a_kill_leaves_nothing_under_the_name_of_the_output(tmp_path: Path, when: str) -> None:
     assert run_program(KILLED, str(tmp_path / "out"), when, folder=tmp_path).killed
     assert not (tmp_path / "out").exists()
+    assert len(list(tmp_path.iterdir())) == 1, "what it had written"
+    export(weights(), tmp_path / "out", ExportFormat.torch)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_the_average_is_the_mean_in_the_type_of_the_weights() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
+import glob
 import logging
 import os
 import shutil
 import stat
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import islice
 from mmap import mmap
@@ -28,6 +31,8 @@ WRITE_BYTES = 1 << 25
 """Maximum number of bytes that are digested, then written by one call."""
 _MOST_BUFFERS = 1000
 """Maximum number of buffers in one call; most systems accept 1,024."""
+_STAGING = ".part"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _being_written: set[int] = set()
 
 
@@ -296,10 +301,11 @@ def _check_plain(file: str) -> None:
 
 @contextmanager
 def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A hidden path beside `output`; what was written there is fsynced and replaces `output` on clean exit.
+    """A path in a hidden folder beside `output`; what was written there is fsynced and replaces `output` on clean exit.
 
     A file replaces a file in one rename. A folder takes two: a process that dies between them leaves the old one as
-    `.NAME.PID.old`, and nothing at `output`.
+    `.NAME.PID.old`, and nothing at `output`. What a killed process had written is deleted by the next call for the same
+    `output`.
 
     Raises:
         UserError: `output` exists, and must not be replaced.
@@ -307,9 +313,9 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
     if os.path.lexists(output) and not overwrite:
         raise UserError(f"{output} exists", cure="Choose another --output, or add --overwrite.")
     output.parent.mkdir(parents=True, exist_ok=True)
-    staging = output.parent / f".{output.name}.{os.getpid()}"
     old = output.parent / f".{output.name}.{os.getpid()}.old"
-    try:
+    with _staging_folder(output) as folder:
+        staging = folder / output.name
         yield staging
         # fsync before rename: a rename may reach the disk before the data does.
         for path in (*(staging.iterdir() if staging.is_dir() else ()), staging):
@@ -326,8 +332,46 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
         # The old folder is deleted only after the new name is durable.
         _fsync(output.parent)
         delete(old)
+
+
+@contextmanager
+def _staging_folder(output: Path) -> Iterator[Path]:
+    """A hidden folder beside `output`, deleted at exit. It is locked as long as this process lives."""
+    for left in output.parent.glob(f".{glob.escape(output.name)}.*{_STAGING}"):
+        _delete_if_unlocked(left)
+    folder, descriptor = _make_locked(output)
+    try:
+        yield folder
     finally:
-        delete(staging)
+        delete(folder)
+        os.close(descriptor)
+
+
+def _make_locked(output: Path) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=_STAGING, dir=output.parent))
+        try:
+            descriptor = os.open(folder, _DIRECTORY)
+        except FileNotFoundError:
+            continue
+        # A file system without locks: no process can lock the folder to delete it either.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        # Before it was locked another process may have deleted it as abandoned.
+        if folder.exists():
+            return folder, descriptor
+        os.close(descriptor)
+
+
+def _delete_if_unlocked(folder: Path) -> None:
+    """Delete a staging folder, unless the process that made it lives or its file system has no locks."""
+    with suppress(OSError):
+        descriptor = os.open(folder, _DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
 
 
 def point_link(link: Path, target: str) -> None:
