@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.commands.ckpt_prune import apply_pruning, prunings, steps_per_epoch
 from trainer_cli.commands.ckpt_remove import look
+from trainer_cli.commands.main import main
+from trainer_cli.core.naming import Hidden, HiddenName, removed_marker
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir
 
@@ -101,6 +104,27 @@ def test_only_what_was_named_goes_and_what_was_pinned_since_the_question_stays(t
     (run / "checkpoints/step1/pinned").touch()
     gone, _ = apply_pruning(plan, items)
     assert [path.name for path in gone] == ["step3"]
+
+
+def test_what_killed_saves_and_failed_removals_left_goes_but_not_that_of_another_run(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = with_rules(shutil.copytree(trained, tmp_path / "run"), {"save_interval": 2, "remove": "never"})
+    folder = run / "checkpoints"
+    before = sorted(path.name for path in folder.iterdir())
+    (folder / "step1/manifest.json").rename(folder / "step1" / removed_marker(RUN_ID))
+    left = [str(HiddenName(kind, "step4", RUN_ID, 1)) for kind in (Hidden.trash, Hidden.tmp)]
+    other = str(HiddenName(Hidden.tmp, "step5", "another", 1))
+    for name in (*left, other):
+        (folder / name).mkdir()
+        (folder / name / "half").touch()
+    with RunDir(run).lock():
+        assert main(["ckpt", "prune", str(run), "--yes"]) == 0
+    assert "nothing to do" in capsys.readouterr().out, "a run that is training has such folders too"
+    assert main(["ckpt", "prune", str(run), "--yes"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"{folder / name}  goes" in re.sub(" +", "  ", printed) for name in (*left, "step1"))
+    assert sorted(path.name for path in folder.iterdir()) == sorted({*before, other} - {"step1"})
 
 
 def test_part_epochs_of_an_unknown_length_are_refused(trained: Path, tmp_path: Path) -> None:

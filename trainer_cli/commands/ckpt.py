@@ -348,7 +348,9 @@ def _prune(args: argparse.Namespace) -> int:
     # A run names the checkpoints that it saved; those that were replayed are removed with them.
     runs = [RunDir(name) for name in args.names if is_run(Path(name))]
     replayed = [str(run.replayed_folder) for run in runs if catalog_of(run.replayed_folder).names()]
-    items, leftovers = look([*args.names, *replayed]), leftovers_in(runs)
+    items = look([*args.names, *replayed])
+    # A run that is training has such folders too.
+    leftovers = leftovers_in([run for run in runs if not run.is_locked()])
     plans = list(prunings(items))
     removals = {path: why for plan in plans for path, why in plan.remove.items()}
     removals |= leftovers
@@ -370,7 +372,7 @@ def _prune(args: argparse.Namespace) -> int:
         removed_of_run, refused_of_run = apply_pruning(plan, items)
         removed += removed_of_run
         refused |= refused_of_run
-    removed += remove_leftovers(leftovers)
+    removed += remove_leftovers(runs, leftovers)
     return _report(args, "removed", removed, refused)
 
 

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, is_intact
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.commands.ckpt_remove import Item, remove
 from trainer_cli.config.arguments import SAVER
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.policy import RetentionRules, retention_rules, settings_of, why_keep, why_remove
+from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, UserError
-from trainer_cli.runs.folders import is_run
+from trainer_cli.runs.folders import checkpoints_of, id_of, is_run
 from trainer_cli.runs.replayed import LEFTOVERS
 from trainer_cli.runs.run_dir import RunDir
 
@@ -77,21 +79,42 @@ def apply_pruning(pruning: Pruning, items: Sequence[Item]) -> tuple[list[Path], 
 
 
 def leftovers_in(runs: Sequence[RunDir]) -> dict[Path, str]:
-    """The folders beside the replayed checkpoints of runs that are no checkpoints -> what each holds."""
-    folders = {run.replayed_folder / name: what for run in runs for name, what in LEFTOVERS.items()}
-    return {folder: what for folder, what in folders.items() if folder.is_dir()}
+    """The folders of runs that no save, removal or replay needs -> what each holds."""
+    folders: dict[Path, str] = {}
+    for run in runs:
+        beside = {run.replayed_folder / name: what for name, what in LEFTOVERS.items()}
+        folders |= {folder: what for folder, what in beside.items() if folder.is_dir()}
+        if (storage := _storage_of(run)) is not None:
+            folders |= {
+                storage.root / name: "what a killed save or a failed removal left" for name in storage.leftovers()
+            }
+    return folders
 
 
-def remove_leftovers(folders: Collection[Path]) -> list[Path]:
-    """Remove these folders, each once the lock of its run is held.
+def remove_leftovers(runs: Sequence[RunDir], folders: Collection[Path]) -> list[Path]:
+    """Remove those of these folders that are still leftovers once the lock of their run is held.
 
     Raises:
         RunDirectoryError: the run is training, or being replayed.
     """
-    for folder in folders:
-        with RunDir(folder.parent.parent).lock():
-            shutil.rmtree(folder)
-    return list(folders)
+    removed: list[Path] = []
+    for run in runs if folders else ():
+        with run.lock():
+            # Only under the lock: an attempt that saves has such folders too.
+            named = [folder for folder in leftovers_in([run]) if folder in folders]
+            if (storage := _storage_of(run)) is not None:
+                storage.sweep()
+            for folder in named:
+                if folder.parent == run.replayed_folder:
+                    shutil.rmtree(folder)
+            removed += [folder for folder in named if not folder.exists()]
+    return removed
+
+
+def _storage_of(run: RunDir) -> LocalStorage | None:
+    """The storage of the checkpoints of a run, with its identity; None if they are in a store."""
+    folder, run_id = checkpoints_of(run.path), id_of(run.path)
+    return None if is_url(folder) or run_id is None else LocalStorage(folder, run_id=run_id)
 
 
 def steps_per_epoch(entries: Sequence[Entry]) -> int | None:

@@ -269,6 +269,12 @@ class LocalStorage:
         except OSError as error:
             raise UnsyncedError(error.errno, error.strerror, str(self.root)) from error
 
+    def leftovers(self) -> list[str]:
+        """The folders that `sweep` would remove."""
+        with suppress(FileNotFoundError):
+            return [name for name in self.disk.listdir(self.root) if self._is_leftover(name)]
+        return []
+
     def sweep(self) -> list[str]:
         try:
             names = self.disk.listdir(self.root)
@@ -277,12 +283,9 @@ class LocalStorage:
         swept: list[str] = []
         for name in names:
             try:
-                if self._is_abandoned(name):
-                    delete_tree(self.disk, self.root / name)
-                elif self._is_half_removed(name):
-                    delete_tree(self.disk, self._move_to_trash(name))
-                else:
+                if not self._is_leftover(name):
                     continue
+                delete_tree(self.disk, self._move_to_trash(name) if is_plain(name) else self.root / name)
             except OSError as error:
                 logger.warning("cannot remove what an earlier attempt left: %s: %s", self.root / name, error)
             else:
@@ -444,15 +447,12 @@ class LocalStorage:
         """Whether it is the link to the newest checkpoint, which is not a checkpoint itself."""
         return name == LATEST_LINK and stat.S_ISLNK(self.disk.stat(self.root / name, follow=False).st_mode)
 
-    def _is_abandoned(self, name: str) -> bool:
-        """Whether it is a staged or removed folder that an earlier attempt of this run left."""
-        hidden = parse_hidden(name)
-        return (
-            hidden is not None
-            and hidden.kind in (Hidden.tmp, Hidden.trash)
-            and hidden.run_id == self.run_id
-            and name not in self._staged
-        )
+    def _is_leftover(self, name: str) -> bool:
+        """Whether it is a staged or removed folder that an earlier attempt of this run left, or half removed."""
+        if (hidden := parse_hidden(name)) is None:
+            return self._is_half_removed(name)
+        kinds = (Hidden.tmp, Hidden.trash)
+        return hidden.kind in kinds and hidden.run_id == self.run_id and name not in self._staged
 
     def _is_half_removed(self, name: str) -> bool:
         """Whether a removal by this run died after it renamed the manifest and before it renamed the folder."""
