@@ -292,9 +292,9 @@ def test_a_metric_that_such_an_evaluation_lacks_is_refused_before_step_1() -> No
 def test_an_evaluation_only_because_a_run_ends_changes_nothing_of_a_longer_one(
     end: dict[str, int], loaders: dict[str, Any], tmp_path: Path
 ) -> None:
-    def fit(folder: str, **settings: Any) -> Any:
+    def fit(folder: str, *callbacks: Any, **settings: Any) -> Any:
         made = trainer(
-            callbacks=[EarlyStopping("slow/loss", patience=90, min_delta=0.0)],
+            callbacks=[EarlyStopping("slow/loss", patience=90, min_delta=0.0), *callbacks],
             schedulers={"plateau": Scheduled(_plateau, "evaluation", metric="slow/loss")},
             checkpoint=CheckpointerCallback(tmp_path / folder, save_interval=None),
             settings={"max_duration": 9, "eval_interval": 3, "eval_loaders": loaders, **settings},
@@ -308,3 +308,6 @@ def test_an_evaluation_only_because_a_run_ends_changes_nothing_of_a_longer_one(
     # Step 4 is due for the quick loader alone, or for none.
     assert same(fit("parts", **end), whole) != []
     assert same(fit("parts"), whole) == []
+    # A stop puts this evaluation off, and the training is longer when it is made.
+    fit("stopped", StopInEvaluation(4), **end)
+    assert same(fit("stopped"), whole) == []

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NOT_COMPARED = frozenset({"progress.seconds", "progress.last_seconds", "loop.ended", "loop.owed_record", LOG_MARKS})
+_NOT_COMPARED = frozenset({
+    "progress.seconds", "progress.last_seconds", "loop.ended", "loop.owed_record", "loop.owed_at_end", LOG_MARKS,
+})  # fmt: skip
 """Parts of a state that depend on the clock, or on how the run was stopped and logged."""
 _BEFORE_EVALUATION = ("model", "optimizer", "optimizers", "rng", "data")
 """Keys of a state that a pending evaluation does not change."""

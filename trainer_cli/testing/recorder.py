@@ -174,7 +174,8 @@ class Recorder(Callback):
         """The state that a checkpoint holds, and buffers that are not persistent."""
         state = capture(trainer, with_data=False)
         # A pending evaluation is recorded when it is made.
-        state.get("loop", {}).pop("owed_record", None)
+        for key in ("owed_record", "owed_at_end"):
+            state.get("loop", {}).pop(key, None)
         for generator, value in state.pop("rng").items():
             yield f"random.{generator}", self._digests.whole(value)
         for section, value in state.items():

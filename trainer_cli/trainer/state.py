@@ -350,8 +350,8 @@ def _fit_progress(progress: Progress, counts: Any) -> Fitting:
 
 
 def _fit_loop(trainer: Trainer, saved: Any) -> Fitting:
-    # `ended` is in the state only of a run whose end was requested.
-    expected = set(trainer.loop.state_dict()) | ({"ended"} & set(saved))
+    # `ended` is in the state only of a run whose end was requested, `owed_at_end` where its evaluation is pending.
+    expected = set(trainer.loop.state_dict()) | ({"ended", "owed_at_end"} & set(saved))
     rows = [f"{key}: missing in the checkpoint" for key in sorted(expected - set(saved))]
     rows += [f"{key}: not in this loop" for key in sorted(set(saved) - expected)]
     return Fitting(rows, lambda: trainer.loop.load_state_dict(saved))

@@ -65,6 +65,8 @@ class TrainingLoop(Lengths):
         super().__init__(settings)
         self.microbatches = None if settings.microbatch is None else Microbatches(settings.microbatch)
         self.pending_eval_record: dict[str, float] | None = None
+        self._pending_at_end = False
+        """Whether the pending evaluation was due because the run was at its end."""
         self.next_event = 0
         """The next step at which anything but training may be due: a log, an evaluation, a save or the end."""
         self.next_log_step = 0
@@ -165,17 +167,19 @@ class TrainingLoop(Lengths):
     def state_dict(self) -> dict[str, Any]:
         """The means since the last log, and the record of a pending evaluation."""
         state = {"meter": self.training_log.state_dict(), "owed_record": self.pending_eval_record}
+        state |= {"owed_at_end": True} if self._pending_at_end else {}
         return state if self._ended is None else {**state, "ended": self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the means and the pending evaluation."""
         self.training_log.load_state_dict(state["meter"])
         self.pending_eval_record, self._ended = state["owed_record"], state.get("ended")
+        self._pending_at_end = state.get("owed_at_end", False)
 
     def reset(self) -> None:
         """Reset the state of an earlier training."""
         self.training_log.reset()
-        self.pending_eval_record, self._ended = None, None
+        self.pending_eval_record, self._pending_at_end, self._ended = None, False, None
 
     @property
     def has_data(self) -> bool:
@@ -193,11 +197,14 @@ class TrainingLoop(Lengths):
         written = trainer.resumed and self.pending_eval_record is None and not self._wants_evaluation_at_start(trainer)
         if self.pending_eval_record is not None:
             trainer.metric_logger.add(self.pending_eval_record)
-            self.pending_eval_record = None
             end = self.why_stop(trainer)
             done = end is not None and end.finished
-            if not evaluate(trainer, self.evaluations.owed(trainer.progress, val_loaders, is_last=done), is_last=done):
-                return self._stop_before_eval(trainer)
+            # Also if max_duration has grown: schedules and patience count no evaluation that only an end made due.
+            at_end = done or self._pending_at_end
+            self.pending_eval_record, self._pending_at_end = None, False
+            due = self.evaluations.owed(trainer.progress, val_loaders, is_last=at_end)
+            if not evaluate(trainer, due, is_last=done):
+                return self._stop_before_eval(trainer, at_end=at_end)
             self._log_remaining(trainer, self.why_stop(trainer))
         elif self._wants_evaluation_at_start(trainer) and not evaluate(trainer, Due(val_loaders), is_last=False):
             # Interrupted: the next attempt makes this evaluation and its record.
@@ -278,7 +285,7 @@ class TrainingLoop(Lengths):
         if due is not None and (due.loaders or (due.callbacks and trainer.hooks["run_validation"])):
             stops_early = stop is not None and not stop.finished
             if stops_early or not evaluate(trainer, due, is_last=done):
-                return self._stop_before_eval(trainer)
+                return self._stop_before_eval(trainer, at_end=done)
             if stop is None:
                 stop = self.why_stop(trainer)
                 # This evaluation may have ended the run, and the final weights are evaluated on every loader.
@@ -290,9 +297,9 @@ class TrainingLoop(Lengths):
         self._offer_save(trainer, stop)
         return stop
 
-    def _stop_before_eval(self, trainer: Trainer) -> Stop:
+    def _stop_before_eval(self, trainer: Trainer, *, at_end: bool) -> Stop:
         """Stop before a due evaluation: the next attempt makes it, and completes this step's record."""
-        self.pending_eval_record = trainer.recording.flush()
+        self.pending_eval_record, self._pending_at_end = trainer.recording.flush(), at_end
         stop = trainer.stop_request or self.why_stop(trainer)
         assert stop is not None, "an evaluation is only put off for a stop"
         end = why_stop(self.limits, trainer.progress, process_s=0.0, stop_request=None)
