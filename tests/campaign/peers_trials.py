@@ -130,18 +130,22 @@ def why_not_mounted(mount: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the contenders in their environment."""
+    """Contender -> its distribution and version in their environment; absent where it is not installed."""
     folders = peers_environment.FOLDER.glob("lib/*/site-packages")
     installed = {
         distribution.name.lower().replace("_", "-"): distribution.version
         for distribution in distributions(path=[str(path) for path in folders])
     }
-    return {name: installed[name] for name in dict.fromkeys(CONTENDERS.values()) if name in installed}
+    return {
+        contender: f"{distribution} {installed[distribution]}"
+        for contender, distribution in CONTENDERS.items()
+        if distribution in installed
+    }
 
 
 def _why_missing(contender: str, otherwise: Callable[[], str | None]) -> str | None:
     peers_environment.install()
-    if CONTENDERS[contender] not in versions():
+    if contender not in versions():
         return f"{CONTENDERS[contender]} is not installed"
     return otherwise()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,9 @@ def page(results: Results) -> str:
             parts += ["### Trials that did not pass", "\n".join(failed)]
         parts += ["## What is done to the run", "\n".join(_done(ours["rows"]))]
     if contenders := results.get("contenders"):
-        parts += ["## The same faults, other savers", _about(contenders), contender_table(contenders["rows"])]
+        versions = contenders["machine"].get("versions", {})
+        parts += ["## The same faults, other savers", _about(contenders, " --peers")]
+        parts += [contender_table(contenders["rows"], versions)]
         parts += [_ABOUT_CONTENDERS, "\n".join(_done(contenders["rows"]))]
     return "\n\n".join(parts) + "\n"
 
@@ -115,22 +117,21 @@ A campaign that was broken off goes on with the same command."""
 
 
 _ABOUT_CONTENDERS = """All do the same training and are resumed as their documentation says
-([peer_savers.py](tests/campaign/peers/peer_savers.py)). A save counts as announced once its call has returned, with
-`DCP, async` once its future is done. HARD_FAIL is also a start that ends with an error that names the damaged file: no
-older checkpoint is taken, so that the run does not go on by itself. PASS is also damage that changes no weight, such as
-a flipped bit in a file that is not read."""
+([peer_savers.py](tests/campaign/peers/peer_savers.py)). torch.save, safetensors, DCP and torch_checkpointing bring no
+loop, so a loop of ours calls them; `train`, Lightning and HF Trainer are used with their own. A save counts as
+announced once its call has returned, with `DCP, async` once its future is done. HARD_FAIL is also a start that ends
+with an error that names the damaged file: no older checkpoint is taken, so that the run does not go on by itself. PASS
+is also damage that changes no weight, such as a flipped bit in a file that is not read."""
 
 
-def _about(report: Report) -> str:
+def _about(report: Report, flags: str = "") -> str:
     machine = report["machine"]
     facts = [f"{machine['processors']} cores", f"{machine['memory, GiB']} GiB", machine["file system"]]
-    # `versions`: of the contenders.
-    software = {name: machine[name] for name in ("python", "torch") if name in machine} | machine.get("versions", {})
-    facts += [f"{name} {version}" for name, version in software.items() if name != "trainer-cli"]
+    facts += [f"{name} {machine[name]}" for name in ("python", "torch") if name in machine]
     seconds = sum(row["seconds"] for row in report["rows"])
     minutes = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds} s"
     return (
-        f"`scripts/faults {report['size']}`, {machine['date']}, commit {report['commit']}, {minutes} on "
+        f"`scripts/faults {report['size']}{flags}`, {machine['date']}, commit {report['commit']}, {minutes} on "
         f"{machine['system']}, {', '.join(facts)}."
     )
 
@@ -166,19 +167,22 @@ def _trials(row: dict[str, Any]) -> str:
     return f"{row['trials']:,}" if row["trials"] >= row["asked"] else f"{row['trials']:,} of {row['asked']:,}"
 
 
-def contender_table(rows: Sequence[dict[str, Any]]) -> str:
-    """One line for each contender, one column for each fault."""
+def contender_table(rows: Sequence[dict[str, Any]], versions: Mapping[str, str]) -> str:
+    """One line for each contender, with its version, and one column for each fault."""
     titles = list(dict.fromkeys(row["title"] for row in rows))
     lines = ["| | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(titles)]
     for contender in dict.fromkeys(row["contender"] for row in rows):
         cells = {row["title"]: _cell(row) for row in rows if row["contender"] == contender}
-        lines.append(f"| {contender} | " + " | ".join(cells.get(title, "") for title in titles) + " |")
+        version = f" ({versions[contender]})" if contender in versions else ""
+        lines.append(f"| {contender}{version} | " + " | ".join(cells.get(title, "") for title in titles) + " |")
     return "\n".join(lines)
 
 
 def _cell(row: dict[str, Any]) -> str:
     if row["skipped"]:
         return f"skipped: {row['skipped']}"
+    if not row["trials"]:
+        return "not run: no time was left"
     return ", ".join(f"{count} {verdict}" for verdict, count in row["verdicts"].items() if count)
 
 

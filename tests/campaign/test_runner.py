@@ -160,7 +160,8 @@ def test_the_page_and_the_row_of_the_readme_are_written_again_from_the_saved_res
     classes = [make_class("kills", lambda number: PASSED), make_class("cuts", lambda number: PASSED)]
     results = report.make_report(classes, replace(campaign, classes=classes).run(), MACHINE)
     peers = [replace(make_class(f"cuts_{name}", lambda number: PASSED), title="cut", contender=name) for name in "ab"]
-    contenders = report.make_report(peers, replace(campaign, classes=peers).run(), MACHINE)
+    facts = {**MACHINE, "versions": {"a": "saver-a 1.2"}}
+    contenders = report.make_report(peers, replace(campaign, classes=peers).run(), facts)
     (tmp_path / "README.md").write_text("# a project\n\nText.\n\n## Documentation\n\nMore.\n")
     report.write({"train": results, "contenders": contenders}, tmp_path)
     written = {path: path.read_text() for path in tmp_path.rglob("*.*") if path.is_file()}
@@ -169,8 +170,23 @@ def test_the_page_and_the_row_of_the_readme_are_written_again_from_the_saved_res
     readme, page = written[tmp_path / "README.md"], written[tmp_path / "RELIABILITY.md"]
     assert "| [2 kinds](RELIABILITY.md) | 8 | 8 | 0 | 0 | 0 |" in readme
     assert readme.endswith("\n\n## Documentation\n\nMore.\n")
-    assert "\n| a | 4 PASS |\n| b | 4 PASS |\n" in page
+    assert "\n| a (saver-a 1.2) | 4 PASS |\n| b | 4 PASS |\n" in page
+    assert "`scripts/faults full --peers`, 2026-01-02" in page
     assert page.count("What cuts_a does.") == 1
+
+
+def test_a_contender_shows_each_verdict_and_why_it_was_not_run(campaign: Campaign) -> None:
+    verdicts = [Verdict.hard_fail, Verdict.passed, Verdict.lost, Verdict.lost]
+    failing = replace(make_class("cuts_a", lambda number: Outcome(verdicts[number])), title="cut", contender="a")
+    skipped = replace(failing, key="cuts_b", contender="b", skipped=lambda: "b is not installed")
+    late = replace(failing, key="cuts_c", contender="c", counts={Size.full: 0})
+    classes = [failing, skipped, late]
+    rows = report.make_report(classes, replace(campaign, classes=classes).run(), MACHINE)["rows"]
+    assert report.contender_table(rows, {}).splitlines()[2:] == [
+        "| a | 1 PASS, 1 HARD_FAIL, 2 LOST_WORK |",
+        "| b | skipped: b is not installed |",
+        "| c | not run: no time was left |",
+    ]
 
 
 def test_the_project_shows_what_was_found() -> None:

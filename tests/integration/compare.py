@@ -19,16 +19,21 @@ def final_state(run: Path) -> dict[str, Any]:
     """Everything in the newest checkpoint, bit for bit, but the seconds that training took."""
     folder = run / "checkpoints" / checkpoints(run)[-1]
     state = json.loads((folder / "rank0.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text())
     for name in ("seconds", "last_seconds"):
         del state["state"]["progress"][name]
     progress, loop = state["state"]["progress"], state["state"].get("loop", {})
-    # A run that was stopped after its last step makes the owed evaluation, and keeps that checkpoint.
+    # A stop in the last step saves the state before the evaluation. The next start makes it and completes the manifest,
+    # whose metrics are compared; the state stays, as a committed one is never rewritten.
     if loop.get("owed_record") is not None:
         loop["owed_record"], progress["evaluated_step"] = None, progress["step"]
+        loop.pop("owed_at_end", None)
     # Of the logs only what was measured: sizes and digests depend on the clock, which is in the records.
     marks = state["state"].pop("log_marks", {})
     return {
         "name": folder.name,
+        "metrics": {key: value for key, value in manifest["metrics"].items() if key not in _TIMES},
+        "finished": manifest["finished"],
         "ranges": marks.get("jsonl", {}).get("ranges"),
         "state": state,
         **tensors(folder / "rank0.safetensors"),
