@@ -166,7 +166,7 @@ class TrainingLoop(Lengths):
 
     def state_dict(self) -> dict[str, Any]:
         """The means since the last log, and the record of a pending evaluation."""
-        state = {"meter": self.training_log.state_dict(), "owed_record": self.pending_eval_record}
+        state: dict[str, Any] = {"meter": self.training_log.state_dict(), "owed_record": self.pending_eval_record}
         state |= {"owed_at_end": True} if self._pending_at_end else {}
         return state if self._ended is None else {**state, "ended": self._ended}
 
