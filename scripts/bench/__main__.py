@@ -147,7 +147,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--settings", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rounds is not None and args.rounds < 1:
-        parser.error(f"--rounds is {args.rounds}, but it is at least 1")
+        parser.error(f"--rounds is {args.rounds}, but it must be at least 1")
     if args.compare is not None and not args.compare.is_file():
         parser.error(f"--compare: there is no file {args.compare}")
     return args

@@ -187,7 +187,7 @@ def test_nothing_is_removed_while_it_is_copied_and_a_slow_folder_gets_the_newest
     with caplog.at_level(logging.INFO):
         run.fit(7, Look(), every=2, max_checkpoints=1, save_async=False)
     assert seen == [["step2", "step4", "step5"]]  # The one that is copied, the one that waits, the newest.
-    assert "step4 is not copied: step6 is due before the copy of an earlier one is done" in caplog.text
+    assert "step4 is not copied: step6 is due before an earlier copy has ended" in caplog.text
     assert sorted(LocalStorage(run.own).names()) == ["step7"]
     assert run.copied == [7]
     assert "copied step 2 to" in caplog.text
@@ -219,7 +219,7 @@ def test_another_runs_checkpoint_is_not_replaced(run: Run) -> None:
     checkpoint = CheckpointerCallback(
         run.own, identity=RunIdentity(run_id="other"), copy_to={"folder": str(run.copies)}, save_interval=3
     )
-    with pytest.raises(SaveError, match=r"could not be copied: a checkpoint of another run is there \(.*step3\)"):
+    with pytest.raises(SaveError, match=r"could not be copied: a checkpoint of another run exists there \(.*step3\)"):
         trainer(settings={"max_duration": 4}, checkpoint=checkpoint).fit(loader(40, 4))
     assert (run.copies / f"step3/{MANIFEST_FILE}").read_bytes() == before
 

@@ -58,7 +58,7 @@ class FailsIn(Disk):
         return super().write(fd, data, offset)
 
 
-ENDED = "the thread that writes was ended by"
+ENDED = "the writer thread was ended by"
 """As where the client of a store calls sys.exit."""
 
 
@@ -224,7 +224,7 @@ def test_a_checkpoint_whose_name_was_not_fsynced_is_said_to_be_there(tmp_path: P
     with pytest.raises(NotDurableError) as caught:
         fit(tmp_path, disk=Unsynced("step4"), save_async=save_async, max_checkpoints=1)
     assert str(caught.value) == (
-        "the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: "
+        "the checkpoint was written, but may not survive a power cut: its directory could not be fsynced: "
         f"Input/output error ({tmp_path}/step4). Older checkpoints are intact. Check the disk and its file system."
     )
     assert steps(tmp_path) == [2, 4], "nothing was removed for it"

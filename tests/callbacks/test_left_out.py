@@ -125,7 +125,7 @@ def test_a_training_that_needs_the_state_is_refused_before_its_first_step(
         (["checkpoint.leave_out=[callbacks.emaa]", "+callbacks.ema._target_=trainer_cli.EMA"],
          "names 'callbacks.emaa'", "Did you mean 'callbacks.ema'?"),
         (["checkpoint.leave_out=[model]"], "every checkpoint has model and progress", "checkpoint.enabled=false"),
-        (["checkpoint.leave_out=['re:(']"], "is no regular expression", ""),
+        (["checkpoint.leave_out=['re:(']"], "is not a regular expression", ""),
         (["checkpoint.leave_out=[optimizer]", "restarts.max=2"], "restarts.max is 2, but checkpoints lack", ""),
     ],
 )  # fmt: skip

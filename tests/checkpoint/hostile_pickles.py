@@ -139,7 +139,7 @@ TENSORS: dict[str, Any] = {
         named(REBUILD, "_rebuild_device_tensor_from_numpy"), [1.0], named("torch", "float32"), "cpu", False
     ),
     "a tensor without values": call(named("torch", "Tensor"), HUGE // 4),
-    "a state that is no tensor's": build(tensor(), (1, 2, 3)),
+    "a state that is not a tensor's": build(tensor(), (1, 2, 3)),
 }  # fmt: skip
 BOMBS: dict[str, Any] = {
     "a key that takes years to hash": {doubled(60): 1},
@@ -273,7 +273,7 @@ ARCHIVES: dict[str, Case] = {
     "no storage": _zip((b"data/0", 0, b"data/7")),
     "a program of TorchScript": _zip(more={"constants.pkl": GOOD, "code/__torch__.py": b"raise SystemExit"}),
     "another order of bytes": _zip(more={"byteorder": b"middle"}),
-    "an alignment that is no number": _zip(more={".storage_alignment": b"x" * 99}),
+    "an alignment that is not a number": _zip(more={".storage_alignment": b"x" * 99}),
     "a second directory": _as_torch(_second_directory),
     "a locator past the file": _as_torch(lambda one: one[:-34] + b"\xff" * 8 + one[-26:]),
     "a record of other size": _as_torch(lambda one: one[:-58] + b"\xff" * 8 + one[-50:]),

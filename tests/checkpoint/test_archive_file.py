@@ -82,7 +82,7 @@ def test_an_archive_that_was_replaced_within_its_size_and_time_is_extracted_anew
 
 
 def test_other_endings_and_existing_files_are_refused(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has none of the endings \.tar, \.tar\.gz"):
+    with pytest.raises(UserError, match=r"ends with none of \.tar, \.tar\.gz"):
         write_archive(checkpoint, tmp_path / "out.zip")
     write_archive(checkpoint, tmp_path / "out.tar")
     with pytest.raises(UserError, match="exists"):

@@ -97,7 +97,7 @@ def test_a_saved_step_is_never_written_again(checkpointer, tmp_path, caplog):
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "step5").iterdir()}
     checkpointer.save(small_state(6), tmp_path / "step5", metadata=facts, overwrite=False)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "step5").iterdir()} == before
-    assert "step5 is there already, and is not written again" in caplog.text
+    assert "step5 already exists, and is not written again" in caplog.text
     assert os.listdir(tmp_path) == ["step5"]
 
 

@@ -58,7 +58,7 @@ def test_a_save_that_does_not_fit_touches_nothing(tmp_path: Path, left: tuple[in
         save(tmp_path, disk)
     where = re.escape(str(tmp_path / "step2"))
     cure = "Older checkpoints are intact. Free some space on the disk."
-    assert re.fullmatch(rf"the checkpoint was not begun: {words} \({where}\)\. {cure}", str(caught.value))
+    assert re.fullmatch(rf"the checkpoint was not started: {words} \({where}\)\. {cure}", str(caught.value))
     assert not [name for name in disk.operations if name.startswith(("mkdir", "open_new", "write", "rename"))]
     assert [path.name for path in tmp_path.iterdir()] == ["step1"]
 
@@ -76,7 +76,7 @@ def test_what_a_removed_checkpoint_still_takes_counts_as_free(tmp_path: Path) ->
     save(tmp_path, Filled(100_000))
     later[0]()
     assert storage.removed_bytes() == 0
-    with pytest.raises(SaveError, match="not begun"):
+    with pytest.raises(SaveError, match="not started"):
         save(tmp_path, Filled(100_000), "step3")
 
 
@@ -96,6 +96,6 @@ def test_rank_0_compares_the_parts_of_all_ranks_with_what_is_free(tmp_path: Path
 
     errors = on_ranks(2, act)
     assert [type(error) for error in errors] == [NoSpaceError, NoSpaceError]
-    assert "not begun: it needs 219," in str(errors[0])
-    assert str(errors[1]).startswith("rank 0: the checkpoint was not begun")
+    assert "not started: it needs 219," in str(errors[0])
+    assert str(errors[1]).startswith("rank 0: the checkpoint was not started")
     assert list(tmp_path.iterdir()) == []

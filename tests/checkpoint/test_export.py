@@ -93,7 +93,7 @@ def test_names_are_mapped_and_left_out() -> None:
     assert list(found) == ["emb.weight", "model.layer.weight", "model.layer.count"]
     with pytest.raises(UserError, match=r"'tail\.\*' matches nothing"):
         renamed(weights(), {"tail.*": "*"})
-    with pytest.raises(UserError, match=r"two tensors come to the name 'emb\.weight'"):
+    with pytest.raises(UserError, match=r"two tensors get the name 'emb\.weight'"):
         renamed(weights(), {"head.*": "emb.*"})
 
 

@@ -194,7 +194,7 @@ def test_the_weights_that_another_program_saved_are_read_bit_for_bit(tmp_path: P
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (lambda table: {**table, "fc.weight": "../secret.safetensors"}, "is no plain name"),
+        (lambda table: {**table, "fc.weight": "../secret.safetensors"}, "is not a plain name"),
         (lambda table: {**table, "fc.weight": "gone.safetensors"}, r"gone\.safetensors is missing"),
         (lambda table: {**table, "new": table["fc.weight"]}, "lacks 'new'"),
         (lambda table: 3, "has no weight_map"),
@@ -255,5 +255,5 @@ def test_own_checkpoints_and_other_files_are_of_no_other_program(tmp_path: Path)
     (tmp_path / "text").write_text("hello")
     (tmp_path / "empty").touch()
     assert {kind_of(tmp_path / name) for name in ("step3", "text", "empty", "gone", ".")} == {None}
-    with pytest.raises(CheckpointError, match="no checkpoint of a known program"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of a known program"):
         read_foreign(tmp_path / "text")

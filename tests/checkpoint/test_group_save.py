@@ -255,5 +255,5 @@ def test_what_ends_the_thread_that_writes_on_one_rank_fails_the_save_on_both(mem
     found = save(memory_path, background=True, disks={rank: Ends()})
     for error in found:
         assert isinstance(error, SaveError)
-        assert "step 2 could not be saved: the thread that writes was ended by SystemExit: 3" in str(error)
+        assert "step 2 could not be saved: the writer thread was ended by SystemExit: 3" in str(error)
     assert steps(memory_path) == []

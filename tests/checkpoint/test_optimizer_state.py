@@ -181,7 +181,7 @@ def test_one_name_with_and_without_a_wrappers_prefix_is_refused() -> None:
     model = _model()
     state = capture_model(model)
     state["_orig_mod.0.bias"] = torch.ones(4)
-    with pytest.raises(UserError, match=r"0\.bias: two tensors of the checkpoint come to this name"):
+    with pytest.raises(UserError, match=r"0\.bias: two tensors of the checkpoint get this name"):
         restore_model(model, state)
 
 

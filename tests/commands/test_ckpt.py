@@ -272,9 +272,9 @@ def test_a_checkpoint_is_named_from_within_its_folder(ckpt: Ckpt, monkeypatch: p
 
 
 REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
-    "no action": ([], 2, ["needs an action", "There are: ls, show"]),
+    "no action": ([], 2, ["needs an action", "Available: ls, show"]),
     "no such action": (["lst"], 2, ["no action 'lst'", "Did you mean 'ls'?"]),
-    "nothing like an action": (["frobnicate"], 2, ["There are: ls, show"]),
+    "nothing like an action": (["frobnicate"], 2, ["Available: ls, show"]),
     "a flag of another action": (["ls", "--norms"], 2, ["train ckpt ls has no flag --norms", "It is one of show"]),
     "a flag of two other actions": (["pin", "runs/fine@best", "-y"], 2, ["pin has no flag -y", "one of rm, prune"]),
     "a flag before the action": (["--json", "ls"], 2, ["Did you mean 'train ckpt ls --json'?"]),
@@ -456,8 +456,8 @@ def test_verify_passes_over_what_a_run_removes_meanwhile_with_a_word(
     assert said.code == 0
     assert said.out.splitlines()[-1] == "1 of 1 valid"
     assert said.err.splitlines() == [
-        f"passed over: {FINE}/step10, which was removed meanwhile",
-        f"passed over: {FINE}/step20, which was removed meanwhile",
+        f"skipped: {FINE}/step10, which was removed meanwhile",
+        f"skipped: {FINE}/step20, which was removed meanwhile",
     ]
 
 
@@ -479,14 +479,14 @@ def test_verify_looks_again_where_all_were_removed_meanwhile(
     Removes(monkeypatch, *(f"{FINE}/step{step}" for step in (10, 20, 30)))
     said = ckpt("verify", FINE)
     assert said.code == 3, "nothing is left there"
-    assert said.err.count("passed over") == 3
+    assert said.err.count("skipped") == 3
 
 
 def test_what_a_removal_left_midway_is_passed_over_by_verify_and_reported_by_ls(ckpt: Ckpt) -> None:
     os.rename(f"{FINE}/step10/manifest.json", f"{FINE}/step10/.removed.fine")
     said = ckpt("verify", FINE)
     assert (said.code, said.out.splitlines()[-1]) == (0, "2 of 2 valid")
-    assert "passed over: runs/fine/checkpoints/step10" in said.err
+    assert "skipped: runs/fine/checkpoints/step10" in said.err
     assert ckpt("verify", f"{FINE}/step10").code == 3
     assert [one["state"] for one in ckpt("ls", FINE, "--json").json] == ["being removed", "valid", "valid"]
 
@@ -519,7 +519,7 @@ def test_diff_of_strangers_reports_what_only_one_has(ckpt: Ckpt) -> None:
         "optimizer/state/layers.0.weight/step",
     ]
     assert len(found["only_first"]) == 7
-    assert found["no_config"] == f"{ODD}/step1 carries no config"
+    assert found["no_config"] == f"{ODD}/step1 holds no config"
 
 
 def test_a_pin_is_set_and_taken_back_once(ckpt: Ckpt) -> None:

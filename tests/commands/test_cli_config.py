@@ -167,7 +167,7 @@ def test_what_lies_about_in_the_folder_of_configs_is_no_option(
     assert printed(capsys, "complete", "--answer").split() == ["config"]
     assert main(["config", "model=old"]) == 2
     said = message(capsys.readouterr().err)
-    assert "there is no model called 'old' (command line). There are: " in said
+    assert "there is no model called 'old' (command line). Available: " in said
     assert "Did you mean 'old'?" not in said
 
 
@@ -290,7 +290,7 @@ def test_an_override_with_an_at_is_no_run_though_a_folder_has_the_name_before_it
 
 
 BAD = {
-    "digits_mlp": "there is no 'digits_mlp', and it is no list of overrides (--diff). Name a run directory",
+    "digits_mlp": "there is no 'digits_mlp', and it is not a list of overrides (--diff). Name a run directory",
     "runs/nothing": "there is no 'runs/nothing'",
     "runs/nothing@latest": "runs/nothing@latest: there is no runs/nothing (--diff). The current folder is empty.",
     "seed='1": 'cannot read "seed=\'1": No closing quotation (--diff)',

@@ -40,8 +40,8 @@ def test_the_first_difference_is_printed_and_the_exit_code_is_1(run: Path, capfd
 
 
 MISTAKES = {
-    "no run": (["a", "nowhere"], "nowhere is no run's directory"),
-    "no step": (["a", "a", "--until", "0"], "--until 0 is no step"),
+    "no run": (["a", "nowhere"], "nowhere is not a run's directory"),
+    "no step": (["a", "a", "--until", "0"], "--until 0 is not a step"),
     "the number of a step": (["a", "b@4"], "Write b@step4."),
     "one run": (["a"], "the following arguments are required: B\n"),
     "a stray word": (["a", "b", "c"], "'c'"),
@@ -69,7 +69,7 @@ def test_a_name_that_is_not_there_is_no_checkpoint_of_the_current_folder(
 ) -> None:
     monkeypatch.chdir(run)
     assert main(["diverge", "nowhere", "."]) == 2
-    assert "nowhere is no run's directory" in capsys.readouterr().err
+    assert "nowhere is not a run's directory" in capsys.readouterr().err
 
 
 def test_the_same_run_is_equal_to_itself(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

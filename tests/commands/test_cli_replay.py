@@ -178,7 +178,7 @@ def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(
 
 MISTAKES = {
     "after the end": ([f"{STEPS + 1}"], [], f"has made {STEPS} steps, so there is no step {STEPS + 1}"),
-    "no number": (["last"], [], "'last' is no step"),
+    "no number": (["last"], [], "'last' is not a step"),
     "backwards": (["9..7"], [], "ends before it begins"),
     "step 0": (["0"], [], "step 0 is the state before the first step"),
     "no step": ([], [], "required: STEP\n"),
@@ -218,7 +218,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], list[str], int, str]] = {
     ),
     "a damaged one to begin with": (
         lambda run: (begun_at_8(run, 0), damage(run, 8)), ["replay", "run", "9"], 3,
-        "run/checkpoints/step8 is passed over: ",
+        "run/checkpoints/step8 is skipped: ",
     ),
     "a damaged one to compare with": (
         lambda run: damage(run, 16), ["replay", "run", "16", "--quiet"], 3,
@@ -263,7 +263,7 @@ def test_a_mistake_is_one_message(run: Path, what: str, capsys: pytest.CaptureFi
 
 def test_a_folder_that_is_no_run_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "nowhere", "3"]) == 2
-    assert "nowhere is no run's directory" in capsys.readouterr().err
+    assert "nowhere is not a run's directory" in capsys.readouterr().err
     Path("runs").mkdir()
     run.rename("runs/mine")
     assert main(["replay", "mine", "3"]) == 2

@@ -22,7 +22,7 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         "error: there is no key 'loop.max_step'\n  --> command line\nhelp: Did you mean 'loop.max_duration'?\n")),
     Code.unknown_option: (["config", "+experiment=digit"], "", (
         "error: there is no experiment called 'digit'\n  --> command line\n"
-        "help: There are: char_gpt, digits, digits_mlp, text, x. Did you mean 'digits'?\n")),
+        "help: Available: char_gpt, digits, digits_mlp, text, x. Did you mean 'digits'?\n")),
     Code.wrong_type: (["config", "name=1.5"], "", (
         "error: name is 1.5, but it must be a text or null\n  --> command line\n"
         "help: Write name='\"1.5\"' if a text is meant.\n")),
@@ -37,7 +37,7 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         "help: Write 12h30m45s, or put it in quotes.\n")),
     Code.defaults_list: (["config", "+experiment=x"], "defaults:\n  - override /modle: cnn\n", (
         f"error: there is no group 'modle'\n  --> {EXPERIMENT}:3\n"
-        f"help: There are: {GROUPS}. Did you mean '- override /model: cnn'?\n")),
+        f"help: Available: {GROUPS}. Did you mean '- override /model: cnn'?\n")),
     Code.override: (["config", "optimizer.lr=0,01"], "", (
         "error: 'optimizer.lr=0,01' gives several values, but one run takes one\n  --> command line\n"
         "help: For a number write 'optimizer.lr=0.01', for a list write 'optimizer.lr=[0,01]', for a text "

@@ -41,7 +41,7 @@ def test_a_hostile_target_is_a_mistake_of_the_config_and_never_runs(
 
 
 def test_what_is_no_component_is_told_so_with_a_way_out(project: Path) -> None:
-    with pytest.raises(ConfigError, match=r"torch\.hub\.load .* is no component.* Give experiment=NAME"):
+    with pytest.raises(ConfigError, match=r"torch\.hub\.load .* is not a component.* Give experiment=NAME"):
         Builder(TrainConfig(), Trust.recovered(project, ["torch"])).make({"_target_": "torch.hub.load"}, "model")
 
 

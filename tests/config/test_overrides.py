@@ -176,15 +176,15 @@ def test_a_mapping_for_a_group_sets_its_values(
         ("+x=[64, 64,]", "An element is missing between the last comma and ]: '+x=[64, 64]'."),
         ("+x={a: 1, }", "An element is missing between the last comma and }: '+x={a: 1 }'."),
         ("+x={a=1, b=[2]}", "Within { } a key and its value are joined by a colon: '+x={a: 1, b: [2]}'."),
-        ("+x={a:[(1,2),(3,4)]}", "A list stands in [ ]: '+x={a:[[1,2],[3,4]]}'."),
-        ("+x={a, b}", "Within { } each key has its value, as in {KEY: VALUE}; a list stands in [ ]."),
-        ("+x=[{a: [1], b:}]", "Within { } each key has its value, as in {KEY: VALUE}; a list stands in [ ]."),
+        ("+x={a:[(1,2),(3,4)]}", "A list is written in [ ]: '+x={a:[[1,2],[3,4]]}'."),
+        ("+x={a, b}", "Within { } each key has its value, as in {KEY: VALUE}; a list is written in [ ]."),
+        ("+x=[{a: [1], b:}]", "Within { } each key has its value, as in {KEY: VALUE}; a list is written in [ ]."),
         (
             '+x=["a,,b",c=d]',
             "Within brackets a text with letters beyond a-z or any of , : = ( ) [ ] { } # & needs quotes of its own, "
             "as in '+x=[\"a=b\"]'.",
         ),
-        ("+x.*b={\"lr\":0}", "A name with * stands in braces: '+x={*b:{lr:0}}'."),
+        ("+x.*b={\"lr\":0}", "A name with * is written in braces: '+x={*b:{lr:0}}'."),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_brackets_is_reported_and_no_quotes_around_the_whole(argument: str, cure: str) -> None:

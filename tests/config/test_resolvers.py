@@ -99,7 +99,9 @@ def test_another_project_does_not_know_them(
     text = to_yaml(compose(LINES))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match=r"asks for 'mul', which is no resolver.* 'def mul\(…\)' in configs/resolv"):
+    with pytest.raises(
+        ConfigError, match=r"asks for 'mul', which is not a resolver.* 'def mul\(…\)' in configs/resolv"
+    ):
         from_yaml(text, trusted=True)
 
 

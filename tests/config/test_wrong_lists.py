@@ -47,8 +47,8 @@ INNER = "defaults:\n  - inner@_here_: a\n"
 ROWS = [
     # Files and groups that are not there
     own("smal", OPTION, "no experiment called 'smal'", part("smal")),
-    own("/nowhere/x", OPTION, "no group 'nowhere'", edited("There are: callbacks", "/nowhere/x", "override /model: cnn")),
-    own("/parts/inner@param_groups.x: nope", OPTION, "no parts/inner called 'nope'", edited("There are: a, b", "nope", "b")),
+    own("/nowhere/x", OPTION, "no group 'nowhere'", edited("Available: callbacks", "/nowhere/x", "override /model: cnn")),
+    own("/parts/inner@param_groups.x: nope", OPTION, "no parts/inner called 'nope'", edited("Available: a, b", "nope", "b")),
     own("/parts@param_groups.x: [a, inner/nope]", OPTION, "no parts called 'inner/nope'", edited("inner/a", "nope", "a")),
     own("override /model: CNN", OPTION, "no model called 'CNN'", part("CNN")),
     own("override /model: cnn.yml", OPTION, "no model called 'cnn.yml'", part("cnn.yml")),
@@ -59,7 +59,7 @@ ROWS = [
     own("//parts@param_groups.x: a", LIST, "//parts is no group", line()),
     own("/parts", LIST, "parts is a group, and this entry names no option", line(OPTION="a", KEY="param_groups.x")),
     own("override /model", LIST, "names no option", line(OPTION="cnn")),
-    primary("defaults:\n  - train_shema\n  - data: digits\n  - model: mlp\n", LIST, 2, "train_shema.yaml, which is not there", part("train_shema")),
+    primary("defaults:\n  - train_shema\n  - data: digits\n  - model: mlp\n", LIST, 2, "train_shema.yaml, which does not exist", part("train_shema")),
     primary("{}  - modle: mlp\n", LIST, 4, "no group 'modle'", line()),
     # Overrides of what is not there
     own("override /parts: a", LIST, "nothing chooses a parts that could be overridden", line(KEY="param_groups.x")),
@@ -79,9 +79,9 @@ ROWS = [
     Wrong(["+experiment=own"], LIST, "configs/parts/c.yaml:2", "nothing chooses a parts/inner", edited("without override", "override ", ""),
           {"experiment/own.yaml": "# @package _global_\ndefaults:\n  - /parts@param_groups.x: c\n", "parts/c.yaml": "defaults:\n  - override inner@_here_: b\nlr: 1.0\n"}),
     # The order
-    own("override /model: cnn | /parts@param_groups.x: a", LIST, "an override of model stands before", moved_down),
-    own("override /model: cnn | /parts@param_groups.x: [a]", LIST, "stands before 'parts@param_groups.x'", moved_down),
-    own("override /model: cnn | small", LIST, "stands before 'small'", moved_down),
+    own("override /model: cnn | /parts@param_groups.x: a", LIST, "an override of model comes before", moved_down),
+    own("override /model: cnn | /parts@param_groups.x: [a]", LIST, "comes before 'parts@param_groups.x'", moved_down),
+    own("override /model: cnn | small", LIST, "comes before 'small'", moved_down),
     # Chosen twice
     own("/model: cnn", LIST, "model is chosen already, in configs/config.yaml", line()),
     own("/parts@param_groups.x: a | /parts@param_groups.x: b", LIST, "parts@param_groups.x is chosen twice", left_out, line=4),
@@ -92,11 +92,11 @@ ROWS = [
     primary("{}  - model: mlp\n  - experiment: small\n", LIST, 5, "experiment is chosen already", left_out, "+experiment=small"),
     # _self_
     own("_self_ | /parts@param_groups.x: a | _self_", LIST, "_self_ is given twice, first in line 3", left_out, line=5),
-    own("_self_@seed", LIST, "'_self_@seed' is no entry", line()),
-    own("/_self_", LIST, "'/_self_' is no entry", line()),
-    own("_self_: x", LIST, "'_self_' is no entry", line()),
-    # What is no entry
-    *[own(entry, LIST, "is no choice", edited("'- override /group: option'", entry, "override /model: cnn")) for entry in ("3", "true", "null", "[a, b]", "{}", '""', "{override /model: cnn, optional: true}", "{override /model: cnn, override /data: text}")],
+    own("_self_@seed", LIST, "'_self_@seed' is not an entry", line()),
+    own("/_self_", LIST, "'/_self_' is not an entry", line()),
+    own("_self_: x", LIST, "'_self_' is not an entry", line()),
+    # What is not an entry
+    *[own(entry, LIST, "is not a choice", edited("'- override /group: option'", entry, "override /model: cnn")) for entry in ("3", "true", "null", "[a, b]", "{}", '""', "{override /model: cnn, optional: true}", "{override /model: cnn, override /data: text}")],
     *[own(entry, LIST, "names no group", edited("'- override /group: option'", entry, "override /model: cnn")) for entry in ('"": a', '" ": a', '"override ": a', '"/": a', '"@param_groups.x": a')],
     own("overide /model: cnn", LIST, "'overide' before /model is not known", edited("Known: override", "overide", "override")),
     own("Override /model: cnn", LIST, "'Override' before /model is not known", edited("Known: override", "Override", "override")),
@@ -131,7 +131,7 @@ ROWS = [
     own("/${nope}", LIST, "cannot resolve ${nope}", edited("Write the name itself", "/${nope}", "small")),
     own("/parts@param_groups.x: [a, '${model}']", LIST, "cannot be resolved", edited("Write its name", "${model}", "b")),
     own("/parts@param_groups.x: '${defaults.0.model}'", LIST, "counts the entries", edited("Name a group", "'${defaults.0.model}'", "a")),
-    own("/parts@param_groups.x: '${model'", YAML, "is no interpolation", edited("Write ${key}", "'${model'", "a")),
+    own("/parts@param_groups.x: '${model'", YAML, "is not an interpolation", edited("Write ${key}", "'${model'", "a")),
     # Packages
     own("/parts@optimzer: a", KEY, "no key 'optimzer'", part("optimzer")),
     own("/parts@checkpoint.keep_bst: a", KEY, "no key 'checkpoint.keep_bst'", edited("checkpoint.keep_best", "checkpoint.keep_bst", "param_groups.x")),
@@ -172,13 +172,13 @@ ROWS = [
     primary("{}  - model: mlp\n  - mine\n", LIST, 5, "leads back to its own file", left_out),
     # The primary config and its search path
     Wrong([], OPTION, "--config-name", "there is no confg.yaml", part("confg"), {}, "confg"),
-    primary("{}  - override model: cnn\n  - model: mlp\n", LIST, 4, "an override of model stands before", moved_down),
+    primary("{}  - override model: cnn\n  - model: mlp\n", LIST, 4, "an override of model comes before", moved_down),
     primary("- a\n", YAML, 1, "the file is a list", value("- a", "defaults: [train_schema, model: mlp, data: digits]")),
     primary("{}  - model: mlp\nhydra:\n  searchpath: 42\n", YAML, 6, "hydra.searchpath must be a list", edited("[FOLDER]", "42", "[configs]")),
-    primary("{}  - model: mlp\nhydra:\n  searchpath: [42]\n", YAML, 6, "names 42, which is no folder", edited("A path counts from the current folder", "42", "configs")),
-    primary("{}  - model: mlp\nhydra:\n  searchpath: [pkg://nope.conf]\n", YAML, 6, "which is no folder", edited("is an installed package", "pkg://nope.conf", "pkg://trainer_cli")),
+    primary("{}  - model: mlp\nhydra:\n  searchpath: [42]\n", YAML, 6, "names 42, which is not a folder", edited("A path counts from the current folder", "42", "configs")),
+    primary("{}  - model: mlp\nhydra:\n  searchpath: [pkg://nope.conf]\n", YAML, 6, "which is not a folder", edited("is an installed package", "pkg://nope.conf", "pkg://trainer_cli")),
     # Choices on the command line
-    typed("model=nope", OPTION, "no model called 'nope'", edited("There are: cnn", "nope", "cnn")),
+    typed("model=nope", OPTION, "no model called 'nope'", edited("Available: cnn", "nope", "cnn")),
     typed("model=CNN", OPTION, "no model called 'CNN'", part("CNN")),
     typed("model=../model/cnn", OPTION, "no model called", part("../model/cnn")),
     typed("+parts@param_groups.x=[a,../b]", OPTION, "no parts called '../b'", part("../b")),

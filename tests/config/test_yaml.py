@@ -12,7 +12,7 @@ from trainer_cli.errors import Code
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
-COLUMNS = "A key is followed by a colon and a space, a text with ': ' in it needs quotes, and keys stand in one column."
+COLUMNS = "A key is followed by a colon and a space, a text with ': ' in it needs quotes, and keys start in one column."
 CLOSED = "A quote or bracket is not closed."
 TAG = "Remove it; a text that begins with ! needs quotes."
 ROWS: list[tuple[str, str | bytes, int | None, str, str]] = [

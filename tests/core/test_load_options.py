@@ -44,7 +44,7 @@ def test_ignored_names_match_a_glob_or_a_regular_expression(patterns: list[str],
 
 
 def test_what_is_no_regular_expression_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"load\.ignore_keys: 're:\(a' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"load\.ignore_keys: 're:\(a' is not a regular expression"):
         LoadOptions(ignore_keys=["re:(a"])
 
 
@@ -60,7 +60,7 @@ def test_a_glob_that_matches_nothing_is_a_warning(caplog: pytest.LogCaptureFixtu
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"states": []}, "it is a list of states"),
+        ({"states": []}, "it must be a list of states"),
         ({"states": "model"}, r"Write load\.states=\[model\]"),
         ({"states": ["modl"]}, "there is no state 'modl', only all, model.*Did you mean 'model'"),
         ({"states": ["all", "model"]}, "all has the others in it"),

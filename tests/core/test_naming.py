@@ -91,7 +91,7 @@ def test_a_pattern_names_the_counts(pattern, suffix, name):
     [
         ("step{stepp}", None, "there is no {stepp}; there are {step}, {epoch}"),
         ("step{step}-{val/loss:.2f}", None, "there is no {val/loss}"),
-        ("step{step}-{val_loss:.2f}", None, "Metrics are no part of a name: `train ckpt ls` lists them"),
+        ("step{step}-{val_loss:.2f}", None, "Metrics are not part of a name: `train ckpt ls` lists them"),
         ("step{}", None, "checkpoint.name"),
         ("step{step", None, "checkpoint.name"),
         ("step{step.real}", None, "there is no {step.real}"),
@@ -103,9 +103,9 @@ def test_a_pattern_names_the_counts(pattern, suffix, name):
         (".step{step}", None, "letters, digits"),
         ("step{step}*", None, "letters, digits"),
         ("step{step}", "a,b", "letters, digits"),
-        ("epoch{epoch}", None, "may name two checkpoints alike"),
-        ("batch{batch}", None, "may name two checkpoints alike"),
-        ("last", None, "may name two checkpoints alike"),
+        ("epoch{epoch}", None, "may give two checkpoints the same name"),
+        ("batch{batch}", None, "may give two checkpoints the same name"),
+        ("last", None, "may give two checkpoints the same name"),
         ("x" * 160 + "{step}", None, "too long"),
     ],
 )
@@ -201,7 +201,7 @@ def test_ranks_in_a_path_are_those_of_the_process(environment: dict[str, str], p
 
 
 def test_a_rank_that_is_no_number_is_named() -> None:
-    with pytest.raises(UserError, match=r"RANK is '\.\./x', which is no number \(\{rank\} in a/\{rank\}\)"):
+    with pytest.raises(UserError, match=r"RANK is '\.\./x', which is not a number \(\{rank\} in a/\{rank\}\)"):
         with_ranks("a/{rank}", {"RANK": "../x"})
     assert with_ranks("a", {"RANK": "x"}) == "a"
 

@@ -140,7 +140,7 @@ CHEAP, DEAR = SaveCost(stood_s=1.0, since_s=50.0), SaveCost(stood_s=1.0, since_s
 @pytest.mark.parametrize(
     ("step", "facts", "expected"),
     [
-        (5, {"cost": CHEAP}, (E, "auto, ephemeral: the save before took 1 s of 50 s")),
+        (5, {"cost": CHEAP}, (E, "auto, ephemeral: the previous save took 1 s of 50 s")),
         (5, {"cost": DEAR}, None),
         (5, {"cost": None}, (E, "auto, ephemeral")),  # to be measured
         (5, {"cost": CHEAP, "writing": True}, None),  # one at a time

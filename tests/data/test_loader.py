@@ -416,7 +416,7 @@ def test_an_iterable_that_every_rank_reads_is_said_to_be_so_unless_it_has_per_ra
     for made in (data, DataLoader(data, 1)):
         shared = as_loader(made, shuffle=False, seed=0, rank=1, world_size=2)
         assert shared.promise.startswith("Each of 2 ranks reads all batches, and trains on one in 2.")
-        assert "has no position of its own" in shared.promise
+        assert "does not save its position" in shared.promise
     data.per_rank = True  # type: ignore[attr-defined]
     for made in (data, DataLoader(data, 1)):
         own = as_loader(made, shuffle=False, seed=0, rank=1, world_size=2)

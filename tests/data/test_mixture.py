@@ -140,7 +140,7 @@ def test_weights_that_make_no_sense_are_refused(weights: dict[str, Any], message
 def test_other_mistakes_are_refused_too() -> None:
     with pytest.raises(UserError, match="epoch_samples is 0"):
         mixed(epoch_samples=0)
-    with pytest.raises(UserError, match="no dataset with a length"):
+    with pytest.raises(UserError, match="not a dataset with a length"):
         Mixture({"a": SimpleNamespace(train=iter([]))}, {"a": 1})
     with pytest.raises(UserError, match="is empty"):
         Mixture({"a": source(0, 0)}, {"a": 1})

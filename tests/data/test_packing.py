@@ -160,7 +160,7 @@ def test_packing_takes_every_part_and_attribute_of_its_source() -> None:
         (SimpleNamespace(train=[[1], []]), 4, "nothing to predict"),
         (SimpleNamespace(train=[[0.5, 1.5]]), 4, "expected a sequence of whole numbers"),
         (SimpleNamespace(train=[[[1], [2]]]), 4, "expected a sequence of whole numbers"),
-        (SimpleNamespace(), 4, "no dataset with a length"),
+        (SimpleNamespace(), 4, "not a dataset with a length"),
     ],
 )
 def test_what_cannot_be_packed_is_refused(source: Any, length: Any, message: str) -> None:

@@ -88,7 +88,7 @@ def test_other_workers_cannot_take_up_a_position_inside_an_epoch() -> None:
     next(iterator)
     state = loader.state_dict(0, batch=1)
     iterator.close()
-    with pytest.raises(UserError, match=r"go on with data\.num_workers=2"):
+    with pytest.raises(UserError, match=r"continue with data\.num_workers=2"):
         made(0).check_state(state)
     with pytest.raises(UserError, match="seed was 1 and is 2"):
         StreamLoader(Stream(), 4, seed=2, num_workers=2).check_state(state)
@@ -106,9 +106,7 @@ def test_other_workers_at_the_end_of_an_epoch_are_reported_what_it_means(caplog:
         loader.check_state(made(2).state_dict(1))
     (message,) = [record.message for record in caplog.records]
     assert message.startswith("data.num_workers was 2 and is 3: ")
-    assert message.endswith(
-        "shares its samples in another way from here on, so the results differ from those of going on with 2"
-    )
+    assert message.endswith("divides its samples differently from here on, so the results differ from those with 2")
     assert sum(map(len, loader.iterate(1))) == 37
 
 
@@ -184,7 +182,7 @@ def test_another_batch_size_where_batches_are_counted_is_refused_inside_an_epoch
     next(batches)
     next(batches)
     middle = one.state_dict(0, samples=4, batch=2)
-    with pytest.raises(UserError, match="counted in batches of 2, but its batch size is 4: go on with 2"):
+    with pytest.raises(UserError, match="counted in batches of 2, but its batch size is 4: continue with 2"):
         other.check_state(middle)
     one.check_state(middle)
     other.check_state(one.state_dict(1))

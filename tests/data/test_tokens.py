@@ -216,7 +216,7 @@ def test_an_id_outside_the_vocabulary_is_found_in_the_window_that_is_read(tmp_pa
 MISTAKES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "no file": (lambda folder: str(folder / "*.bin"), {}, r"there is no token file at .*Give a \.bin"),
     "an empty list": (lambda folder: [], {}, "data.path is an empty list"),
-    "an odd size": (lambda folder: write(folder / "a.bin", [1] * 405, "u1"), {}, "no whole number of uint16 tokens"),
+    "an odd size": (lambda folder: write(folder / "a.bin", [1] * 405, "u1"), {}, "not a whole number of uint16 tokens"),
     "another file": (lambda folder: write(folder / "a.txt"), {}, "neither in .bin nor in .npy.*data=text"),
     "wrong magic": (lambda folder: write(folder / "a.bin", header=(20240522, 1)), {}, "unknown magic number 20240522"),
     "wrong version": (lambda folder: write(folder / "a.bin", header=(20240520, 2)), {}, "version 2 .* expected 1"),

@@ -134,7 +134,9 @@ def test_a_save_that_fails_leaves_the_older_ones_and_can_be_made_again(
         assert "Traceback" not in failed.err
         renamed = number == campaign.second_save[-1]
         what = (
-            "is there, but may not survive a power cut: its directory could not be fsynced" if renamed else "could not"
+            "was written, but may not survive a power cut: its directory could not be fsynced"
+            if renamed
+            else "could not"
         )
         assert f"error: the checkpoint {what}" in failed.err
         assert os.strerror(error) in failed.err

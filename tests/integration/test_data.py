@@ -262,7 +262,7 @@ def test_a_stream_goes_on_with_its_workers_and_no_others(project: Path, tmp_path
     assert ran(project, tmp_path, kind, INTERRUPT="SIGTERM train 7 0")[0] == 75
     code, said = ran(project, tmp_path, kind, "data.num_workers=3")
     assert code == 2
-    assert "go on with data.num_workers=2" in said
+    assert "continue with data.num_workers=2" in said
     assert ran(project, tmp_path, kind)[0] == 0
 
 

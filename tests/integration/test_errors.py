@@ -107,7 +107,7 @@ class Late:
 
 MISTAKES = {
     "unknown verb": (["ft", "experiment=digits"], "there is no verb 'ft'", "Did you mean 'fit'?"),
-    "no verb": (["experiment=digits"], "stands where a verb belongs", "train fit experiment=digits"),
+    "no verb": (["experiment=digits"], "is not a verb", "train fit experiment=digits"),
     "unknown flag": (["fit", "--fast"], "--fast", "train fit --help"),
     "several mistakes": (["fit", "loop.max_step=3", "seet=1"], "2 mistakes", "loop.max_step", "'seet'"),
     "validate without ckpt": (["validate"], "validate needs ckpt=", "ckpt='runs/digits/checkpoints/step*'"),

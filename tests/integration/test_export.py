@@ -65,12 +65,12 @@ def test_an_export_holds_the_weights_or_their_averages(place: Path) -> None:
         (
             ["export", "runs/base@latest", "--format", "torch", "--shard-size", "big"],
             2,
-            "'big' is no size such as 500MB",
+            "'big' is not a size such as 500MB",
         ),
         (["export", "runs/base@latest", "--format", "torch", "--key-mapping", "x"], 2, "'x' is not OLD=NEW"),
         (["export", "runs/base@latest", "--format", "torch", "--ema", "swa"], 3, "It has those of ema"),
         (["export", "runs/base@latest", "--format", "torch", "--hf-config", "c"], 2, "--hf-config is for"),
-        (["export", "runs/base/checkpoints/step*", "--format", "torch"], 2, "names 3 checkpoints, but one is wanted"),
+        (["export", "runs/base/checkpoints/step*", "--format", "torch"], 2, "names 3 checkpoints, but one is expected"),
         (["export", "runs/nowhere", "--format", "torch"], 3, "matches nothing"),
         (["average", "runs/base@step10", "-o", "m"], 2, "an average is of several"),
         (["average", "runs/base/checkpoints/step*", "-o", "m", "--weights", "1,2"], 2, "2 numbers for 3"),
@@ -146,4 +146,4 @@ def test_an_archive_of_a_checkpoint_is_evaluated_and_forked(
     done = train("fit", *SMALL, "name=f", "ckpt=step10.tar.gz", cwd=place, XDG_CACHE_HOME=cache)
     assert "step10 step 10 (4 tensors)" in done.err
     done = train("ckpt", "export", "runs/base", "--format", "archive", "--ema", cwd=place)
-    assert (done.code, "an archive is the whole checkpoint" in done.err) == (2, True)
+    assert (done.code, "an archive is a copy of the whole checkpoint" in done.err) == (2, True)

@@ -85,10 +85,10 @@ def test_a_full_disk_is_foretold_and_reported_with_what_the_checkpoint_really_ta
     assert full.code == 75, full.err
     assert "Traceback" not in full.err
     assert "warning: the disk will be full before the training ends" in full.err
-    reported = r"not begun: it needs ([\d,]+) bytes and [\d,]+ for blocks and logs, ([\d,]+) bytes are free"
+    reported = r"not started: it needs ([\d,]+) bytes and [\d,]+ for blocks and logs, ([\d,]+) bytes are free"
     needed, free = re.findall(reported, full.err)[0]
     # What was kept free for it.
-    assert "the checkpoint was not begun" in full.out
+    assert "the checkpoint was not started" in full.out
     assert names(tmp_path / "disk") == []
     sizes = [int(line.split()[4]) for line in full.out.splitlines() if line.startswith("-")]
     assert 0 <= sum(sizes) - int(needed.replace(",", "")) < 5_000, "all but the manifest"

@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_one_table_with_its_cure(place: Path) -> None:
     done = fit(place, *MODEL, "ckpt=lightning.ckpt", code=2)
     assert "add 'load.key_mapping={net.*: *}'" in done.err
     done = fit(place, *MODEL, "ckpt=torch.pt", "load.states=[all]", code=2)
-    assert "torch.pt is a torch file, of which the weights can be loaded and nothing else" in done.err
+    assert "torch.pt is a torch file, from which only the weights can be loaded" in done.err
     assert not (place / "runs").exists() or not list((place / "runs").glob("*/checkpoints/*"))
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_runs_code_needs_a_flag_on_the_command_line(place: Path) -> 
 @pytest.mark.slow
 def test_a_foreign_checkpoint_is_validated_under_an_experiment(place: Path) -> None:
     done = train("validate", "ckpt=torch.pt", cwd=place)
-    assert (done.code, "carries no config.yaml. Name its experiment: experiment=NAME" in message(done.err)) == (3, True)
+    assert (done.code, "holds no config.yaml. Name its experiment: experiment=NAME" in message(done.err)) == (3, True)
     done = train(
         "validate",
         "ckpt=[torch.pt,lightning.ckpt]",

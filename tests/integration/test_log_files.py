@@ -61,7 +61,7 @@ def test_metrics_that_cannot_be_written_end_the_training_in_one_message(tmp_path
     assert (code, error) == (
         75 if is_full else 1, f"error: {why}\n  --> {path.relative_to(project)}\n"
         f"help: What was committed before is intact. {DISK_CURES[NUMBERS[device]]}"
-        f"{' The same command again then resumes at step 0.' if is_full else ''}\n",
+        f"{' Then run the same command again to resume at step 0.' if is_full else ''}\n",
     )  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["step"]) == ("stopped" if is_full else "failed", 8)

@@ -37,7 +37,7 @@ def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(r
     assert names(folder) == ["step0", "step10", "step20", "step30", "step35"]
     history = lives((tmp_path / "run/checkpoints.jsonl").read_bytes().splitlines())
     removed = {one.step: one.removed_reason for one in history if one.removed_reason}
-    assert removed == dict.fromkeys((30, 40), "the training went back to step 20")
+    assert removed == dict.fromkeys((30, 40), "the run went back to step 20")
     places = json.loads((tmp_path / "run/provenance.json").read_text())
     assert places["loop.max_duration"] == places["checkpoint.newer"] == "command line"
     assert re.fullmatch(r".*configs/experiment/digits_mlp\.yaml:\d+", places["optimizer.lr"])
@@ -60,7 +60,7 @@ def test_a_branch_left_behind_wins_no_more_though_the_start_that_left_it_was_kil
     (tmp_path / "step40").rename(folder / "step40")
     auto = train("fit", *RUN, "loop.max_duration=45", cwd=tmp_path)
     assert auto.code == 2
-    assert "checkpoint step40 is not used: the training went back to step 20" in auto.err
+    assert "checkpoint step40 is not used: the run went back to step 20" in auto.err
     assert "this goes back to step 20" in auto.err
     done = train("fit", *RUN, "loop.max_duration=45", "checkpoint.newer=trash", cwd=tmp_path)
     assert done.code == 0, done.err
@@ -154,5 +154,5 @@ def test_verify_beside_a_run_that_saves_and_removes_at_every_step_finds_nothing_
     for look in looks:
         assert look.code == 0, look.out + look.err
         assert all(line.endswith((" found", " valid")) for line in look.out.splitlines()), look.out
-        passed_over = r"passed over: \S+, which was removed meanwhile"
+        passed_over = r"skipped: \S+, which was removed meanwhile"
         assert all(re.fullmatch(passed_over, line) for line in look.err.splitlines()), look.err

@@ -68,7 +68,7 @@ def test_a_signal_while_training_finishes_the_step_and_saves(
         result = run.end()
     assert result.code == 75, result
     assert f"stopped at step 7: {REASONS[number]}" in result.out
-    assert "the same command again resumes from here" in result.out
+    assert "run the same command again to resume from here" in result.out
     assert "Traceback" not in result.err
     assert step_of(project) == 7  # the 51st sample belongs to the seventh batch of eight
     assert_ends_as(straight, project)

@@ -144,7 +144,7 @@ def test_each_name_that_mlflow_does_not_take_is_told_once_and_two_never_become_o
     assert (sent[0], sent[2], sent[3]) == ("acc_1", "loss", "acc_1")
     assert len({sent[0], sent[1], sent[4]}) == 3
     assert len(caplog.messages) == 3
-    assert caplog.messages[0] == "MLflow does not take the name 'acc@1': it is sent as 'acc_1'"
+    assert caplog.messages[0] == "MLflow does not accept the name 'acc@1': it is sent as 'acc_1'"
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_each_run_ends_the_same_on_both_ranks(fits: Fits) -> None:
         expected[f"{how}/stopped"] = "75"
         expected[f"{how}/raise"] = "the loss or the weights are not finite at step 6."
     expected["ddp/skip_bounded"] = "1 steps up to step 6 were not finite, and were skipped."
-    expected["ddp/back_bounded"] = "the training went back 0 times, and is not finite at step 6."
+    expected["ddp/back_bounded"] = "the run went back 0 times, and is not finite at step 6."
     for of_rank in fits.ends:
         for name, end in expected.items():
             assert end in of_rank[name], (name, of_rank[name])

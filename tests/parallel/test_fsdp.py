@@ -160,7 +160,7 @@ def test_plans_of_transformers_are_taken() -> None:
         (Planned({}), 3, "is empty"),
         (Planned({"frist": "colwise"}), 3, "names 'frist', and no module is called so.*Did you mean 'first'"),
         (Planned({"first": "colwize"}), 3, "the style 'colwize', which does not exist.*Did you mean 'colwise'"),
-        (Planned({"first": 1}), 3, "gives 'first' a int, which is no style"),
+        (Planned({"first": 1}), 3, "gives 'first' a int, which is not a style"),
         (Planned({"norm": "colwise"}), 3, "norm is a LayerNorm"),
         (Planned({"first": "colwise"}), 2, "first has 9 outputs, which 2 processes cannot divide in equal parts"),
         (Planned({"second": "rowwise"}), 2, "second has 9 inputs, which 2 processes"),

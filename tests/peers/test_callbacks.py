@@ -112,8 +112,8 @@ def test_early_stopping_looks_at_each_evaluation(interval: str, batches: int, st
     ("stopper", "scores", "reason"),
     [
         (stopper_of(2), [10] * 3, "has not been below 10"),
-        (ThresholdStopper("val/score", 0.6), [5, 3, 1, 0.5], "0.6 was wanted"),
-        (ThresholdStopper("val/score", 8, "max"), [1, 2, 5, 10], "8 was wanted"),
+        (ThresholdStopper("val/score", 0.6), [5, 3, 1, 0.5], "0.6 is required"),
+        (ThresholdStopper("val/score", 8, "max"), [1, 2, 5, 10], "8 is required"),
         (stopper_of(3), [1, 0.5, math.nan], "val/score is nan"),
     ],
 )

@@ -316,7 +316,7 @@ def test_states_are_copied_into_a_folder_of_their_own(folder: Path, every: int, 
 def test_a_training_starts_at_step_0_and_not_over_what_is_there(folder: Path) -> None:
     """A new start does not write over the checkpoints that are there; in a folder of its own it begins at step 0."""
     fit(folder, loop={"max_duration": 2}, save={}, val=None)
-    with pytest.raises(UserError, match="does not go on from them"):
+    with pytest.raises(UserError, match="does not continue from them"):
         fit(folder, loop={"max_duration": 3}, save={}, val=None, fit_arguments={"ckpt_path": None})
     assert saved(folder) == [2]
     new = {"folder": folder / "new"}

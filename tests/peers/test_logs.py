@@ -76,7 +76,7 @@ def test_tensors_and_numbers_are_logged(value: Any, expected: float) -> None:
 
 @pytest.mark.parametrize("value", [torch.ones(2), torch.ones(1)])
 def test_tensors_of_several_elements_are_not_logged(value: Any) -> None:
-    """What a model returns and is no number is no metric."""
+    """What a model returns and is not a number is no metric."""
     run = fit(model=returning(mine=value), loop={"log_interval": 1, "eval_interval": 4})
     assert not [name for name in run.log.records[-1].metrics if name.endswith("mine")]
 

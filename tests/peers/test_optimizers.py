@@ -336,7 +336,7 @@ def test_a_search_that_finds_no_rate(folder: Path, case: str) -> None:
     elif case == "few points":
         assert find_learning_rate(make_trainer(), rows(8), steps=5).suggestion is None
     elif case == "range":
-        with pytest.raises(UserError, match="which is no range"):
+        with pytest.raises(UserError, match="which is not a range"):
             find_learning_rate(make_trainer(), rows(8), min_lr=1.0, max_lr=0.1)
     else:
         with pytest.raises(RuntimeError, match="Trouble"):

@@ -54,9 +54,9 @@ VARIABLES = ("batch_in_epoch", "extra", "local_rank", "local_world_size", "node_
             (CheckpointerCallback, {"name": name}, "name")
             for name in ("checkpoint.mdl", "checkpoint_{epoch}", "checkpoint_{stp}", Path("step{step}"))
         ],
-        (CheckpointerCallback, {"name": "{val/loss}-{step}"}, "Metrics are no part of a name"),
+        (CheckpointerCallback, {"name": "{val/loss}-{step}"}, "Metrics are not part of a name"),
         (CheckpointerCallback, {"name": "step{step}-{val_loss:.2f}"}, "val_loss"),
-        (CheckpointerCallback, {"name": "test"}, "alike"),
+        (CheckpointerCallback, {"name": "test"}, "the same name"),
         *[
             (
                 CheckpointerCallback,

@@ -86,7 +86,7 @@ def test_a_condition_is_read_and_tested(text: str, value: float, holds: bool) ->
 
 @pytest.mark.parametrize("text", ["", "val/loss", "val/loss > ", "val/loss > high", "val/loss >> 2", "> 2"])
 def test_what_is_no_condition_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="is no condition"):
+    with pytest.raises(UserError, match="is not a condition"):
         Condition.parse(text)
 
 
@@ -214,20 +214,20 @@ def test_the_step_that_ended_a_run_with_an_error_is_not_searched(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "--command", "python 'probe.py"], "is no command: No closing quotation"),
+        (["run", "--command", "python 'probe.py"], "is not a command: No closing quotation"),
         (["run", "--command", ""], "the command is empty"),
-        (["run", "--command", "true", "val/loss > 2"], "needs a condition, or --command, and not both"),
+        (["run", "--command", "true", "val/loss > 2"], "needs either a condition or --command"),
         (["run", "--command", "true", "data.batch_size=4"], "the condition does not hold at step 24"),
         (["run", "val/los > 2", "+data.nowhere=3"], "nowhere"),
-        (["run"], "bisect needs a condition, or --command"),
-        (["run", "val/loss"], "is no condition"),
+        (["run"], "bisect needs either a condition or --command"),
+        (["run", "val/loss"], "is not a condition"),
         (["run", "val/loss > 1e9"], "the condition does not hold at step 24"),
         (["run", "val/loss > -1"], "the condition holds at step 0 already"),
         (["run", "val/los > 2"], "no evaluation measures 'val/los'"),
-        (["run", "train/loss > 2"], "train/loss is measured while a step is trained"),
+        (["run", "train/loss > 2"], "train/loss is a metric of training"),
         (["run", "val/loss > 2", "--last", "25"], "the run has steps 1 to 24"),
         (["configs", "val/loss > 2"], "configs holds no run"),
-        (["run@attempt1", "val/loss > 2"], "run@attempt1 is no run's directory"),
+        (["run@attempt1", "val/loss > 2"], "run@attempt1 is not a run's directory"),
     ],
 )
 def test_a_mistake_is_one_message(

@@ -92,7 +92,7 @@ NOT_DIVIDED = "data.global_batch_size is 66, which cannot be divided between 4 r
         (4, {"global_batch_size": 66}, 1, f"{NOT_DIVIDED} (data.global_batch_size"),
         (4, {"global_batch_size": 66}, 2, f"{NOT_DIVIDED} of 2 batches each"),
         (4, {"global_batch_size": 2}, 1, "Use a multiple of 4. To accumulate gradients, set data.batch_size, too."),
-        (4, {"global_batch_size": 66, "batch_size": 8}, 1, "no multiple of batches of 8 on each of 4 ranks"),
+        (4, {"global_batch_size": 66, "batch_size": 8}, 1, "not a multiple of batches of 8 on each of 4 ranks"),
     ],
 )
 def test_a_global_batch_size_decides_the_batch_of_a_rank_or_the_accumulation(
@@ -229,8 +229,8 @@ def test_settings_of_a_group_are_those_that_the_optimizer_takes_for_all(
         ({}, {"bias": {"lr_scale": 3}}, {"weight": 0.001, "bias": 0.003}),
         ({"lr": 0.1}, {"*": {"lr_scale": 0.5}, "bias": {"lr_scale": 2, "tag": "x"}}, {"weight": 0.05, "bias": 0.2}),
         ({"lr": 0.1}, {"*": {"lr": 0.3}, "bias": {"lr_scale": 0.0}}, {"weight": 0.3, "bias": 0.0}),
-        ({"lr": 0.1}, {"bias": {"lr_scale": -1}}, r"param_groups.bias.lr_scale is -1, but it is a factor"),
-        ({"lr": 0.1}, {"bias": {"lr_scale": "half"}}, r"param_groups.bias.lr_scale is 'half', but it is a factor"),
+        ({"lr": 0.1}, {"bias": {"lr_scale": -1}}, r"param_groups.bias.lr_scale is -1, but it must be a factor"),
+        ({"lr": 0.1}, {"bias": {"lr_scale": "half"}}, r"param_groups.bias.lr_scale is 'half', but it must be a factor"),
         ({"lr": 0.1}, {"bias": {"lr_scal": 1}}, "no setting 'lr_scal'"),
     ],
 )

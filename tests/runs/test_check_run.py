@@ -125,9 +125,9 @@ def test_each_stretch_that_proves_nothing_says_why(run: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["runs"], "runs is no run's directory"),
-        (["run", "--stretches", "0"], "--stretches 0 is no number of stretches"),
-        (["run", "--stretches", "most"], "--stretches most is no number of stretches"),
+        (["runs"], "runs is not a run's directory"),
+        (["run", "--stretches", "0"], "--stretches 0 is not a number of stretches"),
+        (["run", "--stretches", "most"], "--stretches most is not a number of stretches"),
     ],
 )
 def test_a_mistake_is_named(run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,7 +123,7 @@ def test_the_datasets_own_description_is_shown(runs: Path, capsys: pytest.Captur
         (["run", "21"], "step 21 is after the end of run, which is step 20"),
         (["run", "18..21"], "step 21 is after the end of run, which is step 20"),
         (["run", "9..3"], "9..3 ends before it begins"),
-        (["run", "last"], "'last' is no step"),
+        (["run", "last"], "'last' is not a step"),
         (["run"], "data needs a step, or --find INDEX"),
         (["run", "3", "--find", "4"], "data takes a step or --find INDEX, not both"),
         (["run", "--find", "2000"], "there is no sample '2000'"),

@@ -50,7 +50,7 @@ def test_a_full_disk_stops_a_run_that_can_be_resumed(trained: Any, error: Except
     stop = explain_disk_failure(error, HERE, trained, attempt=2)
     assert stop is not None
     assert (stop.exit_code, stop.what, stop.where) == (ExitCode.STOPPED_EARLY, what, "run/metrics.jsonl")
-    assert str(stop.cure).endswith(f"{help} The same command again then resumes at step 4.")
+    assert str(stop.cure).endswith(f"{help} Then run the same command again to resume at step 4.")
 
 
 @pytest.mark.parametrize(

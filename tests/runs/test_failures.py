@@ -94,4 +94,4 @@ def test_the_plan_shows_the_interval_or_says_what_is_lacking(
     assert main([*command, "1h", "checkpoint.save_async=false"]) == 2
     assert "has not measured two saves in one start" in capsys.readouterr().err
     assert main([*command, "6ep"]) == 2
-    assert "--between-failures is 6ep, but it is a time" in capsys.readouterr().err
+    assert "--between-failures is 6ep, but it must be a time" in capsys.readouterr().err

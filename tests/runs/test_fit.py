@@ -93,7 +93,10 @@ def test_training_alone_is_a_warning_where_the_config_expects_several_processes(
         (["parallel.tensor_size=2"], "parallel.tensor_size is 2, but parallel.strategy is ddp"),
         (["parallel=fsdp", "parallel.tensor_size=3"], "parallel.tensor_size is 3, which does not divide 2 processes"),
         (["parallel=fsdp", "parallel.shard_size=4"], "parallel.shard_size is 4, which does not divide 2 processes"),
-        (["data.global_batch_size=33"], "data.global_batch_size is 33, which is no multiple of batches of 32 on each"),
+        (
+            ["data.global_batch_size=33"],
+            "data.global_batch_size is 33, which is not a multiple of batches of 32 on each",
+        ),
         (["data.global_batch_size=33", "data.batch_size=null"], "which cannot be divided between 2 ranks"),
         (["checkpoint.format=torch_file"], "checkpoint.format is torch_file, which saves the state of one process"),
         (["checkpoint.format=huggingface"], "checkpoint.format is huggingface, which saves the state of one process"),

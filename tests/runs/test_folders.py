@@ -1,5 +1,5 @@
 """Names and folders of runs: one rule for names, no run in another, and checkpoints in a folder of the run's own, whose
-name is no literal `{run_name}`, `~` or `s3:`.
+name is not a literal `{run_name}`, `~` or `s3:`.
 """
 
 from __future__ import annotations

@@ -137,6 +137,6 @@ def test_a_class_of_another_place_is_trusted_only_when_named_and_another_class_o
 def test_a_checkpoint_without_config_needs_an_experiment(run: Path, tmp_path: Path) -> None:
     weights = saved(run, "step4")["model"]
     torch.save(weights, tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match=r"carries no config.yaml.*overrides=\['experiment=NAME'\]"):
+    with pytest.raises(CheckpointError, match=r"holds no config.yaml.*overrides=\['experiment=NAME'\]"):
         load_model(tmp_path / "weights.pt")
     assert differ(load_model(tmp_path / "weights.pt", overrides=["experiment=net"]), weights) == []

@@ -266,7 +266,7 @@ def test_of_checkpoints_in_an_object_store_the_record_is_told_and_the_store_not_
     assert {mark["step"]: mark["kept"] for mark in drawn["marks"]} == {10: False, 20: True, 30: False, 40: True}
     run.config_file.write_text("name: x\n")
     (table,) = blocks(data_of(tmp_path / "r.html", run.path), "Checkpoints", "table")
-    assert [row["then"] for row in rows(table)][1] == "gone; it is not recorded why"
+    assert [row["then"] for row in rows(table)][1] == "removed; the reason was not recorded"
 
 
 def test_names_of_a_hostile_run_stay_texts_and_the_page_asks_no_network_for_anything(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_the_command_writes_a_report_and_replaces_only_a_report(empty_folder: Pa
     size = Path("report.html").stat().st_size
     assert json.loads(capsys.readouterr().out) == {"file": "report.html", "runs": 1, "charts": 9, "size_bytes": size}
     for arguments, message in {
-        ("runs/x", "-o", "runs/x/config.yaml"): "runs/x/config.yaml exists, and is no report",
+        ("runs/x", "-o", "runs/x/config.yaml"): "runs/x/config.yaml exists, and is not a report",
         ("runs/x", "-o", "runs"): "runs is a folder",
         ("runs/x", "-o", "no/r.html"): "there is no folder no",
         ("runs/y",): "runs/y holds no run. Did you mean 'runs/x'?",

@@ -83,7 +83,7 @@ def test_a_report_that_cannot_be_written_is_a_warning(run: RunDir, caplog: pytes
     run.report_file.write_text("a file of the user")
     with caplog.at_level(logging.WARNING):
         fit(run)
-    assert "exists, and is no report" in caplog.text
+    assert "exists, and is not a report" in caplog.text
     assert run.report_file.read_text() == "a file of the user"
 
 

@@ -87,7 +87,7 @@ def _under_a_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        (_under_a_file, "is no folder"),
+        (_under_a_file, "is not a folder"),
         # No process may write there, the superuser's neither.
         (lambda tmp_path: Path("/proc/self/validation"), "No such file or directory|is read-only"),
     ],

@@ -57,7 +57,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     truncate(run / "checkpoints/step30")
     assert select_one(name).name == "step20"
     [warning] = caplog.messages
-    assert "step30 is passed over, and step20 is used: rank0.safetensors" in warning
+    assert "step30 is skipped, and step20 is used: rank0.safetensors" in warning
 
 
 def test_a_newer_checkpoint_that_is_not_finite_is_passed_over_with_a_warning(
@@ -66,7 +66,7 @@ def test_a_newer_checkpoint_that_is_not_finite_is_passed_over_with_a_warning(
     save(run / "checkpoints/step50", 50, finite=False)
     caplog.clear()
     assert select_one(f"{run}@latest").name == "step30"
-    assert caplog.messages == ["step50 is passed over, and step30 is used: its weights are not finite"]
+    assert caplog.messages == ["step50 is skipped, and step30 is used: its weights are not finite"]
 
 
 def test_a_glob_passes_over_a_copy_whose_original_is_there_and_takes_any_other(run: Path) -> None:

@@ -31,7 +31,7 @@ from trainer_cli.runs.trigger_files import TriggerFiles
         (4, "", "the run directory is in use"),
         (75, "SIGTERM", "a stop was requested"),
         (130, "", "a stop was requested"),
-        (1, "AssertionError: x", "a restart does not mend an AssertionError"),
+        (1, "AssertionError: x", "a restart does not fix an AssertionError"),
     ],
 )
 def test_what_a_restart_cannot_mend_ends_it(code: int, reason: str, why: str) -> None:

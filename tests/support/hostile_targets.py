@@ -130,7 +130,7 @@ torch.distributed.run.os.system torch.optim.lr_scheduler.partial torch.optim.opt
 """)
 
 
-# Loaders, launchers, compilers and what is no component, each with trust in its own package.
+# Loaders, launchers, compilers and what is not a component, each with trust in its own package.
 TRUSTED = words("""
 torch.hub.load torch.hub.load_state_dict_from_url torch.hub.download_url_to_file torch.hub.list torch.hub.help
 torch.load torch.save torch.serialization.load torch.serialization.save torch.serialization.add_safe_globals

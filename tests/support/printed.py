@@ -22,7 +22,7 @@ def message(printed: str) -> str:
 
 
 def untimed(printed: str) -> str:
-    """What was printed where stderr is no terminal, without the time in front of each line."""
+    """What was printed where stderr is not a terminal, without the time in front of each line."""
     return _STAMP.sub("", printed)
 
 

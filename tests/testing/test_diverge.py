@@ -313,7 +313,7 @@ def test_a_changed_source_file_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_mistakes_are_one_message(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere is no run's directory"):
+    with pytest.raises(UserError, match="nowhere is not a run's directory"):
         find_divergence(base, Path("nowhere"))
     other = Path(shutil.copytree(base, tmp_path / "run"))
     config = (other / "config.yaml").read_text()

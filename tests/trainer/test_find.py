@@ -149,7 +149,7 @@ class Failing(nn.Module):
 
 
 def test_mistakes_are_reported() -> None:
-    with pytest.raises(UserError, match="which is no range"):
+    with pytest.raises(UserError, match="which is not a range"):
         find_learning_rate(trainer(Quadratic), loader(), min_lr=1, max_lr=0.1)
     with pytest.raises(UserError, match="has no optimizer"):
         find_learning_rate(trainer(Quadratic, optimizer=None), loader())

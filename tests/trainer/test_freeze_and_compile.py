@@ -34,13 +34,13 @@ def test_a_regular_expression_may_stand_where_a_glob_may() -> None:
     assert matches("layers.12.norm.weight", r"re:layers\.\d+\.(norm|bias)\..*")
     assert not matches("layers.12.norm.weight.more", r"re:layers\.\d+\.norm\.weight")
     assert why_no_pattern("layers.[*") is None
-    assert "is no regular expression" in (why_no_pattern("re:layers.(") or "")
+    assert "is not a regular expression" in (why_no_pattern("re:layers.(") or "")
 
 
 def test_groups_by_a_regular_expression_have_their_settings() -> None:
     groups = parameter_groups(Noisy(), {"re:.*(bias|1[.]weight)": {"weight_decay": 0.0}})
     assert [len(group["params"]) for group in groups] == [2, 4]
-    with pytest.raises(ConfigError, match=r"param_groups: 're:[(]' is no regular expression"):
+    with pytest.raises(ConfigError, match=r"param_groups: 're:[(]' is not a regular expression"):
         parameter_groups(Noisy(), {"re:(": {}})
 
 
@@ -114,14 +114,17 @@ def test_a_model_given_in_evaluation_mode_trains_but_for_its_frozen_norms() -> N
     ("settings", "message"),
     [
         ({"freeze": ["bdy.0.*"]}, r"freeze: 'bdy.0.\*' matches no parameter of the model.* Did you mean 'body.0.\*'\?"),
-        ({"freeze": ["re:["]}, "freeze: 're:\\[' is no regular expression"),
+        ({"freeze": ["re:["]}, "freeze: 're:\\[' is not a regular expression"),
         ({"freeze": ["*"]}, "no parameter is left to train"),
-        ({"freeze": "body.0.*"}, r"freeze is 'body.0.\*', but it is a list of patterns.*Write freeze=\[body\.0\.\*\]"),
+        (
+            {"freeze": "body.0.*"},
+            r"freeze is 'body.0.\*', but it must be a list of patterns.*Write freeze=\[body\.0\.\*\]",
+        ),
         ({"freeze": {"bdy.0.*": 2}}, r"freeze: 'bdy.0.\*' matches no trained parameter.* Did you mean 'body.0.\*'\?"),
         ({"freeze": {"frozen": 2}}, "'frozen' matches no trained parameter"),
         ({"freeze": {"body.*": 2}}, "no parameter is left to train for optimizer, before 'body.\\*' is unfrozen"),
         ({"freeze": {"body.0.*": "soon"}}, "freeze.body.0.\\*: 'soon' is not a duration"),
-        ({"freeze": {"body.0.*": "90s"}}, "freeze.body.0.\\* is '90s', but it is counted in steps"),
+        ({"freeze": {"body.0.*": "90s"}}, "freeze.body.0.\\* is '90s', but it must be counted in steps"),
         ({"compile": {"backend": "eagr"}}, "there is no compiler 'eagr'.*Did you mean 'eager'"),
         (
             {"compile": {"backend": "eager", "mode": "default", "options": {"a": 1}}},

@@ -102,7 +102,7 @@ def test_a_save_and_a_load_call_their_hooks_in_order(tmp_path: Path) -> None:
 )
 def test_a_misspelt_hook_is_refused_with_the_nearest(wrong: str, near: str) -> None:
     bad = type("Bad", (Callback,), {wrong: lambda self: None})()
-    with pytest.raises(UserError, match=rf"Bad\.{wrong} is no hook.*callback 'mine'.*Did you mean '{near}'"):
+    with pytest.raises(UserError, match=rf"Bad\.{wrong} is not a hook.*callback 'mine'.*Did you mean '{near}'"):
         Hooks({"mine": bad})
 
 
@@ -250,7 +250,7 @@ def test_a_validation_loop_has_its_own_hook_names() -> None:
     loop.validation = ValidationLoop(hook="probe")
     Trainer(model=Line, optimizer=make_sgd, loop=loop, callbacks=[mine], device="cpu").fit(loader(), loader(5, 4))
     assert book == ["start", "batch 0", "batch end", "batch 1", "batch end", "end"]
-    with pytest.raises(UserError, match=r"on_probe_\w+ is no hook"):
+    with pytest.raises(UserError, match=r"on_probe_\w+ is not a hook"):
         trainer(callbacks=[mine])
 
 

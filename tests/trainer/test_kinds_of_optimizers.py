@@ -303,7 +303,7 @@ Own = type("Own", (AdamW,), {})
 FUSED: dict[str, tuple[Any, Callable[[], nn.Module], dict[str, Any], bool]] = {
     **{kind.__name__: (kind, lambda: nn.Linear(2, 1), {}, True) for kind in (Adam, AdamW, SGD, Adagrad)},
     **{f"no kernel: {kind.__name__}": (kind, lambda: nn.Linear(2, 1), {}, False) for kind in (RMSprop, LBFGS, Own)},
-    "null is no choice": (SGD, lambda: nn.Linear(2, 1), {"fused": None, "foreach": None}, True),
+    "null is not a choice": (SGD, lambda: nn.Linear(2, 1), {"fused": None, "foreach": None}, True),
     **{
         f"chosen: {setting}": (SGD, lambda: nn.Linear(2, 1), setting, False)
         for setting in ({"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True})

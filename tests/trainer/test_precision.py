@@ -189,7 +189,7 @@ def test_a_scale_that_only_one_side_has_is_reported(tmp_path: Path, caplog: pyte
     ("settings", "message"),
     [
         ({"dtype": "fp8"}, "precision.dtype is 'fp8', but it must be one of fp32, bf16, fp16"),
-        ({"dtype": "fp16", "loss_scale": 0}, "loss_scale is 0, but it is dynamic or a number above 0"),
+        ({"dtype": "fp16", "loss_scale": 0}, "loss_scale is 0, but it must be dynamic or a number above 0"),
         ({"dtype": "fp16", "loss_scale": -2.0}, r"loss_scale is -2\.0"),
         ({"dtype": "fp16", "loss_scale": float("nan")}, "loss_scale is nan"),
         ({"dtype": "fp16", "loss_scale": True}, "loss_scale is True"),

@@ -71,7 +71,7 @@ def test_a_training_is_the_same_whether_batches_are_sent_ahead_or_not(
 def test_a_loader_that_ends_before_its_length_is_reported_when_the_batch_is_needed(book: list[str]) -> None:
     short = type("Short", (Unsized,), {"__len__": lambda self: self.batches + 1})(2)
     made = trainer()
-    with pytest.raises(UserError, match="ended after 2 batches of epoch 0, but 3 were to come"):
+    with pytest.raises(UserError, match="ended after 2 batches of epoch 0, but 3 were expected"):
         made.fit(short)
     assert made.progress.step == 2
 

@@ -126,7 +126,7 @@ def test_the_whole_run_is_the_number_of_its_steps_for_any_schedule(tmp_path: Pat
 
 def test_the_run_itself_is_no_share_of_itself() -> None:
     with pytest.raises(
-        ConfigError, match=r"loop\.max_duration is '0\.5dur', but it is counted in steps, epochs, samples"
+        ConfigError, match=r"loop\.max_duration is '0\.5dur', but it must be counted in steps, epochs, samples"
     ):
         TrainingLoop(max_duration="0.5dur")
     with pytest.raises(ConfigError, match="a share of the run is at most 1dur"):

@@ -385,7 +385,7 @@ class Wrong(Unsized):
     [
         (Unsized(4), {"max_duration": "0.5ep"}, r"set loop\.steps_per_epoch"),
         (Unsized(5), {"limit_train_batches": 0.5}, "is a fraction, but the train loader has no length"),
-        (Wrong(4, 9), {}, "ended after 4 batches of epoch 0, but 9 were to come"),
+        (Wrong(4, 9), {}, "ended after 4 batches of epoch 0, but 9 were expected"),
         (Wrong(0, 0), {}, "no batches"),
         ([(torch.ones(2, 3),)], {"max_duration": "9tok"}, "the model's outputs have no 'tokens'"),
         ([(torch.ones(2, 3),)], {"log_interval": "5tok"}, "the model's outputs have no 'tokens'"),

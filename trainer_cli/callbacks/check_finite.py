@@ -57,9 +57,9 @@ class CheckFinite(Callback):
 
     def __init__(self, policy: str = "raise", max_times: int = 3) -> None:
         if policy not in set(NotFinitePolicy):
-            raise ConfigError(f"policy is {policy!r}, but it is raise, skip or roll_back", location="policy")
+            raise ConfigError(f"policy is {policy!r}, but it must be raise, skip or roll_back", location="policy")
         if isinstance(max_times, bool) or not isinstance(max_times, int) or max_times < 0:
-            raise ConfigError(f"max_times is {max_times!r}, but it is a number of times", location="max_times")
+            raise ConfigError(f"max_times is {max_times!r}, but it must be a number of times", location="max_times")
         self.policy, self.max_times = NotFinitePolicy(policy), max_times
         self.times = 0
         """Steps skipped, as of the last check, or times that the training went back."""
@@ -162,7 +162,7 @@ class CheckFinite(Callback):
         if self.policy is not NotFinitePolicy.roll_back:
             raise not_finite(trainer, f"the loss or the weights are not finite at step {step}")
         if self.times >= self.max_times:
-            raise not_finite(trainer, f"the training went back {self.times} times, and is not finite at step {step}")
+            raise not_finite(trainer, f"the run went back {self.times} times, and is not finite at step {step}")
         self.times += 1
         self._going_back = True
         trainer.ask_to_roll_back()

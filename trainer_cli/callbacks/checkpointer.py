@@ -189,8 +189,8 @@ class CheckpointerCallback(Callback):
         if newest is not None and not self._resumes_from_folder(trainer):
             raise UserError(
                 f"{self.folder} holds checkpoints of this run (the newest is step {newest.step}), but this "
-                "training does not go on from them, and they would not be replaced",
-                cure="Leave ckpt_path out to go on from the newest, or save into another folder.",
+                "training does not continue from them, and they would not be replaced",
+                cure="Leave ckpt_path out to continue from the newest, or save into another folder.",
             )
         if self.saver.in_background:
             log.info("checkpoints are written in the background (checkpoint.save_async=false turns this off)")
@@ -349,7 +349,7 @@ class CheckpointerCallback(Callback):
         if not self.saver.close(_DELETING_S):
             log.warning("removed checkpoints in %s are still being deleted; the next start continues", self.folder)
         if self.copier is not None and not self.copier.close(_DELETING_S):
-            log.warning("a copy in %s is not finished; the next start makes it anew", self.copier.folder)
+            log.warning("a copy in %s is not finished; the next start copies it again", self.copier.folder)
 
     def save(self, trainer: Trainer, decision: Decision, *, finished: str | None = None) -> Path:
         """Save this step, durably, and remove what may go now. Returns the checkpoint's path.

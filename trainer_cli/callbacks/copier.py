@@ -114,7 +114,7 @@ class Copier:
         # The thread has not begun with it, and takes the new one in its place.
         replaced[1].close()
         if replaced[0] != name:
-            log.warning("%s is not copied: %s is due before the copy of an earlier one is done", replaced[0], name)
+            log.warning("%s is not copied: %s is due before an earlier copy has ended", replaced[0], name)
 
     def on_amended(self, name: str) -> None:
         """The manifest of a checkpoint was replaced: its copy, if there is one, gets it too."""
@@ -152,7 +152,9 @@ class Copier:
         if waiting := self.storage.finish_uploads():
             message = f"the copies {', '.join(waiting)} could not be sent"
             self._failure = SaveError(
-                message, where=str(self.folder), cure="The same command again sends what is still on this machine."
+                message,
+                where=str(self.folder),
+                cure="Run the same command again to send what is still on this machine.",
             )
             self.raise_failure()
         elif self._opened:
@@ -203,7 +205,7 @@ class Copier:
                 self.storage.amend(name, manifest)
                 return
             if copied_manifest.run_id != source_manifest.run_id:
-                raise FileExistsError("a checkpoint of another run is there")
+                raise FileExistsError("a checkpoint of another run exists there")
             # Of a branch that the run has left.
             if not self.storage.remove(name):
                 raise OSError("an older copy is being read")

@@ -52,7 +52,7 @@ class EarlyExit(Callback):
         """
         if not callable(condition):
             raise ConfigError(
-                f"{condition!r} is no function of the trainer",
+                f"{condition!r} is not a function of the trainer",
                 location="conditions",
                 hint="In a config, write {_target_: …, _partial_: true}.",
             )
@@ -100,13 +100,15 @@ class EarlyStopping(Callback):
         check_finite: bool = True,
     ) -> None:
         if mode not in ("min", "max"):
-            raise ConfigError(f"mode is {mode!r}, but it is min or max", location="mode")
+            raise ConfigError(f"mode is {mode!r}, but it must be min or max", location="mode")
         if not (math.isfinite(min_delta) and min_delta >= 0):
             raise ConfigError(
                 f"min_delta is {min_delta}, but it must be a finite number of at least 0", location="min_delta"
             )
         if not isinstance(check_finite, bool):
-            raise ConfigError(f"check_finite is {check_finite!r}, but it is true or false", location="check_finite")
+            raise ConfigError(
+                f"check_finite is {check_finite!r}, but it must be true or false", location="check_finite"
+            )
         self.metric, self.mode, self.min_delta, self.check_finite = metric, mode, float(min_delta), check_finite
         self.patience = self._patience = parse_duration("patience", patience)
         self.best: float | None = None
@@ -198,9 +200,9 @@ class ThresholdStopper(Callback):
 
     def __init__(self, metric: str, threshold: float, mode: str = "min") -> None:
         if mode not in ("min", "max"):
-            raise ConfigError(f"mode is {mode!r}, but it is min or max", location="mode")
+            raise ConfigError(f"mode is {mode!r}, but it must be min or max", location="mode")
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
-            raise ConfigError(f"threshold is {threshold!r}, but it is a finite number", location="threshold")
+            raise ConfigError(f"threshold is {threshold!r}, but it must be a finite number", location="threshold")
         self.metric, self.threshold, self.mode = metric, float(threshold), mode
 
     def wanted_metrics(self) -> Mapping[str, str]:
@@ -219,4 +221,4 @@ class ThresholdStopper(Callback):
         # NaN is neither below nor above any threshold.
         value = metrics.get(self.metric, math.nan)
         if value <= self.threshold if self.mode == "min" else value >= self.threshold:
-            trainer.stop(f"{self.metric} is {value:.6g}, and {self.threshold:g} was wanted", by=self)
+            trainer.stop(f"{self.metric} is {value:.6g}, but {self.threshold:g} is required", by=self)

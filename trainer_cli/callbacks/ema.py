@@ -45,7 +45,9 @@ class EMA(Callback):
         if isinstance(decay, bool) or not 0 <= decay < 1:
             raise ConfigError(f"decay is {decay}, but it must be at least 0 and less than 1", location="decay")
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ConfigError(f"every is {every!r}, but it is a whole number of steps, at least 1", location="every")
+            raise ConfigError(
+                f"every is {every!r}, but it must be a whole number of steps, at least 1", location="every"
+            )
         self.decay, self.every = float(decay), every
         self.start = None if start == 0 else parse_duration("start", start)
         self._start_step = 0

@@ -37,7 +37,7 @@ class LearningRateMonitor(Callback):
             raise ConfigError(
                 f"no parameter group has '{unknown[0]}'",
                 location="keys",
-                hint=f"There are: {', '.join(sorted(keys - {'params'}))}.",
+                hint=f"Available: {', '.join(sorted(keys - {'params'}))}.",
             )
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -68,7 +68,7 @@ class ParameterTable(Callback):
 
     def __init__(self, depth: int = 1) -> None:
         if isinstance(depth, bool) or not isinstance(depth, int) or depth < 0:
-            raise ConfigError(f"depth is {depth!r}, but it is a number of at least 0", location="depth")
+            raise ConfigError(f"depth is {depth!r}, but it must be a number of at least 0", location="depth")
         self.depth = depth
 
     def on_fit_start(

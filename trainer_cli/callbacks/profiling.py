@@ -158,7 +158,7 @@ class TorchProfiler(Callback):
         counts = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first}
         for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < (name == "active"):
-                raise ConfigError(f"{name} is {value!r}, but it is a number of steps", location=name)
+                raise ConfigError(f"{name} is {value!r}, but it must be a number of steps", location=name)
         self._schedule = schedule(**counts)
         self._folder = Path(folder)
         self._more: dict[str, Any] = {
@@ -172,7 +172,7 @@ class TorchProfiler(Callback):
         if len(trainer.get_callbacks(TorchProfiler)) > 1:
             # The process would end without any message.
             raise UserError(
-                "there are two TorchProfilers, and torch records for one at a time",
+                "there are two TorchProfilers, but torch records for only one at a time",
                 cure="Leave one out; its `repeat` and `skip_first` choose the steps.",
             )
 

@@ -131,7 +131,7 @@ class Retention:
                 where=str(self.folder / entry.name),
                 cure=f"It is intact as it was. {disk_cure(error)}",
             ) from error
-        SAVES.info("completed step %d (its evaluation is made)", entry.step)
+        SAVES.info("completed step %d (its evaluation has ended)", entry.step)
         if manifest.kind is not entry.manifest.kind:
             self._history.saved(entry.name, entry.step, manifest.kind.value, manifest.reason)
 
@@ -146,7 +146,7 @@ class Retention:
             raise NotDurableError(
                 f"{', '.join(waiting)} could not be sent to {self.folder}",
                 where=str(self.folder),
-                cure="The same command again sends what is still on this machine.",
+                cure="Run the same command again to send what is still on this machine.",
             )
 
     def leave_branch(self, step: int, newer: Newer) -> None:
@@ -171,9 +171,9 @@ class Retention:
             raise UserError(
                 f"this goes back to step {step}, but newer checkpoints are pinned: {', '.join(pinned)}",
                 where="checkpoint.newer",
-                cure="Unpin them, or copy them to another place.",
+                cure="Unpin them, or copy them to another folder.",
             )
-        reason = f"the training went back to step {step}"
+        reason = f"the run went back to step {step}"
         # Newest first: after a kill midway those that remain are still one branch.
         for entry in reversed(later):
             if self.rules.remove is Removal.never:

@@ -30,7 +30,7 @@ class SkipSamples(Callback):
 
     def __init__(self, samples: int) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0:
-            raise ConfigError(f"samples is {samples!r}, but it is a number of samples", location="samples")
+            raise ConfigError(f"samples is {samples!r}, but it must be a number of samples", location="samples")
         self.samples = samples
         self._skipped = 0
 
@@ -81,7 +81,7 @@ class SelectiveGrad(Sparsity):
     ) -> None:
         for value in share.values() if isinstance(share, Mapping) else (share,):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-                raise ConfigError(f"share is {value!r}, but it is above 0 and at most 1", location="share")
+                raise ConfigError(f"share is {value!r}, but it must be above 0 and at most 1", location="share")
         zeros = {glob: 1 - value for glob, value in share.items()} if isinstance(share, Mapping) else 1 - share
         super().__init__(zeros, parameters, exclude, init)
 
@@ -142,14 +142,14 @@ def flags_set(flags: Flags) -> Iterator[None]:
 def _check(where: str, path: str, value: object) -> None:
     # A config may be recovered from a checkpoint: it must not set attributes of any module.
     if path.split(".")[0] != "torch":
-        raise ConfigError(f"'{path}' is no attribute of torch", location=where)
+        raise ConfigError(f"'{path}' is not an attribute of torch", location=where)
     owner, name = _owner(path)
     if owner is None or not hasattr(owner, name):
         names = [] if owner is None else [attribute for attribute in dir(owner) if not attribute.startswith("_")]
         raise ConfigError(f"there is no '{path}'", location=where, hint=did_you_mean(name, names).strip() or None)
     present = getattr(owner, name)
     if callable(present):
-        raise ConfigError(f"'{path}' is a function or a class, and no flag", location=where)
+        raise ConfigError(f"'{path}' is a function or a class, not a flag", location=where)
     # By type, not by isinstance: true is an int, too.
     if present is not None and value is not None and type(value) is not type(present):
         raise ConfigError(f"'{path}' is {present!r}, so it cannot be {value!r}", location=where)

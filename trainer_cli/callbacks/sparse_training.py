@@ -60,7 +60,7 @@ class Schedule:
         """Convert the durations to steps. Without `stop` it is this share of the whole training.
 
         Raises:
-            ConfigError: one of them is no number of steps, or nothing lies between start and stop.
+            ConfigError: one of them is not a number of steps, or nothing lies between start and stop.
         """
         steps_by_key: dict[str, int] = {"start": 0}
         if self._given["stop"] is None and loop.total_steps is not None:
@@ -74,7 +74,7 @@ class Schedule:
             steps_by_key[key] = steps
         self.start, self.stop, self.every = steps_by_key["start"], steps_by_key["stop"], steps_by_key["every"]
         if self.stop <= self.start:
-            message = f"sparsity stops to change at step {self.stop}, but begins at step {self.start}"
+            message = f"sparsity stops changing at step {self.stop}, but begins at step {self.start}"
             raise ConfigError(message, location="sparsity.stop")
 
     def last_due(self, step: int) -> int:

@@ -151,9 +151,9 @@ class Sparsity(Callback):
         for value in self.sparsity.values():
             check_share("sparsity", value)
         if init not in set(Init):
-            raise ConfigError(f"init is {init!r}, but it is {', '.join(Init)}", location="init")
+            raise ConfigError(f"init is {init!r}, but it must be {', '.join(Init)}", location="init")
         if distribution not in set(Distribution):
-            message = f"distribution is {distribution!r}, but it is {', '.join(Distribution)}"
+            message = f"distribution is {distribution!r}, but it must be {', '.join(Distribution)}"
             raise ConfigError(message, location="distribution")
         if distribution == Distribution.erk and isinstance(sparsity, Mapping):
             raise ConfigError("distribution is erk, which needs one number as sparsity", location="distribution")
@@ -297,4 +297,4 @@ class Sparsity(Callback):
 def check_share(key: str, value: object, *, least: float = 0.0) -> None:
     """Refuse what is no share from `least` to below 1."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1:
-        raise ConfigError(f"{key} is {value!r}, but it is at least {least:g} and below 1", location=key)
+        raise ConfigError(f"{key} is {value!r}, but it must be at least {least:g} and below 1", location=key)

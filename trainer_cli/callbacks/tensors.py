@@ -144,7 +144,7 @@ def check_statistics(statistics: Sequence[str]) -> list[str]:
     names = [statistics] if isinstance(statistics, str) else list(statistics)
     if unknown := [name for name in names if name not in STATISTICS]:
         raise ConfigError(
-            f"'{unknown[0]}' is no statistic", location="statistics", hint=f"There are: {', '.join(STATISTICS)}."
+            f"'{unknown[0]}' is not a statistic", location="statistics", hint=f"Available: {', '.join(STATISTICS)}."
         )
     return names
 
@@ -155,7 +155,7 @@ def watched(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     chosen = {name: module for name, module in named.items() if any(matches(name, pattern) for pattern in patterns)}
     if not chosen:
         raise ConfigError(
-            f"no module matches {list(patterns)}", location="modules", hint=f"There are: {', '.join(list(named)[:20])}."
+            f"no module matches {list(patterns)}", location="modules", hint=f"Available: {', '.join(list(named)[:20])}."
         )
     return chosen
 
@@ -183,7 +183,9 @@ class DumpActivations(Callback):
 
     def __init__(self, modules: Sequence[str], every: int, folder: str = "activations") -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ConfigError(f"every is {every!r}, but it is a whole number of steps, at least 1", location="every")
+            raise ConfigError(
+                f"every is {every!r}, but it must be a whole number of steps, at least 1", location="every"
+            )
         self.modules, self.every = [modules] if isinstance(modules, str) else list(modules), every
         self.folder = Path(folder)
         self._latest: dict[str, Tensor] = {}

@@ -400,7 +400,7 @@ def newest_intact(
                 unread[entry.name] = entry.problem or ""
             continue
         if limit is not None and entry.step > limit:
-            log.warning("checkpoint %s is not used: the training went back to step %d", entry.name, limit)
+            log.warning("checkpoint %s is not used: the run went back to step %d", entry.name, limit)
             continue
         try:
             problem: str | None = "its weights are not finite"

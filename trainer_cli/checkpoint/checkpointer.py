@@ -186,7 +186,7 @@ class Checkpointer:
             job.write()
             job.finish()
             if self.waits_for_uploads:
-                with self.group.checking("while the store was waited for"):
+                with self.group.checking("while waiting for the store"):
                     _finish_uploads(self._split(path)[0])
             return None
         self._interrupted = False
@@ -428,7 +428,9 @@ class Checkpointer:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         if self.thread is not None and not self.thread.close(timeout_s):
             # The thread still reads the copy.
-            logger.warning("a checkpoint is still being written or deleted after %.0f s; no resume takes it", timeout_s)
+            logger.warning(
+                "a checkpoint is still being written or deleted after %.0f s; it is not used to resume", timeout_s
+            )
             return
         try:
             self._end_last_save()

@@ -35,7 +35,9 @@ def check_room(storage: Storage, where: str, size_bytes: int, files: Mapping[str
     free = FreeSpace(None if free_bytes is None else free_bytes + removed_bytes, storage.free_files())
     if (why := why_no_room(needed, free)) is not None:
         raise NoSpaceError(
-            f"the checkpoint was not begun: {why}", where=where, cure=f"{older_ones(where)} {DISK_CURES[errno.ENOSPC]}"
+            f"the checkpoint was not started: {why}",
+            where=where,
+            cure=f"{older_ones(where)} {DISK_CURES[errno.ENOSPC]}",
         )
 
 
@@ -53,7 +55,7 @@ def disk_error(
     # The rename has happened, so that to save again under this name would be refused.
     if isinstance(error, UnsyncedError):
         message = (
-            f"the checkpoint is there, but may not survive a power cut: its directory could not be fsynced: {reason}"
+            f"the checkpoint was written, but may not survive a power cut: its directory could not be fsynced: {reason}"
         )
         return NotDurableError(message, where=str(where), cure=cure)
     message = f"the checkpoint could not be saved: {reason}"

@@ -69,7 +69,7 @@ def renamed(weights: Weights, mapping: Mapping[str, str]) -> dict[str, torch.Ten
     by_new_name: dict[str, torch.Tensor] = {}
     for name, value in weights.items():
         if (new := new_names[name]) in by_new_name:
-            raise UserError(f"--key-mapping: two tensors come to the name {new!r}")
+            raise UserError(f"--key-mapping: two tensors get the name {new!r}")
         if new:
             by_new_name[new] = value
     return by_new_name

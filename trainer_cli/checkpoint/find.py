@@ -43,11 +43,13 @@ def write_archive(checkpoint: Path, output: Path, *, overwrite: bool = False) ->
 
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged: every digest is verified on the way.
-        UserError: the name has none of the endings, or exists.
+        UserError: the name ends with none of, or exists.
     """
     ending = next((suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if output.name.endswith(suffix)), None)
     if ending is None:
-        raise UserError(f"{output} has none of the endings {', '.join(SUFFIXES)}", cure="Give such an --output.")
+        raise UserError(
+            f"{output} ends with none of {', '.join(SUFFIXES)}", cure="Choose an --output with one of them."
+        )
     catalog = catalog_of(checkpoint.parent)
     entry = catalog.entry(checkpoint.name)
     if entry.manifest is None or entry.problem is not None:
@@ -87,7 +89,7 @@ def extract_archive(path: Path) -> Path:
     Composer, its one file of torch.
 
     Raises:
-        CheckpointError: it is no archive of a checkpoint, or damaged, or holds what no checkpoint has.
+        CheckpointError: it is not an archive of a checkpoint, or damaged, or holds what no checkpoint has.
         OSError: the disk is full.
     """
     stat = path.stat()
@@ -146,7 +148,7 @@ def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStor
     folder_name = first.name.rpartition("/")[0] or f"step{manifest.step}"
     # It becomes a path: a name with a slash could lead out of the cache.
     if not is_plain(folder_name):
-        raise ValueError(f"its folder {folder_name[:80]!r} is no plain name")
+        raise ValueError(f"its folder {folder_name[:80]!r} is not a plain name")
 
     def files() -> Iterator[tuple[str, Iterator[bytes]]]:
         seen: set[str] = set()
@@ -291,7 +293,7 @@ def _named(path: str | os.PathLike[str]) -> str:
     """A path to load, with the ranks of this process filled in.
 
     Raises:
-        UserError: it is no path.
+        UserError: it is not a path.
     """
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"expected the path of a checkpoint, got {type(path).__name__}")

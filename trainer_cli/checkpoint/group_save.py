@@ -108,7 +108,7 @@ class GroupSave(SaveJob):
         self._raise_failure(first, error)
         if self.is_there and self.group.is_main:
             self.storage.fsync_names()
-            log.info("%s is there already, and is not written again", self.where)
+            log.info("%s already exists, and is not written again", self.where)
             self.caller.on_committed(self)
 
     def write(self) -> None:
@@ -171,7 +171,9 @@ class GroupSave(SaveJob):
         if hook is not None:
             hook.pre_commit(self.where)
         if not (finite := finite and self.metadata.finite):
-            log.warning("the weights of step %d are not finite: no resume takes %s", self.metadata.step, self.name)
+            log.warning(
+                "the weights of step %d are not finite: %s will not be used to resume", self.metadata.step, self.name
+            )
         commit(self._folder, ranks, replace(self.metadata, finite=finite), name=self.name, format=self.format)
         if hook is not None:
             hook.post_commit(self.where)
@@ -288,6 +290,6 @@ def compare_ranks(
         if key in state and any(map(is_dtensor, encode({key: state[key]})[1].values())):
             raise UserError(
                 f"the ranks have different values under {key!r}, which also holds tensors that they share",
-                cure="Give what differs a top-level key of its own.",
+                cure="Save what differs under a separate top-level key.",
             )
     return state

@@ -158,7 +158,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     if len(state["cuda"]) != devices and (state["cuda"] or _cuda_in_use()):
         logger.warning(
             "the checkpoint has random states of %d GPUs, but there are %d here: "
-            "what is drawn on a GPU will differ from an uninterrupted run",
+            "random numbers drawn on a GPU will differ from an uninterrupted run",
             len(state["cuda"]),
             devices,
         )
@@ -185,7 +185,7 @@ def renamed(
     for name, value in state.items():
         name = plain_name(mapped[clean_name(name)], live, state)
         if name in by_name:
-            rows.append(f"{name}: two tensors of the checkpoint come to this name")
+            rows.append(f"{name}: two tensors of the checkpoint get this name")
         by_name[name] = value
     return by_name
 

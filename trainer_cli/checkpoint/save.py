@@ -340,7 +340,7 @@ class CheckpointWriter:
         try:
             if is_saved(storage, name, metadata, overwrite=overwrite):
                 storage.fsync_names()
-                logger.info("%s is there already, and is not written again", where)
+                logger.info("%s already exists, and is not written again", where)
                 return
             check_room(storage, where, snapshot.layout.least_bytes, metadata.files)
             with storage.writing(name, digest=self.digest, replace=overwrite) as folder:
@@ -352,7 +352,9 @@ class CheckpointWriter:
                 # In the thread that writes: on a GPU this waits for the device.
                 finite = metadata.finite and snapshot.is_finite()
                 if not finite:
-                    logger.warning("the weights of step %d are not finite: no resume takes %s", metadata.step, name)
+                    logger.warning(
+                        "the weights of step %d are not finite: %s will not be used to resume", metadata.step, name
+                    )
                 commit(folder, [rank_files], replace(metadata, finite=finite), name=name, format=format)
         except OSError as error:
             size_bytes = snapshot.layout.total_bytes + sum(len(content) for content in metadata.files.values())
@@ -413,7 +415,7 @@ def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:
     if isinstance(error, Exception):
         return error
     ending = f"{type(error).__name__}: {error}".removesuffix(": ")
-    message = f"step {step} could not be saved: the thread that writes was ended by {ending}"
+    message = f"step {step} could not be saved: the writer thread was ended by {ending}"
     return SaveError(message, where=str(where), cure=older_ones(where))
 
 

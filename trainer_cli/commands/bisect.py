@@ -23,8 +23,8 @@ EXAMPLES = """examples:
   train bisect runs/digits 'val/loss > 2' --first 400 --last 500
 
 It looks into the records first, then evaluates kept checkpoints, then steps that it replays. The condition must not
-hold at the first step, and hold at the last. One that comes and goes has several crossings, of which one is found.
-An interrupted search goes on with the same command.
+hold at the first step, and hold at the last. If it changes several times, one of its changes is found.
+Run the same command again to continue an interrupted search.
 """
 
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         args.condition = None
     if (args.condition is None) == (args.command is None):
         raise UserError(
-            "bisect needs a condition, or --command, and not both", cure="For example: train bisect RUN 'val/loss > 2'."
+            "bisect needs either a condition or --command", cure="For example: train bisect RUN 'val/loss > 2'."
         )
     tests: list[Tested] = []
 

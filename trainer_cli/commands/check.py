@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 `resume` trains a few steps without a stop, and again in processes that are stopped or killed at every kind of place
 and started again, in a temporary folder; runs/ is not touched. Every value of every step must be equal, bit for bit.
 
-`run` makes stretches between the checkpoints of a run again, and compares every record and every tensor, bit for bit.
+`run` replays stretches between the checkpoints of a run, and compares every record and every tensor, bit for bit.
 It writes what it found into RUN/replayed/check.json.
 
 Exit code 0: all are equal. 1: some are not; the first that differs is printed.
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stretches",
         metavar="K",
         default=str(STRETCHES),
-        help=f"how many stretches between two checkpoints are made again, or all ({STRETCHES})",
+        help=f"how many stretches between two checkpoints to replay, or all ({STRETCHES})",
     )
     run_parser.add_argument("--output", metavar="FILE", type=Path, help="write the result here, not into RUN/replayed")
     run_parser.set_defaults(check=_check_run)
@@ -61,7 +61,7 @@ def _check_run(args: argparse.Namespace) -> int:
 
     count = None if args.stretches == "all" else int(args.stretches) if args.stretches.isdecimal() else 0
     if count == 0:
-        raise UserError(f"--stretches {args.stretches} is no number of stretches", cure="Write 1 or more, or: all.")
+        raise UserError(f"--stretches {args.stretches} is not a number of stretches", cure="Write 1 or more, or: all.")
     show = (lambda text: None) if args.json else lambda text: print(text, flush=True)
     check = check_run(args.run_dir, count, show=show, output=args.output)
     print(json.dumps(check.as_dict(), indent=2) if args.json else check)

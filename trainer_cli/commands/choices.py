@@ -159,15 +159,15 @@ def no_verb(word: str, arguments: Sequence[str], verbs: Iterable[str]) -> UserEr
     """The error for a first word that is not a verb: an override, an experiment, a flag, or a misspelling."""
     command = shlex.join(arguments)
     if "=" in word and not word.startswith("-"):
-        return UserError(f"{word!r} stands where a verb belongs", cure=f"Did you mean 'train fit {command}'?")
+        return UserError(f"{word!r} is not a verb", cure=f"Did you mean 'train fit {command}'?")
     if word.startswith("-"):
-        return UserError(f"{word!r} stands where a verb belongs", cure="Write train VERB first; see train --help.")
+        return UserError(f"{word!r} is not a verb", cure="Write train VERB first; see train --help.")
     names = list(verbs)
     cure = _translate_verb(word, arguments[1:]) or did_you_mean(word, names).strip()
     if not cure and word in Choices.of().options(EXPERIMENT):
         overrides = shlex.join([f"experiment={word}", *arguments[1:]])
-        return UserError(f"{word!r} is an experiment, and no verb", cure=f"Did you mean 'train fit {overrides}'?")
-    return UserError(f"there is no verb {word!r}", cure=cure or f"There are: {', '.join(names)}.")
+        return UserError(f"{word!r} is an experiment, not a verb", cure=f"Did you mean 'train fit {overrides}'?")
+    return UserError(f"there is no verb {word!r}", cure=cure or f"Available: {', '.join(names)}.")
 
 
 def _translate_verb(word: str, arguments: Sequence[str]) -> str | None:
@@ -187,14 +187,14 @@ def _translate_verb(word: str, arguments: Sequence[str]) -> str | None:
 def no_action(verb: str, arguments: Sequence[str], actions: Iterable[str]) -> UserError:
     """The error for a verb with actions whose first argument is not one of them."""
     names = list(actions)
-    cure = f"There are: {', '.join(names)}."
+    cure = f"Available: {', '.join(names)}."
     if not arguments:
         return UserError(f"train {verb} needs an action", cure=cure)
     word = arguments[0]
     if word.startswith("-"):
         action = next((argument for argument in arguments if argument in names), None)
         suggestion = cure if action is None else f"Did you mean 'train {verb} {action} {word}'?"
-        return UserError(f"{word!r} stands where an action of train {verb} belongs", cure=suggestion)
+        return UserError(f"{word!r} is not an action of train {verb}", cure=suggestion)
     return UserError(f"train {verb} has no action {word!r}", cure=did_you_mean(word, names).strip() or cure)
 
 
@@ -256,12 +256,16 @@ def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None) -> U
         return None
     word = words[index]
     if (joined := _join_override(words, index)) is not None:
-        return UserError(f"{word!r} stands by itself", where="command line", cure=f"Write '{joined}', without spaces.")
+        return UserError(
+            f"{word!r} is separated from its key or value",
+            where="command line",
+            cure=f"Write '{joined}', without spaces.",
+        )
     following = words[index + 1] if index + 1 < len(words) and "=" not in words[index + 1] else None
     suggestion = _suggest_override(word, following, Choices.of(config_dir), verb)
     if suggestion is None:
         return None
-    return UserError(f"{word!r} stands where key=value belongs", where="command line", cure=suggestion)
+    return UserError(f"{word!r} is not of the form key=value", where="command line", cure=suggestion)
 
 
 def _join_override(words: Sequence[str], index: int) -> str | None:

@@ -235,7 +235,7 @@ def _fact_lines(content: Content) -> list[tuple[str, str]]:
         ("step", f"{manifest.step} (epoch {manifest.epoch})"),
         ("kind", f"{manifest.kind} ({manifest.reason})" + (", pinned" if content.entry.pinned else "")),
         ("finished", manifest.finished or ""),
-        ("weights", "" if manifest.finite else "NOT FINITE: a resume passes it over"),
+        ("weights", "" if manifest.finite else "NOT FINITE: a resume skips it"),
         ("left out", ", ".join(manifest.left_out)),
         ("size", f"{format_bytes(content.entry.size_bytes)} in {len(manifest.files)} files"),
         ("run", f"{manifest.run_id} (attempt {manifest.attempt}, {processes})"),
@@ -266,11 +266,11 @@ def _verify(args: argparse.Namespace) -> int:
             print("\r\x1b[K", end="", file=sys.stderr)
         removed = [item for item in items if item.path not in problems]
         for item in removed:
-            print(f"passed over: {item.path}, which was removed meanwhile", file=sys.stderr)
+            print(f"skipped: {item.path}, which was removed meanwhile", file=sys.stderr)
         if problems or any(item.named for item in removed):
             break
     else:
-        raise CheckpointError("each checkpoint was removed before it was read", cure="Give the command again.")
+        raise CheckpointError("each checkpoint was removed before it was read", cure="Run the command again.")
     if args.json:
         print_json(
             [{"path": str(path), "valid": problem is None, "problem": problem} for path, problem in problems.items()]
@@ -286,7 +286,7 @@ def _verify(args: argparse.Namespace) -> int:
     if any(problems.values()):
         return ExitCode.FAILED
     if named := [str(item.path) for item in removed if item.named]:
-        raise CheckpointError(f"{', '.join(named)}: removed meanwhile", cure="Name one that is there.")
+        raise CheckpointError(f"{', '.join(named)}: removed meanwhile", cure="Name one that exists.")
     return ExitCode.DONE
 
 
@@ -392,9 +392,9 @@ ACTIONS: Mapping[str, _Action] = {
     ),
     "verify": _Action(_verify, "+", "WHAT", ("--no-replay",), "read every byte and compare the digests"),
     "diff": _Action(_diff, 2, "CKPT", ("--no-replay",), "compare configs, names, shapes and values of two checkpoints"),
-    "pin": _Action(_pin, "+", "WHAT", (), "keep checkpoints, whatever the rules of retention say"),
+    "pin": _Action(_pin, "+", "WHAT", (), "keep checkpoints, regardless of the retention rules"),
     "unpin": _Action(_pin, "+", "WHAT", (), "remove the pins of checkpoints"),
-    "rm": _Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after a question"),
+    "rm": _Action(_rm, "+", "WHAT", ("--yes", "--force", "--dry-run"), "remove checkpoints, after asking"),
     "export": _Action(
         ckpt_export.export,
         1,
@@ -425,7 +425,7 @@ def _select_one(name: str) -> Path:
         path, match = list(matches.items())[-1]
         such = path if match.run is None else f"{match.run}@latest, {match.run}@best or {path}"
         raise UserError(
-            f"{name} names {len(matches)} checkpoints, but one is wanted", cure=f"Name one, such as {such}."
+            f"{name} names {len(matches)} checkpoints, but one is expected", cure=f"Name one, such as {such}."
         )
     return next(iter(matches))
 

@@ -22,7 +22,7 @@ _UNITS = {"": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "kib": 1 << 10, "mib"
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500MB or 5GB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB or 5GB")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -37,7 +37,7 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(number) for number in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 1,1,2") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 1,1,2") from None
 
 
 def _output(text: str) -> Path:
@@ -76,10 +76,10 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         },
     ),
     "--hf-config": (
-        ("--hf-config",), {"type": Path, "metavar": "FILE", "help": "config.json, for a model that brings none"}
+        ("--hf-config",), {"type": Path, "metavar": "FILE", "help": "config.json, for a model that has none"}
     ),
     "--overwrite": (("--overwrite",), {"action": "store_true", "help": "replace what is at the output"}),
-    "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean, as named"}),
+    "--weights": (("--weights",), {"type": _numbers, "metavar": "A,B", "help": "weight of each in the mean"}),
 }  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def export(args: argparse.Namespace) -> int:
 
     if args.format == "archive":
         if args.dtype or args.ema or args.merge_lora or args.key_mapping or args.hf_config:
-            raise UserError("an archive is the whole checkpoint as it is: it takes --output and --overwrite alone")
+            raise UserError("an archive is a copy of the whole checkpoint: only --output and --overwrite apply to it")
         return _report(args, "exported", archive_one(path, args.output, overwrite=args.overwrite))
 
     if len({old for old, _ in args.key_mapping}) < len(args.key_mapping):
@@ -147,7 +147,7 @@ def _select_one(name: str) -> Path:
 
     paths = select([name]).paths
     if len(paths) > 1:
-        raise UserError(f"{name} names {len(paths)} checkpoints, but one is wanted", cure=f"Name one: {paths[-1]}.")
+        raise UserError(f"{name} names {len(paths)} checkpoints, but one is expected", cure=f"Name one: {paths[-1]}.")
     return paths[0]
 
 

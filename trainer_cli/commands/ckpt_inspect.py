@@ -186,7 +186,7 @@ def opened(path: Path) -> Iterator[Content]:
         # The caller's code in the `with` block may miss another file.
         if not catalog.entry(path.name).removed:
             raise
-        raise CheckpointError(f"{path} is just being removed") from None
+        raise CheckpointError(f"{path} is being removed") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ def _config_changes(first: Content, second: Content) -> tuple[list[Change], str 
 
     texts = {content.path: content.config() for content in (first, second)}
     if lacking := [str(path) for path, text in texts.items() if text is None]:
-        return [], f"{' and '.join(lacking)} carries no config"
+        return [], f"{' and '.join(lacking)} holds no config"
     try:
         old, new = (from_yaml(text or "", trusted=True, missing_ok=True).raw for text in texts.values())
     except TrainError as error:
@@ -371,7 +371,7 @@ def _tensors(folder: ReadableFolder, manifest: Manifest, file: str) -> Iterator[
     for entry in layout:
         shard = shards.get(entry.name, Shard.all_of(entry.shape))
         if shard.sizes != entry.shape:
-            raise checked.damaged(f"{entry.name[:80]!r} is not the part of the tensor that the manifest says")
+            raise checked.damaged(f"{entry.name[:80]!r} is another part of the tensor than the manifest says")
         whole = replace(entry, shape=shard.shape, size_bytes=math.prod(shard.shape) * ELEMENT_BYTES[entry.code])
         path, size = folder.path / file, (entry.size_bytes,)
         yield Tensor(whole, [StoredPart(shard, partial(_map_bytes, path, offset, size))])

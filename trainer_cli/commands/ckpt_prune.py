@@ -53,7 +53,7 @@ def prunings(items: Sequence[Item]) -> Iterator[Pruning]:
         run = RunDir(next((item.run for item in in_folder if item.run is not None), folder))
         if not run.exists_as_run():
             raise CheckpointError(
-                f"{folder} is in no run's directory, so its rules are unknown",
+                f"{folder} is not in a run's directory, so its retention rules are unknown",
                 cure="Name the run: train ckpt prune RUN_DIRECTORY.",
             )
         entries = _usable(folder, run.run_id)

@@ -103,7 +103,7 @@ def look(patterns: Sequence[str]) -> list[Item]:
         unlisted = [catalog.entry(name) for name in sorted(missing)]
         copies = [entry for entry in unlisted if names[entry.name].itself or entry.is_replayed]
         if lost := [entry.name for entry in copies if entry.manifest is None]:
-            raise CheckpointError(f"{folder / min(lost)} is no checkpoint, or was removed meanwhile")
+            raise CheckpointError(f"{folder / min(lost)} is not a checkpoint, or was removed meanwhile")
         run = next((match.run for match in names.values() if match.run is not None), None)
         run_id = id_of(run)
         best = best_of([entry for entry in entries if entry.valid and _is_of_run(entry, run_id)], run)

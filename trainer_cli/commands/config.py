@@ -153,7 +153,7 @@ def _find_config_file(name: str) -> Path | None:
     """Find the config of a run directory, a checkpoint, `RUN@latest` or a file; None for other names.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged or carries no config.
+        CheckpointError: there is no such checkpoint, or it is damaged or holds no config.
         UserError: the name is a folder that is neither run nor checkpoint.
     """
     from trainer_cli.runs.folders import config_of, is_checkpoint, is_run
@@ -176,7 +176,7 @@ def _find_config_file(name: str) -> Path | None:
         error.where = "--diff"
         raise
     if not source:
-        raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}")
+        raise CheckpointError(f"{checkpoint} holds no {CONFIG_FILE}")
     return Path(source)
 
 
@@ -202,7 +202,7 @@ def _split_overrides(text: str) -> list[str]:
     except ValueError as error:
         raise UserError(f"cannot read {text!r}: {error}", where="--diff", cure=cure) from None
     if any("=" not in word and not word.startswith("~") for word in words):
-        raise UserError(f"there is no {text!r}, and it is no list of overrides", where="--diff", cure=cure)
+        raise UserError(f"there is no {text!r}, and it is not a list of overrides", where="--diff", cure=cure)
     return words
 
 

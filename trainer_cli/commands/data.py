@@ -30,7 +30,7 @@ files. Of a loader that tells no indices, such as one over an IterableDataset, t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the steps and the flags."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory, or RUN@attempt2")
-    parser.add_argument("steps", metavar="STEP[..LAST]", nargs="?", help="a step, or the first and last of several")
+    parser.add_argument("steps", metavar="STEP[..LAST]", nargs="?", help="a step, or a range of steps: 430..440")
     parser.add_argument(
         "overrides",
         nargs="*",

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare the runs and print where they part."""
     if args.until is not None and args.until < 1:
-        raise UserError(f"--until {args.until} is no step", cure="The first step is 1.")
+        raise UserError(f"--until {args.until} is not a step", cure="The first step is 1.")
     from trainer_cli.testing.diverge import find_divergence
 
     def show(text: str) -> None:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     parser.add_argument("group", nargs="?", metavar="GROUP", help="show only this group, and more of it")
     add_config_dir(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON: of each group, option, description and file")
+    parser.add_argument("--json", action="store_true", help="print JSON: group, option, description and file of each")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     names = choices.groups
     if args.group is not None:
         if args.group not in names:
-            cure = did_you_mean(args.group, names).strip() or f"There are: {', '.join(names)}."
+            cure = did_you_mean(args.group, names).strip() or f"Available: {', '.join(names)}."
             raise UserError(f"there is no group {args.group!r}", cure=cure)
         names = [args.group]
     if args.json:

@@ -42,8 +42,10 @@ VERBS: Mapping[str, Verb] = {
     "tail": Verb("trainer_cli.commands.tail", "show the last log lines and metrics of a run, and follow them"),
     "serve": Verb("trainer_cli.commands.serve", "show all runs below a folder in a browser, live: table and curves"),
     "report": Verb("trainer_cli.commands.report", "write runs into one HTML file: curves, checkpoints, config, sweeps"),
-    "replay": Verb("trainer_cli.commands.replay", "make a step of a run again, look into it and verify it"),
-    "diverge": Verb("trainer_cli.commands.diverge", "find where two runs part, and what differs first"),
+    "replay": Verb("trainer_cli.commands.replay", "replay a step of a run, look into it and verify it"),
+    "diverge": Verb(
+        "trainer_cli.commands.diverge", "find the first step where two runs differ, and what differs first"
+    ),
     "check": Verb(
         "trainer_cli.commands.check", "prove that a resume equals a run without a stop, and check a finished run"
     ),
@@ -51,10 +53,10 @@ VERBS: Mapping[str, Verb] = {
     "data": Verb("trainer_cli.commands.data", "show which samples a step of a run used, or will use"),
     "config": Verb("trainer_cli.commands.config", "print the composed config, and where each value comes from"),
     "ckpt": Verb("trainer_cli.commands.ckpt", "list, show, verify, compare, pin, remove, prune and export checkpoints"),
-    "list": Verb("trainer_cli.commands.list", "list experiments, models, data and everything else to choose from"),
-    "new": Verb("trainer_cli.commands.new", "make a project of your own: model, data, configs and tests that run"),
+    "list": Verb("trainer_cli.commands.list", "list the experiments, models, data and other options"),
+    "new": Verb("trainer_cli.commands.new", "create a project: model, data, configs and tests that run"),
     "env": Verb("trainer_cli.commands.env", "show versions, devices and paths, for a bug report"),
-    "complete": Verb("trainer_cli.commands.complete", "print what makes your shell complete commands: bash or zsh"),
+    "complete": Verb("trainer_cli.commands.complete", "print the completion script for bash or zsh"),
 }
 _INTERNAL = {
     "_job": Verb("trainer_cli.commands.job", "run a job of a sweep"),
@@ -190,7 +192,7 @@ def _dispatch(arguments: list[str]) -> int:
     if word in ("-V", "--version"):
         print(_version())
         return int(ExitCode.DONE)
-    # Before any import, which would fail with a traceback where the current folder is gone.
+    # Before any import, which would fail with a traceback where the current folder no longer exists.
     if {"-h", "--help"}.isdisjoint(words):
         _refuse_missing_folder()
     verb = {**VERBS, **_INTERNAL}.get(word)
@@ -218,7 +220,7 @@ def _refuse_missing_folder() -> None:
         os.getcwd()
     except FileNotFoundError:
         cure = 'Change to another folder, or, if it was made again: cd "$PWD".'
-        raise UserError("the current folder is gone", where=os.environ.get("PWD"), cure=cure) from None
+        raise UserError("the current folder no longer exists", where=os.environ.get("PWD"), cure=cure) from None
 
 
 def parser_of(word: str, module: Any) -> Parser:

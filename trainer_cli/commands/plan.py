@@ -38,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--between-failures", metavar="TIME", help="mean time between failures, such as 6h: the best interval of saves"
     )
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compose and check the config as `fit` does, then print what a fit would do."""
     for flag, value in (("--step-time", args.step_time), ("--step-tokens", args.step_tokens)):
         if value is not None and not (math.isfinite(value) and value > 0):
-            raise UserError(f"{flag} is {value:g}, but it is a number above 0")
+            raise UserError(f"{flag} is {value:g}, but it must be a number above 0")
     between_failures_s = _seconds(args.between_failures)
     if args.multirun:
         return _plan_sweep(args, between_failures_s)
@@ -79,7 +79,7 @@ def _seconds(text: str | None) -> float | None:
     except ValueError as error:
         raise UserError(f"--between-failures: {error}") from None
     if duration.unit is not Unit.SECOND:
-        raise UserError(f"--between-failures is {text}, but it is a time, such as 6h")
+        raise UserError(f"--between-failures is {text}, but it must be a time, such as 6h")
     return float(duration.value)
 
 

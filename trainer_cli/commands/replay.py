@@ -44,13 +44,13 @@ _OF_BATCH = ("rank", "samples", "batch", "sample_losses")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the steps, the overrides and the flags."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory, or RUN@attempt2")
-    parser.add_argument("steps", metavar="STEP", help="a step, or the first and the last: 430..440")
+    parser.add_argument("steps", metavar="STEP", help="a step, or a range of steps: 430..440")
     add_config_arguments(parser)
     parser.add_argument("--keep", action="store_true", help="write the state after the last step into RUN/replayed")
     parser.add_argument("--json", action="store_true", help="print the steps and the comparison as JSON")
     parser.add_argument("--per-sample", action="store_true", help="the loss of each sample alone, before the step")
     parser.add_argument("--pdb", action="store_true", help="stop before each step, with trainer, model and batch")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="write the step, and a script that makes it, to DIR")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the step, and a script that runs it, to DIR")
     parser.add_argument("--quiet", action="store_true", help="print the result of the comparison alone")
     # Of `train diverge`: a file for digests of all that the steps compute.
     parser.add_argument("--digests", type=Path, help=argparse.SUPPRESS)
@@ -114,7 +114,7 @@ def parse_steps(text: str, *, keeps: bool) -> tuple[int, int]:
     """
     match = _STEPS.fullmatch(text)
     if match is None:
-        raise UserError(f"{text!r} is no step", cure="Write the number of a step, or the first and the last: 430..440.")
+        raise UserError(f"{text!r} is not a step", cure="Write the number of a step, or a range of steps: 430..440.")
     first, last = int(match[1]), int(match[2] or match[1])
     if first > last or (first == 0 and not (keeps and last == 0)):
         raise UserError(
@@ -172,7 +172,7 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
         for path in replayed.kept.values():
             print(f"kept: {path}")
         if args.save is not None:
-            print(f"saved: {args.save}; to make the step: python {args.save / 'step.py'}")
+            print(f"saved: {args.save}; to run the step: python {args.save / 'step.py'}")
     return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
 
 

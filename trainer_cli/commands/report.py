@@ -213,7 +213,7 @@ def _refuse_other_file(output: Path) -> None:
         return
     except IsADirectoryError:
         raise UserError(f"{output} is a folder", where="-o", cure=f"Name a file: -o {output / 'report.html'}") from None
-    raise UserError(f"{output} exists, and is no report", where="-o", cure="Name another file, or remove this one.")
+    raise UserError(f"{output} exists, and is not a report", where="-o", cure="Name another file, or remove this one.")
 
 
 def _page(data: Block) -> bytes:

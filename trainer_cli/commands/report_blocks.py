@@ -143,7 +143,7 @@ def what_became(checkpoint: SavedCheckpoint) -> str:
     if checkpoint.on_disk:
         return f"kept: {checkpoint.why_kept}" if checkpoint.why_kept else "on the disk"
     reason = checkpoint.life.removed_reason
-    return f"removed: {reason}" if reason else "gone; it is not recorded why"
+    return f"removed: {reason}" if reason else "removed; the reason was not recorded"
 
 
 def number(value: float | None) -> str:
@@ -157,7 +157,7 @@ def clock_time(at: float | None) -> str:
 
 
 def duration(seconds: object) -> str:
-    """Seconds as people read them; nothing for what is no number."""
+    """Seconds as people read them; nothing for what is not a number."""
     if not isinstance(seconds, int | float):
         return ""
     if round(seconds) < 60:

@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(HTTPStatus.FORBIDDEN, "Open the address with the token that train serve has printed.")
         answer = _ANSWERS.get(address.path)
         if answer is None:
-            return self._refuse(HTTPStatus.NOT_FOUND, "There is nothing here.")
+            return self._refuse(HTTPStatus.NOT_FOUND, "Page not found.")
         try:
             kind, content = answer(self.server.runs, query)
         except BadRequest as error:

@@ -113,7 +113,7 @@ def check_names(submission: Submission, names: Collection[str]) -> None:
             raise UserError(
                 f"submitit knows no parameter {name!r}",
                 where="--submit",
-                cure=f"Others of sbatch's stand in additional_parameters={{NAME: VALUE}}.{suggestion}",
+                cure=f"Other options of sbatch go into additional_parameters={{NAME: VALUE}}.{suggestion}",
             )
     limit, ahead = (submission.parameters.get(name) for name in ("timeout_min", "signal_delay_s"))
     if isinstance(limit, int) and isinstance(ahead, int) and limit * 60 <= ahead:
@@ -207,7 +207,7 @@ class Submitted:
     def promise(self) -> str:
         """What a signal does, as a message for the user."""
         stay = "the jobs stay in the queue, and no other is submitted"
-        return stay if self._cluster == SLURM else "the running jobs stop after this step, and no other begins"
+        return stay if self._cluster == SLURM else "the running jobs stop after this step, and no other job starts"
 
     def __len__(self) -> int:
         return len(self._jobs)

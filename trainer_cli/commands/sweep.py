@@ -186,7 +186,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
     config = composed.config
     if config.resume not in ("auto", "must", "never"):
         raise UserError(
-            f"resume={config.resume} is one run, and a sweep is many",
+            f"resume={config.resume} is one run, but a sweep has several",
             where="resume",
             cure="Leave resume= out: the same command again resumes.",
         )

@@ -37,10 +37,10 @@ _HIDDEN = ("step", "epoch", "time")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
-    parser.add_argument("-f", "--follow", action="store_true", help="print what is added, until the run ends")
+    parser.add_argument("-f", "--follow", action="store_true", help="print new lines as they come, until the run ends")
     parser.add_argument("-n", "--lines", type=int, default=10, metavar="N", help="begin with the last N lines (10)")
     parser.add_argument(
-        "--json", action="store_true", help="print JSON: of each message time and text, of each record its metrics"
+        "--json", action="store_true", help="print JSON: time and text of each message, metrics of each record"
     )
 
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     parser.add_argument("dir", nargs="?", metavar="DIR", type=Path, default=Path("runs"), help="folder of runs (runs)")
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="seconds between two refreshes (2)")
-    parser.add_argument("--once", action="store_true", help="print the table once; so too if stdout is no terminal")
+    parser.add_argument("--once", action="store_true", help="print the table once, as if stdout is not a terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each run, once")
 
 

@@ -249,12 +249,14 @@ class _Checker:
             return
         name = where.partition(".")[2]
         if not name.isidentifier():
-            yield ConfigError(f"optimizer has the name {name!r}, but it is of letters, digits and _", location=where)
+            yield ConfigError(
+                f"optimizer has the name {name!r}, but a name has only letters, digits and _", location=where
+            )
         params = node.get("params")
         if params is not None and not (
             isinstance(params, str) or (isinstance(params, list) and all(isinstance(glob, str) for glob in params))
         ):
-            message = f"{where}.params is {params!r}, but it is a glob of parameter names, or a list of them"
+            message = f"{where}.params is {params!r}, but it must be a glob of parameter names, or a list of them"
             yield ConfigError(message, location=f"{where}.params")
         yield from self._component(
             where, {key: value for key, value in node.items() if key != "params"}, positional_count=1
@@ -272,12 +274,12 @@ class _Checker:
                 hint=f"Choose one of {', '.join(SchedulerInterval)}.",
             )
         if metric is not None and not isinstance(metric, str):
-            message = f"{where}.metric is {metric!r}, but it is the name of a metric, such as val/loss"
+            message = f"{where}.metric is {metric!r}, but it must be the name of a metric, such as val/loss"
             yield ConfigError(message, location=f"{where}.metric")
         groups = node.get("groups")
         is_list_of_tags = isinstance(groups, list) and all(isinstance(tag, str) for tag in groups)
         if groups is not None and not isinstance(groups, str) and not is_list_of_tags:
-            message = f"{where}.groups is {groups!r}, but it is the tag of parameter groups, or a list of tags"
+            message = f"{where}.groups is {groups!r}, but it must be the tag of parameter groups, or a list of tags"
             yield ConfigError(message, location=f"{where}.groups")
         arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
         yield from self._component(where, arguments, positional_count=1, schedule=True)

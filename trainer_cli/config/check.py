@@ -238,7 +238,7 @@ class _Validation:
                     with suppress(ValueError, KeyError):
                         return convert(resolved)
             if not kind.admits(resolved):
-                self._report(path, f"{'.'.join(path)}: {value} comes to {resolved!r}, but it must be {kind}")
+                self._report(path, f"{'.'.join(path)}: {value} resolves to {resolved!r}, but it must be {kind}")
         return resolved
 
     def _check_written(self, path: KeyPath, number: int) -> None:
@@ -395,10 +395,10 @@ def _mistakes(search: SearchPath, override: Override) -> Iterator[ConfigError]:
             message, f"Choose one of: {', '.join(options(search.dirs, key)) or 'none'}.", Code.wrong_type
         )
     elif not path:
-        yield override_error(f"{line!r} is no override", HOW_TO_OVERRIDE)
+        yield override_error(f"{line!r} is not an override", HOW_TO_OVERRIDE)
     elif override.package is not None or "/" in key:
         known_groups = groups(search.dirs)
-        hint = f"There are: {', '.join(known_groups)}.{did_you_mean(key, known_groups)}"
+        hint = f"Available: {', '.join(known_groups)}.{did_you_mean(key, known_groups)}"
         parts = tuple(key.split("/"))
         if override.package is None and (parts[:1] in sections() or parts[0] in OPEN) and unknown_key(parts) is None:
             hint = f"Parts of a key are joined by dots: '{line.replace(key, '.'.join(parts), 1)}'."
@@ -431,7 +431,7 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
     if not isinstance(text, str):
         return
     if why := why_no_interpolation(text):
-        yield override_error(f"{key}: {text!r} is no interpolation: {why}", "Write ${key}.")
+        yield override_error(f"{key}: {text!r} is not an interpolation: {why}", "Write ${key}.")
     elif is_open and not in_quotes:
         if plain := _NO_TRUTH.get(text.lower()):
             yield _text_not(key, text, f"not {plain}", plain)

@@ -113,7 +113,7 @@ def compose(
     register_resolvers(own_config_dirs(config_dir, search.cwd), search.root)
     if find(search.dirs, search.primary) is None:
         names = primaries(search.dirs)
-        hint = did_you_mean(search.primary, names).strip() or f"There are: {', '.join(names) or 'none'}."
+        hint = did_you_mean(search.primary, names).strip() or f"Available: {', '.join(names) or 'none'}."
         message = f"there is no {search.primary}.yaml in {search.listed()}"
         raise ConfigError(message, source="--config-name", code=Code.unknown_option, hint=hint)
     draft = _compose_draft(search, parse_overrides(overrides))

@@ -61,14 +61,14 @@ def check_defaults_list(
             override = override or key
         elif override is not None and key.value != "_self_":
             overridden = str(override.value).split()[-1].lstrip("/").partition("@")[0]
-            message = f"an override of {overridden} stands before {str(key.value).lstrip('/')!r}"
+            message = f"an override of {overridden} comes before {str(key.value).lstrip('/')!r}"
             yield mistake(override, message, "Move overrides to the end of the list.")
             override = None
         if isinstance(entry, yaml.MappingNode) and len(entry.value) == 1:
             key, option = entry.value[0]
             yield from _check_choice(key, option, group, groups, mistake)
         elif not (isinstance(entry, yaml.ScalarNode) and entry.tag == _TEXT and entry.value.strip()):
-            yield mistake(entry, "this entry of the defaults list is no choice")
+            yield mistake(entry, "this entry of the defaults list is not a choice")
         else:
             yield from _check_config(entry, mistake)
 
@@ -79,7 +79,7 @@ def _check_config(entry: yaml.Node, mistake: Callable[..., ConfigError]) -> Iter
     name = last.partition("@")[0].lstrip("/")
     if name == "_self_" and entry.value != "_self_":
         yield mistake(
-            entry, f"'{entry.value}' is no entry: a file's own values go to its own package", "Write '- _self_'."
+            entry, f"'{entry.value}' is not an entry: a file's own values go to its own package", "Write '- _self_'."
         )
     elif words and words != ["optional"]:
         yield mistake(entry, f"'{entry.value}' names no option", f"Write '- {entry.value}: OPTION'.")
@@ -100,7 +100,7 @@ def _check_choice(
     if not plain_name or plain_name in ("override", "optional"):
         yield mistake(key, "this entry names no group")
     elif plain_name == "_self_":
-        yield mistake(key, f"'{key.value}' is no entry of a defaults list", "Write '- _self_'.")
+        yield mistake(key, f"'{key.value}' is not an entry of a defaults list", "Write '- _self_'.")
     elif _BACKSLASH in str(key.value):
         yield mistake(key, f"{key.value} has a backslash", f"Write '{str(key.value).replace(_BACKSLASH, '/')}'.")
     elif ".." in chosen.split("/"):
@@ -120,7 +120,7 @@ def _check_choice(
         )
         yield mistake(key, f"{chosen} is {problem}", f"Write '- {correction}'.")
     elif "optional" not in words:
-        hint = f"There are: {', '.join(groups)}."
+        hint = f"Available: {', '.join(groups)}."
         if (suggestion := nearest(plain_name, groups)) is not None:
             correction = write_entry(
                 suggestion, str(option.value), at_sign + package, words if words or not group else None
@@ -480,6 +480,6 @@ def _refuse_hydra(reading: Reading, name: str, cwd: Path, *, primary: bool) -> N
 def _refuse_folders(reading: Reading, name: str, cwd: Path, folders: yaml.SequenceNode) -> None:
     for entry in folders.value:
         if not any(folder.is_dir() for folder in search_folders(entry.value, cwd)):
-            message = f"hydra.searchpath names {entry.value}, which is no folder"
+            message = f"hydra.searchpath names {entry.value}, which is not a folder"
             hint = "A path counts from the current folder; pkg://NAME is an installed package."
             reading.add(message, f"{name}:{entry.start_mark.line + 1}", hint)

@@ -90,7 +90,7 @@ def explain_unresolved(error: Exception, text: str, known_keys: Sequence[str]) -
     if isinstance(error, InterpolationToMissingValueError):
         return f"{text} names {last}, which must be given", f"Add {last}=VALUE to the command line."
     if isinstance(error, UnsupportedInterpolationType):
-        return f"{text} asks for {last!r}, which is no resolver", (
+        return f"{text} asks for {last!r}, which is not a resolver", (
             f"Known: ${{key}}, ${{oc.env:NAME,DEFAULT}}, ${{now:%Y-%m-%d}}. Define your own as 'def {last}(…)' in "
             "configs/resolvers.py."
         )
@@ -100,7 +100,7 @@ def explain_unresolved(error: Exception, text: str, known_keys: Sequence[str]) -
         if name in resolver_names():
             return f"{text} is a resolver without its colon", f"Write ${{{name}:ARGUMENT}}."
         hint = _LENGTH if name == "loop.total_steps" else _meant(name, known_keys)
-        return f"{text} names a key that is not there: {name}", hint
+        return f"{text} names a key that does not exist: {name}", hint
     if match := re.search(r"Environment variable '([^']+)' not found", words):
         return f"the environment variable {match[1]} is not set", f"Set it, or write ${{oc.env:{match[1]},DEFAULT}}."
     if isinstance(error, RecursionError) or "Recursive interpolation" in words or "parent node" in words:
@@ -224,12 +224,12 @@ def _missing_file(error: MissingConfigException, lists: _Lists) -> ConfigError:
         return _wrong(message, where, f"Write '- {write_entry(option, 'OPTION')}'.")
     if group and not search.is_group(group):
         known_groups = every_group(search.dirs)
-        hint = f"There are: {', '.join(known_groups)}.{did_you_mean(group, known_groups)}"
+        hint = f"Available: {', '.join(known_groups)}.{did_you_mean(group, known_groups)}"
         return ConfigError(f"there is no group '{group}'", source=where, code=Code.unknown_option, hint=hint)
     if group:
         return unknown_option_error(group, option, list(options(search.dirs, group)), where)
     hint = did_you_mean(option, [*primaries(search.dirs), SCHEMA]).strip() or "Remove the line."
-    return _wrong(f"the defaults list names {option}.yaml, which is not there", where, hint)
+    return _wrong(f"the defaults list names {option}.yaml, which does not exist", where, hint)
 
 
 def _placed(key: str) -> str:

@@ -83,7 +83,7 @@ def unknown_option_error(group: str, option: str, known_options: Sequence[str], 
     suggestion = did_you_mean(option, known_options) or did_you_mean(
         option.removesuffix(".yaml").rpartition("/")[2], known_options
     )
-    hint = f"There are: {', '.join(known_options) or 'none'}.{suggestion}"
+    hint = f"Available: {', '.join(known_options) or 'none'}.{suggestion}"
     return ConfigError(f"there is no {group} called {option!r}", source=source, code=Code.unknown_option, hint=hint)
 
 
@@ -141,7 +141,7 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
             override = parser.parse_override(f"{_implied_sign(key) if equals else ''}{plain_argument}")
             is_too_deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
         except (HydraException, ValueError, RecursionError):
-            message = f"cannot read the override {argument!r}" if equals else f"{argument!r} is no override"
+            message = f"cannot read the override {argument!r}" if equals else f"{argument!r} is not an override"
             line.mistakes.append(override_error(message, hint_on_syntax(argument)))
             continue
         if is_too_deep:
@@ -310,7 +310,7 @@ def hint_on_syntax(argument: str) -> str:
         group, _, *packages = key.split("@")
         return f"A group takes one package: '{group}@{packages[-1]}={value}'."
     if (nested := _in_braces(key, value)) is not None:
-        return f"A name with * stands in braces: '{nested}'."
+        return f"A name with * is written in braces: '{nested}'."
     if re.search(r"[^\w.\-/@+~]|\.\.|^[.-]|\.$", key, re.ASCII):
         suggestion = f"{_plain_key(key)}={value}"
         question = (
@@ -318,7 +318,7 @@ def hint_on_syntax(argument: str) -> str:
             if suggestion != argument and parse_or_none(suggestion) is not None
             else ""
         )
-        return f"{key!r} is no key: keys are words joined by dots.{question}"
+        return f"{key!r} is not a key: keys are words joined by dots.{question}"
     if value.startswith("=") and parse_or_none(f"{key}{value}") is not None:
         return f"Did you mean {shlex.quote(key + value)}?"
     if value.startswith("~"):
@@ -411,9 +411,9 @@ def _hint_in_brackets(key: str, value: str) -> str:
     if "(" in bare:
         square = {"(": "[", ")": "]"}
         lists = "".join(square.get(plain, letter) for plain, letter in zip(bare, value, strict=True))
-        return f"A list stands in [ ]{_as_written(key, lists)}"
+        return f"A list is written in [ ]{_as_written(key, lists)}"
     if _lacks_a_value(bare):
-        return "Within { } each key has its value, as in {KEY: VALUE}; a list stands in [ ]."
+        return "Within { } each key has its value, as in {KEY: VALUE}; a list is written in [ ]."
     letters = "letters beyond a-z or any of , : = ( ) [ ] { } # &"
     return f"Within brackets a text with {letters} needs quotes of its own, as in '{key}=[\"a=b\"]'."
 

@@ -104,7 +104,7 @@ class Provenance:
         return self.source(key if key in settings else below)
 
     def exact(self, key: KeyPath) -> Origin:
-        """What set this very value: itself, or a value above it that is no mapping; else the choice of its group."""
+        """What set this very value: itself, or a value above it that is not a mapping; else the choice of its group."""
         settings = self._read()
         for length in range(len(key), 0, -1):
             setting = settings.get(key[:length])

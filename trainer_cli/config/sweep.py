@@ -202,7 +202,7 @@ def _globbed(override: Override, glob: Glob, option_names: Sequence[str] | None)
 
     matches = [name for name in option_names if matches_any(name, glob.include) and not matches_any(name, glob.exclude)]
     if not matches:
-        raise override_error(f"{line} fits nothing", f"There are: {', '.join(option_names) or 'none'}.")
+        raise override_error(f"{line} fits nothing", f"Available: {', '.join(option_names) or 'none'}.")
     return matches
 
 

@@ -176,7 +176,7 @@ def check_path(path: Any, where: str) -> None:
     """Refuse a path that is not a dotted name, or that Hydra blocks."""
     names = path.split(".") if isinstance(path, str) else []
     if len(names) < 2 or not all(name.isidentifier() and not keyword.iskeyword(name) for name in names):
-        raise _target_error(f"_target_ {path!r} is no dotted name", where, "Write package.module.Name.")
+        raise _target_error(f"_target_ {path!r} is not a dotted name", where, "Write package.module.Name.")
     _check_blocked(path, path, where)
 
 
@@ -397,7 +397,7 @@ def _import_submodule(module: ModuleType, prefix: str, name: str, path: str, whe
 
 def _not_component_error(path: str, where: str) -> ConfigError:
     message = (
-        f"_target_ {path} comes from a config on disk and is no component: trust= admits a package's models, "
+        f"_target_ {path} comes from a config on disk and is not a component: trust= admits a package's models, "
         "optimizers, schedulers, datasets, callbacks, dataclasses, and functions annotated to return one of them"
     )
     return _target_error(

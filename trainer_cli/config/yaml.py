@@ -29,10 +29,10 @@ _HEADER = re.compile(r"\s*#\s*@\s*(\S*)\s*(.*)")
 _CURES = (
     (r"'\\t'", "Use spaces, not tabs."),
     (r"mapping values are not allowed",
-     "A key is followed by a colon and a space, a text with ': ' in it needs quotes, and keys stand in one column."),
+     "A key is followed by a colon and a space, a text with ': ' in it needs quotes, and keys start in one column."),
     (r"cannot start any token", "Put a text that begins with this character in quotes."),
     (r"expected ':'", "A key is followed by a colon and a space."),
-    (r"expected <block end>", "Keys of one mapping, and items of one list, stand in one column."),
+    (r"expected <block end>", "Keys of one mapping, and items of one list, start in one column."),
     (r"expected a single document", "A file holds one config: remove the line '---'."),
     (r"found '\?'", "Inside { } and [ ], put ??? in quotes."),
     (r"got '\{'", "Inside { } and [ ], put ${...} in quotes."),
@@ -84,7 +84,7 @@ def read_file(path: Path, name: str, *, written: bool = False) -> Reading:
 def read_text(text: str, name: str, *, written: bool = False) -> Reading:
     """Read the text of a file that messages call `name`."""
     if text.startswith("\ufeff"):
-        cure = "Save it as UTF-8 without one: what stands on the first line would be overlooked."
+        cure = "Save it as UTF-8 without one: the first line would be ignored."
         return _broken_reading("the file begins with a byte-order mark", f"{name}:1", cure)
     if unprintable := Reader.NON_PRINTABLE.search(text) or re.search("\ufeff", text):
         line = f"{name}:{_line(text[: unprintable.start()])}"
@@ -355,7 +355,7 @@ class _Walk:
 
     def _interpolation(self, node: yaml.Node, path: tuple[str, ...], text: str) -> None:
         if (why := why_no_interpolation(text)) is not None:
-            self._refuse(node, path, f"{text!r} is no interpolation: {why}", "Write ${key}.", breaks=True)
+            self._refuse(node, path, f"{text!r} is not an interpolation: {why}", "Write ${key}.", breaks=True)
 
     def _tag(self, node: yaml.Node, path: tuple[str, ...]) -> None:
         if node.tag in (_TAG + "value", _TAG + "merge"):

@@ -99,7 +99,7 @@ def _check_steps(key: str, steps: list[int]) -> None:
 
 def _check_budget(key: str, budget: float) -> None:
     if not 0 < budget <= 1:
-        raise ConfigError(f"{key} is {budget}, but it is a share of the time, above 0 and at most 1", location=key)
+        raise ConfigError(f"{key} is {budget}, but it must be a share of the time, above 0 and at most 1", location=key)
 
 
 def _check_ages(key: str, counts: dict[str, int]) -> None:

@@ -187,7 +187,7 @@ def check_duration(
     """The duration that a key holds, or None if it is null.
 
     Raises:
-        ConfigError: it is no duration, or not in one of `units`.
+        ConfigError: it is not a duration, or not in one of `units`.
     """
     if value is None:
         return None
@@ -195,7 +195,7 @@ def check_duration(
     if duration.unit not in units:
         names = ", ".join(unit.name.lower() + "s" for unit in units)
         hint = f"Write {key}={value}s." if isinstance(value, int) and units == (Unit.SECOND,) else None
-        raise ConfigError(f"{key} is {value!r}, but it is counted in {names}", location=key, hint=hint)
+        raise ConfigError(f"{key} is {value!r}, but it must be counted in {names}", location=key, hint=hint)
     return duration
 
 
@@ -203,7 +203,7 @@ def parse_duration(key: str, value: Any, words: tuple[str, ...] = ()) -> Duratio
     """The duration that a key holds, which may not be null.
 
     Raises:
-        ConfigError: it is no duration.
+        ConfigError: it is not a duration.
     """
     try:
         return Duration.parse(value)
@@ -227,7 +227,7 @@ def check_folder(key: str, value: str | None, *, instead: str, urls: bool = Fals
         raise ConfigError(f"{key} is empty", location=key, hint=instead)
     if value.startswith("~"):
         hint = "Write the whole path, or ${oc.env:HOME}."
-        raise ConfigError(f"{key} is {value!r}, and no shell is here to read ~", location=key, hint=hint)
+        raise ConfigError(f"{key} is {value!r}, but only a shell expands ~", location=key, hint=hint)
     if "://" in value and not urls:
         raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
 

@@ -95,7 +95,7 @@ def check_load(where: str, lacking: Sequence[str], options: LoadOptions) -> None
         raise CheckpointError(
             f"the checkpoint was saved without {', '.join(lost)}, so it cannot be loaded whole",
             where=where,
-            cure=f"To load the rest, and begin these afresh, add 'load.states=[{_rest(lacking)}]'.",
+            cure=f"To load the rest, and start these afresh, add 'load.states=[{_rest(lacking)}]'.",
         )
 
 

@@ -117,7 +117,9 @@ def check_states(key: str, states: Sequence[str]) -> None:
     choices = (ALL, *STATES)
     if isinstance(states, str) or not states:
         example = f"{key}=[{states or 'model'}]"
-        raise ConfigError(f"{key} is {states!r}, but it is a list of states", location=key, hint=f"Write {example}.")
+        raise ConfigError(
+            f"{key} is {states!r}, but it must be a list of states", location=key, hint=f"Write {example}."
+        )
     for state in states:
         if state not in choices:
             hint = did_you_mean(state, choices).strip() or None
@@ -130,7 +132,7 @@ def check_mapping(key: str, mapping: Mapping[str, str]) -> None:
     """Refuse a new name that has more `*` than its glob."""
     for glob, target in mapping.items():
         if isinstance(target, str) and target.count("*") > str(glob).count("*"):
-            message = f"{key}: {target!r} has more * than {glob!r}, so there is nothing to put there"
+            message = f"{key}: {target!r} has more * than {glob!r}, so nothing can replace them"
             raise ConfigError(message, location=key, hint=f"For example '{key}={{model.*: *}}'.")
 
 

@@ -249,7 +249,7 @@ def _read(raw: dict[str, Any]) -> Manifest:
             raise ManifestError(f"the manifest's {name} cannot be {one_line(str(raw[name])[:200])}")
     for of_files, files in (("aliases", raw["aliases"]), ("shards", raw["shards"]), ("parts", raw["parts"]["files"])):
         if unknown := set(files) - set(raw["files"]):
-            raise ManifestError(f"the manifest has {of_files} of {min(unknown)[:80]!r}, which is none of its files")
+            raise ManifestError(f"the manifest has {of_files} of {min(unknown)[:80]!r}, which is not one of its files")
     try:
         shards: Mapping[str, Mapping[str, Shard]] = PartTable.from_json(raw["parts"])
         if raw["shards"]:

@@ -119,7 +119,7 @@ def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | 
         if unknown := [variable for variable in variables if variable not in VARIABLES]:
             raise KeyError(unknown[0])
         if not {"step", "samples", "tokens"}.intersection(variables) and not {"epoch", "batch"}.issubset(variables):
-            return f"{setting}, which may name two checkpoints alike; put {{step}} into it"
+            return f"{setting}, which may give two checkpoints the same name; put {{step}} into it"
         for steps_per_epoch in _EPOCHS:
             if fault := _why_names_unfit(Naming(pattern, suffix), run_name, steps_per_epoch):
                 return f"{setting}, {fault}"
@@ -128,7 +128,7 @@ def why_unfit(pattern: str, suffix: str | None, run_name: str = "run") -> str | 
         variables = [f"{{{name}}}" for name in VARIABLES]
         return (
             f"{setting}, but there is no {{{wrong}}}; there are {', '.join(variables)}. "
-            "Metrics are no part of a name: `train ckpt ls` lists them"
+            "Metrics are not part of a name: `train ckpt ls` lists them"
         )
     # Of str.format, for a format code that does not fit or a number too large for it.
     except (ValueError, OverflowError) as error:
@@ -151,7 +151,7 @@ def _why_names_unfit(naming: Naming, run_name: str, steps_per_epoch: int) -> str
         if len(name) > _LONGEST_NAME:
             return "which is too long"
         if before is not None and name == before[1]:
-            return f"which names steps {before[0]:,} and {step:,} alike ({name})"
+            return f"which names steps {before[0]:,} and {step:,} both {name}"
         if before is not None and _sort_key(name) <= _sort_key(before[1]):
             return f"which sorts step {step:,} ({name}) before step {before[0]:,} ({before[1]})"
         before = step, name
@@ -195,7 +195,7 @@ def with_ranks(path: str, environment: Mapping[str, str]) -> str:
         value = "0" if source is None else environment[source]
         # isdecimal alone accepts the digits of other scripts.
         if not (value.isascii() and value.isdecimal()):
-            raise UserError(f"{source} is {value!r}, which is no number", where=f"{field} in {path}")
+            raise UserError(f"{source} is {value!r}, which is not a number", where=f"{field} in {path}")
         path = path.replace(field, str(int(value)))
     return path
 

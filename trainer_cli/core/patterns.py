@@ -97,7 +97,7 @@ def why_no_pattern(pattern: str) -> str | None:
     try:
         re.compile(pattern.removeprefix(REGEX))
     except re.error as error:
-        return f"{pattern!r} is no regular expression: {error}"
+        return f"{pattern!r} is not a regular expression: {error}"
     return None
 
 

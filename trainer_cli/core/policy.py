@@ -245,7 +245,7 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
         if at.cost is None:
             return Decision(Kind.ephemeral, "auto, ephemeral")
         if at.cost.wait_s(rules.budget) <= 0:
-            cost = f"the save before took {at.cost.stood_s:.2g} s of {at.cost.since_s:.3g} s"
+            cost = f"the previous save took {at.cost.stood_s:.2g} s of {at.cost.since_s:.3g} s"
             return Decision(Kind.ephemeral, f"auto, ephemeral: {cost}")
     return None
 

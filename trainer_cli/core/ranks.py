@@ -129,7 +129,7 @@ def check_shards(shard_size: int | None, tensor_size: int, world_size: int) -> N
     """Refuse a number of processes for one copy of the parameters that does not fit; None: all processes.
 
     Raises:
-        ConfigError: it does not divide the processes, or is no multiple of tensor_size.
+        ConfigError: it does not divide the processes, or is not a multiple of tensor_size.
     """
     if shard_size is not None and (shard_size > world_size or world_size % shard_size):
         raise ConfigError(
@@ -138,7 +138,7 @@ def check_shards(shard_size: int | None, tensor_size: int, world_size: int) -> N
         )
     if shard_size is not None and shard_size % tensor_size:
         raise ConfigError(
-            f"parallel.shard_size is {shard_size}, which is no multiple of tensor_size, {tensor_size}",
+            f"parallel.shard_size is {shard_size}, which is not a multiple of tensor_size, {tensor_size}",
             location="parallel.shard_size",
         )
 

@@ -99,7 +99,7 @@ class LogLevel(StrEnum):
 def _check_microbatch(key: str, value: Any) -> None:
     is_count = isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
     if value not in (None, "auto") and not is_count:
-        raise ConfigError(f"{key} is {value!r}, but it is auto, a number of samples, or null", location=key)
+        raise ConfigError(f"{key} is {value!r}, but it must be auto, a number of samples, or null", location=key)
 
 
 def _check_limit(key: str, value: Any) -> None:
@@ -107,21 +107,23 @@ def _check_limit(key: str, value: Any) -> None:
     is_fraction = isinstance(value, float) and 0 < value <= 1
     if value is not None and not is_count and not is_fraction:
         allowed = "a number of batches (at least 1) or a fraction (above 0, at most 1.0)"
-        raise ConfigError(f"{key} is {value!r}, but it is {allowed}", location=key)
+        raise ConfigError(f"{key} is {value!r}, but it must be {allowed}", location=key)
 
 
 def _check_loss_scale(key: str, value: Any) -> None:
     # An infinite scale would make every gradient infinite.
     is_scale = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
     if value != "dynamic" and not is_scale:
-        raise ConfigError(f"{key} is {value!r}, but it is dynamic or a number above 0", location=key)
+        raise ConfigError(f"{key} is {value!r}, but it must be dynamic or a number above 0", location=key)
 
 
 def _check_freeze(key: str, patterns: Any) -> None:
     if patterns is None:
         return
     if not isinstance(patterns, list | tuple | Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
-        message = f"{key} is {shown(patterns)}, but it is a list of patterns, or a mapping of patterns to durations"
+        message = (
+            f"{key} is {shown(patterns)}, but it must be a list of patterns, or a mapping of patterns to durations"
+        )
         hint = f"Write {key}=[{patterns}]." if isinstance(patterns, str) else None
         raise ConfigError(message, location=key, code=Code.wrong_type, hint=hint)
     check_patterns(key, [*patterns])
@@ -134,7 +136,7 @@ def _check_freeze(key: str, patterns: Any) -> None:
 
 def _check_writer(key: str, writer: Any) -> None:
     if writer is not None and not (isinstance(writer, Mapping) and "_target_" in writer):
-        message = f"{key} is {shown(writer)}, but it is a node with `_target_`, or null"
+        message = f"{key} is {shown(writer)}, but it must be a node with `_target_`, or null"
         raise ConfigError(message, location=key, code=Code.wrong_type)
 
 
@@ -147,9 +149,11 @@ def _check_eval_loaders(key: str, loaders: dict[str, Any]) -> None:
         check_duration(f"{where}.interval", settings.get("interval"))
         steps, hook = settings.get("steps"), settings.get("hook", "validate")
         if steps is not None and (type(steps) is not int or steps < 1):
-            raise ConfigError(f"{where}.steps is {steps!r}, but it is a number of batches", location=f"{where}.steps")
+            raise ConfigError(
+                f"{where}.steps is {steps!r}, but it must be a number of batches", location=f"{where}.steps"
+            )
         if not (isinstance(hook, str) and hook.isidentifier()):
-            raise ConfigError(f"{where}.hook is {hook!r}, but it is a name", location=f"{where}.hook")
+            raise ConfigError(f"{where}.hook is {hook!r}, but it must be a name", location=f"{where}.hook")
 
 
 def _check_name(key: str, value: str | None) -> None:

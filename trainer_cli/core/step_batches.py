@@ -141,7 +141,7 @@ def _accumulation(global_batch_size: int, batch_size: int, world_size: int, conf
         # The largest that fits, which is the nearest to what was asked for.
         divisors = [size for size in range(batch_size, 0, -1) if global_batch_size % (size * world_size) == 0]
         raise ConfigError(
-            f"data.global_batch_size is {global_batch_size}, which is no multiple of batches of {batch_size}{ranks}",
+            f"data.global_batch_size is {global_batch_size}, which is not a multiple of batches of {batch_size}{ranks}",
             location="data.global_batch_size",
             hint=f"Set data.batch_size={divisors[0]}." if divisors else f"Use a multiple of {world_size}.",
         )

@@ -110,7 +110,7 @@ def decide_restart(ended: Ended, *, failures: int, most: int, backoff_s: float) 
     if (why := _OUTCOMES.get(ended.exit_code)) is not None:
         return Verdict(None, why, failures)
     if exception := next((name for name in _REPEATABLE if ended.reason.startswith(name)), None):
-        return Verdict(None, f"a restart does not mend an {exception}", failures)
+        return Verdict(None, f"a restart does not fix an {exception}", failures)
     # Progress begins the count anew: a run that fails once a day may go on for ever.
     failures = 1 if ended.progressed else failures + 1
     if failures > most:

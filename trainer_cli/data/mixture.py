@@ -184,7 +184,7 @@ def _get_train(name: str, source: Any) -> MapDataset:
     train: Any = getattr(source, "train", None)
     if not hasattr(train, "__getitem__") or not hasattr(train, "__len__"):
         raise UserError(
-            f"the train part of {name} ({class_name(source)}) is {class_name(train)}, which is no dataset with a "
+            f"the train part of {name} ({class_name(source)}) is {class_name(train)}, which is not a dataset with a "
             "length",
             where=f"data.sources.{name}",
         )

@@ -58,7 +58,7 @@ class StateWatch:
         if _are_equal(state, self._first):
             log.warning(
                 "the state of %s is the same after two batches, so a resume inside an epoch repeats samples: "
-                "its state_dict() must say where it stands",
+                "its state_dict() must hold its position",
                 self._name,
             )
 
@@ -117,8 +117,9 @@ def check_batch_size(batch_size: int | None, saved: Mapping[str, Any]) -> None:
     before = saved.get("batch_size", batch_size)
     if saved["batch"] and before != batch_size:
         raise UserError(
-            f"the checkpoint is from the middle of an epoch, where this loader's position is counted in batches of "
-            f"{before}, but its batch size is {batch_size}: go on with {before} (at the end of an epoch it may change)",
+            f"the checkpoint is from the middle of an epoch, where this loader's position is counted in batches "
+            f"of {before}, but its batch size is {batch_size}: continue with {before} "
+            f"(it may change at an epoch's end)",
             where="data.batch_size",
         )
 

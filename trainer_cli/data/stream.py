@@ -127,14 +127,14 @@ class StreamLoader:
         """A sentence for the log: how exact a resume is."""
         if not self.source.stateful:
             return (
-                f"{class_name(self.source.dataset)} has no position of its own, so a resume replays the batches of the "
+                f"{class_name(self.source.dataset)} does not save its position, so a resume replays the batches of the "
                 "epoch that were already seen and drops them; it is exact if the dataset gives the same samples each "
                 "time it is started with the same random seeds, and has no memory of earlier epochs."
             )
         in_workers = f", in each of its {self.num_workers} workers" if self.num_workers > 1 else ""
         return (
-            f"{class_name(self.source.dataset)} saves and loads its own position, so a resume goes on where it "
-            f"stood{in_workers}; it is exact if that position is all that its samples depend on."
+            f"{class_name(self.source.dataset)} saves and loads its own position, so a resume continues from "
+            f"it{in_workers}; it is exact if that position is all that its samples depend on."
         )
 
     def __len__(self) -> int:
@@ -198,15 +198,15 @@ class StreamLoader:
             if batch:
                 raise UserError(
                     f"the checkpoint is from the middle of an epoch of {name} that {count} workers share in their own "
-                    f"way, but data.num_workers is {self.num_workers}: go on with data.num_workers={count} "
+                    f"way, but data.num_workers is {self.num_workers}: continue with data.num_workers={count} "
                     "(at the end of an epoch it may change)",
                     where="data.num_workers",
                 )
             if not self._reported:
                 self._reported = True
                 log.warning(
-                    "data.num_workers was %d and is %d: %s shares its samples in another way from here on, so the "
-                    "results differ from those of going on with %d",
+                    "data.num_workers was %d and is %d: %s divides its samples differently from here on, so the "
+                    "results differ from those with %d",
                     count, self.num_workers, name, count,
                 )  # fmt: skip
         elif batch and self.source.stateful:

@@ -402,7 +402,7 @@ def _get_dataset(source: Any, split: str) -> Any:
     dataset = getattr(source, split, None)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise UserError(
-            f"the {split} part of {class_name(source)} is {class_name(dataset)}, which is no dataset with a length",
+            f"the {split} part of {class_name(source)} is {class_name(dataset)}, which is not a dataset with a length",
             where="data.source",
         )
     return dataset

@@ -77,7 +77,7 @@ def inspect(path: Path, dtype: str, where: str) -> TokenFile:
     """
     if path.suffix not in SUFFIXES:
         raise UserError(
-            f"{str(path)!r} is no file of tokens: its name ends neither in .bin nor in .npy",
+            f"{str(path)!r} is not a file of tokens: its name ends neither in .bin nor in .npy",
             where=where,
             cure="Use data=text for text; docs/data.md shows how to write its tokens to a file.",
         )
@@ -93,7 +93,7 @@ def inspect(path: Path, dtype: str, where: str) -> TokenFile:
     count, excess = divmod(size - offset, token.itemsize)
     if excess:
         raise UserError(
-            f"{str(path)!r} has {size:,} bytes, which is no whole number of {token.name} tokens",
+            f"{str(path)!r} has {size:,} bytes, which is not a whole number of {token.name} tokens",
             where=where,
             cure="Its download is incomplete, or data.dtype is not the type that it was written with.",
         )
@@ -138,7 +138,7 @@ def _inspect_npy(path: Path, size: int, where: str) -> TokenFile:
         dtype, shape, offset = array.dtype, array.shape, array.offset
     except ValueError as error:
         raise UserError(
-            f"{str(path)!r} is no complete .npy file: {error}", where=where, cure="Get or write it again."
+            f"{str(path)!r} is not a complete .npy file: {error}", where=where, cure="Get or write it again."
         ) from None
     if dtype.kind not in "iu" or len(shape) != 1:
         raise UserError(

@@ -105,33 +105,33 @@ class UserLoader:
         name = class_name(self.loader)
         if self.stateful:
             text = (
-                f"{name} saves and loads its own position, so a resume goes on where "
-                "it says it stood; it is exact if the loader's own state is."
+                f"{name} saves and loads its own position, so a resume continues from it; "
+                "it is exact if the loader's own state is."
             )
             if self._is_torchs and self.loader.num_workers:
                 text += (
-                    " The random generators of its workers are not part of it: samples that draw from them are "
-                    "others after a resume inside an epoch."
+                    " The random generators of its workers are not part of it: samples that draw from them "
+                    "differ after a resume inside an epoch."
                 )
             return text
         if self.walks:
             return (
-                f"{name} has no position of its own, so a resume walks its sampler past the batches "
+                f"{name} does not save its position, so a resume advances its sampler past the batches "
                 "already seen, without loading them; it is exact if a sample depends on its index and the random "
                 "generators of python, numpy and torch alone, and the sampler remembers nothing of earlier epochs "
                 "but a torch generator, which is saved."
             )
         text = (
-            f"{name} has no position of its own, so a resume replays the batches of the "
+            f"{name} does not save its position, so a resume replays the batches of the "
             "epoch that were already seen and drops them; it is exact if the loader gives the same batches each "
             "time it is started with the same random seeds, and has no memory of earlier epochs but a torch "
             "generator, which is saved."
         )
         if self._renews:
-            text += " Its workers are started anew for each epoch, as its dataset has set_epoch."
+            text += " Its workers are restarted for each epoch, as its dataset has set_epoch."
         elif self.persistent:
             text += (
-                " Its persistent workers have one: their random numbers go on from epoch to epoch. Without "
+                " Its persistent workers have one: their random numbers continue from epoch to epoch. Without "
                 "persistent_workers, samples that draw any are the same after a resume."
             )
         return text

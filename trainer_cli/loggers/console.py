@@ -20,7 +20,7 @@ class ConsoleLogger(Logger):
 
     `style` is auto, rich, plain or off; null takes `logging.console`. `rich` is a bar that a thread draws four times a
     second, with records as rows of a table above it, at most one a second. `plain` is one line of `key=value` per
-    record, with the time in front if the stream is no terminal. If the terminal is gone, the display ends and the
+    record, with the time in front if the stream is not a terminal. If the terminal is gone, the display ends and the
     training continues.
     """
 

@@ -34,7 +34,7 @@ class LegalNames:
                 sent = _with_digest(sent, name)
             self._sent_as[name] = sent
             if sent != name:
-                log.warning("MLflow does not take the name %r: it is sent as %r", name, sent)
+                log.warning("MLflow does not accept the name %r: it is sent as %r", name, sent)
         return sent
 
 

@@ -56,7 +56,7 @@ def lora(
     }
     if not linear:
         names = [name for name, module in modules.items() if isinstance(module, nn.Linear)]
-        raise ConfigError(f"no linear layer matches {patterns}", location="targets", hint=f"There are: {names[:20]}.")
+        raise ConfigError(f"no linear layer matches {patterns}", location="targets", hint=f"Available: {names[:20]}.")
     config = LoraConfig(
         r=r,
         lora_alpha=alpha,

@@ -84,7 +84,7 @@ def read_styles(model: nn.Module, size: int) -> dict[str, ParallelStyle]:
             names = [name for name, _ in model.named_modules() if name]
             raise _wrong(f"the model's {PLAN} names '{pattern}', and no module is called so", pattern, names)
         if not isinstance(style, str | ParallelStyle):
-            raise _wrong(f"the model's {PLAN} gives '{pattern}' a {type(style).__name__}, which is no style")
+            raise _wrong(f"the model's {PLAN} gives '{pattern}' a {type(style).__name__}, which is not a style")
         for name, module in layers.items():
             styles[name] = _make_style(name, module, style, size) if isinstance(style, str) else style
     if not styles:

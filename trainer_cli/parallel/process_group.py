@@ -334,10 +334,10 @@ class _DistributedGroup(ProcessGroup):
         if lost.failure is not None:
             return PeerError(lost.failure)
         if not lost.is_asked:
-            return PeerError(f"a rank has ended or hangs; another rank finds out which; this one waited {activity}")
+            return PeerError(f"a rank has ended or hangs; another rank reports which one; this one waited {activity}")
         if not lost.store_answers:
             return LostRankError(
-                f"a rank has ended or hangs; which one could not be found out, as {self._store_holder} does not "
+                f"a rank has ended or hangs; it is unknown which one, since {self._store_holder} does not "
                 f"answer; this one waited {activity}"
             )
         if not lost.absent:

@@ -72,7 +72,7 @@ class Condition:
                 return cls(match[1], match[2], float(match[3]))
         except ValueError:
             pass
-        raise UserError(f"{text!r} is no condition", cure="Write it as 'val/loss > 2', or 'val/loss is not finite'.")
+        raise UserError(f"{text!r} is not a condition", cure="Write it as 'val/loss > 2', or 'val/loss is not finite'.")
 
     def holds(self, value: float) -> bool:
         """Whether the condition holds for a value of the metric."""
@@ -145,7 +145,7 @@ class Bisection:
         self._overrides, self._config_dir, self._show = list(overrides), config_dir, show
         if condition is not None and condition.metric.startswith(TRAIN_PREFIX):
             raise UserError(
-                f"{condition.metric} is measured while a step is trained, and no evaluation of its weights gives it",
+                f"{condition.metric} is a metric of training, which no evaluation measures",
                 cure="Name a metric of an evaluation; `train replay RUN FIRST..LAST` shows the loss of each step.",
             )
         self._metric = self._read_metric()
@@ -238,7 +238,7 @@ class Bisection:
             provide_steps([f"{self.run.path}@step{step}"], overrides=self._overrides, config_dir=self._config_dir)
             path = find_step(self.run.path, step)
             if path is None:
-                raise TrainError(f"step {step} was replayed, but is not there")
+                raise TrainError(f"step {step} was replayed, but its checkpoint is missing")
             self._replayed.add(step)
         return self._run_command(path, step) if self.condition is None else self._validate(path, self.condition.metric)
 
@@ -272,7 +272,7 @@ class Bisection:
         if code == _SKIPPED or not 0 <= code < _ABORTED:
             raise UserError(
                 f"the command ended with {code} at step {step}, so the search stops there",
-                cure="0: the condition does not hold. 1 to 124: it holds. The same command goes on with the search.",
+                cure="0: the condition does not hold. 1 to 124: it holds. The same command continues the search.",
             )
         return float(code != 0)
 
@@ -316,7 +316,7 @@ def _read_command(command: str | None) -> list[str]:
     try:
         words = [] if command is None else shlex.split(command)
     except ValueError as error:
-        raise UserError(f"{command!r} is no command: {error}", where="--command") from None
+        raise UserError(f"{command!r} is not a command: {error}", where="--command") from None
     if command is not None and not words:
         raise UserError("the command is empty", where="--command", cure="For example: 'python probe.py {checkpoint}'.")
     return words

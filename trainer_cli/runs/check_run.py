@@ -99,7 +99,7 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
     if not all_stretches:
         raise CheckpointError(
             f"{run} has {len(kept)} valid checkpoint{'' if len(kept) == 1 else 's'}, and no steps between two",
-            cure="A stretch needs the checkpoint that it begins with and the one that it ends with.",
+            cure="A stretch needs a checkpoint at its start and one at its end.",
         )
     file = output or directory.replayed_folder / CHECK_FILE
     _check_writable(file)

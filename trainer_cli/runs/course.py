@@ -437,7 +437,7 @@ class Course:
         return replace(
             stretch,
             last_step=step,
-            doubt=f"step {start.step} does not lead to step {step}: data was passed over at an unrecorded step",
+            doubt=f"step {start.step} does not lead to step {step}: data was skipped at an unrecorded step",
         )
 
 

@@ -18,7 +18,7 @@ def explain_disk_failure(error: BaseException, run: Path, trainer: Trainer, atte
         return TrainError(
             "the run directory is gone: it was moved or deleted during the training",
             where=str(run),
-            cure="Move it back, or name its new place (run_dir=PATH); what was committed is in it.",
+            cure="Move it back, or name its new path (run_dir=PATH); what was committed is in it.",
         )
     return _stop_of_full_disk(error, trainer, attempt) if _is_no_space(error) else None
 
@@ -38,7 +38,7 @@ def _stop_of_full_disk(error: BaseException, trainer: Trainer, attempt: int) -> 
         assert isinstance(error, OSError)
         what, where = error.strerror or str(error), error.filename
         cure = f"What was committed before is intact. {disk_cure(error)}"
-    return FullDiskError(what, where=where, cure=f"{cure} The same command again then resumes at step {step}.")
+    return FullDiskError(what, where=where, cure=f"{cure} Then run the same command again to resume at step {step}.")
 
 
 def _is_no_space(error: BaseException) -> bool:

@@ -107,7 +107,7 @@ def print_outcome(
             # Not wrapped: a command is copied as a whole.
             print("\n  ".join(["next:", *commands]))
     else:
-        _print("next: the same command again resumes from here.")
+        _print("next: run the same command again to resume from here.")
     sys.stdout.flush()
 
 

@@ -50,7 +50,7 @@ def load_model(
         config_dir: the `configs/` of the project; None: that of the current directory.
 
     Raises:
-        CheckpointError: there is no valid checkpoint, or it carries no config.
+        CheckpointError: there is no valid checkpoint, or it holds no config.
         ConfigError: the config names a class that is not trusted, or the model cannot be built.
         UserError: the weights do not fit the model.
     """
@@ -60,7 +60,7 @@ def load_model(
     source, _ = config_of(checkpoint)
     if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
         cure = "Name its experiment: overrides=['experiment=NAME']."
-        raise CheckpointError(f"{checkpoint} carries no {CONFIG_FILE}", cure=cure)
+        raise CheckpointError(f"{checkpoint} holds no {CONFIG_FILE}", cure=cure)
     composed = from_yaml(
         source,
         [*overrides, *([f"trust={json.dumps(list(trust))}"] if trust else [])],

@@ -296,7 +296,7 @@ def _compare_samples(
         _other_data(name, differing),
         location="data",
         hint="Use the data of the run; the order of a set or of os.listdir, and a split without a seed, differ from "
-        "process to process. To go on all the same, add 'resume_allow=[data]'.",
+        "process to process. To continue anyway, add 'resume_allow=[data]'.",
     )
 
 

@@ -87,7 +87,7 @@ def _failures(best: BestInterval | None) -> list[str]:
         f"with a failure every {best.between_failures_s:g} s on average:",
         f"  a save         stops the training for {best.save_s:.3g} s ({best.source})",
         f"  best interval  {_interval(best)}",
-        f"  lost           {100 * best.lost_share:.3g} % of the time, half for saves, half for steps made again",
+        f"  lost           {100 * best.lost_share:.3g} % of the time, half for saves, half for repeated steps",
     )
     return ["\n".join(lines)]
 
@@ -175,7 +175,7 @@ def _summary(plan: Plan) -> Iterator[str]:
     yield f"  evaluations    {_listed(line.evaluations)}"
     yield f"  checkpoints    {_listed([save.step for save in line.saves])}"
     if line.may_save:
-        yield f"  may save too   {_listed(line.may_save)}: where the metric is among the best"
+        yield f"  may also save  {_listed(line.may_save)}: where the metric is among the best"
     if line.peak is not None:
         most = _many(line.peak.count, line.peak.size_bytes)
         yield f"  on the disk    {len(line.kept)} at the end; at most {most}, at step {line.peak.step:,}"
@@ -227,7 +227,7 @@ def _table(plan: Plan) -> str:
     if hidden > 0:
         half = _ROWS // 2
         rows = [*rows[:half], (f"… {hidden} more", "", "", "(--json lists all)"), *rows[-half:]]
-    return table(("checkpoint", "kind", "why", "what becomes of it"), rows, indent="  ") if rows else ""
+    return table(("checkpoint", "kind", "why", "kept or removed"), rows, indent="  ") if rows else ""
 
 
 def _column(step: int, first: int, last: int) -> int:

@@ -125,7 +125,7 @@ class _Experiment:
     ) -> None:
         source, _ = config_of(path)
         if not source and not any(override.lstrip("+").startswith("experiment=") for override in overrides):
-            raise CheckpointError(f"{path} carries no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
+            raise CheckpointError(f"{path} holds no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
         self.path = path
         self.composed: Composed = from_yaml(source, overrides, **settings)
         # `load` of a recovered config is for the checkpoint that its run started from, not for its own.
@@ -216,7 +216,7 @@ def _choose_loaders(data: Data, name: str | None) -> dict[str, Any]:
     if name is None:
         return loaders
     if name not in loaders:
-        cure = did_you_mean(name, loaders).strip() or f"There are: {', '.join(loaders)}."
+        cure = did_you_mean(name, loaders).strip() or f"Available: {', '.join(loaders)}."
         raise ConfigError(f"there is no loader '{name}'", location="predict.loader", hint=cure)
     return {name: loaders[name]}
 

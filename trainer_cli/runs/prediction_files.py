@@ -61,7 +61,7 @@ class PredictionFile:
         if not self._facts_file.exists():
             if self.path.exists():
                 raise UserError(
-                    f"{self.path} exists, and no {self._facts_file.name} says what it holds",
+                    f"{self.path} exists, but there is no {self._facts_file.name} that describes it",
                     cure="Set predict.folder to another folder, or remove the file.",
                 )
             replace(self._facts_file, [text.encode()])

@@ -344,7 +344,7 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
                 stack.enter_context(catalog_of(plan.start.parent).storage.reading(plan.start.name))
             except FileNotFoundError:
                 raise CheckpointError(
-                    f"{plan.start} was removed before it was read", cure="Give the command again."
+                    f"{plan.start} was removed before it was read", cure="Run the command again."
                 ) from None
         if keeps:
             run.replayed_folder.mkdir(exist_ok=True)

@@ -244,7 +244,7 @@ def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bo
         if entry.step > latest or entry.manifest is None:
             continue
         if entry.manifest.left_out:
-            log.warning("%s is passed over: it was saved without %s", path, ", ".join(entry.manifest.left_out))
+            log.warning("%s is skipped: it was saved without %s", path, ", ".join(entry.manifest.left_out))
             continue
         try:
             problem = why_damaged(catalog_of(path.parent).storage, entry) if verify else None
@@ -253,7 +253,7 @@ def _usable(candidates: Sequence[tuple[Entry, Path]], latest: int, *, verify: bo
         if problem is None:
             yield entry, path
         else:
-            log.warning("%s is passed over: %s", path, problem)
+            log.warning("%s is skipped: %s", path, problem)
 
 
 def _check_step(history: RunHistory, step: int) -> int:

@@ -121,7 +121,7 @@ def _start(records: RunRecords, first: int) -> tuple[Progress, Mapping[str, Any]
     doubt = None
     following = later[0].manifest if later else None
     if following is not None and following.progress.get("passed_over", 0) != progress.passed_over:
-        doubt = f"data was passed over between step {entry.step} and step {following.step}"
+        doubt = f"data was skipped between step {entry.step} and step {following.step}"
     return progress, _read_data_state(records.paths[entry.step], entry), doubt
 
 

@@ -143,7 +143,7 @@ def _why_unwritable(folder: Path) -> str | None:
     """Why a folder, which may not exist yet, cannot be written; None if only a write would show it."""
     existing = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     if not existing.is_dir():
-        return f"{existing} is no folder"
+        return f"{existing} is not a folder"
     for path in (existing, folder / "validation.jsonl", folder / "validation.csv"):
         if path.exists() and not os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
             return f"{path} is read-only"

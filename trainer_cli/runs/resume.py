@@ -81,7 +81,7 @@ def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path)
     raise ConfigError(
         f"the config differs from the one that {run_dir} was trained with:\n{table([''] * 4, rows, indent='  ')}\n",
         hint=(
-            f"To go on all the same, add {leave}. To train this as another run, add "
+            f"To continue anyway, add {leave}. To train this as another run, add "
             f"name=OTHER, and {ckpt_argument(f'{run_dir}@latest')} to begin it with the weights of this one."
         ),
     )

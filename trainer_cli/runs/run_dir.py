@@ -486,12 +486,12 @@ def open_run(path: Path) -> RunDir:
     """
     directory = RunDir(path)
     if not directory.exists_as_run():
-        raise UserError(f"{path} is no run's directory", cure=advise_run(path))
+        raise UserError(f"{path} is not a run's directory", cure=advise_run(path))
     return directory
 
 
 def advise_run(path: Path) -> str:
-    """How to name the run that a path means which is no run's directory."""
+    """How to name the run that a path means which is not a run's directory."""
     name, at, _ = str(path).partition("@")
     for folder in [Path(name)] if at else path.parents[:3]:
         if RunDir(folder).exists_as_run():

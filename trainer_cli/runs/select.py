@@ -63,7 +63,7 @@ def select(patterns: Sequence[str]) -> Selection:
 
     Raises:
         CheckpointError: a pattern matches nothing, or nothing valid.
-        UserError: a pattern names a file that is no checkpoint.
+        UserError: a pattern names a file that is not a checkpoint.
     """
     run_and_step: dict[Path, tuple[str, int]] = {}
     skipped: dict[Path, str] = {}
@@ -122,7 +122,7 @@ def select_one(pattern: str | list[str]) -> Path:
             cure=f"Name one of them, for example {ckpt_argument(chosen[-1])}.",
         )
     for path, problem in selection.damaged.items():
-        log.warning("%s is passed over, and %s is used: %s", path, chosen[-1].name, problem)
+        log.warning("%s is skipped, and %s is used: %s", path, chosen[-1].name, problem)
     return chosen[-1]
 
 
@@ -329,7 +329,9 @@ def _select_from_run(run: Path, selector: str) -> Path:
         valid = catalog.valid(run_id)
         chosen = best_of(valid, run)
         if chosen is None and valid:
-            raise CheckpointError(f"{run}@best: no checkpoint was saved at an evaluation, so none has a loss of one")
+            raise CheckpointError(
+                f"{run}@best: no checkpoint was saved at an evaluation, so none has a validation loss"
+            )
     else:
         # A damaged one is selected too: its loading reports the damage.
         of_step = [
@@ -355,7 +357,7 @@ def _warn_of_newer(catalog: Catalog, chosen: Entry, run_id: str | None) -> None:
         of_another = entry.manifest is not None and run_id not in (None, entry.manifest.run_id)
         if entry.step > chosen.step and not (entry.partial or of_another):
             problem = entry.problem or "its weights are not finite"
-            log.warning("%s is passed over, and %s is used: %s", entry.name, chosen.name, problem)
+            log.warning("%s is skipped, and %s is used: %s", entry.name, chosen.name, problem)
 
 
 def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:

@@ -211,7 +211,7 @@ class Children:
             where that of this process goes.
     """
 
-    promise = "the running jobs stop after this step, and no other begins"
+    promise = "the running jobs stop after this step, and no other job starts"
     """What happens at a signal, for the message to the user."""
 
     def __init__(self, log_of: Callable[[str], Path] | None = None) -> None:

@@ -151,7 +151,7 @@ def select_held(patterns: Sequence[str], holds: Holds) -> tuple[Selection, list[
                 return Selection(paths, selection.skipped, selection.damaged), removed
         time.sleep(_PAUSE_S)
     raise CheckpointError(
-        f"ckpt={', '.join(patterns)}: each checkpoint was removed before it was read", cure="Give the command again."
+        f"ckpt={', '.join(patterns)}: each checkpoint was removed before it was read", cure="Run the command again."
     )
 
 
@@ -340,7 +340,7 @@ class _Validation:
                 selection.damaged[path] = str(error)
                 continue
             if not source and not any(override.lstrip("+").startswith("experiment=") for override in self.overrides):
-                raise CheckpointError(f"{path} carries no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
+                raise CheckpointError(f"{path} holds no {CONFIG_FILE}", cure="Name its experiment: experiment=NAME.")
             sources.append((path, source, text))
         # Consecutive ones only: the order by step must stay, since results are shown as they come.
         groups = [list(group) for _, group in groupby(sources, key=lambda row: (row[0].parent, row[2]))]

@@ -265,7 +265,7 @@ def _open_run(path: Path) -> _Run:
         return _Run(read_history(path))
     if path.is_dir() and RunDir(path.parent.parent).exists_as_run():
         return _Run(read_history(path.parent.parent))
-    raise UserError(f"{path} is no run's directory", cure=suggest_selector(str(path)) or advise_run(path))
+    raise UserError(f"{path} is not a run's directory", cure=suggest_selector(str(path)) or advise_run(path))
 
 
 def _named_step(path: Path) -> tuple[Path, int] | None:

@@ -64,7 +64,7 @@ def find_learning_rate(
         UserError: the trainer has no optimizer, or the rates do not rise.
     """
     if not 0 < min_lr < max_lr or steps < 2:
-        raise UserError(f"the rates go from {min_lr} to {max_lr} in {steps} steps, which is no range")
+        raise UserError(f"the rates go from {min_lr} to {max_lr} in {steps} steps, which is not a range")
     rates: list[float] = []
     losses: list[float] = []
     accumulated = trainer.loop.settings.grad_accum_steps

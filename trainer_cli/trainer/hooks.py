@@ -434,7 +434,7 @@ class Hooks:
             if callable(getattr(type(callback), attribute)) and (attribute.startswith("on_") or close):
                 near = close or get_close_matches(attribute, hooks, n=1)
                 raise UserError(
-                    f"{type(callback).__name__}.{attribute} is no hook, so it would never be called",
+                    f"{type(callback).__name__}.{attribute} is not a hook, so it would never be called",
                     where=f"callback '{name}'",
                     cure=f"Did you mean '{near[0]}'?" if near else "The hooks are listed in trainer_cli.trainer.hooks.",
                 )

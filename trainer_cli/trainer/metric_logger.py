@@ -337,7 +337,7 @@ def metrics_in(record: Mapping[str, float | Tensor | Medium]) -> dict[str, float
     """The metrics of a record as numbers, without its texts, images and histograms.
 
     Raises:
-        UserError: one is no number.
+        UserError: one is not a number.
     """
     metrics: dict[str, float] = {}
     for name, value in record.items():

@@ -181,7 +181,7 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
                 if parameter not in parameters:
                     raise UserError(
                         f"{name}: a parameter of shape {tuple(parameter.shape)} does not belong to the model",
-                        cure="Give a function `model -> optimizer`; what else is trained belongs into the model.",
+                        cure="Give a function `model -> optimizer`; add other trained parameters to the model.",
                     )
     _check_covered(model, owner, is_mapping=is_mapping)
     return optimizers
@@ -292,7 +292,7 @@ def _check_scales(patterns: Mapping[str, Any], name: str, rate: Any) -> None:
             continue
         scale, where = settings[LR_SCALE], f"param_groups.{pattern}.{LR_SCALE}"
         if isinstance(scale, bool) or not isinstance(scale, int | float) or not (scale >= 0 and math.isfinite(scale)):
-            message = f"{where} is {scale!r}, but it is a factor of the learning rate, at least 0"
+            message = f"{where} is {scale!r}, but it must be a factor of the learning rate, at least 0"
             raise ConfigError(message, location=where)
         if settings.get("lr", rate) is None:
             raise ConfigError(f"{where} is {scale}, but {name} has no lr to multiply", location=where)

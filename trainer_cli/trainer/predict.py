@@ -62,7 +62,7 @@ def predict_batch(trainer: Trainer, batch: Any, loader: Any, patterns: Sequence[
         raise UserError(
             f"predict.outputs is {list(patterns)}, and no output is called so",
             where="predict.outputs",
-            cure=f"There are: {', '.join(outputs)}.",
+            cure=f"Available: {', '.join(outputs)}.",
         )
     return count, chosen
 

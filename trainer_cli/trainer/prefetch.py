@@ -169,7 +169,7 @@ class TrainBatches:
         except StopIteration:
             raise UserError(
                 f"the train loader ended after {progress.batch} batches of epoch {progress.epoch}"
-                + (f", but {self._length} were to come" if self._length is not None else ""),
+                + (f", but {self._length} were expected" if self._length is not None else ""),
                 cure="Check the loader's length, and loop.limit_train_batches.",
             ) from None
 

@@ -143,7 +143,7 @@ def name_schedulers(schedulers: Any, optimizers: Collection[str] = (ONLY,)) -> d
     named: dict[str, tuple[str, Any]] = {}
     for optimizer, schedules in schedulers.items():
         if optimizer not in optimizers:
-            cure = did_you_mean(str(optimizer), optimizers).strip() or f"There are: {', '.join(optimizers)}."
+            cure = did_you_mean(str(optimizer), optimizers).strip() or f"Available: {', '.join(optimizers)}."
             raise UserError(f"schedulers: there is no optimizer '{optimizer}'", cure=cure)
         # Keys of a mapping may repeat from optimizer to optimizer.
         prefix = f"{optimizer}." if isinstance(schedules, Mapping) else ""

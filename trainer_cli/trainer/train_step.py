@@ -349,8 +349,8 @@ class TrainStep:
     def _step(self, entry: OptimizerEntry) -> None:
         if not self._complete:
             raise UserError(
-                f"{type(self).__name__}.train_batch steps the optimizer '{entry.name}', but batches of this "
-                "step are still to come",
+                f"{type(self).__name__}.train_batch steps the optimizer '{entry.name}', but more batches "
+                "of this step follow",
                 where="loop.grad_accum_steps",
                 cure="Step it in update(), which is called after the last batch of a step.",
             )
@@ -448,7 +448,7 @@ class TrainStep:
             if entry.name == name:
                 return entry
         names = [entry.name for entry in self._entries]
-        cure = did_you_mean(name, names).strip() or f"There are: {names}."
+        cure = did_you_mean(name, names).strip() or f"Available: {names}."
         raise UserError(f"there is no optimizer '{name}'", cure=cure)
 
 

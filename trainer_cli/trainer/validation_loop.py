@@ -80,7 +80,7 @@ class Evaluations:
         names = list(loaders)
         for name in self._loops:
             if name not in names:
-                cure = did_you_mean(name, names).strip() or f"There are: {', '.join(names) or 'none'}."
+                cure = did_you_mean(name, names).strip() or f"Available: {', '.join(names) or 'none'}."
                 raise UserError(f"there is no validation loader '{name}'", where="loop.eval_loaders", cure=cure)
 
     def intervals(self, loaders: Iterable[str], *, callbacks: bool) -> list[Interval]:
@@ -169,9 +169,11 @@ class ValidationLoop:
     def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
         wrong_type = isinstance(eval_steps, bool) or not isinstance(eval_steps, int | None)
         if wrong_type or (eval_steps is not None and eval_steps < 1):
-            raise ConfigError(f"eval_steps is {eval_steps!r}, but it is a number of batches", location="eval_steps")
+            raise ConfigError(
+                f"eval_steps is {eval_steps!r}, but it must be a number of batches", location="eval_steps"
+            )
         if not isinstance(hook, str) or not hook.isidentifier():
-            raise ConfigError(f"hook is {hook!r}, but it is a name", location="hook")
+            raise ConfigError(f"hook is {hook!r}, but it must be a name", location="hook")
         self.eval_steps, self.hook = eval_steps, hook
         self.metrics: dict[str, float] = {}
         self._returned: dict[str, Any] = {}

@@ -131,13 +131,13 @@ def _read_metadata(path: Path) -> _Metadata:
     names_in(io.BytesIO(content))  # Refuses a pickle that takes too much time or memory.
     metadata = _Unpickler(io.BytesIO(content)).load()
     if not isinstance(metadata, _Metadata):
-        raise ValueError("it is no metadata of torch")
+        raise ValueError("it is not metadata of torch")
     return metadata
 
 
 def _parse_path(raw: Any) -> tuple[str, ...]:
     if not isinstance(raw, list | tuple) or not all(type(key) in (str, int) for key in raw):
-        raise ValueError("the place of a tensor in the saved tree is none")
+        raise ValueError("a tensor has an invalid path in the saved tree")
     return tuple(map(str, raw))
 
 
@@ -163,20 +163,20 @@ def _model_names(paths: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
 
 def _parse_sizes(raw: Any) -> tuple[int, ...]:
     if not isinstance(raw, list | tuple) or len(raw) > _MOST_DIMENSIONS:
-        raise ValueError("a shape or place is none")
+        raise ValueError("a shape or offset is invalid")
     return tuple(map(_parse_count, raw))
 
 
 def _parse_count(raw: Any) -> int:
     if type(raw) is not int or not 0 <= raw < 2**63:
-        raise ValueError("a size or place is no number of bytes or elements")
+        raise ValueError("a size or offset is not a number of bytes or elements")
     return raw
 
 
 def _parse_tensor(raw: _TensorMetadata) -> _TensorInfo:
     dtype = raw.field("properties").state[0]
     if not isinstance(dtype, torch.dtype):
-        raise ValueError("a tensor has a type of element that does not exist")
+        raise ValueError("a tensor has an unknown dtype")
     sizes = {_parse_sizes(chunk.field("offsets")): _parse_sizes(chunk.field("sizes")) for chunk in raw.field("chunks")}
     return _TensorInfo(_parse_sizes(raw.field("size")), dtype, sizes)
 
@@ -200,7 +200,7 @@ def _assemble(reader: _ChunkReader, name: str, info: _TensorInfo, chunks: list[_
     """A tensor from its chunks."""
     _check_cover(info)
     if sorted(info.sizes) != sorted(chunk.offset for chunk in chunks):
-        raise ValueError("a part of a tensor is missing, or there twice")
+        raise ValueError("a part of a tensor is missing, or stored twice")
     tensor = torch.empty(info.shape, dtype=info.dtype)
     for chunk in chunks:
         size = info.sizes[chunk.offset]

@@ -61,7 +61,9 @@ def load_huggingface(folder: Path, *, allow_pickle: bool = False) -> dict[str, t
     for file, names in sorted(names_of.items()):
         # The index comes from elsewhere: a path in it must not lead out of the folder.
         if not is_plain(file):
-            raise CheckpointError(f"the index names {file[:80]!r}, which is no plain name", where=str(folder / index))
+            raise CheckpointError(
+                f"the index names {file[:80]!r}, which is not a plain name", where=str(folder / index)
+            )
         if not (folder / file).is_file():
             raise CheckpointError(f"{file} is missing, which the index names", where=str(folder / index))
         tensors = _load(folder / file, allow_pickle)
@@ -120,7 +122,7 @@ def find_weights(saved: Any) -> SavedWeights:
     if isinstance(saved, torch.nn.Module):
         return SavedWeights("torch file", _tensors(saved.state_dict()), None)
     if not isinstance(saved, Mapping):
-        raise ValueError(f"it holds a {type(saved).__name__}, and no weights by name")
+        raise ValueError(f"it holds a {type(saved).__name__}, not weights by name")
     saved = _fields(saved)
     if _LIGHTNING in saved and is_state_dict(saved.get("state_dict")):
         return SavedWeights("Lightning checkpoint", _tensors(saved["state_dict"]), _step(saved))
@@ -175,7 +177,7 @@ def _tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     for name, value in tensors.items():
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
         if not plain or value.is_quantized or value.is_meta or value.is_nested:
-            raise ValueError(f"{name[:80]!r} is no dense tensor with values")
+            raise ValueError(f"{name[:80]!r} is not a dense tensor with values")
     return {name: torch.Tensor.detach(value) for name, value in tensors.items()}
 
 

@@ -59,7 +59,7 @@ def refuse_foreign(path: Path, states: Sequence[str]) -> None:
     """
     if list(states) != ["model"] and (kind := kind_of(path)) is not None:
         raise UserError(
-            f"{path} is a {kind}, of which the weights can be loaded and nothing else",
+            f"{path} is a {kind}, from which only the weights can be loaded",
             where="load.states",
             cure="Write load.states=[model]; in Python, LoadOptions(states=['model']).",
         )

@@ -75,4 +75,4 @@ def _read(path: Path, kind: Kind | None, allow_pickle: bool) -> ForeignCheckpoin
         case Kind.dcp:
             return ForeignCheckpoint(kind.value, load_dcp(path))
         case None:
-            raise CheckpointError("it is no checkpoint of a known program", where=str(path))
+            raise CheckpointError("it is not a checkpoint of a known program", where=str(path))

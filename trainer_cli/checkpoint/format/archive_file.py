@@ -52,9 +52,9 @@ def read_archive(file: IO[bytes]) -> Iterator[Member]:
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
         except tarfile.HeaderError as error:
-            raise ValueError(f"it is no tar archive, or damaged: {error}") from None
+            raise ValueError(f"it is not a tar archive, or damaged: {error}") from None
         if info.type not in (*_REGULAR, *_SKIPPED) or info.size < 0:
-            raise ValueError(f"{info.name[:80]!r} is no plain file")
+            raise ValueError(f"{info.name[:80]!r} is not a plain file")
         # A small compressed archive could otherwise hold millions of headers.
         skipped = 0 if info.type in _REGULAR else skipped + 1
         if skipped > _MOST_SKIPPED:

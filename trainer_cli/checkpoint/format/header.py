@@ -112,16 +112,16 @@ def read_entries(take: Callable[[int], bytes], file_bytes: int) -> list[TensorEn
 def _parse_entry(name: str, raw: object) -> tuple[int, int, TensorEntry]:
     """The begin, the end and the description of a tensor, from its field of the header."""
     if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{name[:80]!r} is not described by type, shape and place")
+        raise ValueError(f"{name[:80]!r} is not described by dtype, shape and offsets")
     code, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
     if not isinstance(code, str) or code not in ELEMENT_BYTES:
-        raise ValueError(f"{name[:80]!r} has a type of element that does not exist")
+        raise ValueError(f"{name[:80]!r} has an unknown dtype")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2 or len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"{name[:80]!r} has a shape or place that cannot be")
+        raise ValueError(f"{name[:80]!r} has an invalid shape or offset")
     size_bytes = math.prod(shape) * ELEMENT_BYTES[code]
     # Without the zeros: torch multiplies the sizes in 64 bits, also those of an empty tensor.
     if math.prod(size for size in shape if size) >= _LARGEST or offsets[1] - offsets[0] != size_bytes:
-        raise ValueError(f"{name[:80]!r} has a shape that does not fit its place")
+        raise ValueError(f"{name[:80]!r} has a shape that does not fit its offsets")
     return offsets[0], offsets[1], TensorEntry(name, code, tuple(shape), size_bytes)
 
 

@@ -81,7 +81,7 @@ class LiveTensors:
                 # Not as a DamagedCheckpoint, of which nothing is loaded.
                 raise CheckpointError(
                     f"the checkpoint was intact, and could not be read again into the live state: {error}",
-                    cure="The state is partly overwritten: do not use it before another checkpoint was loaded.",
+                    cure="The state is partly overwritten: load another checkpoint before you use it.",
                 ) from error
 
 

@@ -362,7 +362,7 @@ class _SourceChoice:
 def _new_request(name: str, shards: Mapping[str, Shard], targets: Targets | None, choice: _SourceChoice) -> _Request:
     """The part of a tensor that this rank needs, and the files to read it from."""
     if problem := choice.why_incomplete(shards):
-        raise codec.Undecodable(f"the tensor {name[:80]!r} is not there as a whole: {problem}")
+        raise codec.Undecodable(f"the tensor {name[:80]!r} is incomplete: {problem}")
     shape = next(iter(shards.values())).shape
     keys = tuple(key.replace("~1", "/").replace("~0", "~") for key in name.split("/"))
     target = None if targets is None else targets(keys, shape)
@@ -382,7 +382,7 @@ def _read_shards(folder: ReadableFolder, manifest: Manifest, file_name: str, req
             if entry is None:
                 raise file.damaged(f"it lacks the tensor {name[:80]!r}")
             if shard.sizes != entry.shape:
-                raise file.damaged(f"{name[:80]!r} is not the part of the tensor that the manifest says")
+                raise file.damaged(f"{name[:80]!r} is another part of the tensor than the manifest says")
             if request.tensor is None:
                 request.tensor = new_tensor(file, entry, request.shard.sizes)
             elif request.tensor.dtype is not DTYPES[entry.code]:

@@ -241,7 +241,7 @@ def new_tensor(file: VerifiedFile, entry: TensorEntry, shape: Sequence[int]) -> 
     try:
         tensor = torch.empty(shape, dtype=DTYPES[entry.code])
     except RuntimeError as error:
-        raise file.damaged(f"{entry.name[:80]!r} has a shape that cannot be: {error}") from None
+        raise file.damaged(f"{entry.name[:80]!r} has an invalid shape: {error}") from None
     if tensor.nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         begin = tensor.data_ptr() + -tensor.data_ptr() % mmap.PAGESIZE
         size_bytes = tensor.data_ptr() + tensor.nbytes - begin

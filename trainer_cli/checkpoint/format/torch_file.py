@@ -217,7 +217,7 @@ def load_torch_bytes(content: bytes) -> Any:
     file = io.BytesIO(content)
     _, unknown = _scan(file, len(content))
     if unknown:
-        raise ValueError(f"it names {min(unknown)[:80]}, which is no tensor")
+        raise ValueError(f"it names {min(unknown)[:80]}, which is not a tensor")
     file.seek(0)
     try:
         return _load(file)
@@ -279,7 +279,7 @@ def _pickle_in_zip(file: IO[bytes], size: int) -> bytes:
         if sum(member.file_size for member in members) > size:
             raise ValueError("its parts are larger than the file")
         if pickles[0].file_size > _LARGEST_PICKLE:
-            raise ValueError("what is no tensor in it takes too much memory")
+            raise ValueError("its content other than tensors takes too much memory")
         for member in members:
             if member.CRC == 0:  # torch writes 0 if it does not compute the checksum.
                 member.CRC = None  # type: ignore[assignment]
@@ -350,7 +350,7 @@ def names_in(pickle: Stream) -> set[str]:
     try:
         _scan_opcodes(pickle, names)
     except LookupError:
-        raise ValueError("its pickle is malformed: it takes an object that is not there") from None
+        raise ValueError("its pickle is malformed: it uses an object that is missing") from None
     except (ValueError, OverflowError) as error:
         raise ValueError(f"its pickle is malformed or too large: {error}") from None
     if "_codecs encode" not in names:
@@ -414,5 +414,5 @@ def _pop_operands(stack: list[int], opcode: pickletools.OpcodeInfo) -> list[int]
     for _ in range(count):
         operands.append(stack.pop())
         if operands[-1] == _MARK:
-            raise ValueError("it takes an object that is not there")
+            raise ValueError("it uses an object that is missing")
     return operands

@@ -55,7 +55,7 @@ def encode(tree: Mapping[str, Any], *, share_views: bool = True) -> tuple[bytes,
     state = {}
     for key, value in tree.items():
         if type(key) is not str:
-            raise UnsavableState(f"the state has the top-level key {key!r}, which is no text")
+            raise UnsavableState(f"the state has the top-level key {key!r}, which is not a text")
         state[key] = encoder.value(value, (key,))
     # After the whole tree: a view may come before its base.
     if share_views:
@@ -163,7 +163,7 @@ class Decoder:
 
     def _leaf(self, tag: str, name: Any, find: _Find) -> Any:
         if not isinstance(name, str):
-            raise Undecodable("the name of a tensor is no text")
+            raise Undecodable("the name of a tensor is not a text")
         self.wanted[name] = tag != "tensor"
         tensor = find(name)
         if tensor is None or tag == "tensor":
@@ -338,7 +338,7 @@ def _decode_scalar(tag: str, raw: Any) -> Any:
 
 def _decode_size(sizes: list[Any]) -> torch.Size:
     if not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
-        raise Undecodable("a shape holds what is no size")
+        raise Undecodable("a shape holds an invalid size")
     return torch.Size(sizes)
 
 

@@ -43,7 +43,7 @@ class View:
                 view = cls(name, base, offset, tuple(shape), tuple(strides))
                 if in_range and all(shape) and extent_of(view.shape, view.strides) is not None:
                     return view
-        raise ValueError(f"{str(raw)[:80]} is no view of a tensor")
+        raise ValueError(f"{str(raw)[:80]} is not a view of a tensor")
 
     def to_json(self) -> list[Any]:
         return [self.name, self.base, self.offset, list(self.shape), list(self.strides)]

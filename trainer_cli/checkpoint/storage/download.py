@@ -178,7 +178,7 @@ def _copy(client: ObjectClient, name: str, files: Mapping[str, ObjectInfo], into
             path = into if key == name else into / key.removeprefix(f"{name}/")
             # A key comes from the store: it must not lead out of the cache.
             if ".." in path.parts:
-                raise UserError(f"{url} holds {key!r}, which is no plain name")
+                raise UserError(f"{url} holds {key!r}, which is not a plain name")
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 for block in client.blocks(key, info.size_bytes):

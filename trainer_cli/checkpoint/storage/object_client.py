@@ -301,7 +301,7 @@ class ObjectClient:
                 raise
             except PermissionError as error:
                 raise UserError(
-                    f"{self.url} gives no access: {error}", cure="Check the credentials, and what they may do."
+                    f"{self.url} gives no access: {error}", cure="Check the credentials and their permissions."
                 ) from error
             except Exception as error:  # The classes differ between stores.
                 if type(error).__name__ in _NO_ACCESS:
@@ -349,7 +349,7 @@ def _file_system(scheme: str, options: dict[str, Any]) -> Any:
         package = _PACKAGES.get(scheme, f"the package that fsspec needs for {scheme}://")
         raise UserError(f"{scheme}:// needs another package: {error}", cure=f"pip install {package}") from None
     except ValueError:
-        cure = "Known are s3, gs, az, hf, http and others of fsspec."
+        cure = "Known schemes are s3, gs, az, hf, http and others of fsspec."
         raise UserError(f"there is no storage for {scheme}://", cure=cure) from None
     if hasattr(files, "retries"):
         files.retries = 1
@@ -383,7 +383,7 @@ class WebServer:
         with self._open(url, start, end) as reply:
             _refuse_page(url, reply)
             if start is not None and reply.status != 206:
-                raise OSError(errno.EIO, "the server sends no part of a file", url)
+                raise OSError(errno.EIO, "the server does not send parts of a file", url)
             expected, content = reply.length, reply.read()
             _check_length(url, len(content), expected)
             return content
@@ -453,7 +453,7 @@ class WebServer:
                 raise OSError(
                     errno.EIO, f"the reply is not one of a web server ({type(error).__name__})", url
                 ) from error
-            raise UserError(f"{url} is no address: {error}", cure="Check the address.") from None
+            raise UserError(f"{url} is not an address: {error}", cure="Check the address.") from None
 
 
 class _EmptyFile(OSError):

@@ -115,7 +115,7 @@ class ObjectStorage:
         if exists and replace:
             # A store cannot replace several objects atomically: the old checkpoint would be lost before the new exists.
             raise UserError(
-                f"{self.location(name)} exists, and a checkpoint in an object store cannot be replaced at once",
+                f"{self.location(name)} exists, and a checkpoint in an object store cannot be replaced atomically",
                 cure="Save under another name.",
             )
         if exists:
