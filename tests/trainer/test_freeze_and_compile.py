@@ -79,6 +79,28 @@ def test_parameters_and_statistics_are_frozen_until_their_duration_has_passed() 
     assert states == {0: 0, 1: 2, 2: 2, 3: 4, 4: 4, 5: 6, 6: 6}, "one that was never trained has no state"
 
 
+# Optimizers of torch that accept any dense parameter.
+KINDS = {
+    **{kind.__name__: {"kind": kind} for kind in (torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam)},
+    **{kind.__name__: {"kind": kind} for kind in (torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam)},
+    **{kind.__name__: {"kind": kind} for kind in (torch.optim.Adamax, torch.optim.ASGD, torch.optim.Rprop)},
+    "RMSprop": {"kind": torch.optim.RMSprop, "momentum": 0.9, "centered": True},
+    "SGD": {"kind": torch.optim.SGD, "lr": 0.1},
+    "SGD with momentum": {"kind": torch.optim.SGD, "lr": 0.1, "momentum": 0.9, "dampening": 0.1},
+    "SGD, momentum of one group": {"kind": torch.optim.SGD, "param_groups": {"*.weight": {"momentum": 0.9}}},
+    "Nesterov": {"kind": torch.optim.SGD, "momentum": 0.9, "nesterov": True},
+}
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_every_optimizer_trains_parameters_that_are_unfrozen_later(settings: dict[str, Any]) -> None:
+    made = trainer(Noisy, freeze={"body.0.*": 2}, optimizer=optimizer_factory(**settings))
+    before = made.model.body[0].weight.detach().clone()
+    result = made.fit(loader())
+    assert result.finished
+    assert not torch.equal(made.model.body[0].weight, before)
+
+
 def test_going_back_to_before_parameters_were_unfrozen_freezes_them_again(tmp_path: Path) -> None:
     frozen: list[tuple[int, bool]] = []
 

@@ -308,6 +308,7 @@ FUSED: dict[str, tuple[Any, Callable[[], nn.Module], dict[str, Any], bool]] = {
         f"chosen: {setting}": (SGD, lambda: nn.Linear(2, 1), setting, False)
         for setting in ({"fused": False}, {"foreach": True}, {"foreach": False}, {"differentiable": True})
     },
+    "first gradients at different steps: SGD": (SGD, lambda: nn.Linear(2, 1), {"momentum": 0.9}, False),
     "no values": (SGD, lambda: nn.Linear(2, 1, device="meta"), {}, False),
     "complex": (SGD, lambda: nn.Linear(2, 1, dtype=torch.complex64), {}, False),
     "sparse gradients": (SGD, lambda: nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 1)), {}, False),

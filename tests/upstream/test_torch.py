@@ -124,3 +124,18 @@ def test_torch_save_says_which_error_of_the_disk_it_met(tmp_path: Path) -> None:
     with pytest.raises((OSError, RuntimeError)) as caught:
         torch.save({"weight": torch.zeros(100_000)}, "/dev/full")
     assert isinstance(caught.value, OSError)
+
+
+def test_fused_sgd_steps_a_parameter_whose_first_gradient_comes_later() -> None:
+    """`foreach` and the plain loop do. `trainer/optimizers.py` does not choose the kernel for SGD with momentum."""
+    first, later = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+    optimizer = torch.optim.SGD([first, later], lr=0.1, momentum=0.9, fused=True)
+    first.grad = torch.ones(1)
+    optimizer.step()
+    later.grad = torch.ones(1)
+    error = None
+    try:
+        optimizer.step()
+    except TypeError as failure:
+        error = failure
+    assert error is None

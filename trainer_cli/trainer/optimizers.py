@@ -331,6 +331,9 @@ def can_be_fused(
         return False
     if any(arguments.get(key) is not None for arguments in (settings, *groups) for key in _IMPLEMENTATIONS):
         return False
+    # Torch's kernel of SGD fails at a parameter that gets its first gradient later than others: it has no momentum yet.
+    if optimizer is SGD and any(arguments.get("momentum") for arguments in (settings, *groups)):
+        return False
     # Their gradients are sparse, which fused kernels do not accept.
     if any(isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse for module in model.modules()):
         return False
