@@ -58,9 +58,11 @@ def test_an_extra_that_is_not_installed_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_wandb_continues_one_run_in_its_offline_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install 'trainer-cli[wandb]'")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'trainer-cli[wandb]'")
     monkeypatch.setenv("WANDB_SILENT", "true")
     _two_attempts(tmp_path, lambda: WandbLogger(mode="offline"), knows=False)
+    # Its service writes the files, and `finish` does not wait for them. A process waits at its end.
+    wandb.teardown()
     run_id = json.loads((tmp_path / "wandb.json").read_text())["run_id"]
     files = sorted((tmp_path / "wandb").glob(f"offline-run-*-{run_id}/run-{run_id}.wandb"))
     assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == len(files) == 2
