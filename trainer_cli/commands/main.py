@@ -396,7 +396,15 @@ def prepare_streams() -> None:
                 # A name that the stream cannot encode must not end a training when it prints its last line.
                 stream.reconfigure(errors="replace")
             if stream.isatty():
-                setattr(sys, name, _survive_hangup(stream))
+                setattr(sys, name, _tolerate(stream, errno.EIO))
+
+
+def tolerate_closed_pipes() -> None:
+    """Let a training continue, and end with its own exit code, after the reader of its output is gone."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(_raw(stream), _TolerantFile):
+            setattr(sys, name, _tolerate(stream, errno.EPIPE))
 
 
 def _is_utf8(stream: io.TextIOWrapper) -> bool:
@@ -415,12 +423,20 @@ def _open_null(mode: str) -> io.TextIOWrapper:
     return stream
 
 
-def _survive_hangup(stream: io.TextIOWrapper) -> io.TextIOWrapper:
-    """A stream to the same terminal that discards what is written after the terminal is closed."""
-    # What is buffered goes first: two buffers of one terminal would mix their order.
-    stream.flush()
+def _raw(stream: io.TextIOWrapper) -> object:
+    return getattr(stream.buffer, "raw", None)
+
+
+def _tolerate(stream: io.TextIOWrapper, error_number: int) -> io.TextIOWrapper:
+    """A stream to the same file that discards what is written once a write fails with an error of this number."""
+    # What is buffered goes first: two buffers of one file would mix their order.
     try:
-        raw = _Terminal(stream.fileno(), "w", closefd=False)
+        stream.flush()
+    except BrokenPipeError:
+        if error_number != errno.EPIPE:
+            raise
+    try:
+        raw = _TolerantFile(stream.fileno(), error_number)
     except io.UnsupportedOperation:
         return stream  # It has no descriptor.
     # An unbuffered stream (PYTHONUNBUFFERED=1) has no line buffering, and this one would keep its lines.
@@ -430,14 +446,21 @@ def _survive_hangup(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     )
 
 
-class _Terminal(io.FileIO):
-    """A terminal. After it is closed each write fails with EIO, while SIGHUP lets the run save and exit."""
+class _TolerantFile(io.FileIO):
+    """A terminal, or a pipe, whose reader may go away.
+
+    After a terminal is closed each write fails with EIO, while SIGHUP lets the run save and exit.
+    """
+
+    def __init__(self, descriptor: int, error_number: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._error_number = error_number
 
     def write(self, data: object, /) -> int:
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError as error:
-            if error.errno != errno.EIO:
+            if error.errno != self._error_number:
                 raise
             # Reported as written: a short count would make the buffer above try again for ever.
             return memoryview(data).nbytes  # type: ignore[arg-type]
