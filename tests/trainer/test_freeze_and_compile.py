@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Noisy, assert_resumes_exactly, everything, loader, on, same, trainer
+from tiny import Noisy, StopAt, assert_resumes_exactly, everything, loader, on, same, trainer
 from torch import Tensor, nn
 
 from trainer_cli import WarmupCosine
@@ -118,6 +118,30 @@ def test_going_back_to_before_parameters_were_unfrozen_freezes_them_again(tmp_pa
     from_3 = [(3, True), (4, False), (5, False)]
     # The loss of step 4 is read at the end of the run.
     assert frozen == [(0, True), (1, True), (2, True), *from_3, *from_3]
+
+
+def test_an_evaluation_that_a_resume_makes_first_finds_the_same_parameters_frozen(tmp_path: Path) -> None:
+    def fit(folder: Path, *stops: Any) -> dict[int, list[bool]]:
+        frozen: dict[int, list[bool]] = {}
+
+        def note(trainer: Any, model: Any, *_: Any) -> None:
+            if not trainer.sanity_checking:
+                frozen[trainer.progress.step] = [not parameter.requires_grad for parameter in model.body.parameters()]
+
+        made = trainer(
+            Noisy, freeze={"body.0.*": 2, "body.1.*": 4}, callbacks=[on(on_validate_start=note), *stops],
+            optimizer=optimizer_factory(torch.optim.Adam), settings={"eval_interval": 2},
+            checkpoint=CheckpointerCallback(folder),
+        )  # fmt: skip
+        made.fit(loader(), loader(4, shuffle=False))
+        return frozen
+
+    straight = fit(tmp_path / "straight")
+    assert len({tuple(frozen) for frozen in straight.values()}) == 2
+    parts = [fit(tmp_path / "parts", StopAt(step)) for step in (2, 4)]
+    # The evaluation after the step at which a process is stopped is made by the next one.
+    assert parts == [{}, {2: straight[2]}]
+    assert fit(tmp_path / "parts") == {4: straight[4], 6: straight[6]}
 
 
 def test_a_frozen_duration_of_a_training_whose_length_is_a_time_is_refused() -> None:

@@ -134,7 +134,10 @@ class Freezing:
             yield now.step + 1 if rule.interval.end is None else rule.interval.end
 
     def update(self, trainer: Trainer) -> None:
-        """Freeze what is frozen at the present step, and unfreeze the rest."""
+        """Freeze what is frozen at the present step, and unfreeze the rest.
+
+        Called before an evaluation, not after it: one that is made first by a resume finds the same parameters frozen.
+        """
         if not self._rules:
             return
         pending = list(self._pending(trainer.progress))

@@ -133,6 +133,7 @@ class TrainingLoop(Lengths):
         self.failed_step = None
         self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
         self._resume_stop(trainer)
+        trainer.freezing.update(trainer)
         stop = self._begin(trainer, val_loaders)
         trainer.loading.restore_rng()
         loop_idx = 0
@@ -247,7 +248,6 @@ class TrainingLoop(Lengths):
                     trainer.train_mode()
                 trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
-                    trainer.freezing.update(trainer)
                     event = self._next_event(trainer)
                     try:
                         self._steps(trainer, event)
@@ -258,6 +258,7 @@ class TrainingLoop(Lengths):
                     if requests.roll_back_requested:
                         roll_back(trainer, self._train_loader)
                         continue
+                    trainer.freezing.update(trainer)
                     # Before the stop is decided: it may be due by time.
                     self._count_time(trainer)
                     trainer.schedulers.warn_of_lost_rate(trainer.progress.step, self.steps_per_epoch, self.total_steps)
@@ -462,8 +463,7 @@ class TrainingLoop(Lengths):
 
     def logs(self, trainer: Trainer) -> bool:
         """`Trainer.is_log_step`."""
-        at = _after_step(trainer)
-        return at is not None and (_due(self.log_interval, at) or self.is_final(trainer))
+        return (at := _after_step(trainer)) is not None and (_due(self.log_interval, at) or self.is_final(trainer))
 
     def is_first(self, trainer: Trainer) -> bool:
         """`Trainer.is_first_iteration`."""
