@@ -19,6 +19,7 @@ from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.runs.build import Builder, target_packages
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.optimizers import parameter_groups
+from trainer_cli.trainer.schedulers import scheduler_factory
 from trainer_cli.trainer.training_loop import TrainingLoop
 
 MODEL = {"_target_": "trainer_cli.MLP", "hidden": [4]}
@@ -289,6 +290,16 @@ def test_a_schedule_that_cannot_be_had_is_refused(node: dict[str, Any], total: i
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     with pytest.raises(ConfigError, match=message):
         builder(scheduler=node).schedulers(_loop(total, None))(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("metric", "interval"), [("train/loss", "log"), ("val/loss", "evaluation"), (None, "evaluation")]
+)
+def test_the_interval_of_a_plateau_follows_its_metric(metric: str | None, interval: str) -> None:
+    made = builder(scheduler={"_target_": f"{OF_TORCH}ReduceLROnPlateau", "metric": metric})
+    assert made.schedulers(_loop(10, None)).interval == interval
+    factory = scheduler_factory(torch.optim.lr_scheduler.ReduceLROnPlateau, _loop(10, None), metric=metric)
+    assert factory.interval == interval  # type: ignore[attr-defined]
 
 
 def test_a_mapping_of_schedules_keeps_its_names_and_leaves_out_what_is_null() -> None:

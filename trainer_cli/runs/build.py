@@ -229,7 +229,7 @@ class Builder:
             }
         node = _node(node, where)
         target = import_target(node["_target_"], f"{where}._target_", self.trust)
-        interval = node.get("interval") or default_interval(target)
+        interval = node.get("interval") or default_interval(target, node.get("metric"))
         # A factory, because the scheduler needs the optimizer, which is built later.
         factory = partial(self._schedule, node, where, loop, interval)
         return Scheduled(factory, interval, node.get("metric"), node.get("groups")).resolve(target, where)

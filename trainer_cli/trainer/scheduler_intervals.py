@@ -58,20 +58,25 @@ class Scheduled:
         """
         takes = takes_metric(schedule)
         metric = (self.metric or _METRIC) if takes else None
-        of_metric = SchedulerInterval.log if str(metric).startswith(TRAIN_PREFIX) else SchedulerInterval.evaluation
-        default = of_metric if takes else default_interval(schedule, from_function=is_function(self.schedule))
+        default = default_interval(schedule, metric, from_function=is_function(self.schedule))
         interval = self.interval or default
         name = (schedule if isinstance(schedule, type) else type(schedule)).__name__
         if interval not in set(SchedulerInterval):
             raise ConfigError(
                 f"interval is {interval!r}", location=where, hint=f"Choose {', '.join(SchedulerInterval)}."
             )
-        if takes and interval != of_metric:
+        if takes and interval != default:
             raise ConfigError(
-                f"{name} takes the metric {metric}, so its interval is {of_metric}, not {interval}", location=where
+                f"{name} takes the metric {metric}, so its interval is {default}, not {interval}",
+                location=where,
+                hint="Leave `interval` out.",
             )
         if not takes and interval == SchedulerInterval.log:
-            raise ConfigError(f"{name} takes no metric, so its interval is not log", location=where)
+            raise ConfigError(
+                f"{name} takes no metric, so its interval is not log",
+                location=where,
+                hint="Choose step, epoch or evaluation.",
+            )
         if self.metric is not None and not takes:
             raise ConfigError(f"{name} takes no metric", location=where, hint="Leave `metric` out.")
         return replace(self, interval=str(interval), metric=metric)
@@ -83,15 +88,16 @@ def is_function(schedule: Any) -> bool:
     return callable(schedule) and not hasattr(schedule, "step")
 
 
-def default_interval(schedule: Any, *, from_function: bool = False) -> SchedulerInterval:
+def default_interval(schedule: Any, metric: str | None = None, *, from_function: bool = False) -> SchedulerInterval:
     """The interval that a schedule, or a class of schedules, is documented for.
 
     Args:
+        metric: the metric that is passed to a schedule which takes one; None: a metric of the evaluations.
         from_function: whether a user's function made it, which then counts optimizer steps.
     """
     kind = schedule if isinstance(schedule, type) else type(schedule)
     if takes_metric(schedule):
-        return SchedulerInterval.evaluation
+        return SchedulerInterval.log if str(metric).startswith(TRAIN_PREFIX) else SchedulerInterval.evaluation
     torch_bases = [base for base in kind.__mro__ if base.__module__ == lr_scheduler.__name__]
     # A direct subclass of LRScheduler is a schedule of the user's own.
     if kind.__module__ != lr_scheduler.__name__ and torch_bases[:1] == [lr_scheduler.LRScheduler]:

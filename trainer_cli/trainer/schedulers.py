@@ -58,8 +58,8 @@ def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: 
     `interval`, `metric` and `groups` are those of `Scheduled`. Durations such as `1ep` are converted to a number of
     intervals. If `kind` takes `total_steps` and it is not among the settings, it is that of the loop's `max_duration`.
     """
-    interval, metric = settings.pop("interval", None) or default_interval(kind), settings.pop("metric", None)
-    groups = settings.pop("groups", None)
+    metric, groups = settings.pop("metric", None), settings.pop("groups", None)
+    interval = settings.pop("interval", None) or default_interval(kind, metric)
     return Scheduled(
         lambda optimizer: kind(optimizer, **schedule_settings(kind, settings, loop, interval)), interval, metric, groups
     )
