@@ -133,6 +133,13 @@ def test_an_experiments_list_grows(project: Path, write: Callable[[str, str], Pa
     assert compose(["experiment=listed", f"{STEPS}+=20"]).config.checkpoint.fixed_steps == [10, 20]
 
 
+@pytest.mark.parametrize("argument", ['run_dir="runs/\udce9"', "name=\udce9", "ckpt=runs/\udce9/*", "tags+=\udce9"])
+def test_bytes_that_are_no_characters_are_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match=r"\\udce9.* holds bytes that are not characters of utf-8") as caught:
+        read_overrides([argument])
+    assert "UTF-8" in (caught.value.cure or "")
+
+
 def test_checkpoints_add_up() -> None:
     line = parse_overrides(["ckpt=a", "ckpt+=b*"])
     assert line.ckpt == ["a", "b*"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -119,6 +120,10 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
     # One for all arguments: each builds a table of Hydra's functions.
     parser = OverridesParser.create()
     for argument in arguments:
+        if not _is_text(argument):
+            message = f"{argument!r} holds bytes that are not characters of {sys.getfilesystemencoding()}"
+            line.mistakes.append(override_error(message, "Write it in UTF-8, under a locale such as LC_ALL=C.UTF-8."))
+            continue
         key, equals, value = argument.partition("=")
         if equals and key.lstrip("+").rstrip("+") == "ckpt":
             ckpt_given = True
@@ -288,6 +293,15 @@ def closes_at_end(text: str) -> bool:
         if depth == 0:
             return index == len(text) - 1
     return False
+
+
+def _is_text(argument: str) -> bool:
+    """Whether Python could decode a word of the command line: it keeps other bytes as surrogates."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def hint_on_syntax(argument: str) -> str:
