@@ -86,5 +86,5 @@ def test_steps_that_cannot_be_made_again_are_named(run: Path, capfd: pytest.Capt
     Path("b/summary.json").write_text(json.dumps(summary))
     assert main(["diverge", "a", "b"]) == 3
     error = capfd.readouterr().err
-    assert "the steps 1 to 4 of b cannot be made again: " in error
+    assert "steps 1 to 4 of b cannot be replayed: " in error
     assert "no valid checkpoint at or before step 0" in error

@@ -24,8 +24,8 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         "error: there is no experiment called 'digit'\n  --> command line\n"
         "help: Available: char_gpt, digits, digits_mlp, text, x. Did you mean 'digits'?\n")),
     Code.wrong_type: (["config", "name=1.5"], "", (
-        "error: name is 1.5, but it must be a text or null\n  --> command line\n"
-        "help: Write name='\"1.5\"' if a text is meant.\n")),
+        "error: name is 1.5, but it must be a string or null\n  --> command line\n"
+        "help: Write name='\"1.5\"' if a string is meant.\n")),
     Code.wrong_value: (["config", "loop.max_duration=3days"], "", (
         "error: loop.max_duration: '3days' is not a duration; expected a number of steps, or a string such as 500st, "
         "3ep, 0.25ep, 1e9tok, 2048sp, 90s, 30min, 1h30m\n  --> command line\n")),
@@ -40,7 +40,7 @@ GOLDEN: dict[Code, tuple[list[str], str, str]] = {
         f"help: Available: {GROUPS}. Did you mean '- override /model: cnn'?\n")),
     Code.override: (["config", "optimizer.lr=0,01"], "", (
         "error: 'optimizer.lr=0,01' gives several values, but one run takes one\n  --> command line\n"
-        "help: For a number write 'optimizer.lr=0.01', for a list write 'optimizer.lr=[0,01]', for a text "
+        "help: For a number write 'optimizer.lr=0.01', for a list write 'optimizer.lr=[0,01]', for a string "
         "'optimizer.lr=\"0,01\"', or -m to run each (train fit -m).\n")),
     Code.argument: (["plan", "+experiment=x"], "model:\n  _target_: torch.nn.Linear\n", (
         "error: Linear: missing required arguments: 'in_features', 'out_features'\n"

@@ -85,7 +85,7 @@ LONG = list(range(300))
         pytest.param({"a": [*LONG, True, None, "???", [1]]}, id="other items"),
         pytest.param({"a": [[*LONG], {"b": LONG}]}, id="within a list"),
         pytest.param({"a.b": {1: LONG}}, id="odd keys"),
-        pytest.param({1: {True: 1, 0.5: None, b"x": []}}, id="keys that are no texts"),
+        pytest.param({1: {True: 1, 0.5: None, b"x": []}}, id="keys that are not strings"),
         pytest.param({"a": {}, "b": [], "c": [[], {}], "d": "???", "e": None, "f": {"g": "${..e}"}}, id="empty"),
         pytest.param({"a": b"x", "b": 1e999, "c": -1, "d": "a: ${b} ${oc.env:X,'y'}", "e": "\\${a}"}, id="scalars"),
     ],

@@ -92,27 +92,27 @@ ROWS = [
     typed("loop.grad_accum_steps=0", VALUE, "a finite number of at least 1", value("0", "1")),
     typed("+model.extra=[1,{a: -inf}]", VALUE, "model.extra.1.a is -inf, but it must be finite", value("-inf", "1")),
     typed("param_groups={bias: {lr: nan}}", VALUE, "param_groups.bias.lr is nan", value("nan", "1")),
-    typed("name=1.50e1", TYPE, "name is 15.0, but it must be a text", shown()),
-    typed("+model.depth=014", TYPE, "is a text here, and no number", value("014", "14")),
-    typed("+model.bias=no", TYPE, "is a text here, and not false", value("no", "false")),
+    typed("name=1.50e1", TYPE, "name is 15.0, but it must be a string", shown()),
+    typed("+model.depth=014", TYPE, "is a string here, and no number", value("014", "14")),
+    typed("+model.bias=no", TYPE, "is a string here, and not false", value("no", "false")),
     typed("=3", LINE, "'=3' is not an override", "Write key=value, group=option, +key=value for a new key"),
     typed("run_dir='${name'", LINE, "'${name' is not an interpolation", "Write ${key}."),
     typed("loop.max_step+=1", KEY, "no key 'loop.max_step'", "'loop.max_duration'"),
-    typed("resume_allow+=None", TYPE, "None is a text here, and not null", "Write null, or '\"None\"' for the text."),
+    typed("resume_allow+=None", TYPE, "None is a string here, and not null", "or '\"None\"' for the string."),
     typed("scheduler.x+=1", LINE, "scheduler is null", ""),
     typed("+model.inner={a: {null: 2}}", TYPE, "model.inner.a has the key null", value("null", "b")),
-    *[typed(f"{line}None", TYPE, "None is a text here, and not null", value("None", "null")) for line in (
+    *[typed(f"{line}None", TYPE, "None is a string here, and not null", value("None", "null")) for line in (
         "name=", "checkpoint.folder=", "checkpoint.keep_best.metric=", "data.worker_timeout=", "loop.hard_stop=",
         "checkpoint.max_checkpoints=")],
-    typed("callbacks.x=None", TYPE, "None is a text here, and not null", "Write null, or '\"None\"' for the text."),
-    typed("+model.sizes={a:None}", TYPE, "model.sizes.a: None is a text here", value("None", "null")),
-    typed("ckpt=None", LINE, "None is a text here", shown()),
-    *[body(text, Code.yaml, "read by YAML as a text, not as null", "or 'None' in quotes") for text in (
+    typed("callbacks.x=None", TYPE, "None is a string here, and not null", "Write null, or '\"None\"' for the string."),
+    typed("+model.sizes={a:None}", TYPE, "model.sizes.a: None is a string here", value("None", "null")),
+    typed("ckpt=None", LINE, "None is a string here", shown()),
+    *[body(text, Code.yaml, "read by YAML as a string, not as null", "or 'None' in quotes") for text in (
         "name: None", "model.hidden: None", "optimizer.betas: [0.9, None]", "loop.hard_stop: None")],
-    own("override /scheduler: None", Code.yaml, "read by YAML as a text, not as null", value("None", "null")),
+    own("override /scheduler: None", Code.yaml, "read by YAML as a string, not as null", value("None", "null")),
     *[typed(line, VALUE, "is read as the number", shown(after=" or ")) for line in (
         "name=2024_06_01", "checkpoint.suffix=2024_06_01")],
-    *[typed(line, VALUE, "1_0 is read as the number 10", "Write 10, or '\"1_0\"' for the text.") for line in (
+    *[typed(line, VALUE, "1_0 is read as the number 10", "Write 10, or '\"1_0\"' for the string.") for line in (
         "resume_allow=[seed,1_0]", "resume_allow+=1_0")],
     *[body(f"{key}: {text}", VALUE, f"read by YAML as the number {number}", f"or '{text}' in quotes")
       for key, text, number in (("name", "0x1F", 31), ("checkpoint.name", "2024_06_01", 20240601),

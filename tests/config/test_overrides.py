@@ -188,7 +188,7 @@ def test_a_mapping_for_a_group_sets_its_values(
         ("+x=[{a: [1], b:}]", "Within { } each key has its value, as in {KEY: VALUE}; a list is written in [ ]."),
         (
             '+x=["a,,b",c=d]',
-            "Within brackets a text with letters beyond a-z or any of , : = ( ) [ ] { } # & needs quotes of its own, "
+            "Within brackets a string with letters beyond a-z or any of , : = ( ) [ ] { } # & needs quotes of its own, "
             "as in '+x=[\"a=b\"]'.",
         ),
         ("+x.*b={\"lr\":0}", "A name with * is written in braces: '+x={*b:{lr:0}}'."),

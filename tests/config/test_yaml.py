@@ -12,29 +12,31 @@ from trainer_cli.errors import Code
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
 )
-COLUMNS = "A key is followed by a colon and a space, a text with ': ' in it needs quotes, and keys start in one column."
+COLUMNS = (
+    "A key is followed by a colon and a space, a string with ': ' in it needs quotes, and keys start in one column."
+)
 CLOSED = "A quote or bracket is not closed."
-TAG = "Remove it; a text that begins with ! needs quotes."
+TAG = "Remove it; a string that begins with ! needs quotes."
 ROWS: list[tuple[str, str | bytes, int | None, str, str]] = [
     # Read as something else
     ("three parts of a clock", "a: 12:30:45\n", 1, "a: 12:30:45 is read by YAML as the number 45045", "12h30m45s"),
     ("two parts of a clock", "a:\n  b: 12:30\n", 2, "a.b: 12:30 is read", "Write 12h30m or 12m30s, or put it in"),
     ("octal", "a: 014\n", 1, "as the number 12 (octal)", "Write 14, or '014' in quotes."),
-    ("octal of the new kind", "a: 0o14\n", 1, "as a text, not as a number", "Write 12, or '0o14' in quotes."),
-    ("leading zero", "a: [08]\n", 1, "a.0: 08 is read by YAML as a text", "Write 8, or '08' in quotes."),
-    ("thousands", "a: 1,000\n", 1, "as a text, not as a number", "Write 1000, or '1,000' in quotes."),
-    ("comma for a point", "a: 0,001\n", 1, "as a text, not as a number", "Write 0.001, or '0,001' in quotes."),
-    ("sign before a point", "a: +.5\n", 1, "as a text, not as a number", "Write 0.5, or '+.5' in quotes."),
-    ("infinity", "a: inf\n", 1, "as a text, not as a number", "A number must be finite; if a text is meant"),
+    ("octal of the new kind", "a: 0o14\n", 1, "as a string, not as a number", "Write 12, or '0o14' in quotes."),
+    ("leading zero", "a: [08]\n", 1, "a.0: 08 is read by YAML as a string", "Write 8, or '08' in quotes."),
+    ("thousands", "a: 1,000\n", 1, "as a string, not as a number", "Write 1000, or '1,000' in quotes."),
+    ("comma for a point", "a: 0,001\n", 1, "as a string, not as a number", "Write 0.001, or '0,001' in quotes."),
+    ("sign before a point", "a: +.5\n", 1, "as a string, not as a number", "Write 0.5, or '+.5' in quotes."),
+    ("infinity", "a: inf\n", 1, "as a string, not as a number", "A number must be finite; if a string is meant"),
     ("no", "a: no\n", 1, "a: no is read by YAML as false", "Write false, or 'no' in quotes."),
     ("On", "a: On\n", 1, "a: On is read by YAML as true", "Write true, or 'On' in quotes."),
     ("equals sign alone", "a: =\n", 1, "a: = alone means something else in YAML", "Write '='."),
-    ("None", "a: None\n", 1, "as a text, not as null", "Write null, or 'None' in quotes."),
+    ("None", "a: None\n", 1, "as a string, not as null", "Write null, or 'None' in quotes."),
     # Keys
     ("no as a key", "a:\n  no: 1\n", 2, "a: the key no is read by YAML as false", "Put it in quotes: 'no'."),
     ("number as a key", "a:\n  1.5: 1\n", 2, "the key 1.5 is read by YAML as the number", "Put it in quotes: '1.5'."),
     ("null as a key", "a:\n  ~: 1\n", 2, "the key ~ is read by YAML as null", "Put it in quotes: '~'."),
-    ("list as a key", "a:\n  ? [a, b]\n  : 1\n", 2, "a: a key must be a single text", ""),
+    ("list as a key", "a:\n  ? [a, b]\n  : 1\n", 2, "a: a key must be a single string", ""),
     ("key twice", "a: 1\nb: x\na: 2\n", 3, "a: the key is given twice, first in line 1", "Remove one of them."),
     # Characters and encodings
     ("tab", "a:\n\tb: 3\n", 2, "cannot start any token", "Use spaces, not tabs."),
@@ -44,13 +46,13 @@ ROWS: list[tuple[str, str | bytes, int | None, str, str]] = [
     ("Latin-1", b"b: 1\na: \xe9\n", 2, "byte 0xe9 is not UTF-8", "Save the file as UTF-8."),
     ("UTF-16", "a: x\n".encode("utf-16"), None, "x.yaml is UTF-16", "Save it as UTF-8."),
     # Syntax
-    ("colon in a text", "a: a: b\n", 1, "mapping values are not allowed", COLUMNS),
+    ("colon in a string", "a: a: b\n", 1, "mapping values are not allowed", COLUMNS),
     ("no space after the colon", "a:\n  b:3\n  c: 5\n", 3, "mapping values are not allowed", COLUMNS),
     ("wrong indent", "a:\n  b: 3\n   c: 5\n", 3, "mapping values are not allowed", COLUMNS),
     ("no space after the only colon", "a:b\n", 1, "a single value, but it must be", "followed by a colon and a space."),
     ("bracket not closed", "a: [a, b\n", 2, "expected ',' or ']'", CLOSED),
     ("quote not closed", "a: 'x\n", 2, "unexpected end of stream", CLOSED),
-    ("@ before a text", "a: @home\n", 1, "'@' that cannot start any token", "Put a text that begins with this"),
+    ("@ before a string", "a: @home\n", 1, "'@' that cannot start any token", "Put a string that begins with this"),
     ("tag", "a: !ruby x\n", 1, "a: the tag !ruby is not known in a config", TAG),
     ("code in a tag", "a: !!python/object/apply:os.system [ls]\n", 1, "tag !!python/object/apply:os.system is", TAG),
     ("alias without anchor", "a: *best\n", 1, "found undefined alias 'best'", "needs its anchor (&name) above it"),

@@ -200,7 +200,7 @@ def test_an_error_inside_a_users_own_model_is_shown_with_all_of_it(project: Path
     assert "mine/wrong.py" in trace.splitlines()[1], "what is not the user's is left out"
     error, *_, command = trace.rstrip().splitlines()[-2:]
     assert error == "RuntimeError: from within the model"
-    assert command.startswith(f"`train replay {tmp_path}/run 1` makes the step again")
+    assert command.startswith(f"`train replay {tmp_path}/run 1` computes the step again")
     again = train("replay", f"{tmp_path}/run", "1", cwd=project)
     assert again.out.startswith("step 1 (epoch 0, batch 0)")
     assert again.err.rstrip().endswith("RuntimeError: from within the model"), "it does not name itself"

@@ -43,7 +43,7 @@ def test_going_back_is_asked_about_done_and_not_done_again_by_the_same_command(r
     assert re.fullmatch(r".*configs/experiment/digits_mlp\.yaml:\d+", places["optimizer.lr"])
     again = train("fit", *gone, cwd=tmp_path)
     assert again.code == 0
-    assert f"the start before this one went back to {resume}, and saved since" in again.err
+    assert f"the previous attempt resumed from {resume}, and has saved since" in again.err
     assert names(folder) == ["step0", "step10", "step20", "step30", "step40"]
     straight = train("fit", *RUN, "run_dir=straight", cwd=tmp_path)
     assert straight.code == 0

@@ -79,7 +79,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ],
             "takes the metric val/loss, so its interval is evaluation, not step",
         ),
-        (["+callbacks.note={_target_: mine.hidden.Note, text: 3}"], "callbacks.note.text is 3, but it must be a text"),
+        (
+            ["+callbacks.note={_target_: mine.hidden.Note, text: 3}"],
+            "callbacks.note.text is 3, but it must be a string",
+        ),
         (["+loggers.log={_target_: mine.hidden.Log, txt: a}"], "Log takes no argument 'txt' (loggers.log.txt"),
         (["+loggers.log={_target_: mine.hidden.Gone}"], "module mine.hidden has no 'Gone' (loggers.log._target_"),
     ],

@@ -66,7 +66,7 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_that_equals_itself_is_proved_in_a_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "run", "run", "--stretches", "1"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "makes the steps 13 to 16 again",
+        "replays steps 13 to 16",
         "steps 13 to 16: equal at 2 records",
         "written: run/replayed/check.json",
         "verified: 1 of 4 stretches, 4 steps, equal in every record and tensor",
@@ -87,7 +87,7 @@ def test_source_that_has_changed_since_is_named_before_the_stretches(
     manifest.write_bytes(replace(Manifest.parse(manifest.read_bytes()), source={"gone.py": "0"}).to_bytes())
     assert main(["check", "run", "run", "--stretches", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["the source has changed since: gone.py (not there)", "makes the steps 13 to 16 again"]
+    assert lines[:2] == ["the source has changed since: gone.py (not there)", "replays steps 13 to 16"]
 
 
 def test_a_file_that_cannot_be_written_is_named_before_the_stretches(

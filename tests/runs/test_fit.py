@@ -138,10 +138,7 @@ def test_the_best_and_the_pinned_are_reported_however_many_others_stay(
     assert line.split(maxsplit=1)[1] == message
 
 
-def test_tensorboard_is_named_where_it_has_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_ends_with_the_command_that_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0)
     print_outcome(RunDir(tmp_path), outcome, {})
-    assert "next:" not in capsys.readouterr().out
-    (tmp_path / "tensorboard").mkdir()
-    print_outcome(RunDir(tmp_path), outcome, {})
-    assert capsys.readouterr().out.endswith(f"next:\n  tensorboard --logdir {tmp_path.parent}\n")
+    assert capsys.readouterr().out.endswith(f"next:\n  train serve {tmp_path.parent}\n")

@@ -38,9 +38,8 @@ def words_of(shell: str, commands: list[str]) -> list[list[str]]:
 
 
 def closing_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The commands that `fit` ends with: to evaluate its checkpoints, and to show its logs."""
+    """The commands that `fit` ends with: to evaluate its checkpoints, and to show its runs."""
     run = RunDir(folder)
-    (folder / "tensorboard").mkdir(parents=True)
     (run.checkpoints_folder / "step9").mkdir(parents=True)
     kept = [{"name": "step9", "why": "final"}]
     outcome = Outcome(status=RunStatus.finished, reason="enough", step=9, wall_time_s=1.0, checkpoints=kept)
@@ -60,7 +59,7 @@ def test_the_commands_that_fit_ends_with_name_the_run(
         verb, words = ["train", "validate"], next(found)
         assert words[:2] == verb
         assert read_overrides(words[2:]).ckpt == f"{folder}/checkpoints/step*"
-        assert next(found) == ["tensorboard", "--logdir", str(folder.parent)]
+        assert next(found) == ["train", "serve", str(folder.parent)]
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -84,7 +83,7 @@ def test_the_command_that_is_meant_without_a_verb_has_the_same_words(shell: str)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_the_quotes_that_a_text_is_advised_to_have_keep_it(shell: str) -> None:
+def test_the_quotes_that_a_string_is_advised_to_have_keep_it(shell: str) -> None:
     names = [name for name in NAMES if name != "a\tb"]
     cures: dict[str, str] = {}
     for name in names:
@@ -92,7 +91,7 @@ def test_the_quotes_that_a_text_is_advised_to_have_keep_it(shell: str) -> None:
             try:
                 read_overrides([line])
             except ConfigError as error:
-                if "text" in str(error.hint):
+                if "string" in str(error.hint):
                     cures[line] = str(error.hint)
     shown = [hint[hint.rindex(start) + len(start) :] for hint in cures.values() for start in [_lead(hint)]]
     commands = [text.partition(", or -m")[0].rstrip(".") for text in shown]
@@ -104,4 +103,4 @@ def test_the_quotes_that_a_text_is_advised_to_have_keep_it(shell: str) -> None:
 
 
 def _lead(hint: str) -> str:
-    return next(lead for lead in ("for a text ", "pairs: ", "quotes: ", ": ") if lead in hint)
+    return next(lead for lead in ("for a string ", "pairs: ", "quotes: ", ": ") if lead in hint)

@@ -87,7 +87,7 @@ def test_a_value_that_a_config_refuses_is_refused_in_python(
         refused += message is not None
         texts = "str" in str(field.type)
         if value != value or (texts and type(value) is int):
-            # A config says first that a number must be finite, and takes one for a text as it is written.
+            # A config says first that a number must be finite, and takes one for a string as it is written.
             assert message is not None
             continue
         if (texts or name == "freeze") and expected is None:

@@ -41,7 +41,7 @@ def save_checkpoint(
         path: `step100` and the like are found by `latest_checkpoint`.
         epoch: returned by `load_checkpoint`.
         lr_scheduler: any object with `state_dict` and `load_state_dict`.
-        kwargs: more to save: numbers, texts, tensors, and containers of them.
+        kwargs: more to save: numbers, strings, tensors, and containers of them.
 
     Raises:
         SaveError: nothing was saved; what was there before still is.

@@ -155,7 +155,7 @@ def check_processes(submission: Submission, parallel: ParallelConfig) -> None:
 
 
 def _parse_value(name: str, text: str) -> Any:
-    """Parse PARAMETER=VALUE: a number, true, false, null, a list or mapping in YAML, or a text."""
+    """Parse PARAMETER=VALUE: a number, true, false, null, a list or mapping in YAML, or a string."""
     if text[:1] in ("[", "{"):
         reading = read_text(f"{name}: {text}", "--submit")
         raise_all(reading.mistakes)

@@ -1,6 +1,6 @@
 """Check overrides before composing, and the composed config against the schema; all mistakes are reported at once.
 
-`find_wrong_overrides` finds unknown keys, groups and options, and misleading texts, without reading a file.
+`find_wrong_overrides` finds unknown keys, groups and options, and misleading strings, without reading a file.
 `validate` resolves interpolations and checks each value. A wrong value is replaced by its default, so that the other
 values can still be checked.
 """
@@ -72,7 +72,7 @@ def _filled(values: Mapping[Any, Any], default_values: Mapping[Any, Any]) -> dic
 
 
 def restore_texts(values: dict[str, Any], provenance: Provenance) -> None:
-    """Replace `nan` and `inf`, which are read as numbers, by their texts where a key takes texts and no numbers."""
+    """Replace `nan` and `inf`, which are read as numbers, by strings where a key takes strings and no numbers."""
     for path in text_keys():
         section: Any = values
         for name in path[:-1]:
@@ -213,7 +213,7 @@ class _Validation:
         return value
 
     def _converted(self, kind: Kind, value: Any, resolved: Any, path: KeyPath) -> Any:
-        """Convert whole numbers to texts or floats, and texts from interpolations to the type of the key."""
+        """Convert whole numbers to strings or floats, and strings from interpolations to the type of the key."""
         if name_of(resolved) is None and path[0] not in OPEN:
             self._refuse(path[:-1] if path[-1].isdecimal() else path, resolved, str(kind))
             return resolved
@@ -242,14 +242,14 @@ class _Validation:
         return resolved
 
     def _check_written(self, path: KeyPath, number: int) -> None:
-        """Refuse a number for a text key if it was not written in its plain form, such as `1_0`."""
+        """Refuse a number for a string key if it was not written in its plain form, such as `1_0`."""
         text, key, source = self._provenance.written(path, number), ".".join(path), self._provenance.source(path)
         if text == str(number):
             return
         if source == COMMAND_LINE:
             assign = "" if path[-1].isdecimal() else f"{key}="
             message = f"{key}: {text} is read as the number {number}"
-            hint = f"Write {assign}{number}, or {assign}{as_text(text)} for the text."
+            hint = f"Write {assign}{number}, or {assign}{as_text(text)} for the string."
         else:
             message = f"{key}: {text} is read by YAML as the number {number}"
             hint = f"Write {number}, or '{text}' in quotes."
@@ -273,7 +273,7 @@ class _Validation:
             self._refuse((key,), value, NODE, hint)
         for path, name in _odd_keys(value, (key,)):
             odd = "null" if name is None else str(name).lower()
-            message = f"{'.'.join(path)} has the key {odd}, but keys are texts"
+            message = f"{'.'.join(path)} has the key {odd}, but keys are strings"
             typed = self._provenance.source(path) == COMMAND_LINE
             cure = f"Say it in a YAML file: '{odd}'." if typed else f"Put it in quotes: '{odd}'."
             self._report(path, message, cure, code=Code.wrong_type)
@@ -303,7 +303,7 @@ class _Validation:
         source = self._provenance.source(path)
         hint = mistake.hint
         if hint == IN_QUOTES and source == COMMAND_LINE:
-            hint = f"Write {'.'.join(path)}={as_text(self._provenance.written(path, value))} if a text is meant."
+            hint = f"Write {'.'.join(path)}={as_text(self._provenance.written(path, value))} if a string is meant."
         self._report(path, mistake.message, hint or "", code=mistake.code)
 
     def _refuse(self, path: KeyPath, value: Any, kind: str, hint: str = "") -> None:
@@ -326,7 +326,7 @@ class _Validation:
 
 
 def _odd_keys(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    """Keys that are neither texts nor whole numbers; a mapping that is an argument may have numbers as keys."""
+    """Keys that are neither strings nor whole numbers; a mapping that is an argument may have numbers as keys."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(key, bool) or not isinstance(key, str | int):
@@ -415,13 +415,13 @@ def _no_key(search: SearchPath, path: KeyPath, known_keys: list[str]) -> ConfigE
 
 
 def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigError]:
-    """Refuse texts without quotes that look like null or, in an open section, like a number, true or false."""
+    """Refuse strings without quotes that look like null or, in an open section, like a number, true or false."""
     key = ".".join(path)
     if value == PYTHONS_NULL and not isinstance(value, QuotedString):
         yield _text_not(key, PYTHONS_NULL, "not null", "null")
     elif isinstance(value, dict):
         if None in value:
-            yield override_error(f"{key} has the key null, but keys are texts", code=Code.wrong_type)
+            yield override_error(f"{key} has the key null, but keys are strings", code=Code.wrong_type)
         for name, child in value.items():
             yield from _misleading((*path, str(name)), child, is_open=is_open)
     elif isinstance(value, list):
@@ -440,8 +440,8 @@ def _misleading(path: KeyPath, value: Any, *, is_open: bool) -> Iterator[ConfigE
 
 
 def _text_not(key: str, text: str, difference: str, plain: str) -> ConfigError:
-    hint = f"Write {plain}, or {as_text(text)} for the text."
-    return override_error(f"{key}: {text} is a text here, and {difference}", hint, Code.wrong_type)
+    hint = f"Write {plain}, or {as_text(text)} for the string."
+    return override_error(f"{key}: {text} is a string here, and {difference}", hint, Code.wrong_type)
 
 
 def _wrong_options(search: SearchPath, override: Override) -> Iterator[ConfigError]:

@@ -211,7 +211,7 @@ def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None
     text, cwd = file.read_text("utf-8"), Path.cwd()
     root = project_root(config_dir, cwd)
     register_resolvers(own_config_dirs(config_dir, cwd), root)
-    # OmegaConf's loader: YAML's own would read 1e-3 as a text.
+    # OmegaConf's loader: YAML's own would read 1e-3 as a string.
     values = fill_defaults(yaml.load(text, Loader=hydra_compat.get_yaml_loader()))
     provenance = Provenance([Source(label(file.resolve(), cwd), yaml.compose(text, Loader=yaml.SafeLoader))])
     config, mistakes = validate(values, provenance)

@@ -137,7 +137,7 @@ def sections() -> Mapping[KeyPath, type]:
 
 @cache
 def text_keys() -> frozenset[KeyPath]:
-    """The keys that take texts and no numbers."""
+    """The keys that take strings and no numbers."""
     kinds = {entry.path: kind_of(entry.kind) for entry in fields() if not entry.is_section}
     return frozenset(
         path for path, kind in kinds.items() if kind and "str" in kind.names and {"int", "float"}.isdisjoint(kind.names)

@@ -77,7 +77,7 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
 
 
 def _for_hydra(choice: Override) -> Override:
-    """An override of a group as Hydra takes it: `group=null` as `~group`, and option names always as texts."""
+    """An override of a group as Hydra takes it: `group=null` as `~group`, and option names always as strings."""
     key, value = line_of(choice).partition("=")[0], choice.value()
     if choice.is_delete():
         return choice

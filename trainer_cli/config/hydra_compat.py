@@ -4,12 +4,12 @@
   does not return the list, from which the source of every value is known; and it takes twice the time, for settings
   of Hydra's own and a search for plugins.
 - `ConfigLoaderImpl._apply_overrides_to_config` is how Hydra's `compose` applies overrides of values.
-- `Override._value` says whether a text was in quotes.
+- `Override._value` says whether a string was in quotes.
 - `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
 - `BaseContainer._resolvers` has the names of the resolvers; the public API answers for one name at a time.
 - `_content`, `_get_node` and `_value` make and read trees of plain values: OmegaConf checks each value again in each
   container above it, and each item of a list as if it were a container.
-- `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a text.
+- `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a string.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _without_long_lists(values: Mapping[Any, Any], path: tuple[Any, ...], long_l
     for key, value in values.items():
         if isinstance(value, Mapping):
             shorter[key] = _without_long_lists(value, (*path, key), long_lists)
-        # Numbers alone: a text may be an interpolation.
+        # Numbers alone: a string may be an interpolation.
         elif type(value) is list and len(value) >= _LONG and set(map(type, value)) <= {int, float}:
             long_lists.append(((*path, key), value))
             shorter[key] = []

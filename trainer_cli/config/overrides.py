@@ -164,7 +164,7 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
             line.overrides.append(override)
             # Overrides apply before all appends, so an append that was written before its list is replaced must go.
             line.appends[:] = [append for append in line.appends if not _replaces(override, append.path)]
-    # A single name stays a text, as a config file has it.
+    # A single name stays a string, as a config file has it.
     ckpt = patterns if not ckpt_is_single or len(patterns) > 1 else (patterns[0] if patterns else None)
     return CommandLine(line.overrides, ckpt, ckpt_given, line.appends, line.mistakes)
 
@@ -204,7 +204,7 @@ def _parse_ckpt(value: str, argument: str) -> tuple[list[str], bool]:
         return [], False
     if value.strip() == PYTHONS_NULL:
         hint = "Write ckpt=null."
-        raise override_error(f"ckpt: {PYTHONS_NULL} is a text here, and not null", hint)
+        raise override_error(f"ckpt: {PYTHONS_NULL} is a string here, and not null", hint)
     if not text:
         raise override_error("ckpt= names nothing", "Give a path, a glob, or ckpt=null.")
     if not (text.startswith("[") and text.endswith("]") and closes_at_end(text)):
@@ -225,10 +225,10 @@ def _several_values_error(argument: str, sweep: Any) -> ConfigError:
             message, f"An interval has no end of values: list them ({key}=1,2), with -m (train fit -m)."
         )
     if re.match(r"\w+\(", value):
-        return override_error(message, f"Add -m to run each (train fit -m), or for a text write {text}.")
+        return override_error(message, f"Add -m to run each (train fit -m), or for a string write {text}.")
     number = looks_like_number(value)
     hint = f"For a number write '{key}={instead_of(value, number)}', for" if number is not None else "For"
-    hint += f" a list write {shlex.quote(f'{key}=[{value}]')}, for a text {text}, or -m to run each (train fit -m)."
+    hint += f" a list write {shlex.quote(f'{key}=[{value}]')}, for a string {text}, or -m to run each (train fit -m)."
     return override_error(message, hint)
 
 
@@ -256,12 +256,12 @@ _USAGE = {
 
 
 def as_text(text: str) -> str:
-    """A text in two pairs of quotes: one for the shell, and one for Hydra's parser."""
+    """A string in two pairs of quotes: one for the shell, and one for Hydra's parser."""
     return f"'\"{text}\"'"
 
 
 def strip_quotes(text: str) -> str:
-    """A text without the one pair of quotes around it, where it has one."""
+    """A string without the one pair of quotes around it, where it has one."""
     quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" and text[0] not in text[1:-1]
     return text[1:-1] if quoted else text
 
@@ -350,7 +350,7 @@ def hint_on_syntax(argument: str) -> str:
         item = match[1] if len(split_at_commas(match[1])) == 1 else f"[{match[1]}]"
         return f"To add to the end of a list, write {shlex.quote(key.lstrip('+') + '+=' + item)}."
     if (match := re.match(r"(\w+)\(", value)) and (usage := _USAGE.get(match[1])):
-        return f"It is written {usage}; for a text, write {in_quotes(key, value)}."
+        return f"It is written {usage}; for a string, write {in_quotes(key, value)}."
     if "${" in value and why_no_interpolation(strip_quotes(value)) is not None:
         return "An interpolation is written ${KEY}, and closed."
     filled = [value_part for value_part in split_at_commas(value) if value_part.strip()]
@@ -359,25 +359,25 @@ def hint_on_syntax(argument: str) -> str:
     if not _PLAIN.fullmatch(value):
         quote_is_open = value[:1] in ("'", '"') and value.count(value[0]) == 1
         problem = (
-            "The quote is not closed; a text needs two pairs"
+            "The quote is not closed; a string needs two pairs"
             if quote_is_open
-            else ("A text with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes")
+            else ("A string with spaces, letters beyond a-z or any of , = [ ] { } ( ) # & needs two pairs of quotes")
         )
         return f"{problem}: {in_quotes(key, value[quote_is_open:])}."
     return HOW_TO_OVERRIDE
 
 
 def in_quotes(key: str, value: str) -> str:
-    """The override with its value as a text, in the quotes of the parser and of a shell."""
+    """The override with its value as a string, in the quotes of the parser and of a shell."""
     # Hydra's grammar keeps a backslash as it is, unless a quote follows.
     inner = re.sub(r'(\\*)("|$)', lambda match: match[1] * 2 + ('\\"' if match[2] else ""), value)
     return shlex.quote(f'{key}="{inner}"')
 
 
 def _or_text(override: str, key: str, value: str) -> str:
-    """The end of a hint: the corrected override, if it can be parsed, and the value as a text."""
+    """The end of a hint: the corrected override, if it can be parsed, and the value as a string."""
     suggestion = f": {shlex.quote(override)}, or" if parse_or_none(override) is not None else ":"
-    return f"{suggestion} as a text {in_quotes(key, value)}."
+    return f"{suggestion} as a string {in_quotes(key, value)}."
 
 
 def _closing(value: str) -> str:
@@ -400,7 +400,7 @@ def _plain_key(key: str) -> str:
 
 def _hint_in_brackets(key: str, value: str) -> str:
     """The hint for a list or mapping that cannot be parsed."""
-    # Quotes around all of it, the usual hint, would make it a text.
+    # Quotes around all of it, the usual hint, would make it a string.
     quoted = [match[2] or match[3] or "" for match in _QUOTED_KEY.finditer(value)]
     if wrong_key := next((name for name in quoted if not _can_be_key(name)), None):
         return f"Within {{ }} a key takes no quotes, and so {wrong_key!r} cannot be one: say it in a YAML file."
@@ -429,7 +429,7 @@ def _hint_in_brackets(key: str, value: str) -> str:
     if _lacks_a_value(bare):
         return "Within { } each key has its value, as in {KEY: VALUE}; a list is written in [ ]."
     letters = "letters beyond a-z or any of , : = ( ) [ ] { } # &"
-    return f"Within brackets a text with {letters} needs quotes of its own, as in '{key}=[\"a=b\"]'."
+    return f"Within brackets a string with {letters} needs quotes of its own, as in '{key}=[\"a=b\"]'."
 
 
 def _unquoted_keys(value: str) -> str:

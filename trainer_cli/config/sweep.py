@@ -102,7 +102,7 @@ def key_of(swept: Mapping[str, Any]) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A value in Hydra's grammar, quoted only if necessary; different values have different texts."""
+    """A value in Hydra's grammar, quoted only if necessary; different values are written differently."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -238,7 +238,7 @@ def _job(arguments: Sequence[str], parsed: Sequence[Override | None], combinatio
 
 
 def _is_plain(text: str) -> bool:
-    """Whether Hydra reads a text without quotes as that very text."""
+    """Whether Hydra reads a string without quotes as that very string."""
     if not re.fullmatch(r"[\w./:@%+-]+", text):
         return False
     override = parse_or_none(f"x={text}")

@@ -1,7 +1,7 @@
 """Read a YAML file: report syntax errors by line, and refuse values that YAML reads as something else.
 
-To YAML `12:30:45` is a number, `014` is 12, `no` is false, `0o14` and `None` are texts, and the last of two equal keys
-counts. Each is refused with its line and a correction.
+In YAML, `12:30:45` is a number, `014` is 12, `no` is false, `0o14` and `None` are strings, and the last of two equal
+keys counts. Each is refused with its line and a correction.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _HEADER = re.compile(r"\s*#\s*@\s*(\S*)\s*(.*)")
 _CURES = (
     (r"'\\t'", "Use spaces, not tabs."),
     (r"mapping values are not allowed",
-     "A key is followed by a colon and a space, a text with ': ' in it needs quotes, and keys start in one column."),
-    (r"cannot start any token", "Put a text that begins with this character in quotes."),
+     "A key is followed by a colon and a space, a string with ': ' in it needs quotes, and keys start in one column."),
+    (r"cannot start any token", "Put a string that begins with this character in quotes."),
     (r"expected ':'", "A key is followed by a colon and a space."),
     (r"expected <block end>", "Keys of one mapping, and items of one list, start in one column."),
     (r"expected a single document", "A file holds one config: remove the line '---'."),
     (r"found '\?'", "Inside { } and [ ], put ??? in quotes."),
     (r"got '\{'", "Inside { } and [ ], put ${...} in quotes."),
-    (r"found undefined alias", "An alias (*name) needs its anchor (&name) above it; a text with * needs quotes."),
+    (r"found undefined alias", "An alias (*name) needs its anchor (&name) above it; a string with * needs quotes."),
     (r"unexpected end of stream|expected ',' or|found '<stream end>'", "A quote or bracket is not closed."),
 )  # fmt: skip
 
@@ -227,14 +227,14 @@ class Trap(NamedTuple):
 
 
 def find_traps(document: yaml.MappingNode, *, written: bool = False) -> list[Trap]:
-    """The traps in a file. A file `written` by a program may hold texts that look like numbers."""
+    """The traps in a file. A file `written` by a program may hold strings that look like numbers."""
     walk = _Walk(written)
     walk.mapping(document, (), 0)
     return walk.found
 
 
 def why_no_interpolation(text: str) -> str | None:
-    """Why a text with `${` is not a valid interpolation, or None."""
+    """Why a string with `${` is not a valid interpolation, or None."""
     if "${" not in text:
         return None
     try:
@@ -248,7 +248,7 @@ def why_no_interpolation(text: str) -> str | None:
 
 
 def looks_like_number(text: str) -> float | None:
-    """The number that a text looks like, or None."""
+    """The number that a string looks like, or None."""
     plain = text
     if re.fullmatch(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
         plain = text.replace(",", "")
@@ -279,7 +279,7 @@ class _Walk:
 
     def _key(self, key: yaml.Node, path: tuple[str, ...], seen: dict[tuple[str, str], int]) -> str:
         if not isinstance(key, yaml.ScalarNode):
-            self._refuse(key, path, "a key must be a single text", "", breaks=True)
+            self._refuse(key, path, "a key must be a single string", "", breaks=True)
             return "?"
         if key.tag == _TAG + "merge":
             return "<<"
@@ -333,10 +333,10 @@ class _Walk:
             self._interpolation(node, path, text)
             number = None if self._written else looks_like_number(text)
             if number is not None and (math.isfinite(number) or path not in text_keys()):
-                self._refuse(node, path, f"{text} is read by YAML as a text, not as a number", _instead(text, number))
+                self._refuse(node, path, f"{text} is read by YAML as a string, not as a number", _instead(text, number))
             elif text == PYTHONS_NULL and not self._written:
                 # A defaults list would look for an option of that name.
-                self._refuse(node, path, f"{text} is read by YAML as a text, not as null",
+                self._refuse(node, path, f"{text} is read by YAML as a string, not as null",
                              f"Write null, or '{text}' in quotes.", breaks=path[0] == "defaults")  # fmt: skip
         elif node.tag == _TAG + "bool":
             if plain := _WORDS.get(text.lower()):
@@ -363,7 +363,7 @@ class _Walk:
                          breaks=True)  # fmt: skip
         else:
             tag = node.tag.replace(_TAG, "!!")
-            cure = "Remove it; a text that begins with ! needs quotes."
+            cure = "Remove it; a string that begins with ! needs quotes."
             self._refuse(node, path, f"the tag {tag} is not known in a config", cure, breaks=True)
 
     def _refuse(self, node: yaml.Node, path: tuple[str, ...], message: str, cure: str, *, breaks: bool = False) -> None:
@@ -392,7 +392,7 @@ def instead_of(text: str, number: float) -> str:
 
 def _instead(text: str, number: float) -> str:
     if not math.isfinite(number):
-        return f"A number must be finite; if a text is meant, write '{text}' in quotes."
+        return f"A number must be finite; if a string is meant, write '{text}' in quotes."
     return f"Write {instead_of(text, number)}, or '{text}' in quotes."
 
 

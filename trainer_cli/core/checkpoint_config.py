@@ -1,6 +1,6 @@
 """The `checkpoint` section of the config: when to save, what may be removed, and how files are written."""
 
-# No `from __future__ import annotations` here: it would turn the type of each field into a text, and core/types.py,
+# No `from __future__ import annotations` here: it would turn the type of each field into a string, and core/types.py,
 # config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and choices (enumerations).
 import re
 from dataclasses import dataclass, field

@@ -55,7 +55,7 @@ def needs(declared: Any, *conditions: tuple[str, Any]) -> Any:
 def build_section(section: type[S], owner: str, config: S | None, fields: Mapping[str, Any]) -> S:
     """The section that a constructor was given whole, as `config`, or by the names of its fields.
 
-    Choices may be texts, sections mappings, and None stands for the default of a section, mapping or list.
+    Choices may be strings, sections mappings, and None stands for the default of a section, mapping or list.
 
     Args:
         owner: the class whose constructor it is.

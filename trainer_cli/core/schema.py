@@ -6,7 +6,7 @@ several values are in a section's `__post_init__`, and raise `ConfigError` with 
 is in core/checkpoint_config.py.
 """
 
-# No `from __future__ import annotations` here: it would turn the type of each field into a text, and core/types.py,
+# No `from __future__ import annotations` here: it would turn the type of each field into a string, and core/types.py,
 # config/fields.py and config/check.py read `Field.type` for sections (dataclasses) and choices (enumerations).
 import math
 from collections.abc import Mapping

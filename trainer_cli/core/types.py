@@ -22,12 +22,12 @@ from trainer_cli.errors import Code, ConfigError
 
 MISSING = "???"
 """A value that must still be given."""
-IN_QUOTES = "Put it in quotes if a text is meant."
+IN_QUOTES = "Put it in quotes if a string is meant."
 WORDS = {
     "bool": ("true or false", "values that are true or false"),
     "int": ("a whole number", "whole numbers"),
     "float": ("a number", "numbers"),
-    "str": ("a text", "texts"),
+    "str": ("a string", "strings"),
     "list": ("a list", "lists"),
     "mapping": ("a mapping", "mappings"),
 }
@@ -120,7 +120,7 @@ def name_of(value: Any) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: a text in quotes, all else as YAML writes it, at most 80 characters."""
+    """A value in a message: a string in quotes, all else as YAML writes it, at most 80 characters."""
     try:
         text = repr(value) if isinstance(value, str) else in_yaml(value)
     except yaml.YAMLError:
@@ -259,7 +259,7 @@ def _parametrised(name: str, inner: Sequence[ast.expr]) -> Kind | None:
 
 
 def _series(name: str, item: Kind | None) -> Kind:
-    """A text is a sequence of texts, and a mapping can be iterated over."""
+    """A string is a sequence of strings, and a mapping can be iterated over."""
     texts = ["str"] if item is None or "str" in item.names else []
     mappings = [] if name.endswith("Sequence") else ["mapping"]
     return Kind(frozenset({"list", *texts, *mappings}), item=item)

@@ -45,17 +45,17 @@ class UrlPath(PosixPath):
 
 
 def is_url(text: str | os.PathLike[str]) -> bool:
-    """Whether a text or path is the URL of an object store. `file://` is a local path."""
+    """Whether a string or path is the URL of an object store. `file://` is a local path."""
     return "://" in str(text) and not str(text).startswith("file://")
 
 
 def is_web(text: str | os.PathLike[str]) -> bool:
-    """Whether a text or path is an address of a web server."""
+    """Whether a string or path is an address of a web server."""
     return str(text).startswith(("http://", "https://"))
 
 
 def as_path(text: str | os.PathLike[str]) -> Path:
-    """The path that a text names: local, or in an object store. `~` is the home folder."""
+    """The path that a string names: local, or in an object store. `~` is the home folder."""
     return UrlPath(text) if is_url(text) else Path(os.path.expanduser(str(text).removeprefix("file://")))
 
 

@@ -108,7 +108,7 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
         show(f"the source has changed since: {', '.join(f'{name} ({how})' for name, how in changed.items())}")
     outcomes = []
     for start, last in spread_evenly(all_stretches, count):
-        show(f"makes the steps {start + 1:,} to {last:,} again")
+        show(f"replays steps {start + 1:,} to {last:,}")
         outcomes.append(_make_again(run, start, last))
         show(str(outcomes[-1]))
     check = RunCheck(run, outcomes, len(all_stretches), facts)

@@ -101,11 +101,9 @@ def print_outcome(
         _print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
     if outcome.status == "finished":
         commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
-        if (run.path / "tensorboard").is_dir():
-            commands.append(f"tensorboard --logdir {shlex.quote(str(run.path.parent))}")
-        if commands:
-            # Not wrapped: a command is copied as a whole.
-            print("\n  ".join(["next:", *commands]))
+        commands.append(f"train serve {shlex.quote(str(run.path.parent))}")
+        # Not wrapped: a command is copied as a whole.
+        print("\n  ".join(["next:", *commands]))
     else:
         _print("next: run the same command again to resume from here.")
     sys.stdout.flush()

@@ -56,7 +56,7 @@ def describe_commands(run: Path, first: int, last: int) -> str | None:
     first = max(first, start + 1)
     words = f"{shlex.quote(str(run))} {first if first == last else f'{first}..{last}'}"
     steps = "the step" if first == last else "these steps"
-    return f"`train replay {words}` makes {steps} again, and `train data {words} --show` shows the samples."
+    return f"`train replay {words}` computes {steps} again, and `train data {words} --show` shows the samples."
 
 
 def _failed_steps(error: Exception, run: Path, step: int, failed_step: int | None) -> tuple[int, int] | None:

@@ -145,7 +145,7 @@ def choose(
     limit = None if back is None or saved_since else back.step
     newest = newest_of_all(catalogs, run_id, limit=limit, check=check, quarantine=quarantine)
     if newest is not None:
-        before = f"; the start before this one went back to {resume}, and saved since" if repeated else ""
+        before = f"; the previous attempt resumed from {resume}, and has saved since" if repeated else ""
         holder = folder.parent if newest[0] is catalogs[0] else newest[0].folder
         return Choice(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
     if resume == "must":

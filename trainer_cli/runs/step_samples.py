@@ -90,7 +90,7 @@ def find_sample(
         raise UserError(
             "the train loader does not tell the indices of its samples, so none can be found",
             where="data",
-            cure="`train data RUN STEP` makes the batches of a step again.",
+            cure="`train data RUN STEP` shows the batches of a step.",
         )
     yield from order.find(name)
 

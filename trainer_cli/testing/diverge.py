@@ -123,7 +123,7 @@ def find_divergence(
 
     Raises:
         UserError: one is no run, or they train different models.
-        CheckpointError: their steps cannot be made again.
+        CheckpointError: their steps cannot be replayed.
     """
     if replay is None:
         flags = [] if config_dir is None else ["--config-dir", str(config_dir.absolute())]
@@ -418,13 +418,13 @@ def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, f
         return replay_in_process(run.absolute(), first, last, ["--digests", str(file), *words], folder=folder)
     except (UserError, CheckpointError) as error:
         raise type(error)(
-            f"the steps {first} to {last} of {run} cannot be made again: {error.what}",
+            f"steps {first} to {last} of {run} cannot be replayed: {error.what}",
             cure=f"`train replay {run} {first}..{last}` shows more.",
         ) from None
 
 
 def project_of(run: Path) -> Path | None:
-    """The project whose code the run is made again with; None: that of the current folder.
+    """The project whose code replays the run; None: the current folder.
 
     Raises:
         UserError: it was trained in a project that is neither the current one nor holds the run. The files of a run

@@ -55,7 +55,7 @@ def encode(tree: Mapping[str, Any], *, share_views: bool = True) -> tuple[bytes,
     state = {}
     for key, value in tree.items():
         if type(key) is not str:
-            raise UnsavableState(f"the state has the top-level key {key!r}, which is not a text")
+            raise UnsavableState(f"the state has the top-level key {key!r}, which is not a string")
         state[key] = encoder.value(value, (key,))
     # After the whole tree: a view may come before its base.
     if share_views:
@@ -163,7 +163,7 @@ class Decoder:
 
     def _leaf(self, tag: str, name: Any, find: _Find) -> Any:
         if not isinstance(name, str):
-            raise Undecodable("the name of a tensor is not a text")
+            raise Undecodable("the name of a tensor is not a string")
         self.wanted[name] = tag != "tensor"
         tensor = find(name)
         if tensor is None or tag == "tensor":
@@ -364,5 +364,5 @@ def _name_of(kind: type) -> str:
 def _unsavable(value: Any, path: tuple[str, ...]) -> UnsavableState:
     return UnsavableState(
         f"{_shown(path)} is a {_name_of(type(value))}, which cannot be saved in a checkpoint",
-        cure="Give it as numbers, texts, lists, tuples, mappings, bytes or tensors.",
+        cure="Give it as numbers, strings, lists, tuples, mappings, bytes or tensors.",
     )
