@@ -1,6 +1,6 @@
-"""What the site adds to the pages that are written: the reference, from schema, parsers and docstrings; the menu.
+"""Sphinx extension: generates the reference from schema, parsers and docstrings, and the menu from the index.
 
-An extension of Sphinx. Each text is appended to its page when that is read, so that the pages are plain Markdown.
+Generated text is appended to a page when Sphinx reads it, so that the files of the pages stay plain Markdown.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def config() -> Iterator[str]:
     """A table for each section: every key with its default and meaning."""
     by_section: dict[tuple[str, ...], list[ConfigKey]] = {}
     meanings = {(): "Keys of the config itself."}
-    for one in fields():
-        if one.is_section:
-            meanings[one.path] = one.meaning
+    for config_key in fields():
+        if config_key.is_section:
+            meanings[config_key.path] = config_key.meaning
         else:
-            by_section.setdefault(one.path[:-1], []).append(one)
+            by_section.setdefault(config_key.path[:-1], []).append(config_key)
     for section, keys in by_section.items():
         name = ".".join(section)
         yield f"## {f'`{name}`' if name else 'The run'}\n\n{meanings[section]}\n"
         yield "| key | default | meaning | may change on a resume |\n|---|---|---|---|"
-        for one in keys:
-            cells = (f"`{one.key}`", f"`{shown(one.default)}`", one.meaning, "yes" if one.may_change else "")
+        for key in keys:
+            cells = (f"`{key.key}`", f"`{shown(key.default)}`", key.meaning, "yes" if key.may_change else "")
             yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
         yield ""
 
@@ -79,20 +79,20 @@ def classes() -> Iterator[str]:
     public = {getattr(trainer_cli, name) for name in trainer_cli.__all__}
     for target in sorted(set(re.findall(r"_target_: (trainer_cli\.[\w.]+)", text))):
         module, _, name = target.rpartition(".")
-        made = getattr(import_module(module), name)
-        if made not in public:
-            yield f".. auto{'class' if inspect.isclass(made) else 'function'}:: {target}"
+        component = getattr(import_module(module), name)
+        if component not in public:
+            yield f".. auto{'class' if inspect.isclass(component) else 'function'}:: {target}"
     yield "```"
 
 
 def peers() -> Iterator[str]:
-    """The tables of tests/peers: each claim of the suites of other trainers, its test here, and what differs."""
+    """The tables of tests/peers: claims of other trainers' test suites, the tests here, and what differs."""
     for path in sorted((ROOT / "tests/peers").glob("*.md")):
         yield _below(path.read_text(encoding="utf-8"))
 
 
 def _below(text: str) -> str:
-    """A page as a part of another: headings are one level lower. Comments in blocks of code stay."""
+    """A page with headings one level lower, for use within another page. Comments in blocks of code stay."""
     blocks = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(
         block if block.startswith("```") else re.sub("^#", "##", block, flags=re.MULTILINE) for block in blocks
@@ -112,9 +112,9 @@ def examples() -> Iterator[str]:
 
 
 def llms(pages: Mapping[str, str]) -> str:
-    """The text of llms.txt: what the project is, and each page with its address and what the index says of it.
+    """The text of llms.txt: what the project is, and each page with its address and its description in the index.
 
-    A page of which the index has the link alone is described by its first sentence.
+    A page without a description in the index is described by its first sentence.
     """
     lines = ["# trainer-cli", "", "> " + _first_sentence(pages["index"]), ""]
     for section in pages["index"].split("\n## ")[1:]:
@@ -128,7 +128,7 @@ def llms(pages: Mapping[str, str]) -> str:
 
 
 def _first_sentence(page: str) -> str:
-    """The first sentence of a page that is no heading, block, table or list."""
+    """The first sentence of a page outside headings, blocks, tables and lists."""
     text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
     paragraphs = (paragraph for paragraph in text.split("\n\n")[1:] if re.match(r"[`*\[\w]", paragraph.lstrip()))
     first = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(next(paragraphs, "").split()))
@@ -154,8 +154,8 @@ PAGES: Mapping[str, Callable[[], Iterator[str]]] = {
 
 
 def add(_app: Any, page: str, source: list[str]) -> None:
-    """Append to a page what it lacks; called for each page that is read."""
-    # The site has no files outside this folder: of a link to one the text remains.
+    """Append its generated text to a page; called for each page that is read."""
+    # The site has no files outside this folder: a link to one is replaced by its text.
     above = re.escape("../" * (page.count("/") + 1))
     source[0] = re.sub(rf"\[([^\]]+)\]\({above}[^)]*\)", r"\1", source[0])
     if page in PAGES:
@@ -165,7 +165,7 @@ def add(_app: Any, page: str, source: list[str]) -> None:
 
 
 def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]) -> None:
-    """Docstrings are Markdown, of which they use single backticks: make these literals, and keep stars as they are."""
+    """Convert a docstring from Markdown: single backticks become literals, and stars are escaped."""
     parts = re.split(r"(?<!`)`([^`]+)`(?!`)", "\n".join(lines))
     parts[0::2] = [text.replace("*", r"\*") for text in parts[0::2]]
     parts[1::2] = [f"``{' '.join(code.split())}``" for code in parts[1::2]]
@@ -173,7 +173,7 @@ def as_rst(_app: Any, _what: str, _name: str, _object: Any, _options: Any, lines
 
 
 def write_llms(app: Any, error: Exception | None) -> None:
-    """Write llms.txt, which tells programs that read the site what each page holds (llmstxt.org)."""
+    """Write llms.txt, a description of each page for programs that read the site (llmstxt.org)."""
     if error is None:
         folder = Path(app.srcdir)
         pages = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.md")}

@@ -55,12 +55,13 @@ def measure(settings: Settings) -> list[Table]:
             if row in samples:
                 rows.append(Row(row, samples[row], f"train, batch {count:,}", series=name, x=float(count)))
     notes = [
-        f"Batches of {BATCH} in random order, of a map-style data set of {BATCH * max(counts):,} samples that cost "
-        "nothing; from the loader's construction to the batch. `accelerate` is `skip_first_batches`, which HF Trainer "
+        f"Batches of {BATCH} in random order, of a map-style data set of {BATCH * max(counts):,} samples that take no "
+        "time to load; from the loader's construction to the batch. `accelerate` is `skip_first_batches`, which HF "
+        "Trainer "
         "calls too. `StatefulDataLoader` is torchdata's, whose state Lightning restores; with a DataLoader, Lightning "
-        "warns and begins the epoch's data again. A DataLoader itself has no position: its sampler is walked. "
-        "The least of theirs is the permutation of the whole data set, which each makes at any start; `train` computes "
-        "the place of a sample when it is due."
+        "warns and begins the epoch's data again. A DataLoader itself has no position: its sampler is iterated. Their "
+        "minimum is the permutation of the whole data set, which each computes at every start; `train` computes the "
+        "position of a sample when it is needed."
     ]
     title = "To the batch after so many others, at a resume"
     columns = [Column("time", "s", 4, resolution=0.002)]

@@ -95,8 +95,8 @@ def measure(settings: Settings) -> list[Table]:
         Table(
             "callbacks", "A step of a tiny MLP, with", BARE, columns, rows, {"steps": steps, "log_interval": LOGGED},
             skipped, [
-                "One thread, AdamW fused, no logger and no checkpoint; the parameters are six tensors. `added` is in "
-                "the processor's time of the process, which is steadier on a busy machine."
+                "One thread, AdamW fused, no logger and no checkpoint; the parameters are six tensors. `added` is "
+                "processor time, which varies less on a busy machine."
             ],
         )
     ]  # fmt: skip

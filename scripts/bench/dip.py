@@ -44,9 +44,11 @@ def measure(settings: Settings) -> list[Table]:
     ]
     rows = [Row(name, {column.name: found[column.name] for column in columns}) for name, found in samples.items()]
     notes = [
-        f"Steps of a small network, {step:.1f} ms each, while a state of {size / 1e9:.2f} GB is saved once in a while. "
-        "`window` is from the call to the end of the write; `slower`: how much less than usual is done in it; `lost`: "
-        "that in steps; `worst step` has the call in it. 100 % slower: training waits for all of it."
+        f"Steps of a small network, {step:.1f} ms each, while a state of {size / 1e9:.2f} GB is saved from time to "
+        "time. "
+        "`window` is from the call to the end of the write; `slower`: by how much fewer steps than usual are done in "
+        "it; `lost`: the same in steps; `worst step` includes the call. 100 % slower: training waits for the whole "
+        "save."
     ]
     title = "The step rate while a save is written"
     return [Table("dip", title, base, columns, rows, {"saves": saves}, skipped, notes)]

@@ -32,7 +32,7 @@ def measure(settings: Settings) -> list[Table]:
     measures: dict[str, Measure] = {name: partial(_timed, make, folder / "out") for name, make in contenders.items()}
     samples, skipped = interleaved(measures, settings.rounds_or(2, 3), warm=settings.warm, needed=[COPY])
     columns = [Column("time", "s", 3, resolution=0.01 if settings.small else 0.05)]
-    notes = ["All but verify and DCP's end with an fsync. Sending to an object store has a table of its own."]
+    notes = ["All except verify and DCP end with an fsync. Uploads to an object store have their own table."]
     rows = [Row(name, found) for name, found in samples.items()]
     title = f"Files of a checkpoint of {size / 1e9:.2f} GB"
     return [Table("files", title, COPY, columns, rows, {"bytes": size}, skipped, notes)]

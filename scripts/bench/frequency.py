@@ -32,7 +32,7 @@ def measure(settings: Settings) -> list[Table]:
         ]
     notes = [
         "Wall time of a training over its steps, until the last save is durable, without its first steps and their "
-        "saves, which get ready what all others use. `train` is the Trainer with its CheckpointerCallback; the others "
+        "saves, which prepare what all others use. `train` is the Trainer with its CheckpointerCallback; the others "
         "are called in a plain loop. Each keeps the newest checkpoint, and is compared with itself without saves, "
         "before and after. The state of 63 MB is to a step of some 30 ms as the smallest one that PCcheck published "
         "(1.1 GB, 0.3 s; 1.02 with a save after every 50 steps, CheckFreq 1.17, on an A100 and a cloud disk)."

@@ -43,9 +43,9 @@ def measure(settings: Settings) -> list[Table]:
         Column("memory", "MB", 0, resolution=20.0, ratio=False),
     ]
     notes = [
-        "Whole commands but for the rows of a single save, of parameters and of text. A row of records is a resume "
-        f"with as many logged, to its first step, or {MORE_STEPS} steps with the end of the run. One of checkpoints is "
-        "a save, or a start, beside as many that are kept. Parameters are of 64 numbers each: a resume by the Trainer, "
+        "Whole commands, except the rows of a single save, of parameters and of text. Records: a resume with that many "
+        f"logged, to its first step, or {MORE_STEPS} steps with the end of the run. Checkpoints: a save, or a start, "
+        "with that many kept. Parameters have 64 numbers each: a resume by the Trainer, "
         "beside torch.load and load_state_dict. `memory`: the peak of the process. Single measurements; an exponent is "
         "that of the whole figure, in which a constant part, such as `import torch`, is included."
     ]

@@ -77,8 +77,8 @@ def measure(settings: Settings) -> list[Table]:
         Column("memory", "MB", 0, resolution=size / 1e6 / 20, ratio=False),
     ]
     notes = [
-        "Loaded into tensors that are there already; `memory` is what the peak grew by meanwhile, mapped files "
-        "included. `train` reads every byte to verify it, and again into the tensors; "
+        "Loaded into existing tensors; `memory` is the growth of the peak, mapped files included. `train` reads every "
+        "byte to verify it, and again into the tensors; "
         f"`{MODEL_ONLY}` is a third of the state."
     ]
     title = f"Load of {size / 1e9:.2f} GB"

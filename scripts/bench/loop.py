@@ -41,8 +41,8 @@ def measure(settings: Settings) -> list[Table]:
             rows, {"steps": steps, "warm": warm}, skipped,
             [
                 "`train fit` is the shipped configuration (fused AdamW, checkpointer, console, metrics.jsonl, "
-                "TensorBoard); `not fused` has the optimizer of `bare`. `own loader` puts batches together from "
-                "samples, and is beside a DataLoader that does the same (`bare, collating`, fused)."
+                "TensorBoard); `not fused` has the optimizer of `bare`. `own loader` collates samples into batches, "
+                "and is compared with a DataLoader that does the same (`bare, collating`, fused)."
             ],
         )
     ]  # fmt: skip

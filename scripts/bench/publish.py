@@ -203,8 +203,8 @@ def _about(results: Results) -> str:
     rows = [f"| {name} | {value} |" for name, value in facts.items()]
     note = "" if results["size"] == Size.whole else f"\n\nSize: {results['size']}. These figures show nothing."
     return (
-        "Written by `python scripts/bench --publish`; the text of a table says what is measured. Contenders take turns "
-        f"in one run, so compare the ratios: seconds are of this machine.{note}\n\n"
+        "Written by `python scripts/bench --publish`; the text below a table states what is measured. Contenders take "
+        f"turns in one run. Compare the ratios, since seconds depend on the machine.{note}\n\n"
         + "\n".join(["| measured on | |", "| --- | --- |", *rows])
     )
 
@@ -213,10 +213,11 @@ def _howto(results: Results) -> str:
     seconds = sum(results["seconds"].values())
     lines = [
         "## Repeat it",
-        "```sh\npython scripts/bench --publish                  # all tables; a call that was broken off goes on\n"
+        "```sh\npython scripts/bench --publish                  # all tables; the same command continues an "
+        "interrupted call\n"
         "python scripts/bench --only loop --rounds 10    # one table, into bench-results/\n```",
-        f"The contenders are installed into `.venv-bench`. This took {seconds / 60:.0f} minutes; leave the machine "
-        "alone meanwhile.",
+        f"The contenders are installed into `.venv-bench`. This took {seconds / 60:.0f} minutes; the machine should "
+        "do nothing else.",
     ]
     lines += [f"`{name}`: nothing to measure on this machine." for name, own in results["tables"].items() if not own]
     lines += [f"**{name} could not be measured**: {reason}." for name, reason in results["failed"].items()]

@@ -43,11 +43,11 @@ def measure(settings: Settings) -> list[Table]:
             rows, {"steps": steps, "large steps": large_steps, "large layers": layers}, {},
             [
                 "All have torch's DistributedDataParallel and a fused AdamW; the trainer logs every 50 steps, which "
-                "the mean and the processor time (all threads of rank 0) show. Without a size in their name rows have "
+                "the mean and the processor time (all threads of rank 0) show. Rows without a size in their name have "
                 "1.3 MB of gradients.",
-                "Token weights: the loss is the mean over the tokens of all ranks, of which each batch has another "
-                "number, so that a sum over the ranks is needed before each optimizer step. By hand it is "
-                "torch.distributed.all_reduce behind the backward.",
+                "Token weights: the loss is the mean over the tokens of all ranks, whose number differs between "
+                "batches, so that a sum over the ranks is needed before each optimizer step. By hand it is "
+                "torch.distributed.all_reduce after backward.",
                 "109 MB: gradients fill five buckets; by hand with torch's own buckets.",
             ],
         )

@@ -45,7 +45,7 @@ def measure(settings: Settings) -> list[Table]:
         "`detect`: until another interpreter begins; `start`: until it runs Python (a fork of a warm process has "
         "neither; all until then counts as `import`); `import`: torch, the config, the user's module; `read and "
         "verify`: model, optimizer, every byte of the newest checkpoint; `first new step`: one step. Three steps are "
-        "trained again besides, which no row counts. `restarts.backoff` is null."
+        "also trained again, which no row counts. `restarts.backoff` is null."
     ]
     settled = {"millions": millions, "kills": list(KILLS)}
     return [Table("recovery", "From a kill to the first new step", COMMAND, columns, rows, settled, skipped, notes)]

@@ -37,8 +37,9 @@ def measure(settings: Settings) -> list[Table]:
     rows = [Row(name, samples[name]) for name in (LIMIT, START, fit, REPLAY_START, replay)]
     notes = [
         "Whole processes, from their start to their end, of `digits_mlp` with its evaluations. The replay computes all "
-        "steps from the checkpoint before the first one, compares each record, and prints the last step. At most it is "
-        f"to take `{LIMIT}`: the start is a fit of one step, and the steps are what a fit of all of them takes longer."
+        "steps from the checkpoint before the first one, compares each record, and prints the last step. The goal "
+        f"is at most `{LIMIT}`: the start is a fit of one step, and the steps are the additional time of a fit of all "
+        "of them."
     ]
     return [Table("replay", f"Replaying {steps:,} steps", LIMIT, COLUMNS, rows, {"steps": steps}, skipped, notes)]
 

@@ -41,8 +41,8 @@ def measure(settings: Settings) -> list[Table]:
         f"what a save and the {_STEPS} steps after it took longer than as many steps before and after those, less what "
         "the same procedure reports with no saves at all: "
         f"{own['median']:.3f} s [{own['min']:.3f} to {own['max']:.3f}]. "
-        "Single differences within that range are none; the medians are of as many. What a save costs after those "
-        "steps is not in it. `durable`: until it survives a power cut, by its maker's word; torch_checkpointing and "
+        "Single differences within that range are noise. Costs of a save after those steps are not included. "
+        "`durable`: until it survives a power cut, by its documentation; torch_checkpointing and "
         "torch's experimental checkpointer call no fsync."
     ]
     return [Table("stall", "A save while training goes on", TORCH, columns, rows, plan, skipped, notes)]

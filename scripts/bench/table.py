@@ -116,7 +116,7 @@ class Table:
         lines += [_line([name, f"not measured: {reason}", *empty]) for name, reason in self.skipped.items()]
         bases = sorted({base.name for row in self.rows if (base := self.base_of(row)) is not None})
         named = " · ".join(bases[:3]) + (" and so on" if len(bases) > 3 else "")
-        said = f"Medians, [least to most], of {self._counts()}."
+        said = f"Medians [min to max] of {self._counts()}."
         return "\n\n".join(["\n".join(lines), f"Base: {named}. {said}" if bases else said, *self.notes])
 
     def _counts(self) -> str:

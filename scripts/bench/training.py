@@ -123,7 +123,7 @@ def single_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
 
 def frequent_saves(plan: Plan, saver: str) -> dict[str, list[float]]:
     """Milliseconds a step, until the last save is durable, by the steps from save to save; 0 for none at all, before
-    and after the others. The first steps are not counted, nor their saves, which get ready what all others use."""
+    and after the others. The first steps are not counted, nor their saves, which prepare what all others use."""
     folder, training = Path(plan.folder), Training(plan)
     by_trainer = saver in (TRAIN_SYNC, TRAIN)
     save = None if by_trainer else SAVERS[saver]()

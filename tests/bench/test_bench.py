@@ -68,7 +68,7 @@ def test_a_table_shows_medians_spread_ratios_and_who_was_skipped() -> None:
         "| bare | 1.00 [1.00 to 1.00] |  |\n"
         "| ours | 2.50 [2.00 to 3.00] | 2.50 [2.00 to 3.00] |\n"
         "| ignite | not measured: it is not installed |  |\n\n"
-        "Base: bare. Medians, [least to most], of 3 samples a row."
+        "Base: bare. Medians [min to max] of 3 samples a row."
     )
 
 

@@ -246,7 +246,7 @@ CLASSES = (
         key="corruption",
         title="Damaged checkpoint",
         what="A file of the newest checkpoint has a flipped bit, is cut, zeroed, longer, exchanged with another, that "
-        "of an earlier step, or gone; or files of others lie between the checkpoints. Loads are in Python.",
+        "of an earlier step, or gone; or foreign files lie between the checkpoints. Loads are in Python.",
         promises="L2 L5",
         counts={Size.quick: 100, Size.full: 800, Size.nightly: 20_000},
         prepare=prepare_files,

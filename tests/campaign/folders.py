@@ -124,8 +124,8 @@ CLASSES = (
     FaultClass(
         key="folders",
         title="Folder deleted or moved under a run",
-        what="The folder of the checkpoints is deleted, or the run's folder is moved away, while it trains. What is "
-        "left goes on.",
+        what="The folder of the checkpoints is deleted, or the run's folder is moved away, while it trains. The run "
+        "resumes from what is left.",
         promises="L2 L4 L5 L6",
         counts={Size.quick: 4, Size.full: 24, Size.nightly: 200},
         prepare=prepare_changes,
@@ -133,7 +133,7 @@ CLASSES = (
     FaultClass(
         key="read_only",
         title="The file system becomes read-only",
-        what="An ext4 becomes read-only under a run, as it does after an error of its disk. Then it is mounted anew.",
+        what="An ext4 becomes read-only under a run, as it does after an error of its disk. Then it is mounted again.",
         promises="L1 L4 L5 L6",
         counts={Size.quick: 2, Size.full: 12, Size.nightly: 100},
         prepare=prepare_read_only,

@@ -123,8 +123,8 @@ CLASSES = (
         key="full_disk",
         title="The disk fills up",
         what="At a random moment of a run its disk is full (bytes or inodes, wholly or nearly); in every fourth run "
-        "there is space again soon. It stops with 75, or goes on by `on_save_error: warn`; its log is whole; and with "
-        "space it goes on.",
+        "there is space again soon. It stops with 75, or continues by `on_save_error: warn`; its log is intact; with "
+        "space it resumes.",
         promises="L1 L4 L5 L6",
         counts={Size.quick: 6, Size.full: 40, Size.nightly: 500},
         prepare=prepare,

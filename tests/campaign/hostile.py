@@ -55,7 +55,7 @@ CLASSES = (
     FaultClass(
         key="hostile_files",
         title="hostile checkpoints",
-        what="Files with pickled code, links, false sizes, names that lead elsewhere and deep or huge content are "
+        what="Files with pickled code, links, wrong sizes, paths out of the folder and deep or huge content are "
         "read by a process with a limit of memory. Each is refused in one line, no code runs, and nothing is written.",
         promises="L2 L5",
         counts={Size.full: len(CASES), Size.nightly: len(CASES)},
@@ -66,7 +66,7 @@ CLASSES = (
         key="hostile_targets",
         title="hostile targets in a recovered config",
         what="A config that was found beside a checkpoint names a function that loads, runs, launches or downloads "
-        "something. Each is refused, with trust in its package too, and nothing of it runs.",
+        "something. Each is refused, even if its package is trusted, and no code of it runs.",
         promises="L5",
         counts={Size.full: len(TRUST), Size.nightly: len(TRUST)},
         prepare=prepare_targets,

@@ -169,7 +169,7 @@ CLASSES = (
         key="io_errors_run",
         title="Error of the disk at the N-th call of a whole run",
         what="A call that changes a file of the run (checkpoints, metrics.jsonl, metrics.csv, event files, config, "
-        "summary) fails with EIO, ENOSPC, EDQUOT or EROFS, once or for good, under both policies of saves that fail.",
+        "summary) fails with EIO, ENOSPC, EDQUOT or EROFS, once or for good, under both values of on_save_error.",
         promises="L1 L2 L4 L5 L6",
         counts={Size.quick: 16, Size.full: 100, Size.nightly: 10_000},
         prepare=prepare_runs,

@@ -119,6 +119,6 @@ CLASSES = tuple(
         ("torn_writes", "tear", "`kill -9` in the midst of every write",
          "Half of a write is done, then the process is killed."),
         ("kill_points_background", "background", "`kill -9` at every change, saves in the background",
-         "As above, with saves by the writer thread while the training goes on."),
+         "As above, with saves by the writer thread while training continues."),
     )
 )  # fmt: skip

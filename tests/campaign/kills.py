@@ -156,7 +156,7 @@ CLASSES = tuple(
     FaultClass(
         key=key,
         title=f"`kill -9` at {KILLS} random moments, {title}",
-        what=f"{KILLS} starts in a row are killed, each in start-up, in training or in a save, and what is kept is "
+        what=f"{KILLS} starts in a row are killed, each in start-up, in training or in a save, and the files are "
         f"checked after each. Every {COLD_EVERY}th first start is a new interpreter.",
         promises="L1 L2 L3 L4 L6",
         counts={Size.quick: 6, Size.full: 100, Size.nightly: 1000},

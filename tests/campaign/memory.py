@@ -40,7 +40,7 @@ CLASSES = (
     FaultClass(
         key="memory",
         title="memory runs out",
-        what="The address space of the process is limited to what it has and 0, 8 or 64 MB more: in a step, a save, a "
+        what="The address space of the process is limited to its size plus 0, 8 or 64 MB: in a step, a save, a "
         "load or an evaluation. The message names memory, the exit code is 1.",
         promises="L1 L2 L4 L5 L6",
         counts={Size.quick: 4, Size.full: 12, Size.nightly: 12},

@@ -100,8 +100,8 @@ CLASSES = (
         key="power_cuts",
         title=f"{CUTS} power cuts of a real ext4",
         what="The file system is shut down under a run, without writing its journal out: at a random moment or right "
-        "after an announcement, with or without an fsync of another program before. Then it is mounted again, and the "
-        f"run goes on to the next cut, {CUTS} times.",
+        "after an announcement, with or without an fsync of another program before. Then it is mounted again, and "
+        f"the run continues to the next cut, {CUTS} times.",
         promises="L1 L2 L3 L4 L6",
         counts={Size.quick: 4, Size.full: 100, Size.nightly: 700},
         prepare=prepare_cuts,

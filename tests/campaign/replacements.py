@@ -166,7 +166,8 @@ CLASSES = (
     FaultClass(
         "replacements",
         "`kill -9` at every change of what replaces or copies a checkpoint",
-        "Killed are the start that sets a damaged checkpoint aside, `resume=` of an older one, `train ckpt rm`, "
+        "The process is killed in the start that sets a damaged checkpoint aside, `resume=` of an older one, `train "
+        "ckpt rm`, "
         "`train ckpt export --overwrite`, and copies into a second folder; each is called again.",
         "L1 L2 L4 L5 L6",
         {Size.quick: 15, Size.full: ALL, Size.nightly: ALL},

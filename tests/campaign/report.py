@@ -77,7 +77,7 @@ def page(results: Results) -> str:
         parts += ["## Faults of `train`", _about(ours), table(ours["rows"])]
         if failed := failed_trials(ours):
             parts += ["### Trials that did not pass", "\n".join(failed)]
-        parts += ["## What is done to the run", "\n".join(_done(ours["rows"]))]
+        parts += ["## The faults", "\n".join(_done(ours["rows"]))]
     if contenders := results.get("contenders"):
         versions = contenders["machine"].get("versions", {})
         parts += ["## The same faults, other savers", _about(contenders, " --peers")]
@@ -89,39 +89,39 @@ def page(results: Results) -> str:
 _MEANINGS = {
     Verdict.passed: "the newest valid checkpoint is no older than the last announced one, its tensors are those of the "
     "undisturbed run at that step, and the run ends with the weights, records and files of the undisturbed run",
-    Verdict.hard_fail: "the run cannot go on, fails without a clear error, or hangs",
-    Verdict.diverged: "the run goes on, but its weights or records differ from those of the undisturbed run",
+    Verdict.hard_fail: "the run cannot continue, fails without a clear error, or hangs",
+    Verdict.diverged: "the run continues, but its weights or records differ from those of the undisturbed run",
     Verdict.lost: "an announced checkpoint or a foreign file is gone, or a step is lost or recorded twice",
 }
 _INTRODUCTION = f"""# Reliability
 
-Faults are done to real runs, and each run is compared with the same run undisturbed. One trial is one fault, or a few
-in a row, and one verdict:
+Faults are injected into real runs, and each run is compared with the same run without faults. A trial is one fault, or
+several in a row, and has one verdict:
 
 | verdict | meaning |
 | --- | --- |
 {chr(10).join(f"| {verdict} | {meaning} |" for verdict, meaning in _MEANINGS.items())}
 
-Announced is a checkpoint of which `committed step N` was printed. [L1 to L6]({PROMISES}) are the promises that a fault
-tests. With no failure in N trials, the chance of one in a trial is below 3/N (95 % confidence).
+A checkpoint is announced once `committed step N` was printed. [L1 to L6]({PROMISES}) are the promises that the faults
+test. With no failure in N trials, the probability of one in a trial is below 3/N (95 % confidence).
 
 ```sh
 scripts/faults quick                         # at most 3 minutes on two cores
 scripts/faults full                          # at most 10 minutes; writes this page
 scripts/faults nightly                       # at most an hour; writes this page
-scripts/faults --peers                       # the other savers, in an environment that is made for them
-scripts/faults full --only kills --trial 17  # one trial again
+scripts/faults --peers                       # the other savers, in their own environment
+scripts/faults full --only kills --trial 17  # repeat one trial
 ```
 
-A campaign that was broken off goes on with the same command."""
+The same command continues an interrupted campaign."""
 
 
-_ABOUT_CONTENDERS = """All do the same training and are resumed as their documentation says
-([peer_savers.py](tests/campaign/peers/peer_savers.py)). torch.save, safetensors, DCP and torch_checkpointing bring no
-loop, so a loop of ours calls them; `train`, Lightning and HF Trainer are used with their own. A save counts as
-announced once its call has returned, with `DCP, async` once its future is done. HARD_FAIL is also a start that ends
-with an error that names the damaged file: no older checkpoint is taken, so that the run does not go on by itself. PASS
-is also damage that changes no weight, such as a flipped bit in a file that is not read."""
+_ABOUT_CONTENDERS = """All run the same training and are resumed as their documentation says
+([peer_savers.py](tests/campaign/peers/peer_savers.py)). torch.save, safetensors, DCP and torch_checkpointing have no
+training loop, so ours calls them; `train`, Lightning and HF Trainer are used with their own. A save counts as announced
+once its call has returned, with `DCP, async` once its future is done. HARD_FAIL includes a start that ends with an
+error that names the damaged file: no older checkpoint is used, so the run does not continue by itself. PASS includes
+damage that changes no weight, such as a flipped bit in a file that is not read."""
 
 
 def _about(report: Report, flags: str = "") -> str:

@@ -165,8 +165,8 @@ CLASSES = (
         title="SIGTERM, Ctrl-C, SIGHUP, SIGUSR1, once and twice",
         what=f"One signal or two come from {FIRST_S} s after the start on: while Python starts, torch is imported, the "
         "config composed, a checkpoint loaded, in training, evaluation, a save and at the end. The "
-        "process ends with 75 (130 at a second Ctrl-C) within one step, one save and half a second. The time in which "
-        "it is ready to run and other processes have the cores does not count.",
+        "process ends with 75 (130 at a second Ctrl-C) within one step, one save and half a second. Time during "
+        "which it waits for a core does not count.",
         measures="from the signal to an exit with 75",
         promises="L1 L3 L4 L6",
         counts={Size.quick: 18, Size.full: 200, Size.nightly: 2000},

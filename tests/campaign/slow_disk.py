@@ -112,7 +112,7 @@ CLASSES = (
         key="hung_disk",
         title="Disk that hangs, SIGTERM, then `kill -9`",
         what="An operation of a save never returns. "
-        "Five seconds after SIGTERM the run says where it waits; it is killed.",
+        "Five seconds after SIGTERM the run names the call that it waits for; it is killed.",
         promises="L1 L4 L5 L6",
         counts={Size.full: 16, Size.nightly: 100},
         prepare=prepare_hung,

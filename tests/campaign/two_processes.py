@@ -79,7 +79,7 @@ CLASSES = (
         key="two_processes",
         title="two processes for one run",
         what="One run is started twice: at the same moment, or again while the first starts or trains. One trains, the "
-        "other ends with 4. In every fifth trial the first is killed, and its lock must not stay.",
+        "other ends with 4. In every fifth trial the first is killed, and its lock must be free.",
         promises="L1 L4 L6",
         counts={Size.quick: 5, Size.full: 50, Size.nightly: 200},
         prepare=prepare_races,

@@ -111,7 +111,7 @@ def test_it_is_shown_and_composed_first_class(
 ) -> None:
     monkeypatch.chdir(project)
     assert main(["list", "experiment"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("* experiment=shapes      On which arm of a spiral")
+    assert capsys.readouterr().out.splitlines()[1].startswith("* experiment=shapes      Classify points by the arm")
     assert main(["config", "+experiment=shapes"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["model"]["_target_"] == "shapes.model.Net"
 
