@@ -140,7 +140,7 @@ class StoreAwayError(TrainError, OSError):
 
 
 class NotFiniteError(TrainError):
-    """The loss, or the weights at the end, hold NaN or infinity, so training on makes no sense."""
+    """The loss, or the weights at the end, are NaN or infinite, so training cannot continue."""
 
 
 class UserError(TrainError):

@@ -63,10 +63,10 @@ class CheckpointerCallback(Callback):
 
     Args:
         folder: where checkpoints are kept, each in its own directory; None: the folder in `config`, else `checkpoints`.
-        config: the settings as a whole; or give fields of `CheckpointConfig` by their names, such as
-            `save_interval=100`.
-        identity: the run that the checkpoints belong to. By default a new run, or the one that `folder` already holds.
-        thread: writes saves behind the training and deletes removed checkpoints; by default one of its own.
+        config: all settings; alternatively, pass fields of `CheckpointConfig` by name, such as `save_interval=100`.
+        identity: the run that the checkpoints belong to. By default a new run, or the run that has
+            saved in `folder`.
+        thread: writes checkpoints in the background and deletes removed ones; by default a new thread.
     """
 
     _in_schema = True

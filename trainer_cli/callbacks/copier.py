@@ -69,7 +69,7 @@ class Copier:
 
         Raises:
             UserError: there are newer copies, and they may not go.
-            SaveError: as of `raise_failure`.
+            SaveError: as in `raise_failure`.
         """
         self.retention.rules, self._begun_at = source_retention.rules, step
         self._opened, self._abandoned, self._reported = False, False, False
@@ -140,7 +140,7 @@ class Copier:
         """Copy the newest checkpoint, and wait until all copies are in their folder.
 
         Raises:
-            SaveError: as of `raise_failure`.
+            SaveError: as in `raise_failure`.
         """
         # One that is older than the copy that was resumed is no news.
         newest = source_retention.newest()

@@ -34,7 +34,7 @@ class Retention:
         self._reported: set[str] = set()
 
     def own(self) -> list[Entry]:
-        """This run's checkpoints, oldest first, as of `Catalog.remembered`: one of them may be incomplete or pinned."""
+        """This run's checkpoints, oldest first, as in `Catalog.remembered`: one of them may be incomplete or pinned."""
         return self.catalog.valid(self.run_id, self.catalog.remembered())
 
     def newest(self, step: int | None = None) -> Entry | None:

@@ -135,7 +135,7 @@ class EvalHarness(ValidationCallback):
     Args:
         tasks: names of tasks.
         limit: documents of each task; None: all.
-        include_path: a folder with tasks of one's own, as YAML.
+        include_path: a folder with your own tasks, as YAML.
         tokenizer: with `encode` and `decode`; None: that of a validation dataset which has these, else bytes.
         every: evaluations from one call to the next.
     """

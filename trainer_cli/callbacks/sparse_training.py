@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Static(Sparsity):
-    """Static sparse training: the weights that are zero at the start stay so. The arguments are those of `Sparsity`."""
+    """Static sparse training: weights that are zero at the start stay zero. The arguments are those of `Sparsity`."""
 
 
 log = logging.getLogger(__name__)
@@ -153,10 +153,10 @@ class ChangingSparsity(Sparsity):
 
 class GMP(ChangingSparsity):
     """Gradual magnitude pruning (Zhu & Gupta, 2017, arXiv:1710.01878): the smallest weights of each parameter are
-    masked, more and more from `start` to `stop`, along a cubic curve. What is masked never comes back.
+    masked, more and more from `start` to `stop`, along a cubic curve. Masked weights stay masked.
 
     Args:
-        sparsity, parameters, exclude, distribution, per_layer: as of `Sparsity`; the sparsity is the final one.
+        sparsity, parameters, exclude, distribution, per_layer: as in `Sparsity`; the sparsity is the final one.
         initial: the sparsity at `start`.
         start, stop, every: when weights are masked; steps, or durations in steps or epochs. `stop` null: after three
             quarters of the training.
@@ -206,7 +206,7 @@ class SET(ChangingSparsity):
     many others grow at random places, drawn from the run's seed and the step.
 
     Args:
-        sparsity, parameters, exclude, init, distribution, per_layer: as of `Sparsity`.
+        sparsity, parameters, exclude, init, distribution, per_layer: as in `Sparsity`.
         drop_fraction: the share of a parameter's weights that are dropped each time.
         grow_fraction: the share that grows; null: as many as are dropped. Another share changes the sparsity.
         start, stop, every: when weights are replaced; steps, or durations in steps or epochs. `stop` null: at the
@@ -263,7 +263,7 @@ class SET(ChangingSparsity):
 
 
 class RigL(SET):
-    """Rigging the lottery (Evci et al., 2020, arXiv:1911.11134): as SET, but those weights grow whose gradient is
+    """Rigging the lottery (Evci et al., 2020, arXiv:1911.11134): like SET, but grows the weights whose gradient is
     largest, and the fractions fall along a cosine to 0 at `stop`. With accumulation the gradient is that of the whole
     step, before it is clipped. The arguments are those of `SET`.
     """

@@ -170,7 +170,7 @@ class Catalog:
                     yield entry
 
     def entry(self, name: str, known: Collection[str] = ()) -> Entry:
-        """The checkpoint of that name, or the copy; `known` as of `Storage.names`."""
+        """The checkpoint of that name, or the copy; `known` as in `Storage.names`."""
         manifest, problem = examine(self.storage, name, known)
         try:
             pinned = self.storage.is_pinned(name)
@@ -259,7 +259,7 @@ def examine(storage: Storage, name: str, known: Collection[str] = ()) -> tuple[M
     A problem counts only if the manifest is the same before and after: a removal in between looks like damage.
 
     Args:
-        known: as of `Storage.names`.
+        known: as in `Storage.names`.
     """
     try:
         while True:
@@ -481,5 +481,5 @@ def newest_of_all(
 
 
 def catalog_of(folder: Path, cache: Path | None = None) -> Catalog:
-    """The checkpoints in a folder, to be read; `cache` as of `open_storage`."""
+    """The checkpoints in a folder, to be read; `cache` as in `open_storage`."""
     return Catalog(open_storage(folder, cache=cache))

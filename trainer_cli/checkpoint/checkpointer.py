@@ -79,10 +79,10 @@ class Checkpointer:
 
     Args:
         format: how a state becomes files, or the name of such a format.
-        storage: the storage of a folder of checkpoints; by default that of its scheme.
+        storage: the storage of a folder of checkpoints; by default selected by its scheme.
         digest: the digest of every file.
         stager: makes what is written of a state; by default a CopyStager if a thread writes it, else a LiveStager.
-            What it stages without a copy is written before `save` returns.
+            A state that is staged without a copy is written before `save` returns.
         writer, reader: write and read checkpoints in a storage.
         commit_hook: is called around each commit.
         group: the ranks that save together, each its part. By default those of torch's default group, if one is
@@ -156,7 +156,7 @@ class Checkpointer:
             state_dict: the tree, or a function that makes it; if that fails on one rank, no rank waits for it.
             overwrite: True: a checkpoint that exists is replaced; it stays until the new one is committed. False: one
                 that exists is refused, except an intact one of the same run and step, which is left as it is.
-            trained: tensors of the state that must hold neither NaN nor infinity for the checkpoint to be finite.
+            trained: tensors of the state that must have no NaN or infinity for the checkpoint to be finite.
             caller: its methods are called around the commit: by the thread that writes, or, with several ranks, by
                 rank 0 in its main thread.
             in_background: False: commit before this returns, although there is a thread.
@@ -203,7 +203,7 @@ class Checkpointer:
         return save
 
     def locate(self, path: str | Path) -> Path:
-        """The checkpoint that a path to load names, as of `checkpoint_at`."""
+        """The checkpoint that a path to load names, as in `checkpoint_at`."""
         return checkpoint_at(path, self.storage)
 
     def load(
@@ -216,7 +216,7 @@ class Checkpointer:
     ) -> LoadedState:
         """Load the checkpoint at `path`: all of it, or into `state_dict` only the keys that it names.
 
-        Tensors in `state_dict` are filled in place, other values replaced; names that the checkpoint lacks
+        Tensors in `state_dict` are filled in place, and other values are replaced; names that the checkpoint lacks
         are listed in the result's `missing`, or refused if `strict`. Damage, and what does not fit, is refused before
         anything is touched. Of a folder of torch's own Checkpointer each rank loads its `checkpoint_{rank}.pt`, which
         has no digests. A file that changes while it is loaded is a CheckpointError that says what is overwritten.
@@ -292,7 +292,7 @@ class Checkpointer:
         """The checkpoint at `path`, or those of these top-level keys that it has.
 
         Args:
-            targets: as of `Reader.read`.
+            targets: as in `Reader.read`.
 
         Raises:
             CheckpointError: there is no checkpoint, or it is damaged.
@@ -489,7 +489,7 @@ def make_sync_checkpointer(
     commit_hook: CommitHook | None = None,
     group: ProcessGroup | None = None,
 ) -> SyncCheckpointer:
-    """A checkpointer for use without a Trainer; `group` as of `Checkpointer`."""
+    """A checkpointer for use without a Trainer; `group` as in `Checkpointer`."""
     return SyncCheckpointer(
         format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook, group=group
     )
@@ -503,7 +503,7 @@ def make_async_checkpointer(
     commit_hook: CommitHook | None = None,
     group: ProcessGroup | None = None,
 ) -> AsyncCheckpointer:
-    """A checkpointer for use without a Trainer that writes in the background; `group` as of `Checkpointer`."""
+    """A checkpointer that writes in the background, for use without a Trainer; `group` as in `Checkpointer`."""
     return AsyncCheckpointer(
         format=format, storage=storage, digest=DigestAlgorithm(digest), commit_hook=commit_hook, group=group
     )

@@ -168,10 +168,11 @@ def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStor
 
 
 def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
-    """The numerically newest valid checkpoint of a folder; with a suffix that is not empty, of those whose names end in
+    """The numerically newest valid checkpoint of a folder; with a suffix that is not empty, only names that end in
     it.
 
-    Of equal steps the one with the plainer name is taken. Half-written ones and copies (`step10.bak`) never match.
+    Of several with the same step, the one with the plainest name is used. Incomplete checkpoints and copies
+    (`step10.bak`) never match.
     `{rank}`, `{local_rank}` and `{node_rank}` in folder and suffix are those of this process. Sizes are checked,
     digests when it is loaded.
 
@@ -272,7 +273,7 @@ def paths_of(pattern: str) -> list[str]:
 def expanded(pattern: str | Path) -> list[Path]:
     """The checkpoints that a glob matches, in the order of their steps; a path without `*`, `?`, `[` or `{` itself.
 
-    `**` matches any folders, `{a,b}` either. Half-written and damaged ones are left out. Else as of `checkpoint_at`.
+    `**` matches any folders, `{a,b}` either. Half-written and damaged ones are left out. Else as in `checkpoint_at`.
 
     Raises:
         FileNotFoundError: it matches none.

@@ -69,7 +69,7 @@ def match_groups(
 
     Args:
         saved: the checkpoint's groups, with the names of their parameters as they are called here.
-        added: as of `describe_added`, of the last of them.
+        added: as in `describe_added`, of the last of them.
         made: how many groups the optimizer was made with; None: it is not known, and no group is removed.
     """
     packed = optimizer.state_dict()["param_groups"]

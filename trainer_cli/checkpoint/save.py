@@ -91,7 +91,7 @@ class SaveJob:
     Args:
         stage: makes the snapshot.
         format: the name of the format, for the manifest.
-        overwrite: as of `Checkpointer.save`.
+        overwrite: as in `Checkpointer.save`.
         arguments: further arguments of the writer.
     """
 
@@ -129,7 +129,7 @@ class SaveJob:
         """Write the files, and commit.
 
         Raises:
-            SaveError: as of `Writer.write`.
+            SaveError: as in `Writer.write`.
         """
         assert self.snapshot is not None
         # Committed here, in the writer thread: a commit that waited for the main thread would come at the end of a step
@@ -306,7 +306,7 @@ class Writer(Protocol):
 
         Args:
             format: the name of the snapshot's format, for the manifest.
-            overwrite: as of `Checkpointer.save`.
+            overwrite: as in `Checkpointer.save`.
             before_commit: called when the files are written, before the manifest is made; an OSError fails the save.
 
         Raises:

@@ -78,10 +78,10 @@ def load_checkpoint(
     """Load what `save_checkpoint` saved; its epoch, and what else is in the checkpoint by name.
 
     Args:
-        path: as of `Checkpointer.load`: local or a URL, also of an archive; `{rank}` is that of this process.
+        path: as in `Checkpointer.load`: local or a URL, also of an archive; `{rank}` is that of this process.
         finetune: load the model alone, also from a checkpoint of another program; the epoch is 0 then.
         strict: refuse parameters that only the model or only the checkpoint has.
-        ignore_keys, key_mapping: as of LoadOptions: what keeps the model's own values, and other names.
+        ignore_keys, key_mapping: as in LoadOptions: what keeps the model's own values, and other names.
 
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or it lacks a part; the part is named.

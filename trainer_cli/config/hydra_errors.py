@@ -75,7 +75,7 @@ def translate_error(
     if match := re.search(r"Error resolving interpolation '([^']+)'", text):
         return _no_interpolation(match[1], lists)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    # Words that are not known, as of a newer Hydra, are passed on with the file read last.
+    # Words that are not known, as with a newer Hydra, are passed on with the file read last.
     message = " ".join(lines) or f"{type(error).__name__} in a defaults list"
     return _wrong(f"cannot compose: {message}", label([*files][-1], search.cwd) if files else None)
 

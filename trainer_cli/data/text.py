@@ -177,7 +177,7 @@ class Sequences:
 
     Args:
         digest_dtype: type of the tokens in the fingerprint; None: that of `tokens`.
-        characters: as of `Windows`.
+        characters: as in `Windows`.
     """
 
     deterministic = True

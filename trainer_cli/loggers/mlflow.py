@@ -60,7 +60,7 @@ class MlflowLogger(Logger):
     after the resumed checkpoint are not sent again if the resume is exact.
 
     Args:
-        tracking_uri: a server, or `sqlite:///FILE`; None: as MLFLOW_TRACKING_URI says.
+        tracking_uri: a server, or `sqlite:///FILE`; None: the value of MLFLOW_TRACKING_URI.
         experiment: name of the experiment, which is created if it does not exist.
         tags: tags of the run.
     """

@@ -45,7 +45,7 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
 _COMPARISON = re.compile(r"\s*([^\s<>=!]+)\s*(>=|<=|==|!=|>|<)\s*(\S+)\s*")
 _NOT_FINITE = re.compile(r"\s*(\S+)\s+is\s+not\s+finite\s*")
 _SKIPPED, _ABORTED = 125, 128
-"""Exit codes of a command that cannot test a step, and from which on it has failed, as of `git bisect run`."""
+"""Exit codes of a command that cannot test a step, and from which on it has failed, as in `git bisect run`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ def _fixed(env: Mapping[str, str]) -> dict[str, str]:
 def _ask(
     control: socket.socket, arguments: Sequence[str], env: Mapping[str, str], *, output: int | None, new_session: bool
 ) -> Forked | None:
-    """Have the server start a process; None if it refuses. `output` is as of `subprocess.Popen`."""
+    """Have the server start a process; None if it refuses. `output` is as in `subprocess.Popen`."""
     request = {
         "arguments": list(arguments),
         "variables": {name: env[name] for name in _VARIABLES if name in env},

@@ -88,7 +88,7 @@ def describe(rule: BestRule) -> str:
 
 
 def modes_of(metrics: Iterable[str], best_metric: str | None, best_mode: str | None) -> dict[str, str]:
-    """The mode, `min` or `max`, of each validation metric whose mode is known; arguments as of `mode_of`."""
+    """The mode, `min` or `max`, of each validation metric whose mode is known; arguments as in `mode_of`."""
     names = filter(is_validation_metric, metrics)
     return {name: mode.value for name in names if (mode := mode_of(name, best_metric, best_mode)) is not None}
 

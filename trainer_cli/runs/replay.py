@@ -126,7 +126,7 @@ def replay(
         callbacks: further callbacks by name, which look at the steps. They are called after the run's own, and must
             change nothing.
         group: the processes that train together, all of which call this with rank 0's plan and config.
-        config_dir: as of `compose_replay`.
+        config_dir: as in `compose_replay`.
         on_built: called with the builder and the data, before the trainer is built.
 
     Raises:
@@ -188,7 +188,7 @@ class _Evidence:
 
 @dataclass(frozen=True, slots=True)
 class _AttemptReplay:
-    """The replay of steps of one attempt. The fields are as of `replay`."""
+    """The replay of steps of one attempt. The fields are as in `replay`."""
 
     plan: ReplayPlan
     composed: Composed

@@ -31,7 +31,7 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     """Log what is trained, the future steps, evaluations and checkpoints; record the last step, and look for space.
 
     Raises:
-        UserError: as of `check_space`.
+        UserError: as in `check_space`.
     """
     checkpoint, loop = trainer.checkpoint, trainer.loop
     assert isinstance(checkpoint, CheckpointerCallback)

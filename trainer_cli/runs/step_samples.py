@@ -4,7 +4,7 @@ read_step_samples(run, first, last)
     the course of the run: the position of each step in its data (`runs/course`)
     the order of the samples, in one of three ways
         computed     an order of `core/order`: from seed, epoch and length alone, without torch
-        keys         an order of the dataset's own, as of a mixture: from the dataset (`runs/run_data`)
+        keys         an order of the dataset's own, as with a mixture: from the dataset (`runs/run_data`)
         walked       a DataLoader of the project: from its sampler, without loading samples (`data/walk_indices`)
     any other loader is replayed: its batches are made, and known by their digests (`runs/replayed_batches`)
 """
@@ -75,7 +75,7 @@ def find_sample(
 
     Args:
         name: its index in the train dataset, or `SOURCE:INDEX` in a mixture.
-        overrides, config_dir: as of `read_step_samples`.
+        overrides, config_dir: as in `read_step_samples`.
 
     Raises:
         UserError: there is no such sample, or the loader tells no indices.

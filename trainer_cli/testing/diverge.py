@@ -134,7 +134,7 @@ def find_divergence(
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """The search for the first difference of two runs. The fields are as of `find_divergence`."""
+    """The search for the first difference of two runs. The fields are as in `find_divergence`."""
 
     runs: tuple[_Run, _Run]
     overrides: Sequence[str]

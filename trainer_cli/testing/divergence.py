@@ -164,7 +164,7 @@ def _aligned(first: Sequence[Moment], second: Sequence[Moment]) -> Iterator[tupl
     while index < len(first) and other < len(second):
         if first[index].samples == second[other].samples:
             yield index, other
-        # A step without samples, as of a batch of weight 0, has a successor with the same number.
+        # A step without samples, as with a batch of weight 0, has a successor with the same number.
         ahead = first[index].samples - second[other].samples
         index, other = index + (ahead <= 0), other + (ahead >= 0)
 

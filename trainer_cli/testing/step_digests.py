@@ -91,7 +91,7 @@ class StepDigests(Callback):
             self._write(trainer)
 
     def on_save_opportunity(self, trainer: Trainer, occasion: Occasion) -> None:
-        # Here and not at the end of the batch: teardowns of other callbacks, as of an average, come later.
+        # Here and not at the end of the batch: teardowns of other callbacks, as with an average, come later.
         progress = trainer.progress
         if progress.step == self._last and not self._has_ended:
             self._has_ended = True

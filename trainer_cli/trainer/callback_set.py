@@ -18,7 +18,7 @@ class CallbackSet:
     """The callbacks by name, their hooks, and the states that they were made with.
 
     Args:
-        callbacks, sparsity, saver: as of `Trainer`.
+        callbacks, sparsity, saver: as in `Trainer`.
 
     Raises:
         UserError: two have the same name, or one is not of its kind.

@@ -123,7 +123,7 @@ def evaluate_all(
     load: LoadOptions,
     loop: ValidationLoop | None,
 ) -> Evaluations:
-    """Evaluate every checkpoint on every loader; arguments as of `Trainer.validate_all`."""
+    """Evaluate every checkpoint on every loader; arguments as in `Trainer.validate_all`."""
     with ExitStack() as stack:
         stack.callback(trainer.requests.clear)
         if not trainer.fitting:

@@ -342,7 +342,7 @@ class GlobalHandle:
 def add_global_callback(callback: Callback) -> GlobalHandle:
     """Add a callback to every trainer from its construction, or its next fit or evaluation, on.
 
-    It is called after a trainer's own callbacks, but before the one that saves, and has a state of its own. Its
+    It is called after a trainer's callbacks, but before the one that saves, and has its own state. Its
     `pre_setup` is called only by trainers made later.
     """
     if not isinstance(callback, Callback):

@@ -63,7 +63,7 @@ class Loading:
     def load_or_start(
         self, ckpt_path: str | Path | Unset | None, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any
     ) -> None:
-        """Bring model, optimizers, schedules and loop to the step at which a fit begins; arguments as of `fit`."""
+        """Bring model, optimizers, schedules and loop to the step at which a fit begins; arguments as in `fit`."""
         trainer = self._trainer
         group, loop = trainer.strategy.group, trainer.loop
         if isinstance(ckpt_path, Unset):

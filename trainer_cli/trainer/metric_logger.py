@@ -89,7 +89,7 @@ def histogram_medium(name: str, values: Any) -> Medium:
 
 
 def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], matrix: bool = False) -> Medium:
-    """A table of rows under the names of their columns; arguments as of `Trainer.log_table`.
+    """A table of rows under the names of their columns; arguments as in `Trainer.log_table`.
 
     Raises:
         UserError: a row has more or fewer values than there are columns, or something else than texts and numbers.

@@ -164,7 +164,7 @@ class Recording:
             self.metric_logger.close()
 
     def end_fit(self, *, writes_rest: bool = True) -> None:
-        """Finalize all callbacks and close all loggers, also after an error in one; arguments as of `close`."""
+        """Finalize all callbacks and close all loggers, also after an error in one; arguments as in `close`."""
         with ExitStack() as stack:
             # Loggers last: a save in flight, which `finalize` waits for, makes durable what was logged before it.
             stack.callback(self.close, writes_rest=writes_rest)

@@ -176,7 +176,7 @@ def make_model(source: nn.Module | Callable[[], nn.Module], optimizer: Any) -> n
 
 
 def refuse_lazy(model: nn.Module) -> None:
-    """Refuse a model with parameters or buffers that have no shape before its first forward, as of nn.LazyLinear.
+    """Refuse a model with parameters or buffers that have no shape before its first forward, as with nn.LazyLinear.
 
     Raises:
         UserError: naming the first of them.
@@ -240,8 +240,8 @@ def name_loggers(loggers: Any, style: str, *, is_main: bool) -> dict[str, Logger
     """The loggers by name, and one that shows metrics on a terminal or in a notebook, unless there is one.
 
     Args:
-        loggers: as of `Trainer`; a mapping with "console" decides itself whether metrics are shown.
-        style: as of `Logging.console`; `auto` shows nothing where stderr is neither a terminal nor a notebook's.
+        loggers: as in `Trainer`; a mapping with "console" decides itself whether metrics are shown.
+        style: as in `Logging.console`; `auto` shows nothing where stderr is neither a terminal nor a notebook's.
     """
     by_name = name_values("loggers", loggers, Logger)
     is_decided = (isinstance(loggers, Mapping) and CONSOLE in loggers) or any(

@@ -289,7 +289,7 @@ class Trainer:
 
         Args:
             ckpt_paths: paths, and globs such as `runs/x/checkpoints/step*`, which are expanded before any work, in the
-                order of steps; None: the present weights; not given: as of `validate`.
+                order of steps; None: the present weights; not given: as in `validate`.
             loop: evaluates each loader; None: those of `TrainingLoop`.
             load: the rules for names; of the states the weights are loaded, and callbacks that evaluate.
 

@@ -86,7 +86,7 @@ class TrainingLoop(Lengths):
 
     @property
     def validation(self) -> ValidationLoop:
-        """Evaluates the loaders without a loop of their own."""
+        """Evaluates the loaders that have no loop of their own."""
         return self.evaluations.validation
 
     @validation.setter

@@ -106,7 +106,7 @@ def _collect(
 def _without_shared_memory(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The `id` of each plain tensor on the CPU whose memory no other of them shares."""
     plain = [tensor for tensor in tensors if type(tensor) in (torch.Tensor, torch.nn.Parameter) and _has_memory(tensor)]
-    # By the memory of their storages: two storages can be made of the same memory, as of an array.
+    # By the memory of their storages: two storages can be made of the same memory, as with an array.
     ranges = sorted((storage.data_ptr(), storage.nbytes(), id(tensor)) for tensor, storage in _storages(plain))
     alone: set[int] = set()
     previous, previous_end = 0, 0

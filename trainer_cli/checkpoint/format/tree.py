@@ -272,7 +272,7 @@ class _Encoder:
         plain = "/".join(key.replace("~", "~0").replace("/", "~1") for key in path)
         plain = plain.encode("utf-8", "replace").decode("utf-8")
         name, serial = plain, 1
-        # Two paths can have the same text, as of the keys 1 and "1".
+        # Two paths can have the same text, as with the keys 1 and "1".
         while name in self.tensors or name == "__metadata__":
             serial += 1
             name = f"{plain}#{serial}"
