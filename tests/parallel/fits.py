@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
-from trainer_cli import Callback, TrainStep
+from trainer_cli import Callback, Digits, TrainStep
 from trainer_cli.parallel import same
 from trainer_cli.parallel.process_group import from_environment
 from trainer_cli.parallel.torch_compat import whole
@@ -94,6 +94,16 @@ class Sums(Callback):
         print(f"SUMS {weights!r} {sum(int(whole(mask).flatten().nonzero().sum()) for mask in masks)}", flush=True)
         if confusion is not None:
             print(f"COUNTS {confusion.counts.sum(1).tolist()}", flush=True)
+
+
+class Outputs(Callback):
+    """Writes what each rank predicts at the end. The last samples are fewer than the ranks."""
+
+    def on_fit_end(self, trainer: Any, loop: Any) -> None:
+        samples = Digits().val
+        rows = trainer.predict([samples[index] for index in range(65)], outputs="logits")
+        text = json.dumps([row["logits"].tolist() for row in rows])
+        (trainer.run_dir / f"outputs{trainer.strategy.group.rank}.json").write_text(text)
 
 
 class Count:

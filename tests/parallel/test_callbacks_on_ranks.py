@@ -54,7 +54,7 @@ SHOWN = [
     "+callbacks.swa={_target_: trainer_cli.SWA, start: 2, every: 1}",
     "+callbacks.skip={_target_: trainer_cli.SkipSamples, samples: 32}",
     "+callbacks.enough={_target_: trainer_cli.ThresholdStopper, metric: val/loss, threshold: 99}",
-    SUMS,
+    SUMS, "+callbacks.outputs={_target_: fits.Outputs}",
 ]  # fmt: skip
 GPT = [
     "experiment=char_gpt", "device=cpu", "data.path=text", "model.layers=1", "model.width=16", "model.heads=2",
@@ -246,6 +246,17 @@ def test_what_callbacks_log_is_of_all_ranks(runs: Path, how: str) -> None:
     for record, devices in zip(last, (1, 2), strict=True):
         share = record["train/throughput/tflops_per_s"] / 2 / devices
         assert record["train/throughput/mfu"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_each_rank_has_the_predictions_of_all(runs: Path, how: str) -> None:
+    one, *both = [
+        json.loads((runs / name / f"shown/outputs{rank}.json").read_text())
+        for name, rank in (("one", 0), (how, 0), (how, 1))
+    ]
+    assert both[0] == both[1]
+    assert len(one) == 65
+    torch.testing.assert_close(torch.tensor(both[0]), torch.tensor(one), rtol=1e-4, atol=1e-5)
 
 
 def test_the_confusion_matrix_counts_the_samples_of_all_ranks(fits: Fits) -> None:

@@ -285,7 +285,7 @@ def test_a_state_can_be_left_out_of_a_load(left: str) -> None:
         "model": torch.equal(state["model"][key], saved["model"][key]),
         "progress": trainer.progress.step == 7,
         "callbacks": key in average and torch.equal(average[key], saved["callbacks"]["EMA"]["average"][key]),
-        "rng": trainer.rng is not None,
+        "rng": trainer.loading.rng is not None,
     }
     assert loaded == {name: name != left and left != "all" for name in loaded}
 

@@ -260,32 +260,21 @@ class _Rows:
     """The rows of consecutive samples, from a first one on."""
 
     def __init__(self, trainer: Trainer, loader: Any, patterns: Sequence[str], sample: int) -> None:
+        from trainer_cli.trainer.predict import RowDivider
+
         self.sample = sample
         """The number of the next sample."""
         self._trainer, self._loader, self._patterns = trainer, loader, patterns
-        self._names: set[str] | None = None
+        self._divider = RowDivider()
 
     def of(self, batches: Iterator[Any]) -> Iterator[dict[str, Any]]:
         """The rows of some batches, in order."""
         from trainer_cli.trainer.predict import predict_batch
 
         for batch in batches:
-            count, outputs = predict_batch(self._trainer, batch, self._loader, self._patterns)
-            self._check_names(set(outputs), count)
-            for index in range(count):
-                yield {"sample": self.sample + index, **{name: values[index] for name, values in outputs.items()}}
-            self.sample += count
-
-    def _check_names(self, names: set[str], count: int) -> None:
-        if self._names is None:
-            self._names = names
-        elif names != self._names:
-            raise UserError(
-                f"{', '.join(sorted(names ^ self._names))}: not in each batch has it a value for each of its samples "
-                f"(here {count})",
-                where="predict.outputs",
-                cure="Name the outputs that are per sample by predict.outputs.",
-            )
+            for row in self._divider.divide(*predict_batch(self._trainer, batch, self._loader, self._patterns)):
+                yield {"sample": self.sample, **row}
+                self.sample += 1
 
 
 def _finish(files: Mapping[str, PredictionFile]) -> None:

@@ -11,6 +11,7 @@ from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_c
 from trainer_cli.trainer.setup import add_by_class, check_type, make_instance, name_values
 
 if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.validation_loop import Evaluations
 
 
@@ -78,9 +79,17 @@ class CallbackSet:
         added = [callback for callback in self._global if callback not in before]
         return {name: callback for name, callback in self.callbacks.items() if callback in added}
 
-    def keep_first_state(self, name: str) -> None:
-        """Copy the state of a callback that is set up. Callbacks have no reset: a fit from step 0 loads this state."""
-        self._first_states[name] = copy.deepcopy(self.callbacks[name].state_dict())
+    def set_up(self, added: Mapping[str, Callback], trainer: Trainer) -> None:
+        """Set up callbacks that `update` has returned."""
+        for callback in added.values():
+            callback.setup(trainer)
+            callback.post_setup(trainer)
+        self.keep_first_states(added)
+
+    def keep_first_states(self, names: Iterable[str]) -> None:
+        """Copy the states of callbacks that are set up. Callbacks have no reset: a fit from step 0 loads these."""
+        for name in names:
+            self._first_states[name] = copy.deepcopy(self.callbacks[name].state_dict())
 
     def load_first_states(self) -> None:
         """Load the states that the callbacks were made with."""

@@ -128,8 +128,8 @@ def evaluate_all(
         stack.callback(trainer.requests.clear)
         if not trainer.fitting:
             stack.enter_context(trainer.recording.opened())
-            stack.enter_context(_finalized(trainer))
-        paths = _find_paths(trainer, ckpt_paths)
+            stack.enter_context(finalized(trainer))
+        paths = find_paths(trainer, ckpt_paths)
         settings = loader_settings(trainer.seed, trainer.device, trainer.strategy.group)
         loaders = name_loaders(val_loaders, settings)
         load = replace(load, states=("model",))
@@ -140,7 +140,7 @@ def evaluate_all(
 
 
 @contextmanager
-def _finalized(trainer: Trainer) -> Iterator[None]:
+def finalized(trainer: Trainer) -> Iterator[None]:
     """Let callbacks clean up after the block; a second error becomes a note of the first."""
     try:
         yield
@@ -151,14 +151,12 @@ def _finalized(trainer: Trainer) -> Iterator[None]:
     trainer.hooks.call_all("finalize")
 
 
-def _find_paths(
-    trainer: Trainer, ckpt_paths: str | Path | Iterable[str | Path | None] | Unset
-) -> Sequence[Path | None]:
+def find_paths(trainer: Trainer, ckpt_paths: str | Path | Iterable[str | Path | None] | Unset) -> Sequence[Path | None]:
     """The checkpoints that are named, globs expanded; None for the present weights."""
     if isinstance(ckpt_paths, Unset):
         newest = trainer.loading.find_newest() if trainer.loading.is_untouched else None
         if newest is not None:
-            log.info("evaluating %s, the newest checkpoint of this run", newest)
+            log.info("using %s, the newest checkpoint of this run", newest)
         return [newest]
     patterns: Iterable[Any] = [ckpt_paths]
     if isinstance(ckpt_paths, Iterable) and not isinstance(ckpt_paths, str):
@@ -213,9 +211,9 @@ def load_checkpoint(trainer: Trainer, path: Path, load: LoadOptions) -> dict[str
 def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | None = None) -> None:
     """Evaluate on the loaders, and let callbacks evaluate; random numbers drawn meanwhile change no training."""
     rng = model_state.capture_rng()
-    if trainer.rng is not None:
+    if trainer.loading.rng is not None:
         # A pending evaluation of an earlier attempt: use the random state that it would have had.
-        model_state.restore_rng(trainer.rng)
+        model_state.restore_rng(trainer.loading.rng)
     try:
         with trainer.modes.evaluating(), exceptions_reported(trainer), ExitStack() as stack:
             trainer.hooks.call("on_enter_validate_all", trainer, stack, due.loaders)

@@ -187,7 +187,7 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     """Undo the steps inside the block: restore all that a checkpoint holds, and buffers. Callbacks are not called."""
     if not trainer.optimizers:
         raise UserError("this trainer has no optimizer, so it cannot train", cure="Give it an optimizer.")
-    rng, training = trainer.rng, trainer.model.training
+    rng, training = trainer.loading.rng, trainer.model.training
     # A copy, because the tensors of a state are the live ones.
     saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
     # Including those that are not persistent, which a checkpoint does not hold.

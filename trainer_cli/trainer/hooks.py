@@ -34,7 +34,9 @@ The loop in pseudo-code, each hook at its place:
             on_after_evaluation(metrics)
             on_save_opportunity(step | final | stop)
         on_fit_end
-    finalize                                         after `validate` and `validate_all`, too
+    finalize                                         after `validate`, `validate_all` and `predict`, too
+
+`predict` calls on_enter_validate_all, and on_before_forward and on_after_forward for each batch.
 
 The hooks from on_before_forward to on_after_scheduler_step are called by the methods of `TrainStep`; a subclass may
 call these in another order, and for each optimizer on its own.

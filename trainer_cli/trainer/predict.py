@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +13,15 @@ import torch
 from torch import Tensor
 
 from trainer_cli.checkpoint import model_state
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.patterns import matches
+from trainer_cli.data.adapt import as_loader
+from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.evaluate import finalized, find_paths, load_checkpoint
+from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metrics import sample_count, to_device
+from trainer_cli.trainer.setup import loader_settings
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -22,17 +30,87 @@ _NOT_OUTPUTS = frozenset({"loss", "weight", "tokens"})
 _RETURN = "Return a mapping from the model's forward, such as {'logits': logits}, with a row for each sample."
 
 
+def predict_all(
+    trainer: Trainer,
+    loader: Any,
+    ckpt_path: str | Path | Unset | None,
+    patterns: str | Sequence[str],
+    load: LoadOptions,
+) -> list[dict[str, Any]]:
+    """The outputs for each sample; arguments as of `Trainer.predict`. Collective."""
+    group = trainer.strategy.group
+    loader = as_loader(loader, shuffle=False, **loader_settings(trainer.seed, trainer.device, group))
+    _refuse_divided(loader, group.data_size)
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    divider = RowDivider()
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        if not trainer.fitting:
+            stack.enter_context(finalized(trainer))
+        stack.enter_context(trainer.logging.shown())
+        if (path := _find_checkpoint(trainer, ckpt_path)) is not None:
+            load_checkpoint(trainer, path, replace(load, states=("model",)))
+        stack.enter_context(predicting(trainer, {"predict": loader}))
+        batches = stack.enter_context(closing(loader.iterate(0)))
+        while True:
+            with group.checking("while predictions were made"):
+                batch = next(batches, None)
+                outputs = None if batch is None else _predict_or_pad(trainer, batch, loader, patterns)
+            # The ranks of a tensor group have the same samples.
+            gathered = group.gather(outputs)[:: group.tensor_size]
+            if all(rank_outputs is None for rank_outputs in gathered):
+                return rows
+            for rank_outputs in gathered:
+                if rank_outputs is not None and rank_outputs[0]:
+                    rows += divider.divide(*rank_outputs)
+
+
+def _refuse_divided(loader: Any, data_size: int) -> None:
+    """Refuse a loader that takes this rank's samples itself: their order is unknown, and samplers repeat some."""
+    if data_size > 1 and not isinstance(loader, Loader | SharedLoader):
+        raise UserError(
+            "predict cannot tell the order of samples that a loader or sampler divides among the ranks itself",
+            cure="Give the dataset, or a loader of all samples: predict divides them.",
+        )
+
+
+def _find_checkpoint(trainer: Trainer, ckpt_path: str | Path | Unset | None) -> Path | None:
+    """The checkpoint to load; None: the present weights."""
+    paths = find_paths(trainer, ckpt_path if isinstance(ckpt_path, Unset) else [ckpt_path])
+    if len(paths) != 1:
+        names = ", ".join("None" if path is None else path.name for path in paths)
+        raise UserError(
+            f"predict uses one checkpoint, and {ckpt_path} names {len(paths)} ({names})",
+            where="ckpt_path",
+            cure="Name one of them, or call predict for each.",
+        )
+    return paths[0]
+
+
+def _predict_or_pad(trainer: Trainer, batch: Any, loader: Any, patterns: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """As of `predict_batch`; of a padding batch no sample, but its forward, which may be collective."""
+    if type(batch) is not PaddingBatch:
+        return predict_batch(trainer, batch, loader, patterns)
+    trainer.step.forward(to_device(batch.batch, trainer.device))
+    return 0, {}
+
+
 @contextmanager
 def predicting(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[None]:
     """Put the model into evaluation mode, with the weights that evaluations see, such as an average of EMA."""
     rng = model_state.capture_rng()
+    modes = [(module, module.training) for module in trainer.model.modules()]
     try:
         with trainer.modes.evaluating(), ExitStack() as stack, torch.no_grad():
             trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
             trainer.model.eval()
+            stack.enter_context(trainer.strategy.evaluation(trainer.model))
             trainer.step.bind_model(trainer)
             yield
     finally:
+        # Module by module: a module that the user put into evaluation mode stays in it.
+        for module, training in modes:
+            module.training = training
         model_state.restore_rng(rng)
 
 
@@ -60,11 +138,33 @@ def predict_batch(trainer: Trainer, batch: Any, loader: Any, patterns: Sequence[
         )
     if not chosen:
         raise UserError(
-            f"predict.outputs is {list(patterns)}, and no output is called so",
+            f"no output is called so: {', '.join(patterns)}",
             where="predict.outputs",
             cure=f"Available: {', '.join(outputs)}.",
         )
     return count, chosen
+
+
+class RowDivider:
+    """Divides the outputs of batches into a row for each sample. All batches must have the same outputs."""
+
+    def __init__(self) -> None:
+        self._names: set[str] | None = None
+
+    def divide(self, count: int, outputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The rows of `count` samples: name -> value.
+
+        Raises:
+            UserError: an earlier batch has other outputs.
+        """
+        self._names = self._names or set(outputs)
+        if different := sorted(self._names ^ set(outputs)):
+            raise UserError(
+                f"{', '.join(different)}: only some batches have a value for each of their samples (here {count})",
+                where="predict.outputs",
+                cure="Select the outputs that have one in each batch.",
+            )
+        return [{name: values[index] for name, values in outputs.items()} for index in range(count)]
 
 
 def _named(raw: Any) -> dict[str, Any]:
@@ -93,7 +193,8 @@ def _length(value: Any) -> int | None:
 
 def _on_host(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach().cpu()
+        # A copy: it may be a view of a larger tensor, or a buffer that the next forward overwrites.
+        return value.detach().to("cpu", copy=True)
     return [_on_host(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from trainer_cli.loggers.base import Logger, Now, RunFacts, in_run_dir
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import JsonlLogger
+from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metric_logger import (
     EVALUATING,
     Medium,
@@ -169,6 +170,16 @@ class Recording:
             # Loggers last: a save in flight, which `finalize` waits for, makes durable what was logged before it.
             stack.callback(self.close, writes_rest=writes_rest)
             stack.callback(self._trainer.hooks.call_all, "finalize")
+
+    def end_failed_fit(self, error: BaseException) -> None:
+        """Let the callbacks know of the error that ended a fit, then end it. A second error becomes a note of it."""
+        # Both run, whatever the other raises.
+        try:
+            with second_to(error):
+                self._trainer.hooks.call_all("on_fit_exception", self._trainer, error)
+        finally:
+            with second_to(error):
+                self.end_fit()
 
     def _write_rest(self) -> None:
         """Pass on what was logged after the last record. What a failed step has logged belongs to that step."""

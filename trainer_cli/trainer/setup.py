@@ -306,13 +306,30 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def reset_optimizer(optimizer: torch.optim.Optimizer, settings: list[dict[str, Any]]) -> None:
-    """Reset an optimizer to these groups and settings, without state or gradients."""
+def reset_model(model: nn.Module, source: Any, seed: int | None) -> None:
+    """Load the first weights into a model; those of a model given as an instance stay.
+
+    Args:
+        source: the class or function that has made the model, or the instance.
+        seed: seeds the generators as before the model was made; None: they are left alone.
+    """
+    if seed is not None:
+        seed_everything(seed)
+    if not isinstance(source, nn.Module):
+        # Into the same tensors, which the optimizers and the compiled forward hold.
+        model.load_state_dict(make_instance(source, nn.Module).state_dict())
+
+
+def reset_optimizers(
+    optimizers: Mapping[str, torch.optim.Optimizer], settings: Mapping[str, list[dict[str, Any]]]
+) -> None:
+    """Reset each optimizer to its groups and settings, without state or gradients."""
     # In place: schedules, steps and compiled code hold the optimizer and its list of groups.
-    optimizer.zero_grad()
-    optimizer.state.clear()
-    del optimizer.param_groups[len(settings) :]
-    for group, first in zip(optimizer.param_groups, settings, strict=True):
-        params = group["params"]
-        group.clear()
-        group.update(params=params, **first)
+    for name, optimizer in optimizers.items():
+        optimizer.zero_grad()
+        optimizer.state.clear()
+        del optimizer.param_groups[len(settings[name]) :]
+        for group, first in zip(optimizer.param_groups, settings[name], strict=True):
+            params = group["params"]
+            group.clear()
+            group.update(params=params, **first)

@@ -91,7 +91,7 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
         loop=trainer.loop.state_dict(),
         callbacks={name: kept for name, callback in trainer.callbacks.items() if (kept := callback.state_dict())},
         # Before the first step of a resume the generators are not restored yet.
-        rng=trainer.rng or model_state.capture_rng(),
+        rng=trainer.loading.rng or model_state.capture_rng(),
     )
     captured = {
         name: capture_optimizer(trainer.model, optimizer, weights, len(trainer.first_settings[name]))

@@ -1,4 +1,4 @@
-"""The trainer: model, optimizer, callbacks and loggers in one object: fit, validate, save and load."""
+"""The trainer: model, optimizer, callbacks and loggers in one object: fit, validate, predict, save and load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer_cli.trainer import setup, state
 from trainer_cli.trainer.callback_set import CallbackSet
 from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
 from trainer_cli.trainer.freezing import Freezing, Patterns
-from trainer_cli.trainer.hooks import Callback, CheckpointSaver, second_to
+from trainer_cli.trainer.hooks import Callback, CheckpointSaver
 from trainer_cli.trainer.loading import UNSET, Loading, Unset, sync_checkpointer
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.metric_logger import MetricLogger
@@ -33,6 +33,7 @@ from trainer_cli.trainer.metrics import SampleCheck
 from trainer_cli.trainer.optimizer_modes import OptimizerModes
 from trainer_cli.trainer.optimizers import make_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
+from trainer_cli.trainer.predict import predict_all
 from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
@@ -157,8 +158,7 @@ class Trainer:
         self._make(optimizer, checked["freeze"], compile)
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
-        for callback_name in self.callbacks:
-            self._callback_set.keep_first_state(callback_name)
+        self._callback_set.keep_first_states(self.callbacks)
 
     def _make(self, optimizer: Any, freeze: Patterns | None, compile: Mapping[str, Any] | None) -> None:
         """Make the model and the optimizers over its parameters."""
@@ -242,13 +242,7 @@ class Trainer:
                 stop = self.loop.run(self, val)
                 self.hooks.call_all("on_fit_end", self, self.loop)
         except BaseException as error:
-            # Both run, whatever the other raises; a second error becomes a note of the first.
-            try:
-                with second_to(error):
-                    self.hooks.call_all("on_fit_exception", self, error)
-            finally:
-                with second_to(error):
-                    self.recording.end_fit()
+            self.recording.end_failed_fit(error)
             raise
         finally:
             self.fitting = False
@@ -298,6 +292,27 @@ class Trainer:
         """
         self._join_global_callbacks()
         return evaluate_all(self, val_loaders, ckpt_paths, load, loop)
+
+    def predict(
+        self,
+        loader: Any,
+        ckpt_path: str | Path | Unset | None = UNSET,
+        *,
+        outputs: str | Sequence[str] = (),
+        load: LoadOptions = WEIGHTS,
+    ) -> list[dict[str, Any]]:
+        """The model's outputs for each sample, in the order of the loader: name -> value, tensors on the CPU.
+
+        Several ranks divide the samples, and each rank returns the rows of all of them. Collective.
+
+        Args:
+            loader: a Dataset, a DataLoader, or a loader of `trainer_cli.data`. A dataset is not shuffled.
+            ckpt_path: whose weights, as of `validate`.
+            outputs: globs of the names of outputs; empty: all that have a value for each sample. A UserError says
+                what the model returned if there is none.
+        """
+        self._join_global_callbacks()
+        return predict_all(self, loader, ckpt_path, outputs, load)
 
     def stop(self, reason: str, *, finished: bool = True, by: Callback | None = None) -> None:
         """Request an end after the current step.
@@ -421,11 +436,6 @@ class Trainer:
         """Whether the training continues from an earlier step."""
         return self.loading.resumed
 
-    @property
-    def rng(self) -> dict[str, Any] | None:
-        """The random state of a loaded checkpoint, until it is restored before the first step."""
-        return self.loading.rng
-
     def train_mode(self) -> None:
         """Put the model into train mode, except for frozen norms."""
         self.model.train()
@@ -477,24 +487,14 @@ class Trainer:
         """Adopt global callbacks that were added or removed since the last fit or evaluation."""
         added = self._callback_set.update()
         self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
-        for name, callback in added.items():
-            callback.setup(self)
-            callback.post_setup(self)
-            self._callback_set.keep_first_state(name)
+        self._callback_set.set_up(added, self)
 
     def _reset(self) -> None:
         """Undo the changes of an earlier fit. A model given as an instance keeps its weights."""
-        if self.seed is not None:
-            setup.seed_everything(self.seed)
-        if not isinstance(self._model_source, nn.Module):
-            # Into the same tensors, which the optimizers and the compiled forward hold.
-            self.model.load_state_dict(setup.make_instance(self._model_source, nn.Module).state_dict())
-        for name, optimizer in self.optimizers.items():
-            setup.reset_optimizer(optimizer, self.first_settings[name])
-        self.schedulers = Schedulers()
-        self.scaler = self.precision.scaler(self.device)
+        setup.reset_model(self.model, self._model_source, self.seed)
+        setup.reset_optimizers(self.optimizers, self.first_settings)
+        self.progress, self.schedulers, self.scaler = Progress(), Schedulers(), self.precision.scaler(self.device)
         self._callback_set.load_first_states()
-        self.progress = Progress()
         self.recording.reset()
         self.loop.reset()
         self.loading.clear()
