@@ -33,6 +33,22 @@ class Stops(PredictionWriter):
         super().write(path, rows)
 
 
+class Nowhere(PredictionWriter):
+    suffix = ".txt"
+
+    def __init__(self, method):
+        self.method = method
+
+    def write(self, path, rows):
+        if self.method == "write":
+            list(rows)
+        else:
+            super().write(path, rows)
+
+    def join(self, parts, path):
+        pass
+
+
 class Numbers(nn.Module):
     def __init__(self, returns):
         super().__init__()
@@ -92,7 +108,7 @@ def test_every_sample_is_predicted_once_in_order_with_the_weights_of_the_checkpo
     with torch.no_grad():
         expected = model((images, torch.zeros(5, dtype=torch.long)))["logits"]
     assert torch.allclose(torch.tensor([row["logits"] for row in predicted[:5]]), expected, atol=1e-6)
-    assert sorted(path.name for path in (place / FOLDER).iterdir()) == ["val.jsonl", "val.predictions.json"]
+    assert sorted(path.name for path in (place / FOLDER).iterdir()) == ["val.jsonl", "val.jsonl.predictions.json"]
 
 
 def test_a_finished_file_is_not_written_again(straight: bytes, place: Path) -> None:
@@ -107,7 +123,7 @@ def test_what_was_interrupted_goes_on_with_the_missing_part(
     command = ["predict", "ckpt=runs/digits_mlp@latest", "predict.folder=cut", "predict.writer={_target_: parts.Stops}"]
     monkeypatch.setenv("STOP", "1")
     assert main(command) == 130
-    parts = place / "cut/step8/.val.parts"
+    parts = place / "cut/step8/.val.jsonl.parts"
     assert [path.name for path in parts.iterdir()] == ["00000000.jsonl"]
     monkeypatch.delenv("STOP")
     assert main(command) == 0
@@ -133,6 +149,7 @@ def test_several_processes_write_the_file_of_one(straight: bytes, place: Path) -
         ("predict.outputs=[labels]", "predict.outputs"),
         ("data.batch_size=64", "config"),
         ("load.ignore_keys=[layers.1.*]", "load"),
+        ("predict.writer={_target_: parts.Stops}", "predict.writer"),
     ],
 )
 def test_parts_that_were_made_otherwise_are_refused(
@@ -200,6 +217,17 @@ def test_outputs_with_a_value_for_each_sample_are_written(
             ["ckpt=runs/digits_mlp@latest", "predict.writer={_target_: trainer_cli.MLP}"],
             "must be a subclass of Predict",
         ),
+        *[
+            (
+                [
+                    "ckpt=runs/digits_mlp@latest",
+                    f"predict.writer={{_target_: parts.Nowhere, method: {method}}}",
+                    f"predict.folder=nowhere_{method}",
+                ],
+                f"Nowhere.{method} has not written the file",
+            )
+            for method in ("write", "join")
+        ],
         (["ckpt=runs/digits_mlp@latest", "predict.foldr=x"], "no key 'predict.foldr'"),
     ],
 )

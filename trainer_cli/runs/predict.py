@@ -174,6 +174,7 @@ class _Experiment:
             "checkpoint": _identify(self.path),
             "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest(),
             "predict.outputs": list(self.composed.config.predict.outputs),
+            "predict.writer": (values.get("predict") or {}).get("writer"),
             "samples": getattr(loader, "length", None),
             "parts": batches,
         }

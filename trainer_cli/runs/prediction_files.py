@@ -33,7 +33,9 @@ class PredictionFile:
 
     def __init__(self, folder: Path, name: str, writer: PredictionWriter, count: int, facts: Mapping[str, Any]) -> None:
         self.path = folder / f"{name}{writer.suffix}"
-        self._parts_folder, self._facts_file = folder / f".{name}{_SUFFIX}", folder / f"{name}.{_FACTS}"
+        # By the name of the file: another writer may write into the same folder.
+        self._parts_folder = folder / f".{self.path.name}{_SUFFIX}"
+        self._facts_file = folder / f"{self.path.name}.{_FACTS}"
         self._writer, self._count = writer, count
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +98,7 @@ class PredictionFile:
         staged = path.with_name(f".tmp.{os.getpid()}.{path.name}")
         try:
             self._writer.write(staged, rows)
+            self._check_written(staged, "write")
             _publish(staged, path)
         except BaseException:
             staged.unlink(missing_ok=True)
@@ -111,10 +114,19 @@ class PredictionFile:
                 return False
             staged = staged_path(self.path)
             self._writer.join(parts, staged)
+            self._check_written(staged, "join")
             _publish(staged, self.path)
             # Only now: a crash before it joins them again.
             shutil.rmtree(self._parts_folder)
             return True
+
+    def _check_written(self, path: Path, method: str) -> None:
+        if not path.is_file():
+            raise UserError(
+                f"{type(self._writer).__name__}.{method} has not written the file that it was called with",
+                where="predict.writer",
+                cure="Write to the argument `path`, whose name is temporary.",
+            )
 
 
 def _publish(staged: Path, path: Path) -> None:
