@@ -120,9 +120,12 @@ def prepare_runs(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
 def run_faulty(cwd: Path, fault: LogFault) -> tuple[Result, list[str]]:
     """Run the command with this fault; returns how it ended, and the calls that change its files."""
     calls = cwd.parent / f"{cwd.name}.calls"
-    arguments = (*fault.arguments, str(calls), "fit", *TRAINING, fault.policy)
+    overrides = (*TRAINING, fault.policy)
+    arguments = (*fault.arguments, str(calls), "fit", *overrides)
     program = Path(faulty_files.__file__)
-    with WarmProcess(warm_server(), arguments, cwd=cwd, env=environment(), program=program) as process:
+    with WarmProcess(
+        warm_server(), arguments, cwd=cwd, env=environment(), program=program, composed=overrides
+    ) as process:
         try:
             out, err = process.communicate(HANG_S)
         finally:

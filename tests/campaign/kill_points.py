@@ -30,11 +30,14 @@ ALL = 1_000_000
 
 def run_mortal(at: int, *arguments: str, cwd: Path, fault: str = "kill") -> Result:
     """Run the command, killed at its change number `at`; 0: never, and the result has the changes."""
+    # With `resume=RUN` the config is that of a run in the current folder.
+    is_shared = arguments[0] == "fit" and not any(argument.startswith("resume=") for argument in arguments)
     with tempfile.TemporaryDirectory() as folder:
         operations = Path(folder, "operations")
         process = warm.WarmProcess(
-            warm_server(), [str(at), fault, str(operations), *arguments], cwd=cwd, env=environment(), program=MORTAL
-        )
+            warm_server(), [str(at), fault, str(operations), *arguments], cwd=cwd, env=environment(), program=MORTAL,
+            composed=arguments[1:] if is_shared else None,
+        )  # fmt: skip
         with process:
             try:
                 out, err = process.communicate(timeout=HANG_S)

@@ -10,28 +10,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from command import train
+
 from campaign.fault_class import FaultClass, Size, Trials
-from campaign.oracle import announced_steps, verdict_of
-from campaign.struck_project import StruckProject, make_struck_project, remove_plan, write_plan
+from campaign.kill_points import count_changes, run_mortal
+from campaign.kills import COMPOSED
+from campaign.oracle import HANG_S, Reference, announced_steps, make_reference, verdict_of
 from campaign.verdict import Outcome, Verdict
 
-CSV = ("+loggers.csv._target_=trainer_cli.CsvLogger",)
-KILL = {"at": "hook", "what": "SIGKILL", "hook": "on_train_batch_end", "step": 23}
-"""Between the checkpoints of steps 16 and 24, after the record of step 20."""
+TRAINING = (
+    "experiment=digits_mlp", "model.hidden=[4]", "loop.max_duration=12", "loop.log_interval=1",
+    "loop.eval_interval=4", "loop.eval_steps=1", "checkpoint.save_interval=4", "checkpoint.save_async=false",
+    "+loggers.csv={_target_: trainer_cli.CsvLogger}", "run_dir=run",
+)  # fmt: skip
+STOPPED_AT, KILLED_AT = 4, 8
+"""Checkpoints. The kill comes before the first change of the second one, after the records of its step."""
 
 
 @contextmanager
 def prepare_torn_logs(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
-    """Train without a fault, and to a kill, after a stop at step 16."""
-    project = make_struck_project(folder, *CSV)
+    """Train without a fault, and to a kill, after a stop at a checkpoint."""
+    reference = make_reference(folder, *TRAINING, disk=COMPOSED)
     killed = folder / "killed"
     killed.mkdir()
-    announced = announced_steps(project.run(killed, "loop.hard_stop=16"))
+    announced = announced_steps(train("fit", *TRAINING, f"loop.hard_stop={STOPPED_AT}", cwd=killed))
     # Written after the checkpoint of that step: only that may a crash tear.
     sizes = {_name(file): file.stat().st_size for file in _logs(killed / "run")}
-    write_plan(killed, KILL)
-    assert project.run(killed).killed
-    remove_plan(killed)
+    shutil.copytree(killed, folder / "resumed")
+    changes = run_mortal(0, "fit", *TRAINING, cwd=folder / "resumed").operations
+    first = next(index for index, change in enumerate(changes) if f"step{KILLED_AT}" in change)
+    assert run_mortal(count_changes(changes[:first]) + 1, "fit", *TRAINING, cwd=killed).killed
     cuts = [
         (file, size) for file in _logs(killed / "run") for size in range(sizes.get(_name(file), 0), file.stat().st_size)
     ]
@@ -42,16 +50,21 @@ def prepare_torn_logs(folder: Path, count: int, _size: Size) -> Iterator[Trials]
         trial = folder / f"trial{number}"
         trial.mkdir()
         shutil.copytree(killed / "run", trial / "run")
-        return go_on_after_cut(project, trial, trial / file.relative_to(killed), size, announced)
+        return go_on_after_cut(reference, trial, trial / file.relative_to(killed), size, announced)
 
     yield Trials(min(count, len(cuts)), run_trial)
 
 
-def go_on_after_cut(project: StruckProject, folder: Path, file: Path, size: int, announced: list[int]) -> Outcome:
+def go_on_after_cut(reference: Reference, folder: Path, file: Path, size: int, announced: list[int]) -> Outcome:
     """Cut a log of a killed run, and let the run go on to its end."""
     os.truncate(file, size)
-    outcome = verdict_of(folder / "run", project.reference, announced, lambda: project.run(folder))
-    if outcome.verdict is Verdict.passed and (changed := _changed_csv(folder / "run", project.reference.run)):
+    outcome = verdict_of(
+        folder / "run",
+        reference,
+        announced,
+        lambda: train("fit", *TRAINING, cwd=folder, disk=COMPOSED, limit_s=HANG_S),
+    )
+    if outcome.verdict is Verdict.passed and (changed := _changed_csv(folder / "run", reference.run)):
         return Outcome(Verdict.lost, f"{file.name} cut at {size}: {changed}", len(announced))
     if outcome.verdict is Verdict.passed:
         shutil.rmtree(folder)

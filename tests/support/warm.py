@@ -92,7 +92,8 @@ class WarmProcess:
     Args:
         program: the file of a program in place of `train`.
         disk: the arguments of the FaultyDisk that holds its checkpoints; `operations` is the file for what was asked
-            of that disk.
+            of that disk. The config is then composed once for all equal commands.
+        composed: for a program that calls `train fit` with these overrides: the config is composed once, too.
         imports: heavy modules that it needs, imported once for all later commands.
     """
 
@@ -110,6 +111,7 @@ class WarmProcess:
         program: Path | None = None,
         disk: Mapping[str, Any] | None = None,
         operations: Path | None = None,
+        composed: Sequence[str] | None = None,
         imports: Sequence[str] = (),
     ) -> None:
         self.args = [str(program or "train"), *arguments]
@@ -129,6 +131,7 @@ class WarmProcess:
             "arguments": list(arguments), "cwd": os.path.abspath(cwd), "env": dict(env), "umask": umask(),
             "new_session": start_new_session, "program": None if program is None else str(program),
             "disk": disk, "operations": str(operations), "imports": list(imports),
+            "composed": composed if disk is None else list(arguments[1:]),
         }  # fmt: skip
         self._status, caller = socket.socketpair()
         with caller:

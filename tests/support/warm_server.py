@@ -72,9 +72,9 @@ class Server:
                     return None
                 for module in request["imports"]:
                     importlib.import_module(module)
-                if request["disk"] is not None:
+                if request["composed"] is not None:
                     # In the parent, so that equal commands share it.
-                    compose_once(tuple(request["arguments"][1:]))
+                    compose_once(tuple(request["composed"]))
                 pid = os.fork()
                 if pid == 0:
                     self._leave()
@@ -139,10 +139,19 @@ def become(request: Mapping[str, Any], streams: list[int], base_path: list[str])
     sys.path[:] = [*filter(None, os.environ.get("PYTHONPATH", "").split(":")), *base_path]
     importlib.invalidate_caches()
     numpy.random.seed()
+    if request["composed"] is not None:
+        composed = compose_once(tuple(request["composed"]))
+        sys.modules["trainer_cli.runs.supervise"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
     if request["program"] is not None:
         sys.argv = [request["program"], *request["arguments"]]
         sys.path.insert(0, os.path.dirname(request["program"]))
-        runpy.run_path(request["program"], run_name="__main__")
+        try:
+            runpy.run_path(request["program"], run_name="__main__")
+        except SystemExit as end:
+            # Returned, so that `leave` ends the process. A message is for the interpreter to print.
+            if isinstance(end.code, str):
+                raise
+            return end.code or 0
         return 0
     entry: Any = sys.modules["trainer_cli.__main__"]
     # A process that multiprocessing spawns imports this one by its name.
@@ -152,8 +161,6 @@ def become(request: Mapping[str, Any], streams: list[int], base_path: list[str])
         code: int = entry.main()
         return code
     disk = put_in(request["disk"])
-    composed = compose_once(tuple(request["arguments"][1:]))
-    sys.modules["trainer_cli.runs.supervise"].compose_fit = lambda *_, **__: composed  # type: ignore[attr-defined]
     code = entry.main()
     with open(request["operations"], "w", encoding="utf-8") as file:
         file.writelines(f"{operation}\n" for operation in disk.operations)
