@@ -28,6 +28,8 @@ class Net:
     def small(cls, depth: int = 1): ...
 class Data:
     def __init__(self, size: int = 4, seed: int = 0): ...
+class Batches:
+    def __init__(self, size: int, batch_size: int): ...
 class Plateau:
     def __init__(self, optimizer, total_steps: int, warmup: int = 0, ratio: float = 0.0, name: str = "a"): ...
 class Saver(CheckpointerCallback): ...
@@ -101,6 +103,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": {**NET, "_recursive_": False}}, "model._recursive_ is not known"),
     ({"model": {**NET, "layers": [NET, {**NET, "width": "x"}]}}, "model.layers.1.width is 'x'"),
     ({"model": {**NET, "inner": {"deep": [{"_target_": "parts.Net"}]}}}, "(model.inner.deep.0._target_, default)"),
+    (
+        {"data": {"_target_": "parts.Batches", "size": 4, "batch_size": 8}},
+        "Batches requires 'batch_size', but data.batch_size is for the loader and is not passed to it (data._target_",
+    ),
+    ({"data": {"_target_": "parts.Batches"}}, "Batches: missing a required argument: 'size' (data._target_, default)"),
     ({"data": {**DATA, "batch_size": 0}}, "data.batch_size is 0, but it must be a whole number of at least 1"),
     ({"data": {**DATA, "drop_last": 1}}, "data.drop_last is 1, but it must be true or false"),
     ({"data": {**DATA, "collate_fn": "parts.jion"}}, "module parts has no 'jion' (data.collate_fn"),

@@ -288,7 +288,19 @@ class _Checker:
         if not is_node(node):
             yield from self._component("data", node)
             return
-        yield from self._component("data", {key: value for key, value in node.items() if key not in DATA_KEYS})
+        target, _ = self._target(node["_target_"], "data._target_")
+        takes = (target is not None and call_parameters(target)) or ()
+        of_loader = [parameter.name for parameter in takes if parameter.required and parameter.name in DATA_KEYS]
+        for key in of_loader:
+            assert target is not None
+            yield ConfigError(
+                f"{_name(target)} requires '{key}', but data.{key} is for the loader and is not passed to it",
+                location="data._target_",
+                code=Code.argument,
+                hint=f"Remove the argument and give datasets, not loaders; or rename it, such as my_{key}.",
+            )
+        arguments = {key: value for key, value in node.items() if key not in DATA_KEYS}
+        yield from self._component("data", arguments, named_elsewhere=of_loader)
         for key, least in _AT_LEAST.items():
             value = node.get(key)
             if key == "batch_size" and is_auto_batch_size(value):
