@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trainer_cli.callbacks.ema import EMA, SWA
     from trainer_cli.callbacks.learning_rate_monitor import BatchSummary, LearningRateMonitor, ParameterTable
     from trainer_cli.callbacks.metrics import ConfusionMatrix, Metrics
+    from trainer_cli.callbacks.momentum_teacher import MomentumTeacher
     from trainer_cli.callbacks.profiling import DurationProfiler, MemoryMonitor, Throughput, TorchProfiler
     from trainer_cli.callbacks.samples import EvalHarness, TextSamples
     from trainer_cli.callbacks.save_checkpoint_state import SaveCheckpointState
@@ -92,6 +93,7 @@ _NAMES = {
     "callbacks.ema": "EMA SWA",
     "callbacks.learning_rate_monitor": "BatchSummary LearningRateMonitor ParameterTable",
     "callbacks.metrics": "ConfusionMatrix Metrics",
+    "callbacks.momentum_teacher": "MomentumTeacher",
     "callbacks.profiling": "DurationProfiler MemoryMonitor Throughput TorchProfiler",
     "callbacks.samples": "EvalHarness TextSamples",
     "callbacks.save_checkpoint_state": "SaveCheckpointState",
@@ -195,6 +197,7 @@ __all__ = [
     "Metrics",
     "Mixture",
     "MlflowLogger",
+    "MomentumTeacher",
     "Norms",
     "NotFiniteError",
     "Packing",

@@ -5,10 +5,9 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
-from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from trainer_cli import Callback, Digits, Trainer
+from trainer_cli import Digits
 
 
 class Views(Dataset[tuple[Tensor, Tensor]]):
@@ -61,15 +60,3 @@ class BYOL(nn.Module):
             of_one, of_other = self.teacher(one), self.teacher(other)
         similar = cosine_similarity(self.predictor(self.student(one)), of_other)
         return (4 - 2 * similar - 2 * cosine_similarity(self.predictor(self.student(other)), of_one)).mean()
-
-
-class MomentumTeacher(Callback):
-    """After each step `teacher` moves towards `student`, both submodules of the model."""
-
-    def __init__(self, momentum: float = 0.99) -> None:
-        self.momentum = momentum
-
-    @torch.no_grad()
-    def on_after_optimizer_step(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer) -> None:
-        teacher, student = trainer.model.teacher, trainer.model.student
-        torch._foreach_lerp_(list(teacher.parameters()), list(student.parameters()), 1 - self.momentum)

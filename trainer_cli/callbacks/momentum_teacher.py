@@ -1,0 +1,78 @@
+"""A part of the model that follows another part by momentum: the teacher of BYOL, DINO, MoCo or Mean Teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer_cli.checkpoint.model_state import clean_name, unwrapped
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.errors import ConfigError
+from trainer_cli.parallel.torch_compat import foreach_lerp_, local
+from trainer_cli.trainer.hooks import Callback
+
+if TYPE_CHECKING:
+    from trainer_cli.trainer.trainer import Trainer
+    from trainer_cli.trainer.training_loop import TrainingLoop
+
+
+class MomentumTeacher(Callback):
+    """After each optimizer step sets `teacher = momentum * teacher + (1 - momentum) * student`, parameter by parameter.
+
+    Both are submodules of the model, so that its checkpoints have them and a resume is exact. The model makes the
+    teacher, usually by `copy.deepcopy(self.student).requires_grad_(False)`. Buffers, such as the statistics of batch
+    norm, are left to the teacher's own forward.
+
+    Args:
+        momentum: how much of the teacher stays at each step.
+        teacher, student: names of the submodules; the student may have further parameters.
+    """
+
+    def __init__(self, momentum: float = 0.99, teacher: str = "teacher", student: str = "student") -> None:
+        if isinstance(momentum, bool) or not 0 <= momentum <= 1:
+            raise ConfigError(f"momentum is {momentum}, but it must be between 0 and 1", location="momentum")
+        self.momentum, self.teacher, self.student = float(momentum), teacher, student
+        self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
+
+    def on_fit_start(
+        self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
+    ) -> None:
+        students = _parameters_of(trainer.model, "student", self.student)
+        self._pairs = ([], [])
+        for name, parameter in _parameters_of(trainer.model, "teacher", self.teacher).items():
+            if parameter.requires_grad:
+                raise ConfigError(
+                    f"MomentumTeacher: {self.teacher}.{name} is trained by the optimizer too",
+                    location="teacher",
+                    hint=f"Call requires_grad_(False) of it in the model, or set freeze=[{self.teacher}.*].",
+                )
+            # The parts of a rank too: they are interpolated, and other shapes might broadcast.
+            if name not in students or local(students[name]).shape != local(parameter).shape:
+                raise ConfigError(
+                    f"MomentumTeacher: {self.teacher}.{name} has no parameter of its name and shape in {self.student}",
+                    location="student",
+                )
+            # Of a sharded parameter this rank's part.
+            self._pairs[0].append(local(parameter))
+            self._pairs[1].append(local(students[name]))
+
+    def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        if trainer.is_step_complete:
+            with torch.no_grad():
+                foreach_lerp_(*self._pairs, 1.0 - self.momentum)
+
+
+def _parameters_of(model: nn.Module, argument: str, name: str) -> dict[str, nn.Parameter]:
+    """The parameters of a submodule, by their names within it."""
+    modules = {clean_name(path): module for path, module in unwrapped(model).named_modules() if path}
+    parameters = {} if name not in modules else {clean_name(key): p for key, p in modules[name].named_parameters()}
+    if not parameters:
+        raise ConfigError(
+            f"MomentumTeacher: the model has no submodule '{name}' with parameters",
+            location=argument,
+            hint=did_you_mean(name, modules).strip() or f"Available: {', '.join([*modules][:8])}.",
+        )
+    return parameters
