@@ -250,7 +250,7 @@ CLASSES = (
         promises="L2 L5",
         counts={Size.quick: 100, Size.full: 800, Size.nightly: 20_000},
         prepare=prepare_files,
-        share=0.5,
+        share=1.5,
     ),
     FaultClass(
         key="corruption_resume",
@@ -259,6 +259,6 @@ CLASSES = (
         promises="L2 L4 L5 L6",
         counts={Size.quick: 10, Size.full: 200, Size.nightly: 1000},
         prepare=prepare_resumes,
-        share=3.0,
+        share=2.5,
     ),
 )

@@ -166,7 +166,7 @@ CLASSES = (
         promises="L1 L2 L5",
         counts={Size.quick: 200, Size.full: 1500, Size.nightly: 10_000},
         prepare=prepare_saves,
-        share=1.0,
+        share=3.5,
     ),
     FaultClass(
         key="io_errors_run",
@@ -176,7 +176,7 @@ CLASSES = (
         promises="L1 L2 L4 L5 L6",
         counts={Size.quick: 16, Size.full: 100, Size.nightly: 10_000},
         prepare=prepare_runs,
-        share=4.0,
+        share=3.0,
         skipped=lambda: None if sys.platform == "linux" else "needs /proc",
     ),
 )

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 
 import machine
+import peers_environment
 from campaign import ROOT, report
 from campaign.classes import MODULES, PEER_MODULES, load_classes
 from campaign.fault_class import FaultClass, Size
@@ -39,6 +40,9 @@ def main() -> int:
             return 2
         report.write(report.read(ROOT), ROOT)
         return 0
+    if args.peers:
+        # Before the time begins: to install the other savers takes minutes.
+        peers_environment.install()
     name, modules = ("contenders", PEER_MODULES) if args.peers else ("train", MODULES)
     size = args.size or (Size.full if args.peers else Size.quick)
     classes = load_classes(modules)

@@ -6,8 +6,10 @@ import atexit
 import json
 import os
 import queue
+import select
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -49,13 +51,17 @@ class Worker:
             cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{TESTS}"},
         )  # fmt: skip
-        self.is_ready = False
+
+    def wait_until_ready(self, until: float) -> None:
+        """Wait until it has imported everything and trained once; RuntimeError if that takes too long or fails."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))
+        if not ready:
+            raise RuntimeError(f"the worker was not ready within {LIMIT_S:.0f} s")
+        self._answer()
 
     def run(self, fault: str, number: int) -> Outcome:
         """One trial, by name of its fault."""
-        if not self.is_ready:
-            self._answer()
-            self.is_ready = True
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([fault, number]) + "\n")
         self._process.stdin.flush()
@@ -79,27 +85,34 @@ class Worker:
         self._folder.cleanup()
 
 
-_workers: dict[str, list[Worker]] = {}
-"""Of the contender whose turn it is: each fault needs the same processes, which take seconds to begin."""
+@cache
+def start_workers(contender: str) -> list[Worker] | str:
+    """The processes of a contender, or why they do not start; kept for all its faults, as each takes seconds to start.
 
-
-def _close_workers() -> None:
-    for workers in _workers.values():
+    They are closed when this process ends.
+    """
+    until = time.monotonic() + LIMIT_S
+    workers = [Worker(contender) for _ in range(_AT_ONCE)]
+    for worker in workers:
+        atexit.register(worker.close)
+    try:
         for worker in workers:
+            worker.wait_until_ready(until)
+    except RuntimeError as error:
+        for worker in workers:
+            atexit.unregister(worker.close)
             worker.close()
-    _workers.clear()
-
-
-atexit.register(_close_workers)
+        return str(error)
+    return workers
 
 
 @contextmanager
 def _prepare(contender: str, fault: str, folder: Path, count: int, size: Size) -> Iterator[Trials]:
-    if contender not in _workers:
-        _close_workers()
-        _workers[contender] = [Worker(contender) for _ in range(_AT_ONCE)]
+    workers = start_workers(contender)
+    if isinstance(workers, str):
+        raise RuntimeError(workers)
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    for worker in _workers[contender]:
+    for worker in workers:
         idle.put(worker)
 
     def run(number: int) -> Outcome:
@@ -143,11 +156,13 @@ def versions() -> dict[str, str]:
     }
 
 
-def _why_missing(contender: str, otherwise: Callable[[], str | None]) -> str | None:
-    peers_environment.install()
+def _why_skipped(contender: str, fault_reason: Callable[[], str | None]) -> str | None:
     if contender not in versions():
         return f"{CONTENDERS[contender]} is not installed"
-    return otherwise()
+    if (reason := fault_reason()) is not None:
+        return reason
+    workers = start_workers(contender)
+    return workers if isinstance(workers, str) else None
 
 
 def _make_class(
@@ -166,7 +181,7 @@ def _make_class(
         promises=promises,
         counts={Size.quick: 2, Size.full: count, Size.nightly: 5 * count},
         prepare=partial(_prepare, contender, fault),
-        skipped=partial(_why_missing, contender, skipped),
+        skipped=partial(_why_skipped, contender, skipped),
         # The processes begin with the first fault.
         share=count + (30 if fault == "stop" else 0),
         contender=contender,

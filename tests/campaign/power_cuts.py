@@ -116,6 +116,6 @@ CLASSES = (
         promises="L1 L2",
         counts={Size.quick: 200, Size.full: 2000, Size.nightly: 20_000},
         prepare=prepare_states,
-        share=1.5,
+        share=4.0,
     ),
 )

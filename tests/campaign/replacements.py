@@ -172,6 +172,6 @@ CLASSES = (
         "L1 L2 L4 L5 L6",
         {Size.quick: 15, Size.full: ALL, Size.nightly: ALL},
         prepare,
-        share=6.0,
+        share=5.0,
     ),
 )

@@ -73,9 +73,10 @@ class Campaign:
     ) -> None:
         """Run trials for `class_s` seconds with the preparation, or half of that after a long one. None starts
         `left_s` seconds after now."""
+        began, before = self.clock(), row["seconds"]
+        # Counted, too: for other savers it starts their processes.
         row["skipped"] = fault.skipped()
         if row["skipped"] is None:
-            began, before = self.clock(), row["seconds"]
             saved = began
 
             def on_trial() -> None:
@@ -99,7 +100,7 @@ class Campaign:
                 except Exception as error:
                     row["trials"]["-1"] = [Verdict.hard_fail, f"not prepared: {describe(error)}", 0, 0.0]
                     row["count"] = 1
-            row["seconds"] = round(before + self.clock() - began, 1)
+        row["seconds"] = round(before + self.clock() - began, 1)
         row["over"] = row["skipped"] is not None or len(row["trials"]) >= row["count"]
         print_progress(fault, row, is_end=True)
 

@@ -106,7 +106,7 @@ CLASSES = (
         promises="L1 L4 L6",
         counts={Size.quick: 2, Size.full: 12, Size.nightly: 200},
         prepare=prepare_slow,
-        share=1.0,
+        share=2.0,
     ),
     FaultClass(
         key="hung_disk",

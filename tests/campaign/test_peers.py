@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,21 @@ def test_every_contender_meets_every_fault() -> None:
     for fault in peers_trials.CLASSES:
         by_title[fault.title].append(fault.contender)
     assert all(names == [*CONTENDERS] for names in by_title.values())
+
+
+def test_a_worker_that_does_not_start_in_time_is_killed_and_its_cells_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_trials, "LIMIT_S", 0.0)
+    monkeypatch.setattr(peers_trials.peers_environment, "install", lambda: sys.executable)
+    monkeypatch.setattr(peers_trials, "versions", lambda: {"torch.save": "torch 2"})
+    cells = [
+        fault
+        for fault in peers_trials.CLASSES
+        if fault.contender == "torch.save" and fault.title in ("no fault", "kill -9")
+    ]
+    peers_trials.start_workers.cache_clear()
+    try:
+        reasons = {fault.skipped() for fault in cells}
+        assert peers_trials.start_workers.cache_info().misses == 1
+    finally:
+        peers_trials.start_workers.cache_clear()
+    assert reasons == {"the worker was not ready within 0 s"}

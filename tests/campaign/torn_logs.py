@@ -98,6 +98,6 @@ CLASSES = (
         promises="L4 L6",
         counts={Size.quick: 6, Size.full: 100, Size.nightly: 1000},
         prepare=prepare_torn_logs,
-        share=2.5,
+        share=2.0,
     ),
 )

@@ -50,6 +50,6 @@ CLASSES = (
         promises="L1 L2 L4 L5 L6",
         counts={Size.quick: 6, Size.full: 18, Size.nightly: 18},
         prepare=prepare_worker_death,
-        share=1.5,
+        share=3.0,
     ),
 )
