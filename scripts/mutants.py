@@ -298,8 +298,8 @@ OF_TRAINER = {
     ),
     "KeyboardInterrupt is no exception of a fit": Mutant(
         "trainer_cli/trainer/trainer.py",
-        "        except BaseException as error:\n            # Both run",
-        "        except Exception as error:\n            # Both run",
+        "except BaseException as error:",
+        "except Exception as error:",
         HOOKS,
     ),
     "KeyboardInterrupt is no exception of an evaluation": Mutant(
