@@ -30,16 +30,12 @@ STATES = ROOT / "faults-results"
 def main() -> int:
     """Run what the arguments name."""
     args = _arguments()
+    if args.render:
+        return _render(ROOT)
     # Warnings of what runs in this process would break the line of progress.
     logging.getLogger().addHandler(logging.NullHandler())
     # As at Ctrl-C, so that what was run is kept and what was started ends.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    if args.render:
-        if not (ROOT / report.RESULTS).exists():
-            print(f"{report.RESULTS} is not there; `scripts/faults full` makes it.")
-            return 2
-        report.write(report.read(ROOT), ROOT)
-        return 0
     if args.peers:
         # Before the time begins: to install the other savers takes minutes.
         peers_environment.install()
@@ -67,6 +63,16 @@ def main() -> int:
     failed = report.failed_trials(ours)
     print("\n".join(failed) or f"{sum(row['trials'] for row in ours['rows'])} trials of `train`: all passed")
     return 1 if failed else 0
+
+
+def _render(root: Path) -> int:
+    """Write the page and the row of the README again from the saved results."""
+    if not (root / report.RESULTS).exists():
+        print(f"{report.RESULTS} is not there; `scripts/faults full` makes it.")
+        return 2
+    report.write(report.read(root), root)
+    print(f"written: {report.PAGE}, {report.README}")
+    return 0
 
 
 def _repeat(classes: list[FaultClass], size: Size, number: int) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from campaign import ROOT, report
+from campaign import ROOT, main, report
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.runner import Campaign
 from campaign.verdict import PASSED, Outcome, Verdict
@@ -173,6 +173,21 @@ def test_the_page_and_the_row_of_the_readme_are_written_again_from_the_saved_res
     assert "\n| a (saver-a 1.2) | 4 PASS |\n| b | 4 PASS |\n" in page
     assert "`scripts/faults full --peers`, 2026-01-02" in page
     assert page.count("What cuts_a does.") == 1
+
+
+def test_render_as_a_command_writes_the_page_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "ROOT", tmp_path)
+    monkeypatch.setattr("sys.argv", ["scripts/faults", "--render"])
+    assert main.main() == 2
+    assert "docs/reliability/results.json is not there" in capsys.readouterr().out
+    for path in (report.RESULTS, report.README):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes((ROOT / path).read_bytes())
+    assert main.main() == 0
+    assert (tmp_path / report.PAGE).read_bytes() == (ROOT / report.PAGE).read_bytes()
+    assert (tmp_path / report.README).read_bytes() == (ROOT / report.README).read_bytes()
 
 
 def test_a_contender_shows_each_verdict_and_why_it_was_not_run(campaign: Campaign) -> None:
