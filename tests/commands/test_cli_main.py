@@ -250,7 +250,7 @@ def test_a_current_folder_that_is_gone_is_one_message(
         folder.rmdir()
         assert (main(argv), main([*argv, "--help"])) == (2, 2 if "=" in argv[0] else 0)
     said = capsys.readouterr().err
-    message = 'Change to another folder, or, if it was made again: cd "$PWD".'
+    message = 'Change to another folder, or, if it was recreated: cd "$PWD".'
     assert said.startswith(f"error: the current folder no longer exists\n  --> /folder/gone\nhelp: {message}\n")
     assert "Traceback" not in said
 

@@ -122,11 +122,11 @@ CASES = {
     ),
     "a stream that forgets": (
         evidence(Kind.batch, "batch[0]", facts=STREAM),
-        ("batch[0]", "Stream gives other samples when it goes on where state_dict()", "Give it in state_dict() of"),
+        ("batch[0]", "gives other samples when it continues from its state_dict()", "Give it in state_dict() of"),
     ),
     "a stream from its beginning": (
         evidence(Kind.batch, "batch[0]", facts={**STREAM, "stateful": False}),
-        ("batch[0]", "Stream gives other samples when it goes on from its beginning", "each time it is iterated"),
+        ("batch[0]", "Stream gives other samples when it continues from its beginning", "each time it is iterated"),
     ),
     "a loader with a memory": (
         evidence(Kind.evaluation, "batch of val[0]", facts={**SEEDED, "loader": "Shuffled"}),

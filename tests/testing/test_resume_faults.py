@@ -145,7 +145,7 @@ class AheadData(Data):
 """,
         ("data._target_=parts.AheadData",),
         "batch[0]",
-        "Ahead gives other samples when it goes on where state_dict() of it says that it stood",
+        "Ahead gives other samples when it continues from its state_dict()",
         "Give it in state_dict() of the dataset",
     ),
     "a dataset that is random at construction, unseeded": Fault(
@@ -217,7 +217,7 @@ class Kept(Data):
 """,
         ("data._target_=parts.Kept", "~data.batch_size"),
         "batch[0]",
-        "the persistent workers of DataLoader go on with their random numbers",
+        "the persistent workers of DataLoader keep their random generators",
         "Give it persistent_workers=False",
     ),
 }

@@ -73,7 +73,7 @@ class Copier:
         """
         self.retention.rules, self._begun_at = source_retention.rules, step
         self._opened, self._abandoned, self._reported = False, False, False
-        # The numbers go on from the resumed checkpoint, and from copies whose originals were removed.
+        # Numbering continues from the resumed checkpoint, and from copies whose originals were removed.
         before = (entry for entry in source_retention.own() if entry.step <= step)
         self._number = max((_number(entry.manifest) for entry in before), default=0)
         try:

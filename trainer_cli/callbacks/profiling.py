@@ -136,7 +136,7 @@ class TorchProfiler(Callback):
     `trace-step{N}-rank{R}.json`.
 
     Args:
-        wait, warmup, active: steps that are passed over, that are recorded and dropped, and that are recorded.
+        wait, warmup, active: numbers of steps that are skipped, recorded and dropped, and recorded.
         repeat: how often; 0: to the end of the run.
         skip_first: steps of this process before all that.
         folder: where traces are written, relative to the run directory.

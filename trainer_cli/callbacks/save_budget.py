@@ -52,8 +52,8 @@ class SaveBudget:
 
         Steps are taken to last as long as those since the newest save.
         """
-        cost, made = self.cost(), progress.step - self._step
+        cost, steps_since = self.cost(), progress.step - self._step
         steps = 1
-        if cost is not None and made > 0:
-            steps = steps_until(cost.wait_s(budget), (progress.seconds - self._seconds) / made)
+        if cost is not None and steps_since > 0:
+            steps = steps_until(cost.wait_s(budget), (progress.seconds - self._seconds) / steps_since)
         return progress.step + steps if latest is None else min(latest, progress.step + steps)

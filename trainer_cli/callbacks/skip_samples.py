@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class SkipSamples(Callback):
     """Passes over the next `samples` samples when a training begins, or is resumed.
 
-    Samples are passed over once: a later resume passes over what `samples` was raised by. They make no steps, so the
+    Samples are skipped once: a later resume skips only what `samples` was raised by. They make no steps, so the
     training is as long as without. It needs a loader that counts samples, such as one over a map-style dataset.
     """
 
@@ -37,7 +37,7 @@ class SkipSamples(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        # Only what was not yet passed over: a resume has counted the rest.
+        # Only what was not yet skipped: a resume has counted the rest.
         more, self._skipped = self.samples - self._skipped, max(self.samples, self._skipped)
         if more <= 0:
             return
@@ -51,7 +51,7 @@ class SkipSamples(Callback):
         loop.pass_over(trainer, trainer.progress.epoch + epochs, batch, samples)
 
     def state_dict(self) -> dict[str, Any]:
-        """How many samples were passed over."""
+        """How many samples were skipped."""
         return {"skipped": self._skipped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

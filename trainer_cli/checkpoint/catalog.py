@@ -139,17 +139,17 @@ class Catalog:
             settled = {name: settled[name] for name in names if name in settled}
             for name in gone:
                 _read_in(self.folder).pop(name, None)
-        others: list[Entry] = []
+        unsettled: list[Entry] = []
         for name in names:
             if name in settled:
                 continue
             entry = None if name in self._doubtful else self._glance(name)
             entry = self._look(name, settled.keys()) if entry is None else entry
             if entry is not None:
-                others.append(entry)
-        self._settled = {**settled, **{entry.name: entry for entry in others if entry.valid and not entry.pinned}}
+                unsettled.append(entry)
+        self._settled = {**settled, **{entry.name: entry for entry in unsettled if entry.valid and not entry.pinned}}
         self._doubtful = self._doubtful.intersection(names) - self._settled.keys()
-        return _by_step([*settled.values(), *others])
+        return _by_step([*settled.values(), *unsettled])
 
     def look_again(self, names: Iterable[str]) -> bool:
         """Look at these remembered checkpoints now. Returns whether one has changed, and is listed anew next time."""
@@ -169,9 +169,9 @@ class Catalog:
                 if entry is not None and (entry.manifest is None or run_id in (None, entry.manifest.run_id)):
                     yield entry
 
-    def entry(self, name: str, known: Collection[str] = ()) -> Entry:
-        """The checkpoint of that name, or the copy; `known` as in `Storage.names`."""
-        manifest, problem = examine(self.storage, name, known)
+    def entry(self, name: str, earlier: Collection[str] = ()) -> Entry:
+        """The checkpoint of that name, or the copy; `earlier` as in `Storage.names`."""
+        manifest, problem = examine(self.storage, name, earlier)
         try:
             pinned = self.storage.is_pinned(name)
         except OSError as error:
@@ -215,10 +215,10 @@ class Catalog:
         _read_in(self.folder)[name] = id, entry
         return entry
 
-    def _look(self, name: str, known: Collection[str] = ()) -> Entry | None:
+    def _look(self, name: str, earlier: Collection[str] = ()) -> Entry | None:
         """The entry of a folder; None if it does not exist, has neither a checkpoint's name nor a manifest, is a copy,
         or was replayed."""
-        entry = self.entry(name, known)
+        entry = self.entry(name, earlier)
         is_other = entry.problem == PARTIAL and parse_step(name) is None
         return None if is_other or entry.is_copy or entry.is_replayed or entry.problem == GONE else entry
 
@@ -253,19 +253,19 @@ def _parsed(data: bytes) -> Manifest:
     return Manifest.parse(data)
 
 
-def examine(storage: Storage, name: str, known: Collection[str] = ()) -> tuple[Manifest | None, str | None]:
+def examine(storage: Storage, name: str, earlier: Collection[str] = ()) -> tuple[Manifest | None, str | None]:
     """The manifest of a checkpoint, and what is wrong with it, its files or their sizes.
 
     A problem counts only if the manifest is the same before and after: a removal in between looks like damage.
 
     Args:
-        known: as in `Storage.names`.
+        earlier: as in `Storage.names`.
     """
     try:
         while True:
             data = storage.peek(name, MANIFEST_FILE)
             manifest, problem = (
-                _without_manifest(storage, name, known) if data is None else _with_manifest(storage, name, data)
+                _without_manifest(storage, name, earlier) if data is None else _with_manifest(storage, name, data)
             )
             # Read again: a save or a removal in between shows up as another manifest.
             if problem is None or storage.peek(name, MANIFEST_FILE) == data:
@@ -288,10 +288,10 @@ def _with_manifest(storage: Storage, name: str, data: bytes) -> tuple[Manifest |
     return manifest, None
 
 
-def _without_manifest(storage: Storage, name: str, known: Collection[str]) -> tuple[None, str]:
+def _without_manifest(storage: Storage, name: str, earlier: Collection[str]) -> tuple[None, str]:
     if any(file.startswith(REMOVED_PREFIX) for file in storage.sizes(name)):
         return None, REMOVING
-    return None, PARTIAL if name in storage.names(known) else GONE
+    return None, PARTIAL if name in storage.names(earlier) else GONE
 
 
 _LISTED = 20

@@ -234,20 +234,20 @@ class Checkpointer:
         path = self.locate(path)
         (arguments,) = arguments_of_parts("load", kwargs, reader=self.reader.read)
         # Not removed before the state is filled: files are read a second time, into live tensors.
-        with ExitStack() as held:
+        with ExitStack() as locks:
             if state_dict is None:
-                return LoadedState(move_tensors(self._read_as_rank(path, None, arguments, held), default_map_location))
+                return LoadedState(move_tensors(self._read_as_rank(path, None, arguments, locks), default_map_location))
             live = LiveTensors(state_dict)
             if (targets := targets_in(state_dict)) is not None:
                 arguments["targets"] = targets
             # No subclass: its `read` may change tensors, and these are filled only afterwards.
             elif type(self.reader) is CheckpointReader:
                 arguments["live"] = live
-            tree = self._read_as_rank(path, list(state_dict), arguments, held)
+            tree = self._read_as_rank(path, list(state_dict), arguments, locks)
             return load_into(state_dict, tree, str(path.absolute()), default_map_location, live, strict=strict)
 
     def _read_as_rank(
-        self, path: str | Path, only: Collection[str] | None, arguments: Mapping[str, Any], held: ExitStack
+        self, path: str | Path, only: Collection[str] | None, arguments: Mapping[str, Any], locks: ExitStack
     ) -> dict[str, Any]:
         """Read what this rank saved; without a group given, as a rank of torch's default group."""
         ranks = default_ranks()
@@ -258,7 +258,7 @@ class Checkpointer:
             self.reader.sharded = ShardedFormat(ranks.rank, ranks.world_size)
         storage, name = self._split(path)
         with errors_of_reading(storage, name):
-            folder = held.enter_context(storage.reading(name))
+            folder = locks.enter_context(storage.reading(name))
             tree = self.reader.read(folder, read_valid_manifest(storage, name), only=only, **arguments)
         if not tree.get(RANKS, True):
             del tree[RANKS]  # One process saved it.

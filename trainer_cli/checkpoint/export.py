@@ -32,13 +32,13 @@ def merged_lora(weights: Weights, where: str) -> dict[str, torch.Tensor]:
         raise CheckpointError("the checkpoint has no LoRA adapters", where=where)
     result = dict(weights)
     for layer in layers:
-        own = {name.removeprefix(f"{layer}."): result.pop(name) for name in weights if name.startswith(f"{layer}.")}
-        factor, transposed = own[SCALING].tolist()
+        tensors = {name.removeprefix(f"{layer}."): result.pop(name) for name in weights if name.startswith(f"{layer}.")}
+        factor, transposed = tensors[SCALING].tolist()
         # In 32 bits, so that the sum is rounded once, at its end.
-        product = own["lora_B.default.weight"].float() @ own["lora_A.default.weight"].float() * factor
-        base = own["base_layer.weight"]
-        own["base_layer.weight"] = (base.float() + (product.T if transposed else product)).to(base.dtype)
-        result |= {f"{layer}.{name[11:]}": value for name, value in own.items() if name.startswith("base_layer.")}
+        product = tensors["lora_B.default.weight"].float() @ tensors["lora_A.default.weight"].float() * factor
+        base = tensors["base_layer.weight"]
+        tensors["base_layer.weight"] = (base.float() + (product.T if transposed else product)).to(base.dtype)
+        result |= {f"{layer}.{name[11:]}": value for name, value in tensors.items() if name.startswith("base_layer.")}
     return result
 
 

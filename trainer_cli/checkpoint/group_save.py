@@ -150,7 +150,7 @@ class GroupSave(SaveJob):
                     error = self._name_checkpoint(raised)
                     first = _first_failure([_failure_of(error)])
             self._stack.close()
-        # The others must not go on before it is known whether the checkpoint exists.
+        # The others must not continue before it is known whether the checkpoint exists.
         self._raise_failure(self.group.broadcast(first), error)
         if self.group.is_main:
             self.caller.on_committed(self)

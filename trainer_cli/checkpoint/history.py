@@ -126,14 +126,14 @@ def last_spent(lines: Iterable[bytes], since: float) -> Spent | None:
 
 def notes(lines: Iterable[bytes], since: float) -> list[tuple[float, int, Spent]]:
     """Unix time, step and what was noted, of each save at unix time `since` or later."""
-    found: list[tuple[float, int, Spent]] = []
+    saves: list[tuple[float, int, Spent]] = []
     for line in lines:
         try:
             event = json.loads(line)
             if event["event"] == SAVED and float(event["time"]) >= since and "time_s" in event:
                 time_s, kept_s = read_seconds(event["time_s"]), float(event["kept_s"])
                 if time_s is not None:
-                    found.append((float(event["time"]), int(event["step"]), Spent(time_s, kept_s)))
+                    saves.append((float(event["time"]), int(event["step"]), Spent(time_s, kept_s)))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-    return found
+    return saves

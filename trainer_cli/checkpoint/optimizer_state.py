@@ -43,10 +43,10 @@ def names_of(model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Opt
 
 
 def describe_added(
-    model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Optimizer, made: int | None
+    model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Optimizer, configured_count: int | None
 ) -> list[list[str]]:
-    """Of each group beyond the `made` first ones: the names of its parameters that are not trained."""
-    if made is None:
+    """Of each group beyond the first `configured_count`: the names of its parameters that are not trained."""
+    if configured_count is None:
         return []
     return [
         [
@@ -54,7 +54,7 @@ def describe_added(
             for parameter in group["params"]
             if parameter in model_names and not parameter.requires_grad
         ]
-        for group in optimizer.param_groups[made:]
+        for group in optimizer.param_groups[configured_count:]
     ]
 
 
@@ -63,19 +63,19 @@ def match_groups(
     optimizer: torch.optim.Optimizer,
     saved: Sequence[Mapping[str, Any]],
     added: Sequence[Sequence[str]],
-    made: int | None,
+    configured_count: int | None,
 ) -> Groups:
     """The groups to load a checkpoint into; nothing is changed before `change` is called.
 
     Args:
         saved: the checkpoint's groups, with the names of their parameters as they are called here.
         added: as in `describe_added`, of the last of them.
-        made: how many groups the optimizer was made with; None: it is not known, and no group is removed.
+        configured_count: how many groups the optimizer was made with; None: it is not known, and no group is removed.
     """
     packed = optimizer.state_dict()["param_groups"]
     names = names_of(model_names, optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if made is not None and made <= len(saved) < len(packed):
+    if configured_count is not None and configured_count <= len(saved) < len(packed):
         return _without(optimizer, packed, names, parameters, len(saved))
     by_name = {name: parameter for parameter, name in model_names.items()}
     missing = saved[len(packed) :]
@@ -138,7 +138,7 @@ def capture_optimizer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     evaluated: Container[nn.Parameter] = (),
-    made: int | None = None,
+    configured_count: int | None = None,
 ) -> dict[str, Any]:
     """The optimizer's state by parameter name, and its groups with their settings.
 
@@ -148,7 +148,7 @@ def capture_optimizer(
     Args:
         evaluated: parameters of which the model's state holds the weights to evaluate; those that are trained are kept
             with the optimizer's state.
-        made: how many groups the optimizer was made with: a load makes the others again.
+        configured_count: how many groups the optimizer was made with: a load makes the others again.
     """
     model_names = parameter_names(model)
     names = names_of(model_names, optimizer)
@@ -165,7 +165,7 @@ def capture_optimizer(
         # A parameter without state was never stepped: its trained and its evaluated weights are one.
         if parameter in evaluated and name in tree["state"]:
             tree["state"][name][_TRAINED] = parameter.detach()
-    if added := describe_added(model_names, optimizer, made):
+    if added := describe_added(model_names, optimizer, configured_count):
         tree[ADDED] = added
     if other := {key: kept for key, kept in kept_of.items() if not isinstance(key, int)}:
         tree["other"] = other
@@ -198,8 +198,8 @@ def fit_optimizer(
     every_name = set(model_names.values())
     in_model = {name: plain_name(new, every_name) for name, new in renamed.items()}
     saved_groups = [{**group, "params": [in_model[name] for name in group["params"]]} for group in state["groups"]]
-    made = None if configured is None else len(configured)
-    live_groups = match_groups(model_names, optimizer, saved_groups, state.get(ADDED, ()), made)
+    configured_count = None if configured is None else len(configured)
+    live_groups = match_groups(model_names, optimizer, saved_groups, state.get(ADDED, ()), configured_count)
     names, live = live_groups.names, live_groups.packed
     live_set = set(names)
     new_name = {name: plain_name(new, live_set) for name, new in renamed.items()}

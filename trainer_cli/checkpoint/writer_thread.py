@@ -86,7 +86,7 @@ def run_now(job: Job) -> Future[None]:
 
 
 def report_failure(where: str, written: Future[None]) -> None:
-    """Log the failure of a save that nobody waits for."""
+    """Log the failure of a save that no caller waits for."""
     if (error := written.exception()) is not None:
         logger.error("the checkpoint %s was not saved: %s", where, error)
 

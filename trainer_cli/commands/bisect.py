@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Search, and print the step, its samples, and the commands that look closer."""
     overrides = list(args.overrides)
     if args.command is not None and args.condition is not None and not _is_condition(args.condition):
-        # With a command the first override stands in the place of the condition.
+        # With a command the first override is parsed as the condition.
         overrides.insert(0, args.condition)
         args.condition = None
     if (args.condition is None) == (args.command is None):
@@ -70,17 +70,17 @@ def run(args: argparse.Namespace) -> int:
     bisection = Bisection(
         args.run_dir, condition, args.command, overrides=overrides, config_dir=args.config_dir, show=show
     )
-    found = bisection.find(args.first, args.last)
-    samples = _samples_of(args.run_dir, found.step, overrides, args.config_dir)
+    change = bisection.find(args.first, args.last)
+    samples = _samples_of(args.run_dir, change.step, overrides, args.config_dir)
     run_name = shlex.quote(str(args.run_dir))
-    commands = [f"train replay {run_name} {found.step}", f"train data {run_name} {found.step} --show"]
+    commands = [f"train replay {run_name} {change.step}", f"train data {run_name} {change.step} --show"]
     if args.json:
-        facts = {**asdict(found), "tests": [asdict(tested) for tested in tests]}
+        facts = {**asdict(change), "tests": [asdict(tested) for tested in tests]}
         print_json({**facts, "samples": None if samples is None else as_dict(samples), "commands": commands})
         return int(ExitCode.DONE)
-    what = args.condition or "the condition"
-    count = "1 evaluation" if found.evaluations == 1 else f"{found.evaluations} evaluations"
-    print(f"\n{what}: not at step {found.step - 1}, but at step {found.step} ({count})")
+    condition_text = args.condition or "the condition"
+    count = "1 evaluation" if change.evaluations == 1 else f"{change.evaluations} evaluations"
+    print(f"\n{condition_text}: not at step {change.step - 1}, but at step {change.step} ({count})")
     if samples is not None:
         print("\n".join(lines_of(samples)))
     print("\n  ".join(["next:", *commands]))

@@ -82,8 +82,8 @@ def leftovers_in(runs: Sequence[RunDir]) -> dict[Path, str]:
     """The folders of runs that no save, removal or replay needs -> what each holds."""
     folders: dict[Path, str] = {}
     for run in runs:
-        beside = {run.replayed_folder / name: what for name, what in LEFTOVERS.items()}
-        folders |= {folder: what for folder, what in beside.items() if folder.is_dir()}
+        beside = {run.replayed_folder / name: content for name, content in LEFTOVERS.items()}
+        folders |= {folder: content for folder, content in beside.items() if folder.is_dir()}
         if (storage := _storage_of(run)) is not None:
             folders |= {
                 storage.root / name: "what a killed save or a failed removal left" for name in storage.leftovers()

@@ -23,7 +23,7 @@ EXAMPLES = """examples:
   train data runs/digits --find 12        the steps that used sample 12, or will use it
 
 Nothing is trained. `--show` also loads the samples, as the training did: shapes and values, texts, and images as PNG
-files. Of a loader that tells no indices, such as one over an IterableDataset, the batches are made again.
+files. If a loader has no indices, such as one over an IterableDataset, its batches are computed again.
 """
 
 
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the samples of the steps, or the steps of a sample."""
     overrides = list(args.overrides)
     if args.steps is not None and "=" in args.steps:
-        # Without a step the first override stands in its place.
+        # Without a step the first override is parsed as the step.
         overrides.insert(0, args.steps)
         args.steps = None
     if args.steps is None and args.find is None:

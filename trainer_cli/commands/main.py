@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        # Only for the command itself: a program that calls main() goes on afterwards.
+        # Only for the command itself: a program that calls main() continues afterwards.
         atexit.register(_at_exit)
     try:
         code = _dispatch(arguments)
@@ -219,7 +219,7 @@ def _refuse_missing_folder() -> None:
     try:
         os.getcwd()
     except FileNotFoundError:
-        cure = 'Change to another folder, or, if it was made again: cd "$PWD".'
+        cure = 'Change to another folder, or, if it was recreated: cd "$PWD".'
         raise UserError("the current folder no longer exists", where=os.environ.get("PWD"), cure=cure) from None
 
 

@@ -33,8 +33,9 @@ EXAMPLES = """examples:
   train replay runs/digits 437 callbacks=norms     with a callback, whose output is in RUN/replayed
   train replay runs/digits 437 --keep              write its state to RUN/replayed/step437
 
-The steps from the newest checkpoint before are made again. Every record on the way is compared with metrics.jsonl, and
-every kept checkpoint with the state. Exit code 0: all are equal, bit for bit. 1: some are not; the first is printed.
+The steps since the newest earlier checkpoint are computed again. Every record on the way is compared with
+metrics.jsonl, and every kept checkpoint with the state. Exit code 0: all are equal, bit for bit. 1: some are not; the
+first is printed.
 """
 _STEPS = re.compile(r"(?:step)?(\d+)(?:\.\.(?:step)?(\d+))?")
 _OF_BATCH = ("rank", "samples", "batch", "sample_losses")
@@ -177,7 +178,7 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
 
 
 def _read_samples(args: argparse.Namespace, steps: Collection[int]) -> dict[int, StepSamples]:
-    """The samples of the steps; without those that cannot be told from the order of the data alone."""
+    """The samples of the steps; without those that are unknown from the order of the data alone."""
     if not steps:
         return {}
     from trainer_cli.runs.step_samples import data_overrides, read_step_samples

@@ -82,7 +82,7 @@ function logTicks(low, high, count) {
   return inside.length > 1 ? inside : linearTicks(low, high, count);
 }
 
-// Maps values from low to high on pixels. A constant stands in the middle, with its value as the only tick.
+// Maps values from low to high on pixels. A constant is in the middle, with its value as the only tick.
 function scaleOf(low, high, start, end, isLog, count) {
   if (!Number.isFinite(low)) [low, high] = isLog ? [1, 10] : [0, 1];
   const constant = low === high;

@@ -34,15 +34,15 @@ def media(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Block]
         file = record.path / MEDIA_FILE
         try:
             status = os.stat(file)
-            found = _read_media(file, status.st_size, status.st_mtime_ns)
+            media = _read_media(file, status.st_size, status.st_mtime_ns)
         except OSError:
             continue
-        if found and shown < _MOST_RUNS:
+        if media and shown < _MOST_RUNS:
             shown += 1
-            yield {"kind": "media", "title": "" if len(records) == 1 else name, "media": found}
+            yield {"kind": "media", "title": "" if len(records) == 1 else name, "media": media}
 
 
-# Cached, because a live page is made again whenever another file of the run has changed.
+# Cached, because a live page is rendered again whenever another file of the run has changed.
 @lru_cache(maxsize=8)
 def _read_media(file: Path, size_bytes: int, changed_ns: int) -> list[Block]:
     """The media by name, each with what it shows at some steps."""

@@ -77,7 +77,7 @@ def sections(
         ("Attempts", _attempts(records, names)),
         ("Environment", _environment(records, names)),
     ]
-    # What is read first stands first: the environment is wanted once in a hundred times.
+    # In the order of interest: the environment is rarely needed.
     return [{"title": title, "blocks": blocks} for title, content in candidates if (blocks := list(content))]
 
 

@@ -67,9 +67,9 @@ def parameter_axis(label: str, texts: Sequence[str]) -> Block:
     numbers = _numbers(texts)
     if numbers is None:
         distinct = sorted(set(texts), key=_natural)
-        places = {text: place for place, text in enumerate(distinct)}
-        ticks = {str(place): text for text, place in places.items()}
-        return {"label": label, "values": [places[text] for text in texts], "ticks": ticks}
+        positions = {text: position for position, text in enumerate(distinct)}
+        ticks = {str(position): text for text, position in positions.items()}
+        return {"label": label, "values": [positions[text] for text in texts], "ticks": ticks}
     is_log = min(numbers) > 0 and max(numbers) / min(numbers) >= _LOG_RATIO
     # Learning rates from 1e-5 to 1e-1 would be one point on a linear axis.
     values = _rounded([math.log10(number) for number in numbers] if is_log else numbers)

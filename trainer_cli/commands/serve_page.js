@@ -119,6 +119,6 @@ for (const [text, choose] of [["show all", () => overview.table.runs], ["none", 
 }
 addEventListener("hashchange", () => { shownVersion = null; scrollTo(0, 0); refresh(); });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
-// Nothing is asked for while nobody looks.
+// No requests while the page is hidden.
 setInterval(() => { if (!document.hidden) refresh(); }, EVERY_MS);
 refresh();

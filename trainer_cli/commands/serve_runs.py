@@ -118,9 +118,9 @@ class ServedRuns:
 
     def _chosen(self, numbers: Sequence[int], now: float) -> Iterator[tuple[ServedRun, RunRecord]]:
         # By number: no part of a request becomes a path.
-        known = {run.number: run for run in self._runs.values()}
-        for chosen in dict.fromkeys(numbers):
-            run = known.get(chosen)
+        by_number = {run.number: run for run in self._runs.values()}
+        for number in dict.fromkeys(numbers):
+            run = by_number.get(number)
             record = run.record(now) if run is not None else None
             if run is not None and record is not None:
                 yield run, record

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     for number in stopping():
         signal.signal(number, signal.SIG_IGN)
     store = serve_store()
-    # Torch may log each request, and nobody reads it from here on: a full pipe would stop the store.
+    # Torch may log each request, and the pipe is not read from here on: a full pipe would stop the store.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     print(store.port, flush=True)
     sys.stdin.buffer.read()

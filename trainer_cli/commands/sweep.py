@@ -405,7 +405,7 @@ class Sweep:
         try:
             write_csv(file, rows)
         except OSError as error:
-            # Not raised: the jobs go on without the table. A full disk they report themselves.
+            # Not raised: the jobs continue without the table, and report a full disk themselves.
             log.error("%s could not be written: %s", file, error)
 
 

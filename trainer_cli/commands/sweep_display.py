@@ -117,7 +117,7 @@ class SweepDisplay:
         try:
             self._lines.draw(self.text(seconds, self._lines.columns, self._lines.rows))
         except OSError:
-            # The terminal is gone, and the jobs go on.
+            # The terminal is gone, and the jobs continue.
             return
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ class _Validation:
                 key_path = (*path, name)
                 mistake = unknown_key_error(key_path, [*known_fields], self._provenance.within(key_path))
                 self.mistakes.append(self._misplaced(key_path, mistake))
-        # Only what is right: the dataclass fills in its default for the rest, and the checks go on.
+        # Only what is right: the dataclass fills in its default for the rest, and the checks continue.
         converted: dict[str, Any] = {}
         for name, config_field in known_fields.items():
             if name not in values:

@@ -179,7 +179,7 @@ def merge_into(config: DictConfig, values: Mapping[Any, Any], package: str) -> s
     long_lists: _LongLists = []
     shorter = _without_long_lists(values, (), long_lists)
     try:
-        # The new nodes belong to nobody else, and need no copy.
+        # The new nodes are not shared, and need no copy.
         with flag_override(config, "no_deepcopy_set_nodes", True):
             config.merge_with(create(shorter))
         # A list replaces what it is merged into, so that it is empty now.

@@ -70,7 +70,7 @@ def _check_format(config: TrainConfig, world_size: int) -> None:
     # A CheckpointerCallback under `callbacks` overrides the section.
     subclass = config.callbacks.get(SAVER) or {}
     format = subclass.get("format", config.checkpoint.format)
-    if world_size > 1 and format in [known for known in CheckpointFormat if known.one_process]:
+    if world_size > 1 and format in [choice for choice in CheckpointFormat if choice.one_process]:
         raise ConfigError(
             f"checkpoint.format is {format}, which saves the state of one process, and there are {world_size}",
             location="checkpoint.format",

@@ -43,9 +43,9 @@ class Shortage:
     """Whether not even two saves fit. Otherwise the disk fills up later."""
 
 
-def files_of_checkpoint(world_size: int, others: int) -> int:
-    """Number of files of a checkpoint, with its folder: tensors and state of each rank, the manifest, `others`."""
-    return 2 * world_size + others + 2
+def files_of_checkpoint(world_size: int, other_files: int) -> int:
+    """Number of files of a checkpoint, with its folder: tensors and state of each rank, the manifest, `other_files`."""
+    return 2 * world_size + other_files + 2
 
 
 def why_no_room(needed: NeededSpace, free: FreeSpace) -> str | None:

@@ -24,7 +24,7 @@ class Activity(StrEnum):
     """Waiting for a batch."""
     evaluation = "evaluation"
     saving = "saving"
-    """The training stands still for a save; what a thread writes meanwhile does not count."""
+    """Training waits for a save; what a thread writes in the background does not count."""
 
 
 LOST = "lost"
@@ -50,10 +50,10 @@ def compute_goodput(seconds: Seconds) -> float | None:
     return round(seconds.get(Activity.training, 0.0) / total_s, 4) if total_s > 0 else None
 
 
-def complete_killed(known: Seconds, lasted_s: float) -> dict[str, float]:
-    """The seconds of an attempt that was killed after `lasted_s` seconds: all beyond what is known was training."""
-    rest_s = max(0.0, lasted_s - sum(known.values()))
-    seconds = {**dict.fromkeys(map(str, Activity), 0.0), **known}
+def complete_killed(recorded: Seconds, lasted_s: float) -> dict[str, float]:
+    """The seconds of an attempt that was killed after `lasted_s` seconds: all beyond what is recorded was training."""
+    rest_s = max(0.0, lasted_s - sum(recorded.values()))
+    seconds = {**dict.fromkeys(map(str, Activity), 0.0), **recorded}
     return {**seconds, Activity.training.value: round(seconds[Activity.training] + rest_s, 3)}
 
 
@@ -76,7 +76,7 @@ def best_interval_s(save_s: float, between_failures_s: float) -> float:
     (1974): the square root of twice the product.
 
     Args:
-        save_s: how long the training stands still for a save.
+        save_s: how long training waits for a save.
         between_failures_s: mean time between two failures.
     """
     ratio = save_s / (2 * between_failures_s)
@@ -86,7 +86,7 @@ def best_interval_s(save_s: float, between_failures_s: float) -> float:
 
 
 def lost_share(interval_s: float, save_s: float, between_failures_s: float) -> float:
-    """Expected share of time that goes to saves, and to steps that are made again, at an interval of saves.
+    """Expected share of time that goes to saves, and to repeated steps, at an interval of saves.
 
     An approximation for failures that are rare beside the interval: 1.0 is all time, where they are not.
     """

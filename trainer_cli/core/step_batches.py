@@ -59,7 +59,7 @@ class EpochLayout:
         return self._counts(start).at(step)
 
     def pass_over(self, at: Progress, samples: int) -> Progress:
-        """The position after samples that are passed over, as `SkipSamples` does."""
+        """The position after skipped samples, as for `SkipSamples`."""
         # An epoch may be cut by the limit on batches.
         epoch_samples = min(self.length, self.epoch_batches * self.per_batch)
         epochs, position = divmod(at.epoch_samples + samples, epoch_samples)

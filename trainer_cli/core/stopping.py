@@ -111,7 +111,7 @@ def decide_restart(ended: Ended, *, failures: int, most: int, backoff_s: float) 
         return Verdict(None, why, failures)
     if exception := next((name for name in _REPEATABLE if ended.reason.startswith(name)), None):
         return Verdict(None, f"a restart does not fix an {exception}", failures)
-    # Progress begins the count anew: a run that fails once a day may go on for ever.
+    # Progress resets the count: a run that fails once a day may be restarted for ever.
     failures = 1 if ended.progressed else failures + 1
     if failures > most:
         return Verdict(None, f"{failures} failures in a row without progress", failures)

@@ -43,7 +43,7 @@ class Fetcher:
     """Makes the batches of a DataLoader without workers. It is the dataset of another one, whose samples are batches.
 
     Until the dataset or its collate_fn draws from python's or numpy's generator, these are not seeded. The first batch
-    that draws from them is made again.
+    that draws from them is created again.
     """
 
     seed = 0

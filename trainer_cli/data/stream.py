@@ -340,6 +340,6 @@ class StreamSource:
         if self.epochs:
             self.epochs.set(request.epoch)
         if self.stateful:
-            # A copy, because the dataset may go on to use the loaded objects.
+            # A copy, because the dataset may continue to use the loaded objects.
             self.dataset.load_state_dict(copy.deepcopy(request.start))
         self._iterator = iter(self.dataset)

@@ -90,8 +90,8 @@ class _Lines:
 
     def _speed(self, record: Record) -> Iterator[str]:
         """The rate, as logged or measured over the last minute, and the remaining time."""
-        known = self._facts.now() if self._facts.now else Now(record.step)
-        now = replace(known, step=record.step, samples=record.samples or 0, activity="")
+        latest = self._facts.now() if self._facts.now else Now(record.step)
+        now = replace(latest, step=record.step, samples=record.samples or 0, activity="")
         self._pace.read(now, record.time)
         rate, unit = (record.metrics[RATE_KEY], "samples") if RATE_KEY in record.metrics else self._pace.rate
         if rate:

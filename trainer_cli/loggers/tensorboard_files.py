@@ -162,7 +162,7 @@ def cut_back(
                     dropped_bytes += stop - start
                 at = stop
         if dropped_bytes:
-            # The digest is of bytes that have moved: it is made again.
+            # The bytes have moved, so their digest is computed again.
             end.end = end.before_newest = replace(mark, size_bytes=mark.size_bytes - dropped_bytes, digest="")
         yield at, mark.size_bytes
         for start, stop, record in _read_records(path, mark.size_bytes):

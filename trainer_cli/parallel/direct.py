@@ -129,18 +129,18 @@ class DirectSums:
             connection.close()
 
 
-def _receive(connection: socket.socket, own: bytes) -> bytes:
+def _receive(connection: socket.socket, sent: bytes) -> bytes:
     """Receive another rank's message, which has the header of this rank's."""
     message = b""
-    while len(message) < len(own):
-        received = connection.recv(len(own) - len(message))
+    while len(message) < len(sent):
+        received = connection.recv(len(sent) - len(message))
         if not received:
             raise ConnectionError("Connection closed by peer")
         message += received
         # At once: the rest of a shorter message would be the beginning of the next one.
-        if len(message) >= _HEADER.size and message[: _HEADER.size] != own[: _HEADER.size]:
-            here, there = _shown(own), _shown(message)
-            raise RuntimeError(f"the ranks add different tensors: {here} on this rank, {there} on another")
+        if len(message) >= _HEADER.size and message[: _HEADER.size] != sent[: _HEADER.size]:
+            local, remote = _shown(sent), _shown(message)
+            raise RuntimeError(f"the ranks add different tensors: {local} on this rank, {remote} on another")
     return message
 
 

@@ -268,8 +268,8 @@ def _bucket_limits(model: nn.Module) -> list[int]:
             sizes.append(0)
     if len(sizes) == 1 or sizes[-1] >= _SMALLEST_BUCKET:
         return list(_BUCKETS_MIB)
-    first, others = _BUCKETS_MIB
-    return [*[first, *[others] * len(sizes)][: len(sizes) - 2], _UNLIMITED_MIB]
+    first_mib, later = _BUCKETS_MIB
+    return [*[first_mib, *[later] * len(sizes)][: len(sizes) - 2], _UNLIMITED_MIB]
 
 
 @contextmanager

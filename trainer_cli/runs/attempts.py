@@ -122,7 +122,7 @@ def read_history(path: Path) -> RunHistory:
         records = [record for record in records if int(record.get("step") or 0) <= replaced_after]
         attempts = [attempt for attempt in attempts if attempt not in later]
     beginnings = beginnings_of(attempts)
-    entries = [(entry, place) for entry, place in kept if is_on_course(entry, beginnings)]
+    entries = [(entry, path) for entry, path in kept if is_on_course(entry, beginnings)]
     if number is not None:
         entries = [pair for pair in entries if pair[0].manifest is not None and pair[0].manifest.attempt <= number]
     return RunHistory(run, attempts, entries, records, is_whole=number is None)

@@ -4,7 +4,7 @@
     the kept checkpoints between these two, by bisection
     the steps between two of these, by bisection: each is replayed from the step before that is known
 
-Each evaluated step is written into `RUN/replayed/bisect`, so that a search that was interrupted goes on. Of the
+Each evaluated step is written into `RUN/replayed/bisect`, so that an interrupted search continues. Of the
 checkpoints that a search replays only those around the step stay.
 """
 

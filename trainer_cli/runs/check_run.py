@@ -50,7 +50,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class RunCheck:
-    """What was made again of a run, and of what the run is made."""
+    """Outcomes of the replayed stretches of a run, and facts about the run."""
 
     run: Path
     stretches: Sequence[Stretch]

@@ -1,7 +1,7 @@
 """The course of a run: from which position of its data each attempt has trained which steps, and with which settings.
 
 It is computed from the stored configs, the attempts and the manifests of checkpoints, without torch. Checkpoints hold
-the position after their step, so they confirm the arithmetic, and tell where data was passed over.
+the position after their step, so they confirm the arithmetic, and show where data was skipped.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Stretch:
     start: Progress
     """The position before its first step, in batches of `layout`."""
     last_step: int | None
-    """None: the course goes on after the last step of the run."""
+    """None: the course continues after the last step of the run."""
     settings: Settings
     layout: EpochLayout
     doubt: str | None = None
@@ -153,11 +153,11 @@ def read_records(path: Path) -> RunRecords:
     if not config:
         raise RunDirectoryError(f"{run.config_file} cannot be read")
     try:
-        kept = [(entry, place) for entry, place in kept_entries(run) if _progress(entry) is not None]
+        kept = [(entry, folder) for entry, folder in kept_entries(run) if _progress(entry) is not None]
     except (OSError, CheckpointError) as error:
         log.warning("the checkpoints of %s cannot be listed: %s", path, error)
         kept = []
-    checkpoints, paths = [entry for entry, _ in kept], {entry.step: place for entry, place in kept}
+    checkpoints, paths = [entry for entry, _ in kept], {entry.step: folder for entry, folder in kept}
     attempts = _attempts(run, config, checkpoints, paths)
     record, summary = _last_record(run), run.read_summary()
     if number is not None:
@@ -367,7 +367,7 @@ class Course:
                 yield previous
 
     def _trust_assumed_settings(self) -> None:
-        """Remove the doubt about an attempt of unknown settings if the next one goes on at the computed position."""
+        """Remove the doubt about an attempt of unknown settings if the next one continues at the computed position."""
         following = dict(pairwise(dict.fromkeys(stretch.attempt for stretch in self.stretches)))
         self.stretches = [
             replace(stretch, doubt=None)
@@ -398,7 +398,7 @@ class Course:
         return replace(progress, epoch_samples=progress.batch * world_size)
 
     def _split(self, stretch: Stretch) -> Iterator[Stretch]:
-        """Divide the stretch of an attempt where its checkpoints show that data was passed over."""
+        """Divide the stretch of an attempt where its checkpoints show that data was skipped."""
         begin = stretch.start.step
         for entry in self.records.checkpoints:
             assert entry.manifest is not None
@@ -412,9 +412,9 @@ class Course:
                 if stretch.start.step == begin:
                     self._agreeing.add(stretch.attempt)
                 # From here on the checkpoint is known to be right.
-                known = replace(stretch, last_step=entry.step)
+                verified = replace(stretch, last_step=entry.step)
                 stretch = replace(stretch, start=stretch.layout.enter(saved))
-                yield known
+                yield verified
                 continue
             yield self._after_jump(stretch, entry.step, saved)
             stretch = replace(stretch, start=stretch.layout.enter(saved), doubt=None)
@@ -461,7 +461,9 @@ def check_step(records: RunRecords, step: int) -> None:
             cure="Name that run.",
         )
     # A summary that was lost knows only the attempts since.
-    if step <= (known := min(attempt.start_step for attempt in records.attempts)):
-        raise UserError(f"{path} knows its attempts from step {known} on, so how step {step} was trained is unknown")
+    if step <= (first_known := min(attempt.start_step for attempt in records.attempts)):
+        raise UserError(
+            f"{path} knows its attempts from step {first_known} on, so how step {step} was trained is unknown"
+        )
     if records.end is not None and step > records.end:
         raise UserError(f"step {step} is after the end of {path}, which is step {records.end}")

@@ -172,21 +172,21 @@ def _test_rates(composed: Composed, group: ProcessGroup, start: Start) -> Decisi
     if (fork := fork_of(composed, start)) is not None:
         trainer.loading.load(fork, load_options(config.load), (), data.train)
     largest = max(float(entry["lr"]) for optimizer in trainer.optimizers.values() for entry in optimizer.param_groups)
-    found = find_learning_rate(trainer, data.train)
-    if found.suggestion is None:
+    result = find_learning_rate(trainer, data.train)
+    if result.suggestion is None:
         raise UserError(
-            f"the range test found no learning rate: after {len(found.rates)} steps the loss was not finite, or four "
+            f"the range test found no learning rate: after {len(result.rates)} steps the loss was not finite, or four "
             "times its minimum",
             where=LR,
             cure="Set a number.",
         )
     # Rates are those of the group with the largest; two digits are as exact as the test.
-    value = float(f"{found.suggestion / largest:.2g}")
-    rates = [rate / largest for rate in found.rates]
+    value = float(f"{result.suggestion / largest:.2g}")
+    rates = [rate / largest for rate in result.rates]
     reason = (
         f"the loss fell fastest there, in a range test of {len(rates)} steps from {rates[0]:.2g} to {rates[-1]:.2g}"
     )
-    return Decision(value, reason, {"rates": rates, "losses": found.losses})
+    return Decision(value, reason, {"rates": rates, "losses": result.losses})
 
 
 _DECIDERS = {BATCH_SIZE: _decide_batch_size, LR: _decide_rate}

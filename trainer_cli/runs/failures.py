@@ -21,7 +21,7 @@ _SMALLEST_SAVE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class SaveTime:
-    """For how long the training stands still for a save, and how long a step takes."""
+    """How long training waits for a save, and how long a step takes."""
 
     save_s: float
     source: str
@@ -39,7 +39,7 @@ class BestInterval:
     interval_s: float
     steps: int | None
     lost_share: float
-    """Expected share of the time that goes to saves, and to steps that are made again."""
+    """Expected share of the time that goes to saves, and to repeated steps."""
 
 
 def find_best_interval(

@@ -204,9 +204,9 @@ def _open_run(
 ) -> None:
     """Create the directory of a new run, and record the config and the new attempt."""
     config, run = composed.config, start.run
-    places = composed.provenance.collect_sources(to_plain(composed.raw))
-    places |= {key: f"auto: {decision.reason}" for key, decision in decisions.items()}
-    places |= {key: place for key, place in run.read_provenance().items() if key in start.stored_values}
+    sources = composed.provenance.collect_sources(to_plain(composed.raw))
+    sources |= {key: f"auto: {decision.reason}" for key, decision in decisions.items()}
+    sources |= {key: source for key, source in run.read_provenance().items() if key in start.stored_values}
     facts = _environment(composed, trainer)
     differs_until = None if start.is_new else find_differing_end(composed, start, trainer, data.train, facts)
     if start.is_new:
@@ -215,7 +215,7 @@ def _open_run(
                 stored_config(composed, start.run_id),
                 composed.overrides,
                 {"run_id": start.run_id, **facts},
-                places=places,
+                places=sources,
                 with_checkpoints=start.entry is not None,
             )
         )
@@ -236,7 +236,7 @@ def _open_run(
         # Entered before the write, so that it also undoes a partial one.
         stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
         # After the summary says `running`: with a longer config the run must not be read as finished.
-        run.write_config(stored_config(composed, start.run_id), composed.overrides, places)
+        run.write_config(stored_config(composed, start.run_id), composed.overrides, sources)
     write_decisions(run, decisions)
 
 
@@ -417,10 +417,10 @@ def _summarize_metrics(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, float]]:
     """The best and the newest values of the run's metrics; empty, with an error logged, if they cannot be read."""
     loggers = [logger for logger in trainer.loggers.values() if isinstance(logger, JsonlLogger)]
-    known = (logger.metric_ranges(run.metrics_file) for logger in loggers)
+    logged_ranges = (logger.metric_ranges(run.metrics_file) for logger in loggers)
     try:
         # The file is read only if another program has changed it, or the training failed before it was opened.
-        ranges = next((ranges for ranges in known if ranges is not None), None)
+        ranges = next((ranges for ranges in logged_ranges if ranges is not None), None)
         ranges = read_ranges(run.metrics_file) if ranges is None else ranges
     except OSError as error:
         log.error("%s could not be read: %s", run.metrics_file, error.strerror)

@@ -370,22 +370,22 @@ class _Server:
 
         Closes the socket of the report instead if it may not fork.
         """
-        own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        child_end, parent_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             pid = os.fork() if _may_fork() else None
         except OSError:
             pid = None
         if pid == 0:
-            other.close()
+            parent_end.close()
             self._leave()
-            return own
-        own.close()
+            return child_end
+        child_end.close()
         if pid is None:
-            other.close()
+            parent_end.close()
             report.close()
             return None
-        self._forks.add(other)
-        self._selector.register(other, selectors.EVENT_READ)
+        self._forks.add(parent_end)
+        self._selector.register(parent_end, selectors.EVENT_READ)
         self._running[pid] = report
         with contextlib.suppress(OSError):
             report.send(_NUMBER.pack(pid))

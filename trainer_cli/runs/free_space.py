@@ -59,9 +59,9 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
         for tensor in tiny:
             tensor.grad = torch.zeros_like(tensor)
         settings = {**group, **dict.fromkeys(IMPLEMENTATIONS, False)}
-        known = {key: value for key, value in settings.items() if key in optimizer.defaults}
+        accepted = {key: value for key, value in settings.items() if key in optimizer.defaults}
         try:
-            copy = type(optimizer)([{**known, "params": tiny}])  # type: ignore[call-arg]
+            copy = type(optimizer)([{**accepted, "params": tiny}])  # type: ignore[call-arg]
             # As in the trainer: torch's wrapper of `step` imports the compiler, half of the time to the first step.
             step_lightly(copy)
             copy.step()

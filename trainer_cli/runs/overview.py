@@ -89,7 +89,7 @@ def _data(trainer: Trainer, data: Data) -> str:
 def why_on_cpu(
     setting: str, device: torch.device, visible: str | None, gpu_devices: Sequence[Path] = _GPU_DEVICES
 ) -> str | None:
-    """Why a machine with a GPU trains on the CPU, although nobody has chosen that; None otherwise.
+    """Why a machine with a GPU trains on the CPU, although the CPU was not chosen; None otherwise.
 
     Args:
         setting: the value of `device` in the config.

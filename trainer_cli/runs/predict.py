@@ -83,7 +83,7 @@ def predict(
     patterns = [command.ckpt] if isinstance(command.ckpt, str) else command.ckpt
     provide_steps(patterns, replays=replays, config_dir=config_dir)
     settings["sections"] = EVALUATED
-    others = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
+    other_overrides = [override for override in overrides if not override.lstrip("+").startswith("ckpt=")]
     with Holds() as holds:
         selection, removed = select_held(patterns, holds)
         for path, problem in {**selection.skipped, **dict.fromkeys(removed, "it was removed")}.items():
@@ -93,7 +93,7 @@ def predict(
         folders = _folders(selection.paths)
         for path in selection.paths:
             with naming_project(run_that_saved(path), config_dir):
-                experiment = _Experiment(path, others, settings, command, allow_pickle=allow_pickle)
+                experiment = _Experiment(path, other_overrides, settings, command, allow_pickle=allow_pickle)
                 experiment.predict(folders[path], ranks)
     return ExitCode.NO_CHECKPOINT if selection.damaged else ExitCode.DONE
 

@@ -1,6 +1,6 @@
 """Whether the steps that a resume makes again have the values that an earlier attempt has logged for them.
 
-A service such as W&B cannot remove records. If a resume is exact, those it has of steps that are made again are equal,
+A service such as W&B cannot remove records. If a resume is exact, those that it has of repeated steps are equal,
 and are not sent again. Where in doubt the answer is no: the records are then sent twice.
 """
 
@@ -37,7 +37,7 @@ def find_differing_end(
 
 
 def repeats_steps(attempts: Iterable[Mapping[str, Any]], start_step: int) -> bool:
-    """Whether the records of steps after `start_step`, of all earlier attempts, are those that will be made again.
+    """Whether the steps after `start_step` have the same records as in all earlier attempts.
 
     Args:
         attempts: all, with the present one.

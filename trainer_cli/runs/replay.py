@@ -122,7 +122,7 @@ def replay(
         composed: of `compose_replay`.
         keep: steps whose state is written into `RUN/replayed`, unless a record up to it differs.
             Where source, versions, device or config are not those of the run, a record or a kept checkpoint has to show
-            that its numbers are; if the first is later than the last step, the replay goes on up to it.
+            that its numbers are; if the first is later than the last step, the replay continues up to it.
         callbacks: further callbacks by name, which look at the steps. They are called after the run's own, and must
             change nothing.
         group: the processes that train together, all of which call this with rank 0's plan and config.
@@ -178,9 +178,9 @@ class _Evidence:
     def last_step(self, keep: Collection[int]) -> int:
         """The step to end at: the last of the plan, or a later one that settles a doubt about a state to keep."""
         plan = self.plan
-        wanted = [step for step in keep if plan.start_step < step <= plan.last]
+        steps_to_keep = [step for step in keep if plan.start_step < step <= plan.last]
         is_compared = self.comparison.steps(self.first, plan.last) or any(step <= plan.last for step in plan.kept)
-        if not self.doubts or not wanted or is_compared:
+        if not self.doubts or not steps_to_keep or is_compared:
             return plan.last
         later = [*self.comparison.steps(plan.last, plan.end)[:1], *(step for step in plan.kept if step > plan.last)]
         return min(later, default=plan.last)
@@ -234,7 +234,7 @@ class _AttemptReplay:
                     data.train, data.val, path, load=load, keep_settings=_changed_settings(plan, composed)
                 )
             except NotFiniteError as error:
-                # Of a fit it says how to go on with the run.
+                # For a fit it states how to continue the run.
                 words = f"{shlex.quote(str(plan.run))} {trainer.progress.step}"
                 error.cure = f"`train data {words} --show` shows the samples of its last step."
                 raise

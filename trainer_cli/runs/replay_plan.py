@@ -41,7 +41,7 @@ _MOST_RATES = 50
 
 @dataclass(frozen=True, slots=True)
 class ReplayPlan:
-    """Which steps are made again, and from where."""
+    """Which steps are computed again, and from which state."""
 
     run: Path
     run_id: str
@@ -106,7 +106,7 @@ def plan_replay(
     Args:
         run: the directory of a run, or `RUN@attempt2`: the run as that attempt left it.
         last: the last step to make.
-        first: the first step of which more than the resulting state is wanted, so that it is made again even if its
+        first: the first step of which more than the resulting state is wanted, so that it is computed again even if its
             checkpoint was kept; by default none is.
         from_replayed: whether the replay may begin with a checkpoint that was replayed itself.
         verify: whether every byte of the checkpoint to begin with is read; else its sizes alone are checked.
@@ -160,7 +160,7 @@ class _Planner:
             attempt=attempt,
             config=self.history.config_of(attempt),
             reference=self._reference_of(attempt, start_step),
-            kept={entry.step: place for entry, place in self.history.entries if start_step < entry.step <= end},
+            kept={entry.step: path for entry, path in self.history.entries if start_step < entry.step <= end},
             end=end,
             seconds=_estimate_s(self.history.records, 0 if start is None else start[0].step, last),
             before=before,
@@ -260,7 +260,7 @@ def _check_step(history: RunHistory, step: int) -> int:
     """Refuse a step that the run has not made; the last step that it has recorded or saved."""
     path, reached = history.path, history.reached
     if history.is_whole and history.run.is_locked():
-        # Its records go on while it is replayed, and its next checkpoint may not come.
+        # It may log records while it is replayed, and its next checkpoint may not come.
         if step > reached:
             raise UserError(
                 f"{path} is being trained, and its newest checkpoint is of step {reached}: step {step} cannot be "

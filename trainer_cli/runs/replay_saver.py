@@ -103,9 +103,9 @@ class ReplaySaver(Callback):
 
     def _compare(self, trainer: Trainer, path: Path) -> None:
         """Find the first part of the state that differs from a kept checkpoint on some rank. Collective."""
-        with ExitStack() as held:
+        with ExitStack() as locks:
             # The run may be in training: its retention removes nothing that rank 0 holds.
-            if trainer.strategy.group.on_main(lambda: _hold(path, held)):
+            if trainer.strategy.group.on_main(lambda: _hold(path, locks)):
                 self.states[trainer.progress.step] = self._first_difference(trainer, trainer.loading.read_state(path))
             else:
                 log.info("%s has been removed meanwhile, so it is not compared", path)
@@ -167,10 +167,10 @@ class ReplaySaver(Callback):
         storage.fsync_names()
 
 
-def _hold(path: Path, held: ExitStack) -> bool:
+def _hold(path: Path, locks: ExitStack) -> bool:
     """Keep a checkpoint from being removed. Returns False if it is no longer there."""
     try:
-        held.enter_context(catalog_of(path.parent).storage.reading(path.name))
+        locks.enter_context(catalog_of(path.parent).storage.reading(path.name))
     except FileNotFoundError:
         return False
     return True

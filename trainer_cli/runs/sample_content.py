@@ -74,11 +74,11 @@ def lines_of_content(value: Any, name: str = "") -> Iterator[str]:
 
 def _of_array(tensor: torch.Tensor) -> str:
     tensor = tensor.detach().cpu()
-    what = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+    description = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
     if tensor.numel() <= _MOST_VALUES:
-        return f"{what} {tensor.tolist()}"
+        return f"{description} {tensor.tolist()}"
     if tensor.is_complex():
-        return what
+        return description
     values = tensor.double()
     finite = values[values.isfinite()]
     facts = [f"from {finite.min().item():.4g} to {finite.max().item():.4g}, mean {finite.mean().item():.4g}"] * bool(
@@ -86,7 +86,7 @@ def _of_array(tensor: torch.Tensor) -> str:
     )
     if count := values.numel() - finite.numel():
         facts.append(f"{count:,} not finite")
-    return f"{what} {', '.join(facts)}"
+    return f"{description} {', '.join(facts)}"
 
 
 def save_images(value: Any, folder: Path, name: str) -> Iterator[Path]:

@@ -67,8 +67,8 @@ class WalkReader:
         """See `SampleReader`."""
         batches = self.walk.read(epoch)
         entries = chain.from_iterable(batches) if self._counts_samples else batches
-        wanted = [[entry] if self._counts_samples else entry for entry in entries]
-        return [number for number, indices in enumerate(wanted) if name in map(str, indices)]
+        index_lists = [[entry] if self._counts_samples else entry for entry in entries]
+        return [number for number, indices in enumerate(index_lists) if name in map(str, indices)]
 
 
 def locate(dataset: Any, key: Any, sources: tuple[str, ...] = ()) -> Sample:

@@ -57,8 +57,8 @@ def lines_of_uses(name: str, uses: Sequence[Use]) -> Iterator[str]:
     to_come = f", and will be {later} more time{'s' * (later != 1)}" if later else ""
     yield f"sample {name} was used {past} time{'s' * (past != 1)}{to_come}"
     for use in uses:
-        place = "" if use.rank == 0 and use.batch == 1 else f", rank {use.rank}, batch {use.batch}"
-        yield f"  step {use.step:,}: epoch {use.epoch}{place}{'' if use.is_past else ' (to come)'}"
+        origin = "" if use.rank == 0 and use.batch == 1 else f", rank {use.rank}, batch {use.batch}"
+        yield f"  step {use.step:,}: epoch {use.epoch}{origin}{'' if use.is_past else ' (to come)'}"
 
 
 def use_as_dict(use: Use) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _original_of(catalog: Catalog, entry: Entry) -> str | None:
 def select_one(pattern: str | list[str]) -> Path:
     """Select the one checkpoint that a pattern names. If a glob matches several of one folder, it is the newest.
 
-    A damaged one that the glob matches too is passed over with a warning.
+    A damaged one that the glob matches too is skipped with a warning.
 
     Raises:
         UserError: it names more than one in a list or in different folders.
@@ -130,7 +130,7 @@ def select_all(patterns: Sequence[str]) -> dict[Path, Named]:
     """Select every folder that the patterns name, valid or not.
 
     A run or a folder of checkpoints names all checkpoints in it. A checkpoint that is named twice, also by another
-    path, counts once. A run without a checkpoint is passed over if other patterns name some.
+    path, counts once. A run without a checkpoint is skipped if other patterns name some.
 
     Raises:
         CheckpointError: a pattern names nothing.

@@ -114,8 +114,8 @@ class StopSignals:
         if self._entered.acquire(timeout=self._reported_wait_s):
             self._entered.release()
         else:
-            place = _place_of(sys._current_frames().get(self._main_thread))
-            wait = f"{self.stop_request}: still waiting after {self._reported_wait_s:.0f} s{place}"
+            call = _describe_call(sys._current_frames().get(self._main_thread))
+            wait = f"{self.stop_request}: still waiting after {self._reported_wait_s:.0f} s{call}"
             _say(0, f"{wait}; Ctrl-C again stops at once, and kill -9 loses no committed checkpoint\n")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -135,7 +135,7 @@ class StopSignals:
             self._listener(self.stop_request)
 
 
-def _place_of(frame: FrameType | None) -> str:
+def _describe_call(frame: FrameType | None) -> str:
     """The innermost call of this package in a stack, as text that follows a message; empty if there is none."""
     package = os.path.dirname(os.path.dirname(__file__))
     while frame is not None:

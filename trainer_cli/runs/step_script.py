@@ -99,9 +99,9 @@ def main() -> int:
     if facts["clip_value"] is not None:
         torch.nn.utils.clip_grad_value_(trained, facts["clip_value"])
     optimizer.step()
-    made = model.state_dict()
+    computed = model.state_dict()
     names = [key[6:] for key in after if key.startswith("model/")]
-    equal = [name for name in names if torch.equal(made[name], after[f"model/{name}"])]
+    equal = [name for name in names if torch.equal(computed[name], after[f"model/{name}"])]
     print(f"{len(equal)} of {len(names)} weights and buffers are those after step {facts['step']}, bit for bit")
     return 0 if len(equal) == len(names) else 1
 

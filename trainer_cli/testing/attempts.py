@@ -94,8 +94,8 @@ def serve() -> None:
     # A collection in a fork would write to every object, and so copy the memory that the forks share.
     gc.collect()
     gc.freeze()
-    told, tells = os.pipe()
-    os.set_blocking(told, False)
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
     for line in sys.stdin:
         request = json.loads(line)
         # In this process, so that every later fork has them.
@@ -113,7 +113,7 @@ def serve() -> None:
                 os.chdir(request["cwd"])
                 code = main(request["plan"])
                 if torch_compat.has_compiler():
-                    os.write(tells, b"1")
+                    os.write(writer, b"1")
             finally:
                 # Not sys.exit: exit handlers of this process are not for its forks.
                 sys.stdout.flush()
@@ -121,7 +121,7 @@ def serve() -> None:
                 os._exit(code)
         _, status = os.waitpid(child, 0)
         with suppress(BlockingIOError):
-            if os.read(told, 1):
+            if os.read(reader, 1):
                 torch_compat.import_compiler()
         print(os.waitstatus_to_exitcode(status), flush=True)
 

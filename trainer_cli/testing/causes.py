@@ -211,7 +211,7 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     if of_data and evidence.facts.get("persistent"):
         return Cause(
             state,
-            f"the persistent workers of {evidence.facts['loader']} go on with their random numbers from epoch to "
+            f"the persistent workers of {evidence.facts['loader']} keep their random generators from epoch to "
             "epoch, and a resume begins with new ones",
             "Give it persistent_workers=False; or let data hold the dataset instead of the loader.",
         )
@@ -226,10 +226,10 @@ def _after_a_resume(evidence: Evidence) -> Cause:
             saving(hidden, evidence.facts),
         )
     if of_data and (stream := evidence.facts.get("stream")):
-        start = "where state_dict() of it says that it stood" if evidence.facts["stateful"] else "from its beginning"
+        start = "from its state_dict()" if evidence.facts["stateful"] else "from its beginning"
         return Cause(
             state,
-            f"{stream} gives other samples when it goes on {start}: what they depend on is more than that",
+            f"{stream} gives other samples when it continues {start}: they depend on more than that",
             _SAVE[_data(evidence.facts)],
         )
     if of_data and (loader := evidence.facts.get("loader")):

@@ -367,12 +367,12 @@ def _compare_records(first: Mapping[int, Any], second: Mapping[int, Any], last: 
 
 def _compare_states(first: _Run, second: _Run, last: int) -> States:
     """Compare kept checkpoints of the same steps, from the first to one that differs."""
-    others = {entry.step: (entry, path) for entry, path in second.history.entries}
+    second_entries = {entry.step: (entry, path) for entry, path in second.history.entries}
     equal: int | None = None
     for entry, path in first.history.entries:
-        if entry.step > last or entry.step not in others:
+        if entry.step > last or entry.step not in second_entries:
             continue
-        name = _first_difference((entry, path), others[entry.step])
+        name = _first_difference((entry, path), second_entries[entry.step])
         if name is not None:
             return States(equal, entry.step, name)
         equal = entry.step

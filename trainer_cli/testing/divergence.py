@@ -209,16 +209,16 @@ def _values_of_rows(left: Mapping[str, Sequence[str]], right: Mapping[str, Seque
 
 
 def _differing_rows(left: Moment, right: Moment) -> tuple[int, ...]:
-    rows, others = _transposed([left]), _transposed([right])
-    return tuple(position for position, pair in enumerate(zip(rows, others, strict=False)) if pair[0] != pair[1])
+    rows, other_rows = _transposed([left]), _transposed([right])
+    return tuple(position for position, pair in enumerate(zip(rows, other_rows, strict=False)) if pair[0] != pair[1])
 
 
 def _differing_samples(steps: Sequence[Moment], other_steps: Sequence[Moment]) -> dict[Stage, tuple[Value, ...]]:
     """Compare the samples of several steps in any order: other batches divide them otherwise."""
-    rows, others = sorted(_transposed(steps)), sorted(_transposed(other_steps))
-    if rows == others:
+    rows, other_rows = sorted(_transposed(steps)), sorted(_transposed(other_steps))
+    if rows == other_rows:
         return {}
-    value = Value("the set of samples", f"{len(rows)} samples", f"{len(others)} samples")
+    value = Value("the set of samples", f"{len(rows)} samples", f"{len(other_rows)} samples")
     return {Stage.samples: (value,)}
 
 

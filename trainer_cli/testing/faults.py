@@ -84,7 +84,7 @@ class FaultyDisk(Disk):
             time.sleep(self.delay_s)
             return act()
         if self.fault is Fault.tear:
-            # The process ends here, so an error has nobody to reach.
+            # The process ends here, so an error cannot be reported.
             with suppress(OSError):
                 (half or act)()
         # Not an exception: cleanup code must not run, as it does not in a power cut.

@@ -43,7 +43,7 @@ class LossCheck:
 def check_end(trainer: Trainer) -> None:
     """Raise NotFiniteError if the weights at the end of a training are not finite."""
     fails = not is_finite(trainer.model)
-    # All ranks raise together: one that goes on would wait for the others in its next collective.
+    # All ranks raise together: one that continues would wait for the others in its next collective.
     if fails if trainer.agreement is None else trainer.agreement.total(fails) > 0:
         raise not_finite(
             trainer, f"the weights are not finite at the end of the training, step {trainer.progress.step}"
@@ -75,7 +75,7 @@ def _last_finite(trainer: Trainer) -> tuple[str, str]:
 def roll_back(trainer: Trainer, train_loader: Any) -> None:
     """Load the newest intact checkpoint with finite weights, and continue with the data after the current position.
 
-    Records of the undone steps are dropped, as on a resume. The steps are made again with other data, so the length
+    Records of the undone steps are dropped, as on a resume. The steps are computed again with other data, so the length
     of the training stays the same.
 
     Raises:
@@ -97,7 +97,7 @@ def roll_back(trainer: Trainer, train_loader: Any) -> None:
     trainer.freezing.update(trainer)
     # After the loader, whose passing over may draw random numbers.
     trainer.loading.restore_rng()
-    # The steps are made again with other data.
+    # The steps are computed again with other data.
     trainer.recording.set_repeats(False)
     trainer.recording.start()
     trainer.requests.end_roll_back()

@@ -43,7 +43,7 @@ class Recording:
         self._warned = False
 
     def set_repeats(self, repeats: bool) -> None:
-        """Set whether steps that earlier processes have logged are made again with the same values."""
+        """Set whether steps that earlier processes have logged are computed again with the same values."""
         self._repeats = repeats
 
     def reset(self) -> None:

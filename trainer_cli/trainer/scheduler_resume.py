@@ -146,7 +146,7 @@ _MAX_VALUES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The steps of a schedule that are to be made again: `count` of them, `period` optimizer steps apart."""
+    """The steps of a schedule that are computed again: `count` of them, `period` optimizer steps apart."""
 
     schedule: Any
     interval: str

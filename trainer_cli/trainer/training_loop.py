@@ -115,7 +115,7 @@ class TrainingLoop(Lengths):
         self._began = time.monotonic()
 
     def pass_over(self, trainer: Trainer, epoch: int, batch: int, epoch_samples: int) -> None:
-        """Continue the training at a later position of its data. The data passed over counts as no step."""
+        """Continue the training at a later position of its data. The skipped data counts as no step."""
         assert self._batches is not None
         progress = trainer.progress
         self._batches.close()

@@ -396,7 +396,7 @@ def _destinations(layout: list[TensorEntry], requests: Mapping[str, _Request], f
     for entry in layout:
         request = requests.get(entry.name)
         if request is None or request.tensor is None or not request.tensor.numel():
-            # Also bytes that nobody needs are read, since the digest covers them.
+            # Bytes that are not needed are also read, since the digest covers them.
             if entry.size_bytes:
                 yield entry.size_bytes
             continue

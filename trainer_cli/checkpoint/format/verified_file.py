@@ -74,7 +74,7 @@ class VerifiedFile:
         try:
             # After an error the digest of a part says nothing.
             if kind is None:
-                # The digest covers the whole file, so the bytes that nobody needed are read too.
+                # The digest covers the whole file, so bytes that were not needed are read too.
                 self.read([self.left_bytes])
                 if f"{self._entry.algorithm}:{self._digest.hexdigest()}" != self._entry.digest:
                     raise self.damaged("its content is not what was written: the digest differs")
@@ -157,7 +157,7 @@ class VerifiedFile:
                 count = min(size_bytes - at, BLOCK_BYTES - block.size_bytes)
                 if isinstance(destination, int):
                     if block.spare is None:
-                        # Bytes that nobody needs are digested too; reused memory instead of new for each block.
+                        # Bytes that are not needed are digested too; reused memory instead of new for each block.
                         block.spare = self._spares.pop() if self._spares else memoryview(bytearray(BLOCK_BYTES))
                     view = block.spare[block.size_bytes : block.size_bytes + count]
                 else:

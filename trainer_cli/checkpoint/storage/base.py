@@ -69,11 +69,11 @@ class Storage(Protocol):
     root: Path
     """The folder of the checkpoints: a local path, or the URL of an object store."""
 
-    def names(self, known: Collection[str] = ()) -> list[str]:
+    def names(self, earlier: Collection[str] = ()) -> list[str]:
         """The folders with a plain name, valid checkpoints or not.
 
         Args:
-            known: names that were folders before; they are listed, but not examined again.
+            earlier: names that were folders before; they are listed, but not examined again.
         """
         ...
 

@@ -337,8 +337,8 @@ def replacing(output: Path, *, overwrite: bool) -> Iterator[Path]:
 @contextmanager
 def _staging_folder(output: Path) -> Iterator[Path]:
     """A hidden folder beside `output`, deleted at exit. It is locked as long as this process lives."""
-    for left in output.parent.glob(f".{glob.escape(output.name)}.*{_STAGING}"):
-        _delete_if_unlocked(left)
+    for leftover in output.parent.glob(f".{glob.escape(output.name)}.*{_STAGING}"):
+        _delete_if_unlocked(leftover)
     folder, descriptor = _make_locked(output)
     try:
         yield folder

@@ -82,7 +82,7 @@ class LocalStorage:
         self._reported_links: set[str] = set()
         self._root_synced = False
 
-    def names(self, known: Collection[str] = ()) -> list[str]:
+    def names(self, earlier: Collection[str] = ()) -> list[str]:
         try:
             names = self.disk.listdir(self.root)
         except FileNotFoundError:
@@ -92,7 +92,7 @@ class LocalStorage:
         replaced = [name.removeprefix(REPLACED_PREFIX) for name in hidden if name.startswith(REPLACED_PREFIX)]
         # A replacement that was cut short may give a checkpoint its name back.
         names += [name for name in replaced if is_plain(name) and self._finish_replacement(name) and name not in names]
-        return [name for name in names if name in known or self._is_listed(name)]
+        return [name for name in names if name in earlier or self._is_listed(name)]
 
     def location(self, name: str) -> str:
         return str(self._path(name))
@@ -155,7 +155,7 @@ class LocalStorage:
                 self.disk.close(fd)
 
     def peek(self, name: str, file: str) -> bytes | None:
-        # Names come from manifests, which nobody has verified: one with a slash could lead elsewhere.
+        # Names come from manifests, which are not verified: one with a slash could lead elsewhere.
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
         path = f"{self._path_text(name)}/{file}"

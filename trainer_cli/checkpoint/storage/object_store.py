@@ -94,7 +94,7 @@ class ObjectStorage:
         """Checkpoints that are being sent, removed or changed."""
         self._unlocked = threading.Condition()
 
-    def names(self, known: Collection[str] = ()) -> list[str]:
+    def names(self, earlier: Collection[str] = ()) -> list[str]:
         # Before the listing: one that is sent meanwhile would be neither unsent nor in a listing made before.
         unsent = self._unsent()
         self._refresh()
