@@ -70,7 +70,7 @@ def _seconds(text: str | None) -> float | None:
     """The seconds of a duration in time.
 
     Raises:
-        UserError: it is none.
+        UserError: it is not a duration in time.
     """
     if text is None:
         return None

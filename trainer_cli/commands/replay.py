@@ -238,7 +238,7 @@ def _as_dict(replayed: Replayed, views: Iterable[StepView], samples: Mapping[int
 
 
 def _child_arguments(args: argparse.Namespace) -> list[str]:
-    """The arguments of each process of several."""
+    """The command line of each of several processes."""
     flags = {"--config-dir": args.config_dir, "--config-name": args.config_name, "--digests": args.digests}
     settings = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
     switches = [

@@ -25,7 +25,7 @@ class NeededSpace:
     files: int
 
     def times(self, count: int) -> NeededSpace:
-        """Of several checkpoints of this size."""
+        """The space for several checkpoints of this size."""
         return NeededSpace(self.size_bytes * count, self.files * count)
 
     @property

@@ -88,7 +88,7 @@ def has_agent_store(environ: Mapping[str, str]) -> bool:
 
 
 def without_ranks(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables for a process that is none of those which torchrun or srun has started."""
+    """The environment variables for a process that torchrun or srun has not started."""
     names = {*LAUNCHED, *_SLURM}
     return {
         name: value for name, value in environ.items() if name not in names and not name.startswith("TORCHELASTIC_")

@@ -234,7 +234,7 @@ def read_ranges(file: Path) -> Mapping[str, MetricRange]:
 
 
 def read_number(value: Any) -> float | None:
-    """A value of a record as a number: JSON has NaN and infinity as strings. None if it is none."""
+    """A value of a record as a number, or None if it is not one: JSON has NaN and infinity as strings."""
     try:
         return float(value)
     except (ValueError, TypeError):

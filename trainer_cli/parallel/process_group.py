@@ -192,7 +192,7 @@ ALONE = ProcessGroup()
 
 
 def group_without_processes(world_size: int, tensor_size: int = 1) -> ProcessGroup:
-    """A group as rank 0 of several processes sees it, without starting the others: it only has their numbers."""
+    """A stand-in for the process group on rank 0: it has rank and world size, without the other processes."""
     group = ProcessGroup()
     group.world_size = world_size
     group.divide_layers(tensor_size)

@@ -62,7 +62,7 @@ class Condition:
         """Read a condition.
 
         Raises:
-            UserError: it is none.
+            UserError: it is not a condition.
         """
         if (match := _NOT_FINITE.fullmatch(text)) is not None:
             return cls(match[1], None)
@@ -311,7 +311,7 @@ def _read_command(command: str | None) -> list[str]:
     """The words of a command.
 
     Raises:
-        UserError: there are none, or a quote does not end.
+        UserError: there is no word, or a quote is not closed.
     """
     try:
         words = [] if command is None else shlex.split(command)

@@ -27,7 +27,7 @@ _LOSS = f"{TRAIN_PREFIX}loss"
 def suggest_replay(error: Exception, run: Path, trainer: Trainer) -> None:
     """Add the commands that look at the failed steps to an error, if they can be replayed.
 
-    They join the cure of a `NotFiniteError`, and are a note of an exception that is none of this package. Other errors
+    They join the cure of a `NotFiniteError`, and are a note of an exception that is not of this package. Other errors
     are about no step.
     """
     try:

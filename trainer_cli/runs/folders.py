@@ -83,7 +83,7 @@ def run_config(run: Path) -> dict[str, Any]:
 
 
 def _parse_config(text: bytes | str) -> dict[str, Any]:
-    """The values of a stored config, unresolved; empty if it is none."""
+    """The values of a stored config, unresolved; empty if it is not a config."""
     try:
         # The safe loader: a config in a shared folder may come from anybody.
         config = yaml.load(text, Loader=_LOADER)

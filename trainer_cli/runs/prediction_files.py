@@ -1,7 +1,7 @@
 """Files with the predictions of a model: parts that are written one after the other, and then joined.
 
 A part holds the samples of consecutive batches. It has its final name once it is whole and on the disk, so a command
-that was killed goes on with the parts that are missing, and processes that each write some need not talk to each other.
+that was killed continues with the missing parts, and processes that write parts need not communicate.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class PredictionWriter:
 
 
 def _plain(value: Any) -> Any:
-    """A value as numbers, texts, lists and mappings."""
+    """A value as numbers, strings, lists and mappings."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):

@@ -482,7 +482,7 @@ def open_run(path: Path) -> RunDir:
     """The directory of a run.
 
     Raises:
-        UserError: the path is none.
+        UserError: the path is not a run.
     """
     directory = RunDir(path)
     if not directory.exists_as_run():

@@ -254,7 +254,7 @@ def _open_run(path: Path) -> _Run:
     """The run at a path, that of the checkpoint there, or what `RUN@attempt2` and `RUN@step437` name.
 
     Raises:
-        UserError: it is none of these.
+        UserError: it has none of these forms.
     """
     if (named := _named_step(path)) is not None:
         run, step = named

@@ -214,7 +214,7 @@ def _differing_rows(left: Moment, right: Moment) -> tuple[int, ...]:
 
 
 def _differing_samples(steps: Sequence[Moment], other_steps: Sequence[Moment]) -> dict[Stage, tuple[Value, ...]]:
-    """Compare the samples of several steps in any order: other batches divide them otherwise."""
+    """Compare the samples of several steps in any order: batches of another size divide them differently."""
     rows, other_rows = sorted(_transposed(steps)), sorted(_transposed(other_steps))
     if rows == other_rows:
         return {}

@@ -339,7 +339,7 @@ class _SourceChoice:
         self._sources: dict[tuple[int, Shard], dict[str, Shard]] = {}
 
     def why_incomplete(self, shards: Mapping[str, Shard]) -> str | None:
-        """As `shards.why_incomplete`; `shards` is of `PartTable.by_name`."""
+        """See `shards.why_incomplete`; `shards` comes from `PartTable.by_name`."""
         if id(shards) not in self._problems:
             self._problems[id(shards)] = why_incomplete(shards.values())
         return self._problems[id(shards)]

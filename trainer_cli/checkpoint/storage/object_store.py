@@ -86,7 +86,7 @@ class ObjectStorage:
         self.local = LocalStorage(self.cache, run_id=run_id, attempt=attempt, later=later)
         self.uploader = Uploader(self._send, self.location)
         self._rank: int | None = None
-        """Index of this process among those of several machines that save together; None: one machine saves."""
+        """Rank of this process in a save by several machines; None: one machine saves."""
         self._remote: dict[str, _RemoteFolder] | None = None
         self._is_training = False
         self._away = False
