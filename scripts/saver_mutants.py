@@ -153,7 +153,7 @@ OF_SAVER: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
         ("tests/callbacks/test_many_checkpoints.py", "tests/checkpoint/test_histories.py"),
     ),
     "a sweep takes other runs' folders": (
-        _LOCAL, "            and hidden.run_id == self.run_id\n", "", (_STORAGES,),
+        _LOCAL, " and hidden.run_id == self.run_id", "", (_STORAGES,),
     ),
     # Ranks
     "another rank's failure does not stop the commit": (

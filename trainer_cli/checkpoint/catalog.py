@@ -446,8 +446,8 @@ def newest_of_all(
     check: Check = verify,
     quarantine: bool = True,
 ) -> tuple[Catalog, Entry] | None:
-    """The newest intact checkpoint of a run in its folder, which is the first catalog, and in the folders of its copies;
-    of equal steps the first. None if none exists. See `newest_intact` for the arguments.
+    """The newest intact checkpoint of a run in its folder, the first catalog, and in those of its copies; of equal
+    steps the first. None if none exists. See `newest_intact` for the arguments.
 
     Raises:
         CheckpointError: there are checkpoints, but none can be used.

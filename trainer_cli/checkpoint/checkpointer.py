@@ -6,7 +6,7 @@
 A save commits a complete checkpoint or nothing; a load returns what was saved or raises. Saves in the background are
 written by a thread, from a copy of the state, and their files are byte for byte the same. One at a time is in flight:
 
-    caller   save: wait for the save before ─ stage ─┐ training goes on
+    caller   save: wait for the save before ─ stage ─┐ training continues
     thread                                           └─ write ─ gather ─ commit
 """
 

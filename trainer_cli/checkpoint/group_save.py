@@ -1,6 +1,6 @@
 """One save by several ranks: what they do together, and what each does alone.
 
-    main thread      begin ── training goes on ──────────── finish
+    main thread      begin ── training continues ────────── finish
     writer thread          └─ write: this rank's files ─┘
 
 `begin` opens one hidden folder for all, `finish` gathers what they wrote and commits. If one rank fails, the save fails

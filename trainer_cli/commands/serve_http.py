@@ -77,7 +77,7 @@ class RunServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Of a browser that closes a connection nothing is said."""
+        """A browser that closes a connection is not reported."""
         log.debug("a request failed", exc_info=True)
 
 

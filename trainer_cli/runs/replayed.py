@@ -1,7 +1,7 @@
 """The replayed checkpoints of a run, and which checkpoints lie on its course.
 
-An attempt that goes back to an earlier checkpoint makes later steps again: what earlier attempts saved there is off the
-course of the run.
+An attempt that goes back to an earlier checkpoint computes later steps again: what earlier attempts saved there is off
+the course of the run.
 """
 
 from __future__ import annotations

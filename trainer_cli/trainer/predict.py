@@ -88,7 +88,7 @@ def _find_checkpoint(trainer: Trainer, ckpt_path: str | Path | Unset | None) -> 
 
 
 def _predict_or_pad(trainer: Trainer, batch: Any, loader: Any, patterns: Sequence[str]) -> tuple[int, dict[str, Any]]:
-    """As of `predict_batch`; of a padding batch no sample, but its forward, which may be collective."""
+    """Like `predict_batch`, but a padding batch has no samples: only its forward runs, which may be collective."""
     if type(batch) is not PaddingBatch:
         return predict_batch(trainer, batch, loader, patterns)
     trainer.step.forward(to_device(batch.batch, trainer.device))
