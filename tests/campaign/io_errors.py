@@ -144,7 +144,7 @@ def fail_run(trial: Path, fault: LogFault, reference: Reference) -> Outcome:
     if result.code and os.strerror(fault.number) not in result.err:
         return Outcome(Verdict.hard_fail, f"{what}: not the error: {ending_of(result)}")
 
-    if fault.persistent and result.code == 0:
+    if result.code == 0 and (fault.persistent or "it will be tried again" in result.err):
         # The last removal of a finished run may have failed: a later training in its folder clears up after it.
         LocalStorage(trial / "run/checkpoints", run_id=RunDir(trial / "run").run_id).sweep()
 
