@@ -92,8 +92,12 @@ class RunLock:
         """Write the process id and host, for the message that a second process shows."""
         if self._descriptor is not None:
             # Truncated only under the lock: until then the file names the process that holds it.
-            os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            try:
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+            except OSError as error:
+                message = f"the lock file of the run directory cannot be written: {error.strerror}. Free space, or"
+                raise RunDirectoryError(f"{message} make the disk writable, and start again.") from error
 
     def release(self) -> None:
         """Release the lock; a second call does nothing. A forked child closes only its own descriptor."""
