@@ -48,6 +48,16 @@ def test_a_command_that_would_train_the_shipped_default_in_a_project_asks_which(
     assert sorted(empty_folder.rglob("*")) == before, "nothing is written"
 
 
+@pytest.mark.parametrize("verb", ["fit", "plan"])
+@pytest.mark.parametrize("place", ["runs/x", "runs/x@step5", "runs/x@best", "runs/x/checkpoints/step5"])
+def test_a_run_to_resume_that_does_not_exist_is_named_before_an_experiment_is_asked_for(
+    empty_folder: Path, verb: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(empty_folder)
+    assert main([verb, f"resume={place}"]) == 2
+    assert message(capsys.readouterr().err).startswith(f"resume={place}: there is no such directory")
+
+
 DEFAULTS = "defaults:\n  - train_schema\n  - model: {}\n  - data: {}\n  - optimizer: adam\n  - _self_\n"
 SHIPPED = DEFAULTS.format("mlp", "digits")
 CHOSEN: dict[str, tuple[list[str], dict[str, str]]] = {

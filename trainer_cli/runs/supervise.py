@@ -57,7 +57,8 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
     With `resume=RUN`, `resume=RUN@step500` and the like it is the config of that run, with the overrides on top.
     """
     named = [strip_quotes(override.partition("=")[2]) for override in overrides if override.startswith("resume=")]
-    if named and named[-1] not in ("auto", "never", "must"):
+    names_checkpoint = bool(named) and named[-1] not in ("auto", "never", "must")
+    if names_checkpoint:
         run = run_of(named[-1])
         directory = RunDir(run)
         if directory.exists_as_run():
@@ -67,7 +68,9 @@ def compose_fit(overrides: Sequence[str], *, config_dir: Path | None = None, con
             changes += [f"run_dir={text_of(str(directory.path))}", f"resume={resume}"]
             return from_yaml(directory.config_file, changes, config_dir=config_dir, config_name=config_name)
     composed = compose(overrides, config_dir=config_dir, config_name=config_name)
-    refuse_shipped_default(composed)
+    # Otherwise the run that `resume=` names does not exist, and a later check reports that.
+    if not names_checkpoint:
+        refuse_shipped_default(composed)
     return composed
 
 
