@@ -179,6 +179,6 @@ def test_a_loader_that_keeps_its_workers_and_is_no_plain_dataloader_is_refused()
 def test_persistent_workers_are_kept_where_no_dataset_has_set_epoch() -> None:
     loader = as_loader(_loader(list(range(4)), num_workers=1, persistent_workers=True), shuffle=False, seed=0)
     assert loader.persistent
-    assert "started anew" not in loader.promise
+    assert "restarted for each epoch" not in loader.promise
     renewed = as_loader(_loader(Rows(), num_workers=1, persistent_workers=True), shuffle=False, seed=0)
-    assert "started anew" in renewed.promise
+    assert "restarted for each epoch" in renewed.promise

@@ -264,6 +264,7 @@ def test_a_resume_from_an_archive_a_rank_is_bit_identical(runs: Path) -> None:
     for path in archives:
         with tarfile.open(path) as archive:
             archive.extractall(unpacked / "checkpoints/step8", filter="data")
+    shutil.copy(archives[0].parent / "manifest.json", unpacked / "checkpoints/step8")
     whole = runs / "hybrid/checkpoints/step8"
     for file in whole.glob("rank*"):
         # It has the seconds, too.
