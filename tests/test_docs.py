@@ -32,6 +32,19 @@ def test_links_and_scripts_are_there_and_lines_have_at_most_120_columns(page: st
     assert not [line for line in text.splitlines() if len(line) > 120]
 
 
+def headings(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [*PAGES, "RELIABILITY.md", "BENCHMARKS.md"])
+def test_every_linked_heading_exists(page: str) -> None:
+    text, folder = (ROOT / page).read_text(encoding="utf-8"), (ROOT / page).parent
+    links = re.findall(r"\]\(([^):#]*\.md)?#([^)]+)\)", text)
+    assert [link for link in links if link[1] not in headings(folder / link[0] if link[0] else ROOT / page)] == []
+
+
 def test_every_page_is_in_the_index() -> None:
     menu = (ROOT / "docs/index.md").read_text(encoding="utf-8").partition("\n## ")[2]
     linked = re.findall(r"\]\(([\w/-]+\.md)\)", menu)

@@ -47,7 +47,7 @@ def prepare_hooks(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
 CLASSES = (
     FaultClass(
         key="hooks",
-        title="an exception in a hook or a logger",
+        title="An exception in a hook or a logger",
         what="Each hook of a callback and each method of a logger raises once, late in the run. The user's error is "
         "shown, the exit code is 1.",
         promises="L1 L4 L5 L6",

@@ -54,7 +54,7 @@ def prepare_targets(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
 CLASSES = (
     FaultClass(
         key="hostile_files",
-        title="hostile checkpoints",
+        title="Hostile checkpoints",
         what="Files with pickled code, links, wrong sizes, paths out of the folder and deep or huge content are "
         "read by a process with a limit of memory. Each is refused in one line, no code runs, and nothing is written.",
         promises="L2 L5",
@@ -64,7 +64,7 @@ CLASSES = (
     ),
     FaultClass(
         key="hostile_targets",
-        title="hostile targets in a recovered config",
+        title="Hostile targets in a recovered config",
         what="A config that was found beside a checkpoint names a function that loads, runs, launches or downloads "
         "something. Each is refused, even if its package is trusted, and no code of it runs.",
         promises="L5",

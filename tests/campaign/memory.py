@@ -39,7 +39,7 @@ def prepare_memory(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
 CLASSES = (
     FaultClass(
         key="memory",
-        title="memory runs out",
+        title="Memory runs out",
         what="The address space of the process is limited to its size plus 0, 8 or 64 MB: in a step, a save, a "
         "load or an evaluation. The message names memory, the exit code is 1.",
         promises="L1 L2 L4 L5 L6",

@@ -46,7 +46,7 @@ def prepare_ranks(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
 CLASSES = (
     FaultClass(
         key="ranks",
-        title="one of two ranks is killed, hangs or raises",
+        title="One of two ranks is killed, hangs or raises",
         what="In a load, the start, a step, a save or an evaluation one rank is killed, stopped or raises. The other "
         "names it within the timeout of 20 s, both are started again, and the run ends as an undisturbed one.",
         promises="L1 L3 L4 L6",

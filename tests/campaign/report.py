@@ -14,7 +14,7 @@ from campaign.verdict import Verdict
 
 PAGE, README, RESULTS = Path("RELIABILITY.md"), Path("README.md"), Path("docs/reliability/results.json")
 _HEADING, _NEXT = "## Reliability\n", ("## Benchmarks\n", "## Documentation\n")
-PROMISES = "docs/how-checkpoints-work.md#promises"
+PROMISES = "docs/how-checkpoints-work.md#guarantees"
 Report = dict[str, Any]
 """commit, size, machine, rows. Of a row: the fields of its class, and asked, trials, announced, seconds, most_s,
 skipped, verdicts: word -> count, failures: trial, verdict, detail."""

@@ -92,7 +92,7 @@ def _changed_csv(run: Path, reference: Path) -> str:
 CLASSES = (
     FaultClass(
         key="torn_logs",
-        title="a log is torn",
+        title="A log is torn",
         what="After a kill between two checkpoints metrics.jsonl, metrics.csv or an event file is cut at any byte that "
         "was written since the last checkpoint.",
         promises="L4 L6",

@@ -77,7 +77,7 @@ def is_refused(result: Result) -> bool:
 CLASSES = (
     FaultClass(
         key="two_processes",
-        title="two processes for one run",
+        title="Two processes for one run",
         what="One run is started twice: at the same moment, or again while the first starts or trains. One trains, the "
         "other ends with 4. In every fifth trial the first is killed, and its lock must be free.",
         promises="L1 L4 L6",

@@ -160,7 +160,7 @@ def kill_at(at: int, url: str, endpoint: str, folder: Path) -> Outcome:
 CLASSES = (
     FaultClass(
         "uploads",
-        "killed between any two requests to an object store",
+        "Killed between any two requests to an object store",
         "A run saves, sends and removes four checkpoints; the process ends before each of its requests, and the next "
         "start sends what is left.",
         "L1 L2 L3",

@@ -44,7 +44,7 @@ def prepare_worker_death(folder: Path, count: int, _size: Size) -> Iterator[Tria
 CLASSES = (
     FaultClass(
         key="worker_death",
-        title="a data worker dies or hangs",
+        title="A data worker dies or hangs",
         what="At one of three samples a worker is killed, crashes, raises, exits, hangs or is stopped. The message "
         "names the worker or the sample, the exit code is 1.",
         promises="L1 L2 L4 L5 L6",
