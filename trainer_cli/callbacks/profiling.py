@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
-import sys
 import time
 import warnings
 from collections.abc import Mapping
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.flop_counter import FlopCounterMode
 
+from trainer_cli.core.process_memory import peak_resident_bytes
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 
@@ -304,9 +303,7 @@ class MemoryMonitor(Callback):
     """
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        # In bytes on macOS, in KiB elsewhere.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        values = {"train/memory/host_peak": peak * (1 if sys.platform == "darwin" else 1024) / _GIB}
+        values = {"train/memory/host_peak": peak_resident_bytes() / _GIB}
         if trainer.device.type == "cuda":
             values["train/memory/device_peak"] = torch.cuda.max_memory_allocated(trainer.device) / _GIB
             values["train/memory/device_reserved"] = torch.cuda.max_memory_reserved(trainer.device) / _GIB

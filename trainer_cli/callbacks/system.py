@@ -16,6 +16,7 @@ import torch
 
 from trainer_cli.callbacks.nvml import Nvml
 from trainer_cli.core.files import AppendedFile
+from trainer_cli.core.process_memory import resident_bytes
 from trainer_cli.core.url_path import local_path
 from trainer_cli.errors import ConfigError
 from trainer_cli.loggers.base import in_run_dir
@@ -123,7 +124,6 @@ class Usage:
 
     def __init__(self, folder: Path, proc: Path = Path("/proc")) -> None:
         self._folder, self._proc = folder, proc
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._last = dict(self._counters())
 
     def read(self) -> Iterator[tuple[str, float]]:
@@ -143,8 +143,8 @@ class Usage:
             "process_write_bytes_per_s": rise("write_bytes", "clock_s"),
         }
         yield from ((name, rate) for name, rate in rates.items() if rate is not None)
-        with suppress(OSError, ValueError, IndexError):
-            yield "process_memory_bytes", int(self._text("self/statm").split()[1]) * self._page_bytes
+        if (memory_bytes := resident_bytes(self._proc)) is not None:
+            yield "process_memory_bytes", memory_bytes
         with suppress(OSError, ValueError, KeyError):
             yield "memory_free_bytes", self._table("meminfo")["MemAvailable"] * 1024
         with suppress(OSError):

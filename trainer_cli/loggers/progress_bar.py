@@ -12,9 +12,9 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TextIO
 
+from trainer_cli.core.process_memory import peak_resident_bytes, resident_bytes
 from trainer_cli.loggers.base import RATE_KEY, SAVES, Now, Record, RunFacts
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.metric_table import LOSS, BestValues, MetricTable
@@ -28,8 +28,6 @@ _SLOW_S = 2.0
 """Without a step for this long, the bar shows the time since the last one."""
 _LONGEST_BAR, _SHORTEST_BAR = 30, 8
 _JOIN_S = 5.0
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_STATM = Path("/proc/self/statm")
 _GAP = "  "
 
 
@@ -148,7 +146,8 @@ class ProgressBar:
     def _status(self, moved: list[tuple[int, str]], width: int) -> str:
         """The last save or removal on the left, and on the right what the bar has no room for."""
         parts = [text for _, text in reversed(moved)]
-        parts += [f"RAM {format_bytes(_host_bytes())}", *(f"GPU {format_bytes(gpu)}" for gpu in _gpu_bytes())]
+        host_bytes = resident_bytes() or peak_resident_bytes()
+        parts += [f"RAM {format_bytes(host_bytes)}", *(f"GPU {format_bytes(gpu)}" for gpu in _gpu_bytes())]
         message = self._saves.last
         while parts and len(_GAP.join([message, *parts] if message else parts)) > width:
             parts.pop()
@@ -218,17 +217,6 @@ class _Saves(logging.Handler):
         if record.levelno == logging.INFO:
             record.in_bar = True
             self.last = record.getMessage()
-
-
-def _host_bytes() -> int:
-    """Resident memory of this process; without /proc its maximum so far."""
-    try:
-        return int(_STATM.read_bytes().split()[1]) * _PAGE_BYTES
-    except OSError:
-        import resource
-
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
 
 
 def _gpu_bytes() -> list[int]:

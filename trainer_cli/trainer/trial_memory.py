@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import resource
-import sys
-from pathlib import Path
-
 import torch
 
 from trainer_cli.checkpoint.format.memory import available_bytes
+from trainer_cli.core.process_memory import peak_resident_bytes, resident_bytes
 from trainer_cli.terminal import format_bytes
 
 MARGIN = 0.1
@@ -34,7 +31,7 @@ class TrialMemory:
             torch.cuda.empty_cache()
             free, self._before = torch.cuda.mem_get_info(device)[0], torch.cuda.memory_reserved(device)
         elif self.is_cpu:
-            available, self._before = available_bytes(), _resident_bytes()
+            available, self._before = available_bytes(), resident_bytes() or peak_resident_bytes()
             free = None if available is None else available // processes
         self.limit_bytes = None if free is None else int((1 - MARGIN) * free)
         """Largest peak of a trial that fits; None if unknown."""
@@ -52,7 +49,7 @@ class TrialMemory:
             torch.cuda.empty_cache()
             return max(0, peak)
         # The peak of the whole process: trials grow, so the last one has the largest.
-        return max(0, _largest_resident_bytes() - self._before) if self.is_cpu else None
+        return max(0, peak_resident_bytes() - self._before) if self.is_cpu else None
 
     def exceeds(self, peak_bytes: float | None) -> bool:
         """Whether a peak is above the limit."""
@@ -62,16 +59,3 @@ class TrialMemory:
         if self.limit_bytes is None:
             return "the memory, whose size is unknown,"
         return f"{format_bytes(self.limit_bytes)}, which is {1 - MARGIN:.0%} of the free memory"
-
-
-def _resident_bytes() -> int:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return _largest_resident_bytes()
-    return pages * resource.getpagesize()
-
-
-def _largest_resident_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
