@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trainer_cli.terminal import format_age, format_bytes, format_clock, format_rate, table
+from trainer_cli.terminal import format_age, format_bytes, format_clock, format_first, format_rate, table
 
 LONG = "x" * 300
 
@@ -103,3 +103,10 @@ def test_a_rate_has_three_digits_or_more(per_s: float, text: str) -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (125, "2:05"), (3725.2, "1:02:05"), (90000, "25:00:00")])
 def test_a_time_is_shown_as_on_a_clock(seconds: float, shown: str) -> None:
     assert format_clock(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "text"), [([], ""), (["a"], "a"), ([1, 2], "1, 2"), (["a", "b", "c"], "a, b and 1 more")], ids=str
+)
+def test_a_long_list_ends_with_the_number_of_the_others(values: list[object], text: str) -> None:
+    assert format_first(values, 2) == text

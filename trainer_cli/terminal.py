@@ -235,3 +235,26 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_metrics(
+    header: Sequence[str], rows: Sequence[tuple[Sequence[str], Mapping[str, float]]], digits: int = 6
+) -> str:
+    """A table of rows of texts and metrics as HTML, with a column for each metric in the order of its first appearance.
+
+    Args:
+        header: the names of the columns of texts, which come first.
+        digits: significant digits of a metric.
+    """
+    names = list(dict.fromkeys(name for _, metrics in rows for name in metrics))
+    cells = [
+        [*texts, *(f"{metrics[name]:.{digits}g}" if name in metrics else "" for name in names)]
+        for texts, metrics in rows
+    ]
+    return html_table([*header, *names], cells)
+
+
+def format_first(values: Sequence[object], most: int = 8) -> str:
+    """The first values, and the number of the others: `a, b and 3 more`."""
+    hidden = len(values) - most
+    return ", ".join(map(str, values[:most])) + (f" and {hidden} more" if hidden > 0 else "")

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from trainer_cli.data import digest
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.data.digest import digest_of, length_of, other_samples, sample_digests
+from trainer_cli.data.digest import count_samples, digest_of, other_samples, sample_digests
 
 NUMBERS = np.random.default_rng(0).normal(size=(3, 32, 32))
 
@@ -237,4 +237,4 @@ def test_only_samples_that_both_have_are_compared() -> None:
     ("data", "length"), [(Samples(int, 7), 7), (DataLoader(Samples(int, 9), 2), 9), (Stream(), None), ([1, 2], 2)]
 )
 def test_the_number_of_samples_is_that_of_the_dataset(data: Any, length: int | None) -> None:
-    assert length_of(as_loader(data, shuffle=False, seed=0)) == length
+    assert count_samples(as_loader(data, shuffle=False, seed=0)) == length

@@ -10,6 +10,7 @@ import torch
 
 from trainer_cli.checkpoint.format.live_tensors import LiveTensors
 from trainer_cli.errors import CheckpointError, MissingStateError, UserError
+from trainer_cli.terminal import format_first
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def load_into(
     if faults:
         raise CheckpointError(f"the checkpoint does not fit: {'; '.join(faults[:20])}", where=where)
     if missing:
-        listed = ", ".join(missing[:20]) + (f" and {len(missing) - 20} more" if len(missing) > 20 else "")
+        listed = format_first(missing, 20)
         if strict:
             raise MissingStateError(f"the checkpoint lacks {listed}", where=where)
         logger.warning("%s lacks %s", where, listed)

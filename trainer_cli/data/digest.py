@@ -85,10 +85,10 @@ def other_samples(now: Mapping[str, Mapping[str, str]], before: Mapping[str, Map
     return differences
 
 
-def length_of(loader: Any) -> int | None:
+def count_samples(loader: Any) -> int | None:
     """The number of samples in a loader's dataset; None if it is unknown."""
     if isinstance(loader, SharedLoader):
-        return length_of(loader.loader)
+        return count_samples(loader.loader)
     if isinstance(loader, Loader):
         return loader.length
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.pace import Pace, position
-from trainer_cli.terminal import format_clock, html_table
+from trainer_cli.terminal import format_clock, html_metrics
 
 _DRAW_S = 0.5
 _JOIN_S = 5.0
@@ -96,10 +96,5 @@ class NotebookLogger(Logger):
             words = [position(now.step, self._facts), now.activity, self._pace.shown, eta]
         line = html.escape("  ·  ".join(word for word in words if word))
         bar = "" if now is None or not total else f'<progress value="{now.step}" max="{total}"></progress> '
-        # In the order of their first appearance, so that the columns keep their places.
-        names = list(dict.fromkeys(name for _, _, metrics in rows for name in metrics))
-        cells = [
-            [f"{step:,}", f"{epoch:.4g}", *(f"{metrics[name]:.4g}" if name in metrics else "" for name in names)]
-            for step, epoch, metrics in rows
-        ]
-        return f"<div>{bar}{line}</div>{html_table(['step', 'epoch', *names], cells) if cells else ''}"
+        cells = [((f"{step:,}", f"{epoch:.4g}"), metrics) for step, epoch, metrics in rows]
+        return f"<div>{bar}{line}</div>{html_metrics(['step', 'epoch'], cells, digits=4) if cells else ''}"

@@ -17,7 +17,7 @@ from trainer_cli.runs.metrics import best_rule
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.runs.start import Done
-from trainer_cli.terminal import clear_status, columns, is_terminal, wrapped
+from trainer_cli.terminal import clear_status, columns, format_first, is_terminal, wrapped
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -96,9 +96,8 @@ def print_outcome(
         # Those with a rare reason first: the final one, the best, the pinned.
         reasons = Counter(checkpoint["why"] for checkpoint in outcome.checkpoints)
         rarest = sorted(outcome.checkpoints, key=lambda checkpoint: reasons[checkpoint["why"]])
-        names = ", ".join(f"{checkpoint['name']} ({checkpoint['why']})" for checkpoint in rarest[:4])
-        more = len(outcome.checkpoints) - 4
-        _print(f"  {'checkpoints':<16} {names}{f' and {more} more' if more > 0 else ''}")
+        names = [f"{checkpoint['name']} ({checkpoint['why']})" for checkpoint in rarest]
+        _print(f"  {'checkpoints':<16} {format_first(names, 4)}")
     if outcome.status == "finished":
         commands = [_validate_command(run, outcome.checkpoints)] if outcome.checkpoints else []
         commands.append(f"train serve {shlex.quote(str(run.path.parent))}")

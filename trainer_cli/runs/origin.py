@@ -26,6 +26,7 @@ from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
 from trainer_cli.runs.folders import config_of, manifest_of, run_that_saved
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.terminal import format_first
 
 if TYPE_CHECKING:
     from trainer_cli.core.manifest import Manifest
@@ -193,12 +194,12 @@ def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Orig
     Raises:
         UserError: raised on every rank, with what differs and on which ranks.
     """
-    from trainer_cli.data.digest import length_of, other_samples
+    from trainer_cli.data.digest import count_samples, other_samples
 
     facts: dict[str, object] = {}
     for name, loader in loaders.items():
         if not getattr(loader, "per_rank", False):
-            facts[f"number of samples in {name}"] = length_of(loader)
+            facts[f"number of samples in {name}"] = count_samples(loader)
             facts[f"fingerprint of {name}"] = getattr(loader, "fingerprint", None)
     check_same(group, facts, where="data", cure="Give all machines the same data.")
     # After the lengths: samples of data of another length differ too, and would not say why.
@@ -215,9 +216,9 @@ def check_same_origin(group: ProcessGroup, loaders: Mapping[str, Any], now: Orig
 
 def _refuse_ranks(differing: Mapping[int, list[str]], noun: str, where: str | None, cure: str) -> None:
     """Raise if any rank differs from rank 0."""
-    listed = [f"rank {rank} ({_listed(names)})" for rank, names in differing.items() if names]
+    listed = [f"rank {rank} ({format_first(names)})" for rank, names in differing.items() if names]
     if listed:
-        raise ConfigError(f"the {noun} of rank 0 is not that of {_listed(listed)}", location=where, hint=cure)
+        raise ConfigError(f"the {noun} of rank 0 is not that of {format_first(listed)}", location=where, hint=cure)
 
 
 def _refuse_other_model(
@@ -227,7 +228,9 @@ def _refuse_other_model(
     root, target = composed.project_root, str(composed.config.model["_target_"])
     file = _file_of(target, root)
     if file is None or (file in manifest.source and file not in differing):
-        log.info("%s was trained in %s; the model is the same here", checkpoint, _listed(trained_in) or "another place")
+        log.info(
+            "%s was trained in %s; the model is the same here", checkpoint, format_first(trained_in) or "another place"
+        )
         return
     if SOURCE in composed.config.resume_allow:
         return
@@ -235,7 +238,7 @@ def _refuse_other_model(
     advice = f"Run the command in {unchanged[-1]}, which has the source of the run. " if unchanged else ""
     raise ConfigError(
         f"{target} of {root} is not the class that {checkpoint} was trained with"
-        f"{f' in {_listed(trained_in)}' if trained_in else ''}: {file} differs",
+        f"{f' in {format_first(trained_in)}' if trained_in else ''}: {file} differs",
         location="model._target_",
         hint=f"{advice}To evaluate with this class all the same, add 'resume_allow=[{SOURCE}]'.",
     )
@@ -307,14 +310,10 @@ def _report_samples(name: str, differing: list[str]) -> None:
 
 def _other_data(name: str, differing: Sequence[str]) -> str:
     differ = "differs" if len(differing) == 1 else "differ"
-    return f"the data is not what {name} was trained with: {_listed(differing)} {differ}"
+    return f"the data is not what {name} was trained with: {format_first(differing)} {differ}"
 
 
 def _report_source(name: str, differing: Mapping[str, str]) -> None:
     if differing:
         files = [f"{file} ({how})" for file, how in differing.items()]
-        log.warning("the source is not what %s was trained with: %s", name, _listed(files))
-
-
-def _listed(names: Sequence[str | Path], most: int = 8) -> str:
-    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+        log.warning("the source is not what %s was trained with: %s", name, format_first(files))

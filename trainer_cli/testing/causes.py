@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainer_cli.terminal import format_first
 from trainer_cli.testing.digests import Asks, Call
 from trainer_cli.testing.trace import Difference, Kind, Value
 
@@ -128,9 +129,7 @@ def is_state(value: Value) -> bool:
 
 def shown(values: Sequence[Value]) -> str:
     """The names that differ, the first few."""
-    names = ", ".join(value.name for value in values[:3])
-    more = len(values) - 3
-    return f"{names} and {more} more" if more > 0 else names
+    return format_first([value.name for value in values], 3)
 
 
 def described(value: Value) -> str:

@@ -29,6 +29,7 @@ from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replay_records import CLOCKED, by_step
 from trainer_cli.runs.run_dir import RunDir, advise_run
 from trainer_cli.runs.select import select_one, suggest_selector
+from trainer_cli.terminal import format_first
 from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
 from trainer_cli.testing.divergence_report import STEP_SIZES, Fact, Records, Report, States, explain, is_below
 
@@ -228,13 +229,13 @@ class _Search:
         positions = divergence.rows
         orders = [self._indices(run, step) for run, step in zip(self.paths, divergence.steps, strict=True)]
         if not positions or any(len(order) <= max(positions) for order in orders):
-            yield f"positions in the step: {_listed(positions)}"
+            yield f"positions in the step: {format_first(positions)}"
             return
         first, second = ([order[position] for position in positions] for order in orders)
         if first != second:
-            yield f"another order: {_listed(first)} -> {_listed(second)}"
+            yield f"another order: {format_first(first)} -> {format_first(second)}"
         else:
-            yield f"the content of sample{'s' * (len(first) > 1)} {_listed(first)} differs"
+            yield f"the content of sample{'s' * (len(first) > 1)} {format_first(first)} differs"
 
     def _indices(self, run: Path, step: int) -> list[Any]:
         """The indices of the samples of a step; empty if they are not known."""
@@ -440,7 +441,3 @@ def project_of(run: Path) -> Path | None:
         f"{run} was trained in the project {roots[-1]}, which is not the current one, and does not hold the run",
         cure="Run the command there, or move the run into that project.",
     )
-
-
-def _listed(values: Sequence[Any], most: int = 8) -> str:
-    return ", ".join(map(str, values[:most])) + (f" and {len(values) - most} more" if len(values) > most else "")

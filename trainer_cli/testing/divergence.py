@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.terminal import format_first
 from trainer_cli.testing.trace import Value
 
 ABSENT = "absent"
@@ -103,11 +104,10 @@ class Divergence:
         """The names that differ, the first with its values if they are short."""
         first = self.values[0]
         short = all(len(text) <= 24 and " " not in text for text in (first.straight, first.other))
-        names = [value.name for value in self.values[:_MOST_NAMES]]
+        names = [value.name for value in self.values]
         if short:
             names[0] += f" ({first.straight} -> {first.other})"
-        more = len(self.values) - _MOST_NAMES
-        return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+        return format_first(names, _MOST_NAMES)
 
 
 def read_moments(file: Path) -> list[Moment]:
@@ -151,11 +151,6 @@ def first_divergence(first: Sequence[Moment], second: Sequence[Moment]) -> Diver
             )
         uneven = uneven or len(steps) != len(other_steps)
     return None
-
-
-def samples_compared(first: Sequence[Moment], second: Sequence[Moment]) -> int:
-    """The number of samples that both runs had seen at the last moment that they have in common."""
-    return max((first[index].samples for index, _ in _aligned(first, second)), default=0)
 
 
 def _aligned(first: Sequence[Moment], second: Sequence[Moment]) -> Iterator[tuple[int, int]]:

@@ -19,7 +19,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.data.position import length_of
 from trainer_cli.errors import UserError
-from trainer_cli.terminal import html_table
+from trainer_cli.terminal import html_metrics
 from trainer_cli.trainer.hooks import Callback, second_to
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
@@ -52,28 +52,15 @@ class Evaluations(list[Evaluation]):
     """The evaluations of checkpoints, in order; a table in a notebook."""
 
     def _repr_html_(self) -> str:
-        names = list(dict.fromkeys(name for row in self for name in row.metrics))
-        rows = [
-            [
-                "present weights" if row.path is None else row.path.name,
-                row.loader,
-                *(f"{row.metrics[name]:.6g}" if name in row.metrics else "" for name in names),
-            ]
-            for row in self
-        ]
-        return html_table(["checkpoint", "loader", *names], rows)
+        rows = [(("present weights" if row.path is None else row.path.name, row.loader), row.metrics) for row in self]
+        return html_metrics(["checkpoint", "loader"], rows)
 
 
 class LoaderMetrics(dict[str, dict[str, float]]):
     """Loader -> metrics; a table in a notebook."""
 
     def _repr_html_(self) -> str:
-        names = list(dict.fromkeys(name for metrics in self.values() for name in metrics))
-        rows = [
-            [loader, *(f"{metrics[name]:.6g}" if name in metrics else "" for name in names)]
-            for loader, metrics in self.items()
-        ]
-        return html_table(["loader", *names], rows)
+        return html_metrics(["loader"], [((loader,), metrics) for loader, metrics in self.items()])
 
 
 def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
