@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from trainer_cli.core.files import identity_of, staged_path
+from trainer_cli.core.files import FileIdentity, identity_of, staged_path
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import stopping
@@ -30,7 +30,7 @@ class ReportAtEnd:
 
     def __init__(self) -> None:
         self._run: RunDir | None = None
-        self._summary_before: tuple[int, int, int] | None = None
+        self._summary_before: FileIdentity | None = None
         self._was_interrupted = False
 
     def expect(self, config: TrainConfig) -> None:

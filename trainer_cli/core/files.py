@@ -122,13 +122,21 @@ def keep_spans(path: Path, spans: Iterable[tuple[int, int]]) -> bool:
     return True
 
 
-def identity_of(path: Path) -> tuple[int, int, int] | None:
-    """Inode, bytes and time of change, which tell two contents of a replaced or appended file apart; None: no file."""
+FileIdentity = tuple[int, int, int]
+"""Inode, bytes and time of change, which tell two contents of a replaced or appended file apart."""
+
+
+def identify(status: os.stat_result) -> FileIdentity:
+    """The identity of the file with this status."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def identity_of(path: Path) -> FileIdentity | None:
+    """The identity of a file; None without one."""
     try:
-        status = os.stat(path)
+        return identify(os.stat(path))
     except OSError:
         return None
-    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def is_gone(folder: Path) -> bool:

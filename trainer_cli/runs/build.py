@@ -449,10 +449,10 @@ def _few(dataset: Any, count: int, seed: int) -> Any:
     return Subset(dataset, indices.tolist())
 
 
-def identity_of(
+def make_identity(
     config: TrainConfig, text: bytes, origin: Origin, *, run_id: str, attempt: int, **places: Path
 ) -> RunIdentity:
-    """What the checkpoints of an attempt say of it.
+    """The facts about an attempt that its checkpoints contain.
 
     Args:
         text: the config as it is stored.

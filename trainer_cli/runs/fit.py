@@ -289,14 +289,14 @@ def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: D
 def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data, Origin]:
     import_torch()
     composed.check_targets()
-    from trainer_cli.runs.build import Builder, identity_of
+    from trainer_cli.runs.build import Builder, make_identity
 
     # Before the data: ranks of one tensor-parallel group read the same samples.
     group.divide_layers(composed.config.parallel.tensor_size)
     builder = Builder(composed.config, composed.trust, group)
     data = builder.data()
     origin = origin_of(data.loaders, composed.project_root)
-    identity = identity_of(
+    identity = make_identity(
         composed.config,
         stored_config(composed, start.run_id).encode(),
         origin,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer_cli.core.checkpoint_config import Mode
+from trainer_cli.core.files import FileIdentity, identify
 from trainer_cli.core.metric_modes import mode_of
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.marks import is_validation_metric
@@ -111,8 +112,8 @@ class GrowingFile:
     def __init__(self, path: Path, most: int | None = None) -> None:
         self._path = path
         self._most = most
-        self._seen: tuple[int, int, int] | None = None
-        """Inode, size and time of modification at the last call."""
+        self._seen: FileIdentity | None = None
+        """The file at the last call."""
         self._offset = 0
         """End, in bytes, of the last line that was returned."""
         self._mark = b""
@@ -136,7 +137,7 @@ class GrowingFile:
 
     def _new_lines(self, descriptor: int) -> Lines:
         status, before = os.fstat(descriptor), self._seen
-        self._seen = status.st_ino, status.st_size, status.st_mtime_ns
+        self._seen = identify(status)
         if self._seen == before:
             return Lines([])
         # A size that only grew proves nothing: compare the content before the offset.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.history import Life, Spent, last_spent, lives
 from trainer_cli.config.fields import whole_values
+from trainer_cli.core.files import FileIdentity, identify
 from trainer_cli.core.goodput import compute_goodput
 from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
 from trainer_cli.core.url_path import is_url
@@ -326,7 +327,7 @@ class RunReader:
         self._points: deque[_Point] = deque(maxlen=_RECORDS)
         self._loss: float | None = None
         self._summary: dict[str, Any] = {}
-        self._summary_seen: tuple[int, int, int] | None = None
+        self._summary_seen: FileIdentity | None = None
         self._checkpoints: tuple[int, Path | None] | None = None
 
     @property
@@ -419,11 +420,10 @@ class RunReader:
 
     def _read_summary(self) -> None:
         try:
-            status = os.stat(self.run.summary_file)
+            seen = identify(os.stat(self.run.summary_file))
         except FileNotFoundError:
             self._summary, self._summary_seen = {}, None
             return
-        seen = status.st_ino, status.st_size, status.st_mtime_ns
         # Parsed only after a change: a table of hundreds of runs is drawn every two seconds.
         if self._summary_seen != seen:
             try:

@@ -247,7 +247,7 @@ class _AttemptReplay:
     def _build(self, run: RunDir, config: TrainConfig, evidence: _Evidence) -> tuple[Data, ReplaySaver, Trainer]:
         """Build what trains."""
         from trainer_cli.runs.build import Builder as NewBuilder
-        from trainer_cli.runs.build import identity_of
+        from trainer_cli.runs.build import make_identity
         from trainer_cli.runs.replay_saver import ReplaySaver as NewSaver
 
         plan, composed, group = self.plan, self.composed, self.group
@@ -259,7 +259,7 @@ class _AttemptReplay:
         origin = EvaluatedOrigin(composed, data.loaders)
         if group.is_main and plan.reference is not None:
             origin.compare(plan.reference, plan.run)
-        identity = identity_of(
+        identity = make_identity(
             composed.config, bytes_of_config(plan.config), origin.now, run_id=plan.run_id, attempt=plan.attempt
         )
         saver = NewSaver(
