@@ -12,10 +12,10 @@ import torch
 from trainer_cli.checkpoint.format import tree as codec
 from trainer_cli.checkpoint.format.header import TensorEntry, rendered_header, state_file, tensor_file
 from trainer_cli.checkpoint.format.read_file import read_file
-from trainer_cli.checkpoint.format.sharded import read_values
+from trainer_cli.checkpoint.format.sharded import decoding, read_values
 from trainer_cli.checkpoint.format.tensor_file import FileLayout, bytes_of, lay_out
 from trainer_cli.checkpoint.format.verified_file import read_verified
-from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
+from trainer_cli.core.manifest import Manifest
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.base import ReadableFolder, WritableFolder
@@ -119,7 +119,7 @@ class HuggingFaceFormat:
 
     def read(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str] | None = None) -> dict[str, Any]:
         text = read_verified(folder, manifest, state_file(0))
-        try:
+        with decoding(folder):
             decoder = codec.decode(text, only)
             aliases = manifest.aliases.get(tensor_file(0), {})
             stored = {name: aliases.get(name, name) for name in decoder.wanted}
@@ -136,9 +136,6 @@ class HuggingFaceFormat:
             if missing := set(stored.values()) - tensors.keys():
                 raise codec.Undecodable(f"the tensor {min(missing)[:80]!r} is in none of the files")
             return decoder.tree({name: tensors[stored[name]] for name in decoder.wanted})
-        except codec.Undecodable as error:
-            where = str(folder.path / state_file(0))
-            raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
         return read_values(folder, manifest, only)

@@ -16,6 +16,7 @@ import io
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -220,16 +221,23 @@ def decode_own(text: bytes, only: Collection[str] | None = None) -> dict[str, An
         raise codec.Undecodable(f"what a rank saved for itself is not what was written: {error}") from None
 
 
-def read_values(folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
-    """See `Format.read_values`. No tensor file is read: its digest could only be verified by reading it whole."""
-    text = read_verified(folder, manifest, state_file(0))
+@contextmanager
+def decoding(folder: ReadableFolder) -> Iterator[None]:
+    """Report small states that cannot be decoded as damage of the checkpoint."""
     try:
-        values = codec.decode(text, only).values()
-        if is_sharded(manifest):
-            values |= decode_own(read_verified(folder, manifest, own_file(0)), only)
+        yield
     except codec.Undecodable as error:
         where = str(folder.path / state_file(0))
         raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
+
+
+def read_values(folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
+    """See `Format.read_values`. No tensor file is read: its digest could only be verified by reading it whole."""
+    text = read_verified(folder, manifest, state_file(0))
+    with decoding(folder):
+        values = codec.decode(text, only).values()
+        if is_sharded(manifest):
+            values |= decode_own(read_verified(folder, manifest, own_file(0)), only)
     return values
 
 
@@ -266,7 +274,7 @@ def read_sharded(
     Raises:
         DamagedCheckpoint: a file differs from its digest; the message names it.
     """
-    try:
+    with decoding(folder):
         decoder = codec.decode(read_verified(folder, manifest, state_file(0)), only)
         aliases = {alias: name for table in manifest.aliases.values() for alias, name in table.items()}
         stored = {name: aliases.get(name, name) for name in decoder.wanted}
@@ -297,9 +305,6 @@ def read_sharded(
         if only is None or any(key not in tree for key in only):
             tree |= _read_per_rank_states(folder, manifest, only, rank, group)
         return tree
-    except codec.Undecodable as error:
-        where = str(folder.path / state_file(0))
-        raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
 
 
 def _read_per_rank_states(
@@ -447,14 +452,11 @@ class TensorsFormat:
         if is_sharded(manifest) or targets is not None:
             return read_sharded(folder, manifest, only, targets)
         text = read_verified(folder, manifest, state_file(0))
-        try:
+        with decoding(folder):
             decoder = codec.decode(text, only)
             if live is not None:
                 live.match(decoder, manifest.aliases.get(tensor_file(0), {}))
             return decoder.tree(read_tensors(folder, manifest, tensor_file(0), decoder.wanted, live))
-        except codec.Undecodable as error:
-            where = str(folder.path / state_file(0))
-            raise DamagedCheckpoint(f"the small states cannot be read: {error}", where=where) from None
 
     def read_values(self, folder: ReadableFolder, manifest: Manifest, only: Collection[str]) -> dict[str, Any]:
         return read_values(folder, manifest, only)
