@@ -78,7 +78,7 @@ def test_every_step_is_that_of_the_run(kind: str, empty_folder: Path) -> None:
     # From the start of the run, and from a checkpoint in the middle of it.
     shutil.rmtree(run / "checkpoints/step0", ignore_errors=True)
     for first in (1, FIXED[0] + 1):
-        plan = plan_replay(run, STEPS, first=first, from_replayed=False)
+        plan = plan_replay(run, STEPS, first=first)
         assert plan.start_step == (0 if first == 1 else FIXED[0])
         replayed = replay(plan, compose_replay(plan, ["trust=[replayed_parts]"]), keep=[last])
         passed = [step for step in (*FIXED, STEPS) if step >= first]

@@ -294,7 +294,7 @@ class Sparsity(Callback):
                         local(kept_state).mul_(local(mask))
 
 
-def check_share(key: str, value: object, *, least: float = 0.0) -> None:
-    """Refuse what is no share from `least` to below 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 1:
-        raise ConfigError(f"{key} is {value!r}, but it must be at least {least:g} and below 1", location=key)
+def check_share(key: str, value: object) -> None:
+    """Refuse what is no share from 0 to below 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ConfigError(f"{key} is {value!r}, but it must be at least 0 and below 1", location=key)

@@ -9,7 +9,6 @@ Jobs under Slurm continue when this process ends. The same sweep again finds the
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -18,18 +17,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from trainer_cli.commands.sweep_table import ERROR, QUEUED
-from trainer_cli.config.yaml import Reading, read_file, read_text
+from trainer_cli.config.yaml import read_file, read_text
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import ParallelConfig, ParallelStrategy
 from trainer_cli.errors import ExitCode, UserError, raise_all
 from trainer_cli.loggers.base import import_extra
-from trainer_cli.runs.run_dir import write_json
+from trainer_cli.runs.run_dir import read_json, write_json
 from trainer_cli.runs.supervise import Child
 
 log = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class Submission:
         return arguments
 
 
-def read_submission(flags: Sequence[str], read: Callable[[Path, str], Reading] = read_file) -> Submission:
+def read_submission(flags: Sequence[str]) -> Submission:
     """Combine the values of `--submit`. Of two values for a parameter the later one counts.
 
     Raises:
@@ -85,7 +84,7 @@ def read_submission(flags: Sequence[str], read: Callable[[Path, str], Reading] =
         elif flag in CLUSTERS:
             cluster = flag
         elif flag.endswith((".yaml", ".yml")):
-            reading = read(Path(flag), flag)
+            reading = read_file(Path(flag), flag)
             raise_all(reading.mistakes)
             values = dict(reading.values)
             cluster = values.pop("cluster", cluster)
@@ -279,7 +278,7 @@ class Submitted:
     def _queued(self, name: str) -> Any:
         """The job that an earlier command submitted, if it has not ended."""
         # Only jobs under Slurm outlive the command that submitted them.
-        record = _read(self._file(name, "job"))
+        record = read_json(self._file(name, "job")) or {}
         if self._cluster != SLURM or record.get("cluster") != SLURM:
             return None
         job = self._job_class(self._folder, str(record["id"]))
@@ -308,7 +307,7 @@ class Submitted:
 
     def _written(self, name: str, job: Any) -> int | None:
         """The exit code that the job wrote; None if it has written none. That of an earlier job does not count."""
-        record = _read(self._file(name, "code"))
+        record = read_json(self._file(name, "code")) or {}
         return int(record["code"]) if record.get("id") == job.job_id else None
 
 
@@ -365,11 +364,3 @@ def _find_commands(*names: str) -> None:
                 where="--submit",
                 cure="Type the command on a login node of the cluster; or use --submit local.",
             )
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}

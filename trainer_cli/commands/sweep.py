@@ -132,15 +132,13 @@ class Planned:
         return not self.reopened and self.run.read_summary().get("status") == RunStatus.finished
 
 
-def plan(
-    arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config", cwd: Path | None = None
-) -> list[Planned]:
+def plan(arguments: Sequence[str], *, config_dir: Path | None = None, config_name: str = "config") -> list[Planned]:
     """Compose and check all jobs, in order. Nothing is written.
 
     Raises:
         ConfigError: every mistake, with the swept values of its first job; or two jobs that do not differ.
     """
-    search = search_path.SearchPath.of(config_dir, config_name, cwd)
+    search = search_path.SearchPath.of(config_dir, config_name, None)
 
     def options(group: str) -> list[str] | None:
         return list(search_path.options(search.dirs, group)) if search_path.is_group(search.dirs, group) else None
@@ -150,7 +148,7 @@ def plan(
     all_jobs = jobs(arguments, options)
     for job in all_jobs:
         try:
-            composed = compose(job.overrides, config_dir=config_dir, config_name=config_name, cwd=cwd)
+            composed = compose(job.overrides, config_dir=config_dir, config_name=config_name)
             planned.append(_plan_job(job, composed))
         except TrainError as error:
             # By their text: a hundred jobs with one mistake are one message.

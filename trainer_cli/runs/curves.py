@@ -255,16 +255,14 @@ def pace(columns: Columns, starts: Sequence[float]) -> Series:
     return Series(rows[usable], np.diff(columns.time)[usable] / steps[usable])
 
 
-def pauses(
-    columns: Columns, per_step: Series, *, most: int, factor: float = 3.0, at_least_s: float = 1.0
-) -> list[Pause]:
-    """The `most` longest pauses, longest first: over `factor` times the usual time, and `at_least_s` above it."""
+def pauses(columns: Columns, per_step: Series, *, most: int) -> list[Pause]:
+    """The `most` longest pauses, longest first: over three times the usual time, and a second above it."""
     if not len(per_step.rows):
         return []
     usual = float(np.median(per_step.values))
     steps = columns.step[per_step.rows] - columns.step[per_step.rows - 1]
     seconds = per_step.values * steps
-    slow = (per_step.values > factor * usual) & (seconds - usual * steps > at_least_s)
+    slow = (per_step.values > 3 * usual) & (seconds - usual * steps > 1.0)
     found_pauses = [
         Pause(int(per_step.rows[index]), float(seconds[index]), float(usual * steps[index]))
         for index in np.flatnonzero(slow)

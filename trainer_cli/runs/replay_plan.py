@@ -98,9 +98,7 @@ def find_step(run: Path, step: int) -> Path | None:
     return None
 
 
-def plan_replay(
-    run: Path, last: int, *, first: int | None = None, from_replayed: bool = True, verify: bool = True
-) -> ReplayPlan:
+def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool = True) -> ReplayPlan:
     """Plan how to reach a step of a run.
 
     Args:
@@ -108,7 +106,6 @@ def plan_replay(
         last: the last step to make.
         first: the first step of which more than the resulting state is wanted, so that it is computed again even if its
             checkpoint was kept; by default none is.
-        from_replayed: whether the replay may begin with a checkpoint that was replayed itself.
         verify: whether every byte of the checkpoint to begin with is read; else its sizes alone are checked.
 
     Raises:
@@ -121,7 +118,7 @@ def plan_replay(
     if verify:
         # Before a format imports torch without what this sets.
         import_torch()
-    replayed = _replayed_in(history.run, history.attempts) if from_replayed and history.is_whole else []
+    replayed = _replayed_in(history.run, history.attempts) if history.is_whole else []
     candidates = [*history.entries, *replayed]
     # A kept one before a replayed one of the same step; the sort is stable.
     candidates.sort(key=lambda candidate: candidate[0].step, reverse=True)

@@ -306,7 +306,7 @@ class RunDir:
 
         Defaults are left out. It is empty if the file is missing or damaged.
         """
-        provenance = _read_json(self.provenance_file) or {}
+        provenance = read_json(self.provenance_file) or {}
         return {key: source for key, source in provenance.items() if isinstance(source, str)}
 
     @staticmethod
@@ -328,7 +328,7 @@ class RunDir:
 
     def read_environment(self) -> dict[str, Any]:
         """The contents of `environment.json`."""
-        environment = _read_json(self.environment_file)
+        environment = read_json(self.environment_file)
         if environment is None:
             raise RunDirectoryError(
                 f"{self.environment_file} is missing or damaged, so it is unknown which run {self.path} holds",
@@ -338,12 +338,12 @@ class RunDir:
 
     def read_summary(self) -> dict[str, Any]:
         """The contents of `summary.json`; empty if it is missing or damaged, since it is only a report."""
-        return _read_json(self.summary_file) or {}
+        return read_json(self.summary_file) or {}
 
     @property
     def project_roots(self) -> list[Path]:
         """The known project roots from which attempts were started, without duplicates."""
-        environments = [_read_json(self.environment_file) or {}]
+        environments = [read_json(self.environment_file) or {}]
         environments += [attempt.get("changed_environment") or {} for attempt in self.attempts]
         roots = [environment.get("project_root") for environment in environments]
         return list(dict.fromkeys(Path(root) for root in roots if isinstance(root, str)))
@@ -463,7 +463,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     replace(path, [strict_json(value, indent=2).encode() + b"\n"])
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if the file is missing or damaged."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):

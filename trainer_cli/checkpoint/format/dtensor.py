@@ -179,7 +179,7 @@ def targets_in(state: Mapping[Any, Any]) -> Targets | None:
     return find_target if by_keys else None
 
 
-def distributed(value: Any, targets: Targets, keys: tuple[str, ...] = ()) -> Any:
+def distributed(value: Any, targets: Targets) -> Any:
     """Replace, in place, the plain tensors of a state that have a target by DTensors with this rank's part."""
     # By identity, so that tied tensors stay one tensor.
     done: dict[int, Any] = {}
@@ -198,4 +198,4 @@ def distributed(value: Any, targets: Targets, keys: tuple[str, ...] = ()) -> Any
             value[:] = [walk(entry, keys) for entry in value]
         return value
 
-    return walk(value, keys)
+    return walk(value, ())
