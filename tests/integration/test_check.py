@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import LIMIT_S, running
+from command import LIMIT_S, is_alive, running
 
 from trainer_cli.commands.main import main
 from trainer_cli.testing import resume
@@ -117,15 +116,6 @@ def test_what_is_begun_goes_with_the_check(number: signal.Signals, code: int, em
         while is_alive(int((empty_folder / "pid").read_text())):
             assert time.monotonic() < until
             time.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    """True while a process, even one that nobody has waited for yet, is there."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from exact_project import POINTS
 
 from trainer_cli.commands.main import main
 from trainer_cli.commands.sweep import plan
@@ -19,24 +20,7 @@ from trainer_cli.errors import ConfigError, ExitCode
 sys.path.append(str(Path(__file__).parents[1] / "integration"))
 from compare import final_state, metrics
 
-PARTS = """
-import torch
-from torch import nn
-
-
-class Points(torch.utils.data.Dataset):
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        x = torch.tensor([index / 40, 1.0]) + 0.1 * torch.rand(2)
-        return x, x.sum() * 3
-
-
-class Data:
-    def __init__(self):
-        self.train, self.val = Points(), Points()
-
+PARTS = f"""{POINTS}
 
 class Line(nn.Module):
     def __init__(self, most: int = 1000) -> None:
@@ -48,7 +32,7 @@ class Line(nn.Module):
         x, y = batch
         if len(x) > self.most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return {"loss": ((self.layers(x).squeeze(1) - y) ** 2).mean()}
+        return {{"loss": ((self.layers(x).squeeze(1) - y) ** 2).mean()}}
 """
 EXPERIMENT = """# @package _global_
 model: {_target_: parts.Line, most: 1000}

@@ -302,6 +302,15 @@ def hold(root: Path, place: str) -> Path:
     return file
 
 
+def is_alive(pid: int) -> bool:
+    """True while a process, also one that has ended and was not waited for, exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def names(folder: Path) -> list[str]:
     """The checkpoints in a folder, in numeric order."""
     found = [path.name for path in folder.iterdir() if path.name.startswith("step")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command import is_alive
 
 from trainer_cli.config.compose import compose
 from trainer_cli.testing.attempts import Forked, Fresh, Run, freeze
@@ -44,15 +44,6 @@ def plan_of(folder: Path, *overrides: str) -> Path:
     config = freeze(compose(["experiment=mine", *overrides], cwd=folder), folder, steps=6, plan=folder / "plan")
     Plan(config, folder / "trace").write(folder / "plan")
     return folder / "plan"
-
-
-def is_alive(pid: int) -> bool:
-    """True while a process exists, also one that has ended and was not waited for."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @KINDS

@@ -9,14 +9,9 @@ from trainer_cli.testing.report import Report
 Check = Callable[..., Report]
 """The check of that project with this code added, and these overrides."""
 
-PARTS = '''
-import random, time
-
-import numpy as np
+POINTS = '''
 import torch
 from torch import nn
-
-from trainer_cli import Callback
 
 
 class Points(torch.utils.data.Dataset):
@@ -33,7 +28,16 @@ class Points(torch.utils.data.Dataset):
 class Data:
     def __init__(self):
         self.train, self.val = Points(), Points()
+'''
+"""Its data, which needs no other import."""
 
+PARTS = f"""
+import random, time
+
+import numpy as np
+
+from trainer_cli import Callback
+{POINTS}
 
 class Line(nn.Module):
     def __init__(self):
@@ -46,8 +50,8 @@ class Line(nn.Module):
 
     def forward(self, batch):
         x, y = batch
-        return {"loss": ((self.guess(x) - y) ** 2).mean()}
-'''
+        return {{"loss": ((self.guess(x) - y) ** 2).mean()}}
+"""
 
 EXPERIMENT = """# @package _global_
 model: {_target_: parts.Line}
