@@ -13,7 +13,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,115 +20,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).with_name("pages")))
 
 from reader import ERROR, ROOT, Reader, assert_shown, blocks, command_server
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a page needs and shows."""
-
-    shows: tuple[str, ...] = ()
-    """Patterns that are found in the output of its commands and programs."""
-    trained: bool = False
-    """Begin with a finished run of digits_mlp."""
-
-
-PAGES = {
-    "README.md": Page(
-        shows=(
-            r"is finished at step 675",
-            r"smallest val/loss",
-            r"report\.html: 1 run",
-            r"finished at step 900",
-            r"evaluations +\d: 135, 270",
-            r"hidden:\s+(\[256, 256\]|- 256\s+- 256)",
-            r"runs/mine/checkpoints/step80\s+80\s+large",
-        )
-    ),
-    "docs/callbacks.md": Page(shows=(r"finished at step 20\b",)),
-    "docs/fine-tuning.md": Page(shows=(r"(?s)(finished at step.*){3}",)),
-    "docs/freezing.md": Page(shows=(r"finished at step 5\b",)),
-    "docs/how-checkpoints-work.md": Page(trained=True, shows=(r"^4 tensors of the model",)),
-    "docs/huggingface.md": Page(shows=(r"(?s)(finished at step.*){2}", r"exported: gpt2", r"exported: merged")),
-    "docs/moving.md": Page(shows=(r"grad_accum_steps: 2",)),
-    "docs/predict.md": Page(shows=(r'^\{"sample": 0, ',)),
-    "docs/own-callback.md": Page(shows=(r"(?s)(finished at step \d+: val/loss is steady.*){2}",)),
-    "docs/own-model.md": Page(shows=(r"finished at step \d+: max_duration of 10,?000 tokens",)),
-    "docs/schedules.md": Page(shows=(r"(?s)(finished at step.*){3}",)),
-    "docs/tutorial.md": Page(shows=(r"spiral\.html: 1 run", r"sweep\.html: 4 runs", r"(?s)(finished at step.*){7}")),
-    "docs/checkpoints.md": Page(
-        trained=True,
-        shows=(
-            r"([2-9]) of \1 valid",
-            r"pinned: runs/digits_mlp/checkpoints/step",
-            r"averaged: runs/mean",
-            r"^net\.\S+ of 4 exported tensors",
-            r"fixed_steps:\s+(\[10, 1000\]|- 10\s+- 1000)",
-        ),
-    ),
-    "docs/configuration.md": Page(
-        trained=True,
-        shows=(
-            r"command line: optimizer\.lr=0\.01",
-            r"model\._target_: trainer_cli\.MLP -> trainer_cli\.CNN",
-            r"max_duration",
-            r"fixed_steps:\s+(\[7\]|- 7)",
-            r"device",
-        ),
-    ),
-    "docs/debugging.md": Page(
-        shows=(r"^batch\.0: \(32, 1, 8, 8\) float32 from", r"hard_stop at 6 steps", r"finished at step 20"),
-    ),
-    "docs/data.md": Page(shows=(r"finished at step 12", r"finished at step 10\b")),
-    "docs/distributed.md": Page(shows=(r"finished at step 20\b", r"evaluation")),
-    "docs/logging.md": Page(
-        trained=True,
-        shows=(
-            r"675 0\.\d+",
-            r"finished 675",
-            r"digits_mlp +finished +675/675 +0\.\d+ +\d+\.\d% +step675",
-            r'"run": "runs/digits_mlp", "state": "finished"',
-            r"METRICS step 675 +train/loss",
-            r"report\.html: 1 run, \d charts",
-            r"finished at step 90",
-        ),
-    ),
-    "docs/look-inside.md": Page(
-        shows=(
-            r"^runs/digits_mlp: replays 7 steps from step30",
-            r"^verified: equal at 1 of 1 records",
-            r"^runs/digits_mlp@step36 was not kept: replays 6 steps from step30",
-            r"^\*? +runs/digits_mlp/replayed/step37 +37 ",
-            r"^diverge before step 1: settings of the optimizer .*eps \(1e-08 -> 1e-06\)",
-        )
-    ),
-    "docs/own-project.md": Page(shows=(r"finished at step", r"exact")),
-    "docs/python.md": Page(
-        shows=(
-            r"^MLP False$",
-            r"^rate 0\.\d+",
-            r"^batch 256$",
-            r"^90 0\.[5-9]\d*$",
-            r"^True 45 .*val/accuracy",
-            "^from step 45 on",
-            "validate_1.*accuracy",
-            r"^80 val 0\.[5-9]",
-        )
-    ),
-    "docs/without-trainer.md": Page(shows=(r"^step20 \{", r"^epoch 4 \{'best_loss': 0\.25\}$")),
-    "docs/resume.md": Page(
-        shows=(
-            r"resuming at step 300",
-            r"finished at step 675",
-            r"config changed: optimizer\.lr: 0\.003 -> 0\.001",
-            r"finished at step 2\b",
-            r"resuming at step 450",
-        )
-    ),
-    "docs/sparsity.md": Page(shows=(r"finished at step 90\b",)),
-    "docs/sweeps.md": Page(shows=(r"(?s)(finished.*){2}",)),
-    "docs/training.md": Page(shows=(r"finished at step 180",)),
-    "docs/training-step.md": Page(shows=(r"finished at step 8\b", r"^8 \['discriminator', 'generator'\]$")),
-}
+from run_pages import PAGES, Page, main, run_page, train_digits
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +34,7 @@ def commands() -> Iterator[Path]:
 def trained(tmp_path_factory: pytest.TempPathFactory, commands: Path) -> Path:
     """A directory with a finished run of digits_mlp."""
     folder = tmp_path_factory.mktemp("trained")
-    (folder / "output").write_text(Reader(folder, commands).sh("train fit +experiment=digits_mlp"))
+    train_digits(folder, commands)
     return folder
 
 
@@ -155,12 +46,9 @@ def test_every_page_with_blocks_is_in_the_table() -> None:
 @pytest.mark.timeout(580)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs_as_it_stands(page: str, tmp_path: Path, commands: Path, request: pytest.FixtureRequest) -> None:
-    reader = Reader(tmp_path, commands)
     if PAGES[page].trained:
         shutil.copytree(request.getfixturevalue("trained"), tmp_path, dirs_exist_ok=True)
-    reader.page(ROOT / page)
-    for pattern in PAGES[page].shows:
-        assert re.search(pattern, reader.output, re.MULTILINE), f"{pattern} is not in the output:\n{reader.output}"
+    run_page(page, tmp_path, commands)
 
 
 def test_the_mistakes_in_the_readme_are_reported_exactly_as_shown(tmp_path: Path, commands: Path) -> None:
@@ -175,16 +63,31 @@ def test_the_first_commands_of_the_readme_are_the_scripts() -> None:
 
 
 def test_a_newcomer_trains_is_killed_resumes_evaluates_and_reports(tmp_path: Path, commands: Path) -> None:
-    """As `scripts/newcomer` does, in an environment that is installed already."""
+    """As `scripts/newcomer` does, in an environment that is installed already; with the shortest of the pages."""
     (tmp_path / "bin").symlink_to(commands)
-    (tmp_path / ".installed").touch()
-    printed = Reader(tmp_path, commands).sh(f"VENV='{tmp_path}' '{ROOT}/scripts/newcomer'")
+    printed = Reader(tmp_path, commands).sh(f"VENV='{tmp_path}' '{ROOT}/scripts/newcomer' docs/moving.md")
     times = re.findall(r"^ *\d+ s   (.*)$", printed, re.MULTILINE)
     assert [" ".join(line.split()[:2]) for line in times] == [
-        "train fit", "train fit", "train validate", "train report", "train serve", "in all",
+        "train fit", "train fit", "train validate", "train report", "train serve", "in all", "docs/moving.md", "1 page",
     ]  # fmt: skip
     assert "(killed)" in times[0]
     assert "(resumed)" in times[1]
+
+
+def test_a_page_that_fails_is_named_with_its_block_and_what_that_printed(
+    tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad, silent = (str(tmp_path / name) for name in ("good.md", "bad.md", "silent.md"))
+    for page, block in ((good, "echo shown"), (bad, "echo broken; false"), (silent, ":")):
+        Path(page).write_text(f"# A page\n\n```sh\n:\n```\n\n```sh\n{block}\n```\n")
+        monkeypatch.setitem(PAGES, page, Page(shows=("^shown$",)))
+    assert main(commands, [good, bad, silent]) == 1
+    printed, errors = capsys.readouterr()
+    assert f"{bad}, block 2 of 2:\nexit code 1, not 0:" in printed
+    assert re.search(r"^echo broken; false\n(.*\n)+broken$", printed, re.MULTILINE)
+    assert f"{silent}:\n^shown$ is not in the output" in printed
+    assert errors == f"pages that fail: {bad}, {silent}\n"
+    assert main(commands, ["docs/none.md"]) == 2
 
 
 def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path, commands: Path) -> None:

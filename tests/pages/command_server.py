@@ -22,6 +22,8 @@ from typing import Any
 
 SHORT = "PAGES_SHORT"
 """The environment variable of overrides for every `train fit`."""
+SHARED = ("OMP_NUM_THREADS", "PYTHONPATH")
+"""Environment variables of the server that its commands get as they are."""
 CLIENT = """
 import array, json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as server:
@@ -92,8 +94,9 @@ def _become(asked: dict[str, Any], streams: list[int], caller: socket.socket, sc
         sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115
         os.chdir(asked["cwd"])
+        here = {name: os.environ[name] for name in SHARED if name in os.environ}
         os.environ.clear()
-        os.environ.update(asked["env"])
+        os.environ.update(asked["env"] | here)
         name, *arguments = asked["argv"]
         if "-m" in arguments:
             # The jobs of a sweep, too.
@@ -133,7 +136,7 @@ def _python(arguments: list[str]) -> int:
     warnings.simplefilter("error")
     program = arguments[1] if arguments[0] == "-c" else Path(arguments[0]).read_text(encoding="utf-8")
     sys.argv = arguments[1:] if arguments[0] == "-c" else arguments
-    sys.path.insert(0, "")
+    sys.path.insert(0, "" if arguments[0] == "-c" else str(Path(arguments[0]).resolve().parent))
     # A script may look for files beside itself.
     names = {"__name__": "__main__", "__file__": arguments[0]}
     try:

@@ -27,10 +27,11 @@ BLOCK = re.compile(r"(?:`([\w/.]+)`:\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE |
 def command_server() -> Iterator[Path]:
     """A folder with scripts `train` and `python`, whose commands start at once; see command_server.py."""
     with tempfile.TemporaryDirectory() as folder:
+        # What its commands get, too: one thread, and this package.
+        env = environment(OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
         server = subprocess.Popen(
-            [sys.executable, str(SERVER), folder], env=environment(), text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, str(SERVER), folder], env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         assert server.stdout is not None
         assert server.stdout.readline() == "ready\n", "what is imported there fails: see stderr"
         yield Path(folder)
@@ -39,8 +40,9 @@ def command_server() -> Iterator[Path]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """The environment of a command: one thread, and this package."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **more}
+    """The environment of a command: nothing of the caller's Python, so that only what is installed can be imported."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    return {**outside, "PYTHONUNBUFFERED": "1", **more}
 
 
 def blocks(page: Path) -> list[tuple[str, str, str]]:
@@ -70,14 +72,19 @@ class Reader:
         if page.name == NOTEBOOK:
             cells = [text for _, language, text in parts if language == "python"]
             parts = [("", "python", "\n".join(cells))]
-        for (file, language, text), (_, following, shown) in zip(parts, [*parts[1:], ("", "", "")], strict=True):
-            if language == "sh" and not text.startswith("scripts/"):
-                printed = self.sh(text, code=2 if shown.startswith(ERROR) else 0)
-                # With a prompt it is the output of the command that it shows.
-                if following == "text" and not shown.startswith("$ "):
-                    assert_shown(shown, printed)
-            elif language not in ("sh", "text"):
-                self.block(language, text, file)
+        for number, (file, language, text) in enumerate(parts, 1):
+            _, following, shown = parts[number] if number < len(parts) else ("", "", "")
+            try:
+                if language == "sh" and not text.startswith("scripts/"):
+                    printed = self.sh(text, code=2 if shown.startswith(ERROR) else 0)
+                    # With a prompt it is the output of the command that it shows.
+                    if following == "text" and not shown.startswith("$ "):
+                        assert_shown(shown, printed)
+                elif language not in ("sh", "text"):
+                    self.block(language, text, file)
+            except AssertionError as error:
+                error.add_note(f"block {number} of {len(parts)}")
+                raise
 
     def sh(self, script: str, code: int = 0) -> str:
         """Run shell lines; the output of both streams."""
@@ -111,7 +118,7 @@ class Reader:
         done = subprocess.run(
             command, cwd=self.cwd, text=True, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        assert done.returncode == code, f"{command[-1]}\n{done.stdout}"
+        assert done.returncode == code, f"exit code {done.returncode}, not {code}:\n{command[-1]}\n{done.stdout}"
         printed = untimed(done.stdout)
         self.output += printed
         return printed
