@@ -74,6 +74,14 @@ def test_a_newcomer_trains_is_killed_resumes_evaluates_and_reports(tmp_path: Pat
     assert "(resumed)" in times[1]
 
 
+def test_a_page_asks_for_what_the_newcomer_installs_beside_the_package() -> None:
+    script = (ROOT / "scripts/newcomer").read_text(encoding="utf-8")
+    ((extra, packages),) = re.findall(r'\.whl\)\[(\w+)\]" (.*)$', script, re.MULTILINE)
+    text = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md"))
+    for package in (rf"trainer-cli\[{extra}\]", *packages.split()):
+        assert re.search(rf"pip install '?{package}(?!\w)", text), package
+
+
 def test_a_page_that_fails_is_named_with_its_block_and_what_that_printed(
     tmp_path: Path, commands: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
