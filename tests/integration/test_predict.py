@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -247,9 +247,11 @@ def test_parquet_has_a_column_for_each_output(straight: bytes, place: Path) -> N
     assert parquet.read_table(place / "table/step8/val.parquet").to_pylist() == rows(place / "straight/step8/val.jsonl")
 
 
-def test_the_extra_of_parquet_is_named(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    if importlib.util.find_spec("pyarrow") is not None:
-        pytest.skip("pyarrow is installed")
+def test_the_extra_of_parquet_is_named(
+    place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As where it is not installed.
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     command = ["predict", "ckpt=runs/digits_mlp@latest", "predict.folder=none"]
     assert main([*command, "predict.writer={_target_: trainer_cli.ParquetWriter}"]) == 2
     assert 'pip install "trainer-cli[parquet]"' in capfd.readouterr().err
