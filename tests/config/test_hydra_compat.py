@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from omegaconf import OmegaConf
 
 import trainer_cli
 from trainer_cli.config import hydra_compat
-from trainer_cli.config.compose import from_yaml
+from trainer_cli.config.compose import from_yaml, to_yaml
 
 PACKAGE = Path(trainer_cli.__file__).parent
 OWNERS = (omegaconf.DictConfig, omegaconf.ListConfig, omegaconf.OmegaConf, omegaconf.AnyNode, omegaconf.StringNode,
@@ -153,3 +155,51 @@ def test_omegaconf_does_not_check_the_items_of_long_lists_one_by_one(monkeypatch
     composed = from_yaml(f"checkpoint:\n  fixed_steps: {list(range(1, 5001))}", missing_ok=True)
     assert composed.config.checkpoint.fixed_steps == list(range(1, 5001))
     assert len(appended) < 1000
+
+
+IN_PLACE = str(hydra_compat._IN_PLACE)
+
+
+@pytest.mark.parametrize("values", [
+    {"a": 1, "steps": list(range(500)), "b": {"c": {"many": [-3, 0.5, 1e16, 1e-7, -0.0] * 30, "short": [1, 2]}}},
+    {"steps": [math.nan, math.inf, -math.inf] * 40, "in_a_list": [list(range(200))], "x": [{"y": list(range(100))}]},
+    {"steps": list(range(100)), "text": f"one\n- {IN_PLACE}\n\ntwo"},
+    {"steps": list(range(100)), IN_PLACE: [IN_PLACE, "${steps}", None, True]},
+    {"steps": [2**127] * 100, "flags": [True] * 100, "texts": ["12"] * 100, "mixed": [*range(100), None], "none": {}},
+], ids=["numbers", "in lists", "a text with an item", "the name of an item", "of other kinds"])  # fmt: skip
+def test_long_lists_are_written_as_by_omegaconf(values: dict[str, Any]) -> None:
+    assert hydra_compat.to_yaml(OmegaConf.create(values)) == OmegaConf.to_yaml(OmegaConf.create(values))
+
+
+@pytest.mark.parametrize("number", [0, -7, 2**60, 1.5, math.inf])
+def test_the_node_of_a_number_is_that_of_omegaconf(number: float) -> None:
+    parent = OmegaConf.create([])
+    node, expected = hydra_compat._make_number(number, 3, parent), omegaconf.AnyNode(number, 3, parent)
+    assert (type(node), node._metadata, node._val) == (omegaconf.AnyNode, expected._metadata, number)
+    assert node._get_parent() is parent
+    assert vars(node).keys() == vars(expected).keys()
+    node._set_value("text")
+    assert node._val == "text"
+
+
+def calls_to_compose(items: int) -> int:
+    """Number of calls of Python functions, with a list of so many steps in a file."""
+    text, calls = f"checkpoint:\n  fixed_steps: {list(range(1, items + 1))}", 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        written = to_yaml(from_yaml(text, missing_ok=True))
+    finally:
+        sys.setprofile(before)
+    assert written.count("\n  - ") >= items
+    return calls
+
+
+def test_a_long_list_takes_a_fixed_number_of_calls_for_each_item() -> None:
+    calls_to_compose(1)
+    assert calls_to_compose(400) - calls_to_compose(200) < 80 * 200

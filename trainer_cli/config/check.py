@@ -45,6 +45,8 @@ from trainer_cli.errors import Code, ConfigError
 NODE = "a node with `_target_`, or null"
 _BY_NAME = ("param_groups", "callbacks", "loggers")
 _NO_VALUE = object()
+_INT64 = range(-(2**63), 2**63)
+"""torch's whole numbers have 64 bits."""
 _TRUTH = dict.fromkeys(("true", "yes", "on", "y", "1"), True) | dict.fromkeys(("false", "no", "off", "n", "0"), False)
 
 
@@ -191,6 +193,9 @@ class _Validation:
             resolved = {name: self._resolved(item, inner, name, (*path, str(name))) for name, item in value.items()}
             return {name: item for name, item in resolved.items() if (*path, str(name)) not in self._wrong}
         if isinstance(value, list):
+            # Of whole numbers alone, as of thousands of steps, none is an interpolation.
+            if set(map(type, value)) == {int} and min(value) in _INT64 and max(value) in _INT64:
+                return list(value)
             inner = node[key]
             items = [self._resolved(item, inner, index, (*path, str(index))) for index, item in enumerate(value)]
             return [item for index, item in enumerate(items) if (*path, str(index)) not in self._wrong]
@@ -220,7 +225,7 @@ class _Validation:
         if isinstance(resolved, list):
             written = value if isinstance(value, list) and len(value) == len(resolved) else resolved
             item = kind.item
-            if item is None:
+            if item is None or item.has_types(resolved):
                 return resolved
             return [
                 self._converted(item, written_item, resolved_item, (*path, str(index)))
@@ -287,8 +292,7 @@ class _Validation:
         key = ".".join(path)
         if isinstance(value, float) and not math.isfinite(value):
             self._report(path, f"{key} is {value}, but it must be finite")
-        # torch's whole numbers have 64 bits.
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        elif isinstance(value, int) and value not in _INT64:
             number = str(value) if abs(value) < 10**24 else "a number of too many digits"
             self._report(path, f"{key} is {number}, but it must fit into 64 bits")
 

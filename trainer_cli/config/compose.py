@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer_cli.config import arguments, hydra_compat, override_values
@@ -197,13 +197,13 @@ def _replace_section(values: dict[str, Any], fresh: Mapping[str, Any], path: Key
 
 def to_yaml(composed: Composed) -> str:
     """The config as it is written to disk: unresolved, so that no secret of the environment is written."""
-    return OmegaConf.to_yaml(composed.raw)
+    return hydra_compat.to_yaml(composed.raw)
 
 
 def freeze(composed: Composed, below: str) -> str:
     """The config as YAML for `thaw`, with the subdirectory `below` of its run directory as run directory."""
     values = to_plain(composed.raw)
-    return OmegaConf.to_yaml(hydra_compat.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
+    return hydra_compat.to_yaml(hydra_compat.create({**values, "run_dir": f"{values['run_dir'].rstrip('/')}/{below}"}))
 
 
 def thaw(file: Path, overrides: Sequence[str], *, config_dir: Path | None = None) -> Composed:

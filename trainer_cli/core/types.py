@@ -39,6 +39,8 @@ _NAMES = {
     "frozenset": "list", "FrozenSet": "list",
     "dict": "mapping", "Dict": "mapping", "Mapping": "mapping", "MutableMapping": "mapping",
 }  # fmt: skip
+_SCALARS = {bool: "bool", int: "int", float: "float", str: "str"}
+_NAMES_OF_TYPES = {**_SCALARS, type(None): "null", list: "list", tuple: "list"}
 _SERIES = ("Sequence", "MutableSequence", "Iterable", "Collection")
 # No YAML value is a tensor, so `float | Tensor` still means a number.
 _OBJECTS = ("Tensor",)
@@ -68,6 +70,8 @@ class Kind(NamedTuple):
                 message = f"{key} has {len(value)} value{'s'[: len(value) != 1]}, but it must have {len(self.items)}"
                 yield ConfigError(message, location=key, code=Code.wrong_type)
                 return
+            if self.items is None and self.item is not None and self.item.has_types(value):
+                return
             for index, item in enumerate(value):
                 yield from _inner(self.item if self.items is None else self.items[index], item, f"{key}.{index}")
         # The arguments of a node are checked against what its target takes, not against this annotation.
@@ -78,6 +82,11 @@ class Kind(NamedTuple):
     def admits(self, value: Any) -> bool:
         """Whether the value, and every value in it, is one of these. A value that is not plain is admitted."""
         return next(self.mistakes(value, ""), None) is None
+
+    def has_types(self, values: Iterable[Any]) -> bool:
+        """Whether the values are all scalars of these kinds. It takes a look at their types alone: there may be
+        thousands."""
+        return all(_SCALARS.get(scalar) in self.names for scalar in set(map(type, values)))
 
     def _accepts(self, value: Any) -> bool:
         name = name_of(value)
@@ -115,8 +124,7 @@ def name_of(value: Any) -> str | None:
     """The name of a plain value's kind, or None for an object and for a node that makes one."""
     if isinstance(value, Mapping):
         return None if "_target_" in value else "mapping"
-    names = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null", list: "list", tuple: "list"}
-    return names.get(type(value))
+    return _NAMES_OF_TYPES.get(type(value))
 
 
 def shown(value: Any) -> str:
