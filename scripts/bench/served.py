@@ -75,10 +75,6 @@ def _answers(folder: str, runs: int, records: int) -> dict[str, dict[str, float]
                 lambda curves: len(curves) == runs and len(curves[0]["step"]) >= min(records, 100),
             ),
             "the same again": (f"api/curves?runs={numbers}&name=train/loss", lambda curves: len(curves) == runs),
-            "means of two groups": (
-                f"api/curves?runs={numbers}&name=train/loss&group=optimizer.lr",
-                lambda curves: len(curves) == 2,
-            ),
         }
         for name, (path, is_right) in requests.items():
             processor, began = processor_s(process.pid), time.monotonic()

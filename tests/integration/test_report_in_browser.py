@@ -24,8 +24,9 @@ addEventListener("load", async () => {
   const pause = () => new Promise((done) => setTimeout(done, 500));
   const told = {};
   try {
-    await pause();
-    const all = [...charts.values()], curves = all.filter((one) => one.block.kind === "chart");
+    const all = [...charts.values()];
+    for (let n = 0; n < 40 && !all.every((one) => one.drawn); n += 1) await pause();
+    const curves = all.filter((one) => one.block.kind === "chart");
     const drawn = (plot) => plot.querySelectorAll("path, circle, rect.grip, .shares").length;
     told.drawn = all.map((one) => [one.block.title, drawn(one.plot)]);
     told.wide = document.documentElement.scrollWidth - innerWidth;

@@ -54,10 +54,14 @@ window.boomed = 0; window.boom = () => { boomed += 1; };
     row("lr0.1").querySelector("input").click();
     await until(() => names().length === 4);
     byId("group").value = "model.size";
-    byId("group").dispatchEvent(new Event("change"));
+    byId("group").dispatchEvent(new Event("input"));
     await until(() => names().some((name) => name.includes("runs")));
     told.grouped = names();
     told.bands = loss().plot.querySelectorAll(".band").length;
+    const mean = loss().view.lines.find((line) => line.name.endsWith("val/loss"));
+    told.mean = [mean.x, mean.y, mean.low, mean.high].map((values) => values.map((value) => +value.toFixed(6)));
+    told.between = meanOf([{ x: [0, 2], y: [0, 2] }, { x: [1, 3, 4], y: [5, null, 8] }, { x: [7], y: [null] }]);
+    told.thinned = meanOf([{ x: [...Array(2000).keys()], y: Array(2000).fill(1) }]).x.length;
     location.hash = row("lr0.1").querySelector("a").getAttribute("href");
     const isOpened = () => byId("title").textContent === "lr0.1" && loss() && names()[0] === "train/loss";
     told.opened = await until(isOpened);
@@ -109,6 +113,10 @@ def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monk
     assert found["chosen"] == ["train/loss", "val/loss"], "of one run"
     assert found["grouped"] == ["size=a (2 runs) train/loss", "size=a (2 runs) val/loss"]
     assert found["bands"] == 2
+    # Learning rates of 0.1 and 0.2, each with 2 / step.
+    assert found["mean"] == [[10, 20], [0.35, 0.25], [0.3, 0.2], [0.4, 0.3]]
+    assert found["between"] == {"x": [0, 1, 2, 4], "y": [0, 3, 4, 8], "low": [0, 1, 2, 8], "high": [0, 5, 6, 8]}
+    assert found["thinned"] == 500
     assert found["opened"] is True
     assert found["sections"][:2] == ["Summary", "Metrics"]
     assert found["wide"] <= 0

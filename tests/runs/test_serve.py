@@ -74,9 +74,9 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunServer]:
 def test_the_table_has_a_row_for_each_run_with_tags_notes_and_what_differs(sweep: RunServer) -> None:
     _, overview, _ = ask(sweep, "/api/runs")
     assert sorted(overview["runs"].values()) == [f"optimizer.lr={lr}" for lr in (0.1, 0.2, 0.3, 0.4)]
-    assert overview["keys"] == ["seed", "model.size"], "not the name, the notes and the tags"
     table = overview["table"]
     columns = [column["name"] for column in table["columns"]]
+    assert columns[-5:] == ["seed", "size", "time", "began (UTC)", "notes"], "and no other keys"
     rows = {row[0]: dict(zip(columns, row, strict=True)) for row in table["rows"]}
     row = rows["optimizer.lr=0.3"]
     assert (row["tags"], row["notes"], row["size"], row["seed"]) == ("b, t", "of b", "b", "1")
@@ -114,15 +114,16 @@ def test_a_single_run_has_its_log_and_facts(sweep: RunServer, tmp_path: Path) ->
     assert page["sections"][-1]["blocks"][0]["text"].splitlines() == [f"line {n}" for n in range(100, 300)]
 
 
-def test_runs_are_grouped_by_a_key_into_mean_and_range(sweep: RunServer) -> None:
+def test_the_page_of_several_runs_has_the_keys_by_which_they_can_be_grouped(sweep: RunServer) -> None:
     _, overview, _ = ask(sweep, "/api/runs")
-    runs = ",".join(overview["runs"])
-    _, curves, _ = ask(sweep, f"/api/curves?runs={runs}&name=val/loss&group=model.size")
-    assert sorted(line["owner"] for line in curves) == ["size=a (2 runs)", "size=b (2 runs)"]
-    of_a = next(line for line in curves if "=a" in line["owner"])
-    # 0.1 and 0.2, each with 2 / step.
-    assert (of_a["step"], of_a["y"]) == ([10, 20], [0.35, 0.25])
-    assert (of_a["low"], of_a["high"]) == ([0.3, 0.2], [0.4, 0.3])
+    _, page, _ = ask(sweep, f"/api/page?runs={','.join(overview['runs'])}")
+    groups = {key: {overview["runs"][run]: value for run, value in of.items()} for key, of in page["groups"].items()}
+    names = [f"optimizer.lr={lr}" for lr in (0.1, 0.2, 0.3, 0.4)]
+    assert groups == {
+        "all runs": dict.fromkeys(names, ""),
+        "seed": dict(zip(names, "1212", strict=True)),
+        "model.size": dict(zip(names, "aabb", strict=True)),
+    }, "not the learning rate, which differs in all of them"
 
 
 def test_new_records_runs_and_removals_are_seen_and_only_new_lines_are_parsed(
@@ -139,7 +140,7 @@ def test_new_records_runs_and_removals_are_seen_and_only_new_lines_are_parsed(
 
     def steps() -> list[int]:
         (number,) = map(int, runs.overview()["runs"])
-        (line,) = json.loads(runs.curves([number], ["train/loss"], "step", None))
+        (line,) = json.loads(runs.curves([number], ["train/loss"], "step"))
         return list(line["step"])
 
     try:
@@ -188,7 +189,7 @@ def test_nothing_is_written(tmp_path: Path) -> None:
         ("/api/page?runs=-1,99999999999999999999", 200),
         ("/api/page", 200),
         ("/api/curves?runs=0&x=__class__", 400),
-        (f"/api/curves?{urlencode({'runs': '0', 'name': HOSTILE, 'group': HOSTILE})}", 200),
+        (f"/api/curves?{urlencode({'runs': '0', 'name': HOSTILE})}", 200),
     ],
 )
 def test_no_request_leaves_the_runs(sweep: RunServer, path: str, status: int) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from trainer_cli.commands.report_blocks import Block, clock_time
+from trainer_cli.commands.report_blocks import Block, clock_time, grouping_keys, groupings
 from trainer_cli.commands.report_sections import sections
 from trainer_cli.commands.tail import no_run
 from trainer_cli.core.files import replace
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 _PAGE = Path(__file__).with_name("report_page.html")
-_PAGE_SCRIPTS = [Path(__file__).with_name(name) for name in ("report_draw.js", "report_media.js", "report_page.js")]
+_PAGE_SCRIPTS = [Path(__file__).with_name(f"report_{name}.js") for name in ("draw", "media", "table", "page")]
 _POLICY = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:\">"
@@ -120,11 +120,13 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         records += [record for run in new if (record := read_run(run, now)) is not None]
     names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
     version = versions(["trainer-cli"])["trainer-cli"] or ""
+    configs = [record.config for record in records]
     data: Block = {
         "title": _title(paths, records),
         "made": f"Report of {clock_time(now)} UTC by trainer-cli {version}".strip(),
         "runs": [*names, *validated_elsewhere],
         "looks": [look_of(record) for record in records],
+        "groups": groupings(configs, grouping_keys(configs)),
         "sections": sections(records, names, validated_elsewhere, list(sweep.values())),
     }
     page = _page(data)

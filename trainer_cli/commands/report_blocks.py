@@ -7,13 +7,13 @@ Its texts are never HTML.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 
-from trainer_cli.commands.report_sweep import sweep_charts
+from trainer_cli.commands.report_sweep import NOT_SET, sweep_charts
 from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.runs.curves import Array, Columns, Series, reduce
 from trainer_cli.runs.environment import unix
@@ -114,7 +114,8 @@ def timeline(records: Sequence[RunRecord], names: Sequence[str]) -> Block | None
                 continue
             lane = names[run] if len(records) > 1 else f"{life.kind or 'unknown'}, {fate}"
             lanes.setdefault(lane)
-            text = [life.name, f"saved: {life.reason}" if life.reason else "", what_became(checkpoint)]
+            name = life.name if len(records) == 1 else f"{names[run]}: {life.name}"
+            text = [name, f"saved: {life.reason}" if life.reason else "", what_became(checkpoint)]
             marks.append({"lane": lane, "step": life.step, "kept": checkpoint.on_disk, "type": life.kind, "text": text})
     if not marks:
         return None
@@ -204,7 +205,15 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "attempts", str(len(record.attempts))
     yield "device", environment.get("device_name") or environment.get("device", "unknown")
     yield "began", f"{clock_time(record.began)} UTC"
+    tags, notes = tags_and_notes(record.config)
+    yield from ((name, text) for name, text in (("tags", tags), ("notes", notes)) if text)
     yield "directory", str(record.path)
+
+
+def tags_and_notes(config: Mapping[str, str]) -> tuple[str, str]:
+    """What describes a run: its tags, separated by commas, and its notes; empty if it has none."""
+    notes = config.get("notes", "null")
+    return config.get("tags", "").strip("[]"), "" if notes == "null" else notes
 
 
 def _shares(seconds: Seconds) -> str:
@@ -264,3 +273,19 @@ def differing(records: Sequence[RunRecord], sweep: Sequence[SweepJob]) -> list[s
     keys = dict.fromkeys(key for record in records for key in record.config if key not in OF_ONE_RUN)
     different = [key for key in keys if len({record.config.get(key) for record in records}) > 1]
     return sorted(different, key=lambda key: named.index(key) if key in named else len(named))
+
+
+ALL_RUNS = "all runs"
+
+
+def grouping_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys whose value some of the runs share, and which differ between others."""
+    keys = dict.fromkeys(key for config in configs for key in config if key not in OF_ONE_RUN)
+    return [key for key in keys if 1 < len({config.get(key) for config in configs}) < len(configs)]
+
+
+def groupings(configs: Sequence[Mapping[str, str]], keys: Sequence[str]) -> dict[str, list[str]]:
+    """What the mean of curves can be taken over: a key, or `ALL_RUNS` -> its value in each run. Empty for one run."""
+    if len(configs) < 2:
+        return {}
+    return {ALL_RUNS: [""] * len(configs), **{key: [config.get(key, NOT_SET) for config in configs] for key in keys}}

@@ -2,7 +2,6 @@
 "use strict";
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "2 3", "7 4", "7 3 2 3", "12 4"];
-const DASH_NAMES = ["solid", "dotted", "dashed", "dash-dotted", "long dashes"];
 
 function element(tag, text, parent, className) {
   const made = document.createElement(tag);
@@ -10,6 +9,14 @@ function element(tag, text, parent, className) {
   if (className) made.className = className;
   if (parent) parent.appendChild(made);
   return made;
+}
+
+// What scrolls is reached by the keyboard, and has a name.
+function makeScrollable(node, label) {
+  node.tabIndex = 0;
+  node.setAttribute("role", "region");
+  node.setAttribute("aria-label", label);
+  return node;
 }
 
 function shape(tag, attributes, parent, text) {
@@ -82,10 +89,18 @@ function logTicks(low, high, count) {
   return inside.length > 1 ? inside : linearTicks(low, high, count);
 }
 
+// Texts of ticks, with as many digits as tell them apart.
+function tickTexts(ticks) {
+  for (let digits = 5; ; digits += 1) {
+    const texts = ticks.map((tick) => format(tick, digits));
+    if (digits > 9 || new Set(texts).size === texts.length) return texts;
+  }
+}
+
 // Maps values from low to high on pixels. A constant is in the middle, with its value as the only tick.
 function scaleOf(low, high, start, end, isLog, count) {
   if (!Number.isFinite(low)) [low, high] = isLog ? [1, 10] : [0, 1];
-  const constant = low === high;
+  const constant = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));  // Smoothing rounds.
   const ticks = constant ? [low] : isLog ? logTicks(low, high, count) : linearTicks(low, high, count);
   if (constant) [low, high] = isLog ? [low / 2, high * 2] : [low - (Math.abs(low) / 10 || 1), high + (Math.abs(high) / 10 || 1)];
   const of = isLog ? Math.log10 : (value) => value;
@@ -107,6 +122,9 @@ function extent(arrays, isLog) {
   return [low, high];
 }
 
+const LONGEST_NAME = 40;  // Letters of the name of a run where it is one of several.
+
+// Long names often differ at their ends alone.
 function cut(text, length) {
   return text.length <= length ? text : `${text.slice(0, Math.ceil(length / 2) - 1)}…${text.slice(-Math.floor(length / 2))}`;
 }
@@ -119,20 +137,21 @@ function canvas(plot, width, height, label) {
 // Axes with grid lines; the ticks of x keep the distance of their texts.
 function drawAxes(svg, box, xs, ys, title) {
   const last = Number(svg.getAttribute("width")) - 2;
-  for (const tick of ys.ticks) {
+  const [textsOfX, textsOfY] = [xs, ys].map((scale) => tickTexts(scale.ticks));
+  ys.ticks.forEach((tick, at) => {
     const y = ys.at(tick);
     shape("line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y }, svg);
-    shape("text", { class: "tick", x: box.left - 6, y: y + 4, "text-anchor": "end" }, svg, format(tick));
-  }
+    shape("text", { class: "tick", x: box.left - 6, y: y + 4, "text-anchor": "end" }, svg, textsOfY[at]);
+  });
   let free = -Infinity;
-  for (const tick of xs.ticks) {
-    const x = xs.at(tick), text = format(tick), half = text.length * 3.4;
+  xs.ticks.forEach((tick, at) => {
+    const x = xs.at(tick), text = textsOfX[at], half = text.length * 3.4;
     shape("line", { class: "grid", x1: x, x2: x, y1: box.top, y2: box.bottom }, svg);
     const middle = Math.min(x, last - half);  // The last one may end where the drawing ends.
-    if (middle - half < free) continue;
+    if (middle - half < free) return;
     shape("text", { class: "tick", x: middle, y: box.bottom + 16, "text-anchor": "middle" }, svg, text);
     free = middle + half + 8;
-  }
+  });
   shape("text", { class: "tick", x: (box.left + box.right) / 2, y: box.bottom + 33, "text-anchor": "middle" }, svg, title);
   shape("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }, svg);
 }
@@ -148,6 +167,36 @@ function smooth(values, weight) {
   });
 }
 
+const MOST_PLACES = 500;
+
+// The mean of curves at the places of all of them, with the smallest and the largest of their values. A curve counts
+// between its own ends, where it is interpolated; values that are not finite are left out.
+function meanOf(curves) {
+  const finite = curves.map(({ x, y }) => [x, y].map((values) => values.filter((_, at) => y[at] !== null)));
+  let places = [...new Set(finite.flatMap(([x]) => x))].sort((a, b) => a - b);
+  if (places.length > MOST_PLACES) {
+    const first = places[0], width = places[places.length - 1] - first;
+    places = Array.from({ length: MOST_PLACES }, (_, at) => first + (width * at) / (MOST_PLACES - 1));
+  }
+  const next = finite.map(() => 0), mean = { x: [], y: [], low: [], high: [] };
+  for (const place of places) {
+    const values = [];
+    finite.forEach(([x, y], row) => {
+      if (!x.length || place < x[0] || place > x[x.length - 1]) return;
+      while (x[next[row]] < place) next[row] += 1;
+      const to = next[row], from = Math.max(0, to - 1);
+      values.push(x[to] === place ? y[to] : y[from] + ((place - x[from]) / (x[to] - x[from])) * (y[to] - y[from]));
+    });
+    if (!values.length) continue;
+    const [low, high] = extent([values]);
+    mean.x.push(place);
+    mean.y.push(values.reduce((sum, value) => sum + value, 0) / values.length);
+    mean.low.push(low);
+    mean.high.push(high);
+  }
+  return mean;
+}
+
 function pathOf(x, y, xs, ys) {
   let path = "", isDown = false;
   for (let at = 0; at < x.length; at += 1) {
@@ -159,7 +208,7 @@ function pathOf(x, y, xs, ys) {
 }
 
 const MOST_POINTS = 60;  // Lines of at most so many points show each.
-const MOST_MARKS = 100;
+const MARKS_PX = 5;  // Smallest distance of two marks.
 
 // lines: [{name, colour, dash, x, y, faint, bad, low, high}]. Returns what hover and zoom need.
 function drawLines(plot, lines, options) {
@@ -171,7 +220,7 @@ function drawLines(plot, lines, options) {
   let [least, most] = extent(inside, options.logy);
   if (least < most && !options.logy) [least, most] = [least - (most - least) * 0.04, most + (most - least) * 0.04];
   const probe = scaleOf(least, most, 1, 0, options.logy, 5);
-  const margin = Math.max(34, 14 + 6.6 * Math.max(...probe.ticks.map((tick) => format(tick).length)));
+  const margin = Math.max(34, 14 + 6.6 * Math.max(...tickTexts(probe.ticks).map((text) => text.length)));
   const box = { left: margin, right: width - 14, top: 10, bottom: height - 40 };
   const xs = scaleOf(low, high, box.left, box.right, options.logx, Math.max(2, Math.floor(width / 70)));
   const ys = scaleOf(least, most, box.bottom, box.top, options.logy, 5);
@@ -197,7 +246,10 @@ function drawLines(plot, lines, options) {
     if (line.x.length <= MOST_POINTS && !line.faint) line.x.forEach((x, at) => {
       if (line.y[at] !== null && !(ys.isLog && line.y[at] <= 0)) shape("circle", { cx: xs.at(x), cy: ys.at(line.y[at]), r: 2.6, fill: line.colour }, area);
     });
-    for (const x of (line.bad || []).slice(0, MOST_MARKS)) {
+    let last = -Infinity;
+    for (const x of line.bad || []) {
+      if (xs.at(x) - last < MARKS_PX) continue;
+      last = xs.at(x);
       const cross = shape("text", { class: "bad", x: xs.at(x), y: box.bottom - 3, "text-anchor": "middle" }, area, "×");
       cross.style.fill = line.colour;
       shape("title", {}, cross, `${line.name}: not finite at ${format(x)}`);
@@ -217,19 +269,24 @@ function nearest(values, x) {
   return high > low && Math.abs(values[high] - x) < Math.abs(values[low] - x) ? high : Math.max(0, low);
 }
 
+const LANE_PX = 13;  // Smallest distance of the names of two lanes.
+
 // Checkpoints in lanes, each at its step.
 function drawTimeline(block, plot) {
   const width = plot.clientWidth || 800, height = Math.min(900, 70 + 30 * block.lanes.length);
   const label = `${block.title}: ${block.marks.length} checkpoints, the last at step ${Math.max(...block.marks.map((mark) => mark.step))}`;
   const svg = canvas(plot, width, height, label);
-  const letters = Math.max(8, Math.min(40, Math.floor(width / 26)));
+  const letters = Math.max(8, Math.min(40, Math.floor(width / 18)));
   const box = { left: Math.min(260, 20 + 6.8 * Math.min(letters, Math.max(...block.lanes.map((lane) => lane.length)))), right: width - 18, top: 8, bottom: height - 40 };
   const xs = scaleOf(Math.min(0, ...block.marks.map((mark) => mark.step)), Math.max(...block.marks.map((mark) => mark.step)),
     box.left + 10, box.right - 8, false, Math.max(2, Math.floor(width / 110)));
   const y = new Map(block.lanes.map((lane, index) => [lane, box.top + (box.bottom - box.top) * ((index + 0.5) / block.lanes.length)]));
   drawAxes(svg, box, xs, { ticks: [] }, "step");
+  let free = -Infinity;
   for (const [lane, at] of y) {
     shape("line", { class: "grid", x1: box.left, x2: box.right, y1: at, y2: at }, svg);
+    if (at < free) continue;  // Of a hundred lanes not each has room for its name.
+    free = at + LANE_PX;
     shape("title", {}, shape("text", { class: "tick", x: box.left - 8, y: at + 4, "text-anchor": "end" }, svg, cut(lane, letters)), lane);
   }
   for (const mark of block.marks) {
@@ -258,7 +315,8 @@ const pointText = (block, row) =>
 function drawParallel(block, plot) {
   const step = Math.max(110, ((plot.clientWidth || 800) - 150) / Math.max(1, block.axes.length - 1));
   const width = 150 + step * (block.axes.length - 1), height = 330, top = 40, bottom = height - 16;
-  const svg = canvas(plot, width, height, `${block.title}: ${block.names.length} runs`);
+  const svg = canvas(plot, width, height, `${block.title}: ${block.names.length} runs over ${block.axes.map((axis) => axis.label).join(", ")}`);
+  makeScrollable(plot, block.title);
   const scales = block.axes.map((axis) => { const [low, high] = rangeOf(axis.values); return scaleOf(low, high, bottom, top, false, 5); });
   const [least, most] = rangeOf(block.colour);
   const shares = block.colour.map((value) => (value - least) / (most - least)).map((share) => (block.smaller ? share : 1 - share));
@@ -308,7 +366,10 @@ function drawScatter(block, plot) {
     return { ...scale, ticks: ticksOf(axis, ...extent([axis.values])) };
   });
   drawAxes(svg, box, { ...xs, ticks: [] }, { ...ys, ticks: [] }, cut(x.label, Math.floor(width / 8)));
-  for (const tick of xs.ticks) shape("text", { class: "tick", x: xs.at(tick), y: box.bottom + 16, "text-anchor": "middle" }, svg, cut(tickText(x, tick), 12));
+  for (const tick of xs.ticks) {
+    const text = cut(tickText(x, tick), 12), middle = Math.min(xs.at(tick), width - 2 - text.length * 3.4);
+    shape("text", { class: "tick", x: middle, y: box.bottom + 16, "text-anchor": "middle" }, svg, text);
+  }
   for (const tick of ys.ticks) shape("text", { class: "tick", x: box.left - 6, y: ys.at(tick) + 4, "text-anchor": "end" }, svg, cut(tickText(y, tick), 9));
   block.names.forEach((_, row) => {
     const point = shape("circle", { cx: xs.at(x.values[row]), cy: ys.at(y.values[row]), r: 5, fill: rampColour(0) }, svg);

@@ -1,15 +1,17 @@
 // Draws texts, images, histograms, tables and matrices of a run, each with a slider over its steps.
 
+const MOST_COLUMNS = 7;  // Of a matrix beside others.
+
 function addMedia(key, block, parent) {
   if (block.title) element("h3", block.title, parent);
   const grid = element("div", null, parent, "charts");
   for (const medium of block.media) {
-    const frame = element("div", null, grid, "chart medium"), last = medium.items.length - 1;
+    const isWide = medium.items[0].matrix && medium.items[0].columns.length > MOST_COLUMNS;
+    const frame = element("div", null, grid, isWide ? "chart medium wide" : "chart medium"), last = medium.items.length - 1;
     element("h3", medium.name, frame);
     const memory = `${key}/${medium.name}/${Object.keys(medium.items[0])[1]}`;
     const label = element("label", null, frame), slider = element("input", null, label), step = element("span", null, label);
     const body = element("div", null, frame);
-    body.tabIndex = 0;
     slider.type = "range";
     slider.max = last;
     slider.hidden = !last;
@@ -41,34 +43,35 @@ function drawMedium(name, item, parent) {
     image.src = item.image;
     // Small pictures, such as digits of 8 x 8 pixels, are enlarged without a blur.
     image.addEventListener("load", () => { if (image.naturalWidth < 160) image.classList.add("small"); });
-  } else if (item.text !== undefined) element("pre", item.text, parent);
+  } else if (item.text !== undefined) makeScrollable(element("pre", item.text, parent), name);
   else if (item.counts) drawHistogram(name, item, parent);
-  else drawMatrix(item, parent);
+  else drawMatrix(name, item, parent);
 }
 
 function drawHistogram(name, item, parent) {
   const space = "http://www.w3.org/2000/svg", svg = document.createElementNS(space, "svg");
   const most = Math.max(...item.counts, 1), width = 400 / item.counts.length, total = item.counts.reduce((a, b) => a + b, 0);
+  const edges = item.edges.map((edge) => format(edge, 4)), last = edges[item.counts.length];
   svg.setAttribute("viewBox", "0 0 400 120");
   svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", `${name}: ${total} values from ${item.edges[0]} to ${item.edges[item.counts.length]}`);
+  svg.setAttribute("aria-label", `${name}: ${total} values from ${edges[0]} to ${last}, at most ${most} in a bin`);
   item.counts.forEach((count, at) => {
     const bar = document.createElementNS(space, "rect"), height = (count / most) * 118;
     for (const [field, value] of Object.entries({ x: at * width, y: 120 - height, width: width * 0.92, height })) bar.setAttribute(field, value);
     const tip = document.createElementNS(space, "title");
-    tip.textContent = `${count} from ${item.edges[at]} to ${item.edges[at + 1]}`;
+    tip.textContent = `${count} from ${edges[at]} to ${edges[at + 1]}`;
     bar.appendChild(tip);
     svg.appendChild(bar);
   });
   parent.appendChild(svg);
   const range = element("div", null, parent, "range");
-  element("span", String(item.edges[0]), range);
+  element("span", edges[0], range);
   element("span", `${total.toLocaleString("en")} values, at most ${most.toLocaleString("en")} in a bin`, range);
-  element("span", String(item.edges[item.counts.length]), range);
+  element("span", last, range);
 }
 
-function drawMatrix(item, parent) {
-  const table = element("table", null, element("div", null, parent, "box"), item.matrix ? "matrix" : "");
+function drawMatrix(name, item, parent) {
+  const box = makeScrollable(element("div", null, parent, "box"), name), table = element("table", null, box, item.matrix ? "matrix" : "");
   const head = element("tr", null, element("thead", null, table)), body = element("tbody", null, table);
   for (const name of item.columns) element("th", name, head).scope = "col";
   for (const cells of item.rows) {
@@ -79,7 +82,6 @@ function drawMatrix(item, parent) {
       const share = item.matrix && sum ? Math.abs(Number(text)) / sum : 0;
       if (item.matrix) cell.title = `${(100 * share).toFixed(1)} % of the row`;
       if (share) cell.style.background = `color-mix(in srgb, var(--shade) ${Math.round(100 * share)}%, transparent)`;
-      if (share > 0.5) cell.style.color = "#fff";
     });
   }
   if (!item.matrix) return;

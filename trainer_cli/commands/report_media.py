@@ -23,6 +23,7 @@ _MOST_BYTES = 4_000_000
 _READ_BYTES = 16_000_000
 """The end of the file that is read."""
 _MOST_ROWS = 200
+_DIGITS = 6
 _LONGEST_TEXT = 20_000
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -121,11 +122,17 @@ def _item(folder: Path, kind: str, value: Any) -> tuple[Block | None, int]:
     columns, rows = value.get("columns"), value.get("rows")
     if not isinstance(columns, list) or not isinstance(rows, list):
         return None, 0
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows[:_MOST_ROWS] if isinstance(row, list)]
+    cells = [[_text(cell) for cell in row] for row in rows[:_MOST_ROWS] if isinstance(row, list)]
     if any(len(row) != len(columns) for row in cells):
         return None, 0
     size = sum(len(cell) + 4 for row in cells for cell in row)
     return {"columns": list(map(str, columns)), "rows": cells, "matrix": _is_matrix(value)}, size
+
+
+def _text(cell: Any) -> str:
+    if cell is None:
+        return ""
+    return f"{cell:.{_DIGITS}g}" if isinstance(cell, float) else str(cell)
 
 
 def _numbers(values: Any) -> list[float]:

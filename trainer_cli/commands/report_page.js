@@ -11,17 +11,19 @@ const live = { curves: null, isShown: (run) => !hidden.has(run), isChosen: (run)
 window.addEventListener("error", (event) => { byId("problem").textContent += `${event.message}\n`; });
 
 // The settings are in the address, so that a reload or a copied link shows the same.
-const state = { x: "step", smooth: null, logy: false, logx: false };
+const state = { x: "step", smooth: null, logy: false, logx: false, group: "" };
 for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
   if (key === "x" && ["step", "epoch", "time"].includes(value)) state.x = value;
   if (key === "smooth" && value !== "" && Number(value) >= 0 && Number(value) <= 0.99) state.smooth = Number(value);
   if (key === "logy" || key === "logx") state[key] = value === "1";
+  if (key === "group") state.group = value;
 }
 
 function remember() {
   const words = new URLSearchParams(location.hash.slice(1));
   for (const key of ["x", "smooth"]) words.set(key, state[key] ?? "");
   for (const key of ["logy", "logx"]) words.set(key, state[key] ? 1 : 0);
+  if (state.group) words.set("group", state.group); else words.delete("group");
   history.replaceState(null, "", `#${words}`);
 }
 
@@ -45,15 +47,35 @@ function describe(block, lines) {
   return `${block.title}. ${texts.join("; ")}`;
 }
 
+const ALL_RUNS = "all runs";
+
+// For each metric and each value of a key of the config the mean over the runs with that value.
+function groupCurves(curves, valueOfRun, key) {
+  const grouped = [], last = state.group.split(".").pop(), values = [...new Set(Object.values(valueOfRun))].sort(compareTexts);
+  for (const name of new Set(curves.map((curve) => curve.name))) values.forEach((value, tint) => {
+    const members = curves.filter((curve) => curve.name === name && valueOfRun[curve.run] === value);
+    if (!members.length) return;
+    const means = members.map((curve) => curve.mean || curve), count = `${members.length} run${members.length > 1 ? "s" : ""}`;
+    const owner = state.group === ALL_RUNS ? count : `${last}=${value} (${count})`;
+    const { x, ...mean } = meanOf(means.map((curve) => ({ x: curve[key], y: curve.y })));
+    grouped.push({ run: -1, owner, tint, name, group: members[0].group, role: "", step: x, [key]: x, ...mean });
+  });
+  // Results of runs that are not in the page have no config.
+  return [...grouped, ...curves.filter((curve) => valueOfRun[curve.run] === undefined)];
+}
+
+// Machines have no common time, and range tests of the learning rate no common steps.
+const isGrouped = (block) => !block.axis && Object.hasOwn(data.groups || {}, state.group);
+
 function linesOf(block, key, unit) {
   const groups = [...new Set(block.curves.map((curve) => curve.group))], many = hasMany(block);
   const along = (curve) => (key === "time" ? curve.time.map((value) => value / unit) : curve[key]);
-  const lines = [];
-  for (const curve of block.curves) {
-    if (!curve.y || !live.isShown(curve.run)) continue;
+  const shorten = (name) => (block.axis === "time" ? name.replace(/^machine\//, "") : name);
+  const lines = [], shown = block.curves.filter((curve) => curve.y && live.isShown(curve.run));
+  for (const curve of isGrouped(block) ? groupCurves(shown, data.groups[state.group], key) : shown) {
     const group = groups.indexOf(curve.group), x = along(curve);
-    const name = many && ownerOf(curve) ? `${ownerOf(curve)} ${curve.name}` : curve.name;
-    const line = { name, run: curve.run, step: curve.step, x, y: curve.y, low: curve.low, high: curve.high,
+    const owner = many ? ownerOf(curve) : "", name = `${owner} ${shorten(curve.name)}`.trim();
+    const line = { name, owner, group: shorten(curve.group), run: curve.run, step: curve.step, x, y: curve.y, low: curve.low, high: curve.high,
       colour: many ? tintOf(curve) : colour(group), dash: many ? DASHES[group % DASHES.length] : "",
       bad: x.filter((_, at) => curve.y[at] === null && !curve.low) };
     const weight = state.smooth ?? (curve.y.length > 200 ? 0.6 : 0);
@@ -66,6 +88,7 @@ function linesOf(block, key, unit) {
   return lines;
 }
 
+const ENTRY_PX = 50;  // A legend has an entry for this much of a chart's width.
 let zoomed = null;  // The part of the x axis that all curves show.
 function drawCurves(block, plot, chart) {
   const curves = block.curves.filter((curve) => curve.y);
@@ -73,21 +96,14 @@ function drawCurves(block, plot, chart) {
   const [unit, unitName] = unitOfTime(curves), lines = linesOf(block, key, unit), many = hasMany(block);
   const logx = block.logx || state.logx;  // The rates of a range test are spread over decades.
   const at = (mark) => (key === "time" ? mark.time / unit : mark[key]);
-  const marks = (block.restarts || []).filter((mark) => live.isShown(mark.run) && (!logx || at(mark) > 0)).slice(0, 100);
+  const marks = (block.restarts || []).filter((mark) => !isGrouped(block) && live.isShown(mark.run) && (!logx || at(mark) > 0)).slice(0, 100);
   const title = key === "time" ? `${unitName} since the run began` : key;
   chart.view = drawLines(plot, lines, {
     logx, logy: state.logy, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
     marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colourOfRun(mark.run) : null })),
   });
   Object.assign(chart.view, { axis: title, key });
-  const legend = element("div", null, plot, "legend");
-  const named = lines.filter((line) => !line.faint);
-  if (named.length > 1 && named.length <= 8) for (const line of named) {
-    const item = element("span", null, legend);
-    const svg = shape("svg", { width: 26, height: 10, "aria-hidden": true }, item);
-    shape("line", { x1: 1, x2: 25, y1: 5, y2: 5, stroke: line.colour, "stroke-width": 2, "stroke-dasharray": line.dash }, svg);
-    element("span", line.name, item).title = line.name;
-  }
+  addLegend(plot, lines, many);
   const notes = notesOf(block, many);
   chart.note.textContent = notes;
   chart.note.hidden = !notes;
@@ -96,9 +112,27 @@ function drawCurves(block, plot, chart) {
 function notesOf(block, many) {
   const bad = block.curves.filter((curve) => curve.bad).map((curve) =>
     `${many ? `${ownerOf(curve)} ` : ""}${curve.name}: ${curve.bad[0]} value${curve.bad[0] > 1 ? "s" : ""} not finite (×), first at step ${curve.bad[1]}`);
-  const groups = [...new Set(block.curves.map((curve) => curve.group))];
-  const dashes = many && groups.length > 1 ? groups.map((group, index) => `${group} ${DASH_NAMES[index % DASHES.length]}`) : [];
-  return [...(dashes.length ? [dashes.join(", ")] : []), ...(block.note ? [block.note] : []), ...bad.slice(0, 3)].join("; ");
+  return [...(block.note ? [block.note] : []), ...bad.slice(0, 3)].join("; ");
+}
+
+// One line: its name. Several: the runs by their colours and the metrics by their dashes.
+function addLegend(plot, lines, many) {
+  const named = lines.filter((line) => !line.faint), entries = new Map();
+  if (named.length < 2) return;
+  for (const line of named) entries.set(many ? line.owner || line.name : line.name, [line.colour, many ? "" : line.dash]);
+  const dashes = many ? new Map(named.map((line) => [line.group, line.dash])) : new Map();
+  const legend = element("div", null, plot, "legend");
+  const room = Math.max(6, Math.floor(plot.clientWidth / ENTRY_PX)), count = entries.size > room + 1 ? room : entries.size;
+  for (const [text, [tint, dash]] of [...entries].slice(0, count)) addEntry(legend, text, tint, dash);
+  if (entries.size > count) element("span", `and ${entries.size - count} more`, legend);
+  if (dashes.size > 1) for (const [text, dash] of dashes) addEntry(legend, text, "var(--ink)", dash);
+}
+
+function addEntry(legend, text, tint, dash) {
+  const entry = element("span", null, legend), svg = shape("svg", { width: 26, height: 10, "aria-hidden": true }, entry);
+  const line = shape("line", { x1: 1, x2: 25, y1: 5, y2: 5, "stroke-width": 2, "stroke-dasharray": dash }, svg);
+  line.style.stroke = tint;
+  element("span", cut(text, LONGEST_NAME), entry).title = text;
 }
 
 const DRAW = { chart: drawCurves, timeline: drawTimeline, parallel: drawParallel, scatter: drawScatter, bars: drawBars };
@@ -115,7 +149,7 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "500px" });
 
 async function draw(chart) {
-  const settings = JSON.stringify([state, zoomed, [...hidden], chart.plot.clientWidth, live.version, byId("group").value]);
+  const settings = JSON.stringify([state, zoomed, [...hidden], chart.plot.clientWidth, live.version]);
   if (chart.drawn === settings) return;
   chart.drawn = settings;
   if (live.curves && chart.block.kind === "chart") {
@@ -288,118 +322,14 @@ function addChart(key, block, parent) {
     chart.note.hidden = true;
     if (block.kind === "chart") {
       chart.plot.tabIndex = 0;
+      chart.plot.setAttribute("role", "group");
+      chart.plot.setAttribute("aria-label", `${block.title}: arrow keys show the values at each point`);
       watch(chart);
     }
     charts.set(key, chart);
     seen.observe(chart.plot);
   }
   parent.appendChild(chart.frame);
-}
-
-const CLOCK = /^(\d+):(\d\d)(?::(\d\d))?\b/;
-function valueOf(text) {
-  const clock = CLOCK.exec(text);
-  if (clock) return clock[3] === undefined ? clock[1] * 60 + +clock[2] : clock[1] * 3600 + clock[2] * 60 + +clock[3];
-  const plain = text.replace(/,/g, ""), value = parseFloat(plain);
-  return /^[-+]?(\d|\.\d|nan|inf)/i.test(plain) && !Number.isNaN(value) ? value : null;
-}
-
-function compareTexts(a, b) {
-  if (a === "" || b === "") return (a === "") - (b === "");
-  const [first, second] = [valueOf(a), valueOf(b)];
-  return first !== null && second !== null && first !== second ? first - second : a.localeCompare(b, "en", { numeric: true });
-}
-
-// What a filter finds: a regular expression, or while it is none, the text itself.
-function finder(text) {
-  try {
-    const pattern = new RegExp(text, "i");
-    return (content) => pattern.test(content);
-  } catch {
-    return (content) => content.toLowerCase().includes(text.toLowerCase());
-  }
-}
-
-function addTable(key, block, parent) {
-  const memory = remembered.get(key) || { sort: null, down: false, find: "", open: !block.fold };
-  remembered.set(key, memory);
-  if (block.fold) {
-    parent = element("details", null, parent);
-    parent.open = memory.open;
-    parent.addEventListener("toggle", (event) => { memory.open = event.target.open; });
-    element("summary", `${block.title || "Table"} (${block.rows.length})`, parent);
-  } else if (block.title) element("h3", block.title, parent);
-  const find = block.filter && (block.rows.length > 12 || memory.find || live.filter) ? element("input", null, parent) : null;
-  const box = element("div", null, parent, "box"), table = element("table", null, box);
-  box.tabIndex = 0;
-  box.addEventListener("scroll", () => { memory.scroll = box.scrollTop; });
-  requestAnimationFrame(() => { box.scrollTop = memory.scroll || 0; });
-  const head = element("tr", null, element("thead", null, table)), body = element("tbody", null, table);
-  const rows = block.rows.map((cells, index) => {
-    const row = element("tr", null, null, (block.marked || []).includes(index) ? "marked" : "");
-    cells.forEach((text, at) => {
-      const isChoice = !at && block.choose;
-      const cell = element("td", isChoice ? null : text, row, block.columns[at].right ? "right" : "");
-      if (isChoice) addChoice(block.runs[index], text, cell);
-      if (text.length > 60) cell.title = text;
-    });
-    return { row, cells };
-  });
-  const show = () => {
-    const order = memory.sort === null ? rows : [...rows].sort((a, b) => {
-      const texts = [a.cells[memory.sort], b.cells[memory.sort]];
-      return compareTexts(...texts) * (memory.down && !texts.includes("") ? -1 : 1);
-    });
-    const isFound = finder(memory.find);
-    for (const { row, cells } of order) {
-      row.hidden = !isFound(cells.join(" "));
-      body.appendChild(row);
-    }
-    if (live.filter && block.choose) live.filter(block.runs.filter((_, index) => !rows[index].row.hidden));
-    [...head.children].forEach((cell, at) => cell.setAttribute("aria-sort", memory.sort === at ? (memory.down ? "descending" : "ascending") : "none"));
-  };
-  block.columns.forEach((column, at) => {
-    const cell = element("th", null, head, column.right ? "right" : "");
-    const button = element("button", column.name, cell);
-    button.title = column.name;
-    button.dataset.focus = `sort ${key} ${column.name}`;
-    button.addEventListener("click", () => {
-      // Up, down, then the order of the file.
-      if (memory.sort !== at) [memory.sort, memory.down] = [at, false];
-      else if (!memory.down) memory.down = true;
-      else memory.sort = null;
-      show();
-    });
-  });
-  if (find) {
-    find.type = "search";
-    find.placeholder = "find (a regular expression)";
-    find.setAttribute("aria-label", "find rows");
-    find.value = memory.find;
-    find.dataset.focus = `find ${key}`;
-    find.addEventListener("input", () => { memory.find = find.value; show(); });
-  }
-  show();
-}
-
-function addChoice(run, name, cell) {
-  cell.classList.add("choice");
-  const label = element("label", null, cell), box = element("input", null, label);
-  box.type = "checkbox";
-  box.checked = live.isChosen(run);
-  box.dataset.focus = `choose ${run}`;
-  box.setAttribute("aria-label", `show ${name}`);
-  box.addEventListener("change", () => {
-    if (live.choose) return live.choose(run, box.checked);
-    hidden[box.checked ? "delete" : "add"](run);
-    redraw();
-  });
-  element("span", null, label, "swatch").style.background = live.colour ? live.colour(run) : colourOfRun(run);
-  if (!live.open) return element("span", name, label);
-  const link = element("a", name, cell);
-  link.href = live.open(run);
-  link.dataset.focus = `open ${run}`;
-  return link;
 }
 
 function addFacts(block, parent) {
@@ -413,8 +343,7 @@ function addFacts(block, parent) {
 
 function addText(block, parent) {
   element("h3", block.title, parent);
-  const text = element("pre", block.text, parent);
-  text.tabIndex = 0;
+  const text = makeScrollable(element("pre", block.text, parent), block.title);
   requestAnimationFrame(() => { text.scrollTop = text.scrollHeight; });
 }
 
@@ -457,7 +386,9 @@ function render(next) {
     if (again) again.focus({ preventScroll: true });
     if (again && again.type === "search") again.setSelectionRange(selectionStart, selectionStart);
   }
+  byId("controls").hidden = !data.sections.length;
   byId("look").hidden = !Object.keys(data.looks).length;
+  showGroups();
   findCharts();
   redraw();
 }
@@ -498,13 +429,25 @@ function build(sections, used) {
   scrollTo(0, top);
 }
 
+// The keys of the config by which the curves can be grouped.
+function showGroups() {
+  const select = byId("group"), keys = Object.keys(data.groups || {});
+  byId("grouping").hidden = !keys.length;
+  if (select.dataset.keys === JSON.stringify(keys)) return;
+  select.dataset.keys = JSON.stringify(keys);
+  select.replaceChildren();
+  element("option", "no runs", select).value = "";
+  for (const key of keys) element("option", key === ALL_RUNS ? key : `runs with the same ${key}`, select).value = key;
+  select.value = keys.includes(state.group) ? state.group : "";
+}
+
 function findCharts() {
   const isFound = finder(byId("find").value);
   for (const chart of charts.values()) if (chart.block.curves) chart.frame.hidden = !chart.block.curves.some((curve) => isFound(curve.name));
 }
 
-for (const id of ["x", "smooth"]) {
-  byId(id).value = state[id] ?? 0;
+for (const id of ["x", "smooth", "group"]) {
+  if (id !== "group") byId(id).value = state[id] ?? 0;
   byId(id).addEventListener("input", () => {
     state[id] = id === "smooth" ? Number(byId(id).value) : byId(id).value;
     if (id === "x") zoomTo(null);

@@ -312,10 +312,10 @@ def _environment(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator
     values = {key: [record.environment.get(key, "") for record in records] for key in keys}
     same = [[key, texts[0]] for key, texts in values.items() if len(set(texts)) == 1]
     if same:
-        yield table(["", "value"], same, title="" if len(records) == 1 else "The same in all runs")
+        yield table(["name", "value"], same, title="" if len(records) == 1 else "The same in all runs")
     different = [[key, *texts] for key, texts in values.items() if len(set(texts)) > 1]
     if different:
-        yield table(["", *names], different, title="What differs", **_fold(different))
+        yield table(["name", *names], different, title="What differs", **_fold(different))
 
 
 def _of_runs(records: Sequence[RunRecord], columns: Sequence[str], rows: Sequence[Sequence[str]], **more: Any) -> Block:

@@ -164,8 +164,7 @@ def _curves(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]
     axis = query.get("x", ["step"])[0]
     if axis not in _AXES:
         raise BadRequest(f"x is one of {', '.join(_AXES)}")
-    group = query.get("group", [None])[0]
-    return "application/json", runs.curves(_numbers(query), query.get("name", []), axis, group)
+    return "application/json", runs.curves(_numbers(query), query.get("name", []), axis)
 
 
 def _numbers(query: Mapping[str, list[str]]) -> list[int]:

@@ -1,18 +1,12 @@
 // Keeps the page of `train serve` up to date: the table of all runs, and below it the report of the chosen ones.
 "use strict";
 const EVERY_MS = 2000;
-const FIRST_RUNS = 10;  // So many of the newest runs are shown at first.
-let overview = null, selected = null, shownVersion = null, asking = false, filtered = null;
+const FIRST_RUNS = 10;  // Number of newest runs that are shown at first.
+let overview = null, selected = new Set(), known = new Set(), shownVersion = null, asking = false, filtered = null;
 
 const words = () => new URLSearchParams(location.hash.slice(1));
 const openedName = () => words().get("run");
 const numberOf = (name) => Object.keys(overview.runs).find((number) => overview.runs[number] === name);
-
-function setWord(key, value) {
-  const all = words();
-  if (value === null || value === "") all.delete(key); else all.set(key, value);
-  history.replaceState(null, "", `#${all}`);
-}
 
 // The numbers of the runs that are shown: the opened one, or the chosen ones that the filter finds.
 function shownRuns() {
@@ -28,7 +22,7 @@ async function ask(path, parameters = {}) {
   return answer.json();
 }
 
-live.isShown = (run) => run < 0 || shownRuns().includes(run);
+live.isShown = (run) => shownRuns().includes(run);
 live.isChosen = (run) => selected.has(run);
 live.colour = (run) => colour(run);
 live.choose = (run, isChosen) => {
@@ -44,10 +38,9 @@ live.filter = (runs) => {
 live.curves = async (block) => {
   if (!block.fetched && block.curves.every((curve) => curve.y)) return true;  // Those of train validate come with the page.
   const names = [...new Set(block.curves.map((curve) => curve.name))];
-  const group = openedName() === null ? byId("group").value : "";
-  const axis = block.axis || state.x, wanted = JSON.stringify([live.version, axis, group]);
+  const axis = block.axis || state.x, wanted = JSON.stringify([live.version, axis]);
   if (block.fetched === wanted) return true;
-  const parameters = [["runs", shownRuns()], ["x", axis], ...names.map((name) => ["name", name]), ...(group ? [["group", group]] : [])];
+  const parameters = [["runs", shownRuns()], ["x", axis], ...names.map((name) => ["name", name])];
   try {
     block.curves = await ask("/api/curves", parameters);
     block.fetched = wanted;
@@ -66,8 +59,7 @@ async function refresh() {
   try {
     overview = await ask("/api/runs");
     byId("problem").textContent = "";
-    if (selected === null) selected = new Set(overview.table.runs.slice(0, FIRST_RUNS));
-    showKeys();
+    selectNew();
     const runs = shownRuns(), opened = openedName();
     const version = JSON.stringify([runs, runs.map((run) => overview.versions[run]), opened]);
     const page = version === shownVersion ? null : runs.length ? await ask("/api/page", { runs }) : { runs: {}, looks: {}, sections: [] };
@@ -85,6 +77,14 @@ async function refresh() {
   if (again) { again = false; refresh(); }
 }
 
+// Show a run that is new to the page as long as few are shown.
+function selectNew() {
+  const { runs } = overview.table;
+  selected = new Set(runs.filter((run) => selected.has(run)));
+  for (const run of runs) if (!known.has(run) && selected.size < FIRST_RUNS) selected.add(run);
+  known = new Set(runs);
+}
+
 function show(opened) {
   const { page } = live, count = overview.table.runs.length;
   const table = { ...overview.table, title: "" };
@@ -92,28 +92,16 @@ function show(opened) {
   render({
     ...page,
     title: opened ?? overview.title,
-    made: missing ? "There is no such run any more." : opened !== null ? "" : `${count} run${count === 1 ? "" : "s"}, ${shownRuns().length} shown`,
-    sections: [...(opened === null ? [{ title: "Runs", blocks: [table] }] : []), ...page.sections],
+    made: missing ? "There is no such run any more." : opened !== null ? "" : count ? `${count} run${count === 1 ? "" : "s"}, ${shownRuns().length} shown`
+      : "No runs are here yet. Each appears by itself once it has begun.",
+    sections: [...(opened === null && count ? [{ title: "Runs", blocks: [table] }] : []), ...page.sections],
   });
   byId("back").hidden = opened === null;
-  byId("chosen").hidden = opened !== null;
-  byId("grouping").hidden = opened !== null || !overview.keys.length;
-}
-
-function showKeys() {
-  const select = byId("group"), keys = JSON.stringify(overview.keys);
-  if (select.dataset.keys === keys) return;
-  select.dataset.keys = keys;
-  const wanted = words().get("group") ?? "";
-  select.replaceChildren();
-  element("option", "no runs", select).value = "";
-  for (const key of overview.keys) element("option", `runs with the same ${key}`, select).value = key;
-  select.value = overview.keys.includes(wanted) ? wanted : "";
+  byId("chosen").hidden = opened !== null || !count;
 }
 
 // The token is in a cookie now: the address may be shown to others.
 if (location.search) history.replaceState(null, "", location.pathname + location.hash);
-byId("group").addEventListener("change", () => { setWord("group", byId("group").value); redraw(); });
 for (const [text, choose] of [["show all", () => overview.table.runs], ["none", () => []]]) {
   element("button", text, byId("chosen")).addEventListener("click", () => { selected = new Set(choose()); refresh(); });
 }

@@ -14,18 +14,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trainer_cli.commands.report import look_of, short_names
-from trainer_cli.commands.report_blocks import Block, rounded
-from trainer_cli.commands.report_sections import is_of_machine, metric_series, role_of, sections
-from trainer_cli.commands.serve_run import ServedRun, to_json
+from trainer_cli.commands.report_blocks import Block, grouping_keys, groupings
+from trainer_cli.commands.report_sections import metric_series, role_of, sections
+from trainer_cli.commands.serve_run import ServedRun
 from trainer_cli.commands.serve_table import differing_keys, runs_table
-from trainer_cli.runs.curves import mean_curve
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.record import RunReader, RunRecord, RunView, SweepJob, read_sweep
 
 _BUCKETS = 1000
 _FEWEST_BUCKETS = 100
-_STEP_DIGITS = 12
-_NOT_SET = "(not set)"
 
 
 class ServedRuns:
@@ -41,7 +38,7 @@ class ServedRuns:
         self._reading: threading.Thread | None = None
 
     def overview(self) -> Block:
-        """The table of all runs, and the keys of their configs that differ."""
+        """The table of all runs."""
         now = time.time()
         with self._lock:
             views = [(run, view) for run in self._found() if (view := run.look(now)) is not None]
@@ -55,7 +52,6 @@ class ServedRuns:
             "title": str(self.root),
             "runs": {str(run.number): name for (run, _), name in zip(views, names, strict=True)},
             "versions": versions,
-            "keys": keys,
             "table": block,
         }
 
@@ -68,6 +64,8 @@ class ServedRuns:
             jobs = _sweep_jobs(records)
             names = short_names(records, {os.path.realpath(job.run_dir): job for job in jobs})
             looks = {str(run.number): look_of(record) for run, record in chosen}
+            # Of all runs: a choice of runs with the same value keeps them together.
+            keys = grouping_keys([run.config for run in self._runs.values()])
             content = sections(records, names, {}, jobs, draw=_unfilled)
             if len(chosen) == 1 and (log := chosen[0][0].log()):
                 content.append({"title": "Log", "blocks": [log]})
@@ -77,26 +75,17 @@ class ServedRuns:
         for block in (block for section in content for block in section["blocks"]):
             _renumber(block, ids)
         runs = {str(number): name for number, name in zip(ids, names, strict=True)}
-        return {"runs": runs, "looks": looks, "sections": content, "many": len(chosen) > 1}
+        values = groupings([record.config for record in records], keys)
+        groups = {key: dict(zip(runs, texts, strict=True)) for key, texts in values.items()}
+        return {"runs": runs, "looks": looks, "groups": groups, "sections": content, "many": len(chosen) > 1}
 
-    def curves(self, numbers: Sequence[int], metrics: Sequence[str], axis: str, group: str | None) -> str:
-        """The curves of metrics of some runs as a JSON list.
-
-        Args:
-            axis: `step`, `epoch` or `time`.
-            group: a key of the configs; then the curves are means over the runs with the same value of it.
-        """
+    def curves(self, numbers: Sequence[int], metrics: Sequence[str], axis: str) -> str:
+        """The curves of metrics of some runs as a JSON list, over steps and the axis: `step`, `epoch` or `time`."""
         now = time.time()
         with self._lock:
             chosen = list(self._chosen(numbers, now))
             buckets = max(_FEWEST_BUCKETS, _BUCKETS // max(1, len(chosen)))
-            drawn: list[str | None] = []
-            for name in metrics:
-                # Runs on machines at different times have no common axis for a mean.
-                if group is None or any(is_of_machine(record, name) for _, record in chosen):
-                    drawn += [run.curve(record, name, axis, buckets) for run, record in chosen]
-                else:
-                    drawn += map(to_json, _grouped(chosen, name, group))
+            drawn = [run.curve(record, name, axis, buckets) for name in metrics for run, record in chosen]
         return f"[{','.join(text for text in drawn if text is not None)}]"
 
     def close(self) -> None:
@@ -188,25 +177,3 @@ def _renumber(block: Block, numbers: Sequence[int]) -> None:
         block["runs"] = [numbers[run] for run in block["runs"]]
     # The table of all runs has the choice.
     block.pop("choose", None)
-
-
-def _grouped(chosen: Sequence[tuple[ServedRun, RunRecord]], name: str, key: str) -> Iterator[Block]:
-    """For each value of a config key the mean of a metric over the runs with that value."""
-    values = list(dict.fromkeys(record.config.get(key, _NOT_SET) for _, record in chosen))
-    last = key.rpartition(".")[2]
-    for tint, value in enumerate(values):
-        of_value = [record for _, record in chosen if record.config.get(key, _NOT_SET) == value]
-        curves = [
-            (record.columns.step[series.rows], series.values)
-            for record in of_value
-            if (series := metric_series(record, name)) is not None
-        ]
-        if not curves:
-            continue
-        mean = mean_curve(curves, _BUCKETS // 2)
-        count = f"{len(curves)} run{'' if len(curves) == 1 else 's'}"
-        yield {
-            "run": -1, "owner": f"{last}={value} ({count})", "tint": tint, "name": name, "group": name, "role": "",
-            "step": rounded(mean.x, _STEP_DIGITS), "y": rounded(mean.mean),
-            "low": rounded(mean.low), "high": rounded(mean.high),
-        }  # fmt: skip

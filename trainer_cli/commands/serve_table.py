@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer_cli.commands.report_blocks import OF_ONE_RUN, Block, clock_time, duration, number, table
+from trainer_cli.commands.report_blocks import OF_ONE_RUN, Block, clock_time, duration, number, table, tags_and_notes
 from trainer_cli.commands.serve_run import ServedRun
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.record import RunView, short_keys
@@ -36,7 +36,7 @@ def runs_table(views: Sequence[tuple[ServedRun, RunView]], names: Sequence[str],
     rows = [
         [
             name,
-            run.config.get("tags", "").strip("[]"),
+            tags_and_notes(run.config)[0],
             view.state,
             _progress(view),
             number(view.loss),
@@ -45,7 +45,7 @@ def runs_table(views: Sequence[tuple[ServedRun, RunView]], names: Sequence[str],
             "" if view.eta_s is None else format_clock(view.eta_s),
             duration(run.summary.get("wall_time_s")),
             clock_time(_began(run.summary)),
-            _text(run.config.get("notes")),
+            tags_and_notes(run.config)[1],
             "" if view.state == "finished" else view.reason,
         ]
         for (run, view), name, values in zip(views, names, best, strict=True)
@@ -59,10 +59,6 @@ def _progress(view: RunView) -> str:
     if view.step is None:
         return ""
     return f"{view.step:,}" if view.total_steps is None else f"{view.step:,} of {view.total_steps:,}"
-
-
-def _text(value: str | None) -> str:
-    return "" if value in (None, "null") else str(value)
 
 
 def _best(run: ServedRun) -> dict[str, float]:

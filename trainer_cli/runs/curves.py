@@ -193,46 +193,6 @@ def reduce(x: Array, y: Array, buckets: int) -> Reduced:
     return Reduced(np.unique(kept), Means(finite[first + sizes // 2], means))
 
 
-class MeanCurve(NamedTuple):
-    """The mean of several curves at the places `x`, with the smallest and the largest of their values."""
-
-    x: Array
-    mean: Array
-    low: Array
-    high: Array
-
-
-def mean_curve(curves: Sequence[tuple[Array, Array]], most: int) -> MeanCurve:
-    """The mean of curves, such as those of several seeds, at up to `most` places of their common x axis.
-
-    A curve counts between its own ends, where it is interpolated. Of a curve with more points the means of `most` parts
-    of the axis are taken, and values that are not finite are left out.
-
-    Args:
-        curves: x, which must not decrease, and y of each.
-    """
-    thinned = []
-    for x, y in curves:
-        means = reduce(x, y, most).means
-        x, y = (x, y) if means is None else (x[means.indices], means.values)
-        finite = np.isfinite(y)
-        if finite.any():
-            thinned.append((x[finite], y[finite]))
-    if not thinned:
-        return MeanCurve(*(np.zeros(0) for _ in range(4)))
-    places = np.unique(np.concatenate([x for x, _ in thinned]))
-    if len(places) > most:
-        places = np.linspace(places[0], places[-1], most)
-    values = np.full((len(thinned), len(places)), np.nan)
-    for row, (x, y) in zip(values, thinned, strict=True):
-        inside = (places >= x[0]) & (places <= x[-1])
-        row[inside] = np.interp(places[inside], x, y)
-    # Between two runs that do not meet there is no value.
-    covered = np.isfinite(values).any(axis=0)
-    places, values = places[covered], values[:, covered]
-    return MeanCurve(places, np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0))
-
-
 class Pause(NamedTuple):
     """The time between two records that took much longer than usual."""
 
