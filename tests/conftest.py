@@ -47,6 +47,7 @@ _PROCESSES = (
     "tests/runs/test_typed_commands",
     "tests/loggers/test_contract",
     "tests/loggers/test_tensorboard",
+    "tests/loggers/test_trackers",
     "tests/parallel/",
     "tests/pages/",
     "tests/peers/test_commands",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -162,7 +164,7 @@ class Tracker(Service):
     """One that knows which records it has."""
 
     def last_step(self) -> int | None:
-        return max(self.steps, default=None)
+        return max(self.steps, default=-1)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,81 @@ def test_a_tracker_that_is_reached_later_is_asked_then() -> None:
     keeper.log(a_record(4))
     keeper.log(a_record(5))
     assert logger.steps == [1, 2, 3, 4, 5]
+
+
+def write_metrics(folder: Path, steps: Iterable[int]) -> RunFacts:
+    """The metrics.jsonl of earlier processes, with a truncated last line; the training is at step 4."""
+    lines = [json.dumps({"step": step, "epoch": 1, "time": 1.0, "train/loss": "nan"}) + "\n" for step in steps]
+    (folder / "metrics.jsonl").write_text("".join(lines) + '{"step": 4, "ep')
+    return RunFacts(run_dir=folder, start_step=4, repeats=True)
+
+
+@pytest.mark.parametrize("received", [0, 2, 4], ids=["none", "some", "all"])
+def test_what_an_earlier_process_could_not_send_is_sent_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, received: int
+) -> None:
+    logger = Tracker()
+    logger.steps = list(range(1, received + 1))
+    keeper = RecordKeeper("x", logger, Clock())
+    with caplog.at_level(logging.INFO):
+        keeper.start(write_metrics(tmp_path, range(1, 7)), 4)
+    keeper.log(a_record(5))
+    assert logger.steps == [1, 2, 3, 4, 5]
+    assert (f"x lacks {4 - received} records up to step 4" in caplog.text) is (received < 4)
+
+
+def test_a_service_that_fails_while_it_gets_missing_records_gets_the_rest_later(tmp_path: Path) -> None:
+    logger = Tracker()
+    logger.steps, logger.refused = [1], {3}
+    keeper = RecordKeeper("x", logger, Clock())
+    keeper.start(write_metrics(tmp_path, range(1, 5)), 4)
+    keeper.log(a_record(5))
+    assert logger.steps == [1, 2]
+    logger.refused = set()
+    wait(keeper)
+    keeper.log(a_record(6))
+    assert logger.steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_missing_records_that_are_still_kept_in_memory_are_sent_once(tmp_path: Path) -> None:
+    logger = Tracker()
+    keeper = started(logger)
+    keeper.log(a_record(1))
+    logger.failure = OSError("away")
+    for step in (2, 3, 4):
+        keeper.log(a_record(step))
+    logger.failure = None
+    # A rollback to step 4.
+    keeper.start(write_metrics(tmp_path, range(1, 5)), 4)
+    wait(keeper)
+    keeper.log(a_record(5))
+    assert logger.steps == [1, 2, 3, 4, 5]
+
+
+def test_a_service_that_does_not_say_what_it_has_gets_nothing_of_earlier_processes(tmp_path: Path) -> None:
+    logger = Service()
+    keeper = RecordKeeper("x", logger, Clock())
+    keeper.start(write_metrics(tmp_path, range(1, 5)), 4)
+    keeper.log(a_record(5))
+    assert logger.steps == [5]
+
+
+def test_a_service_that_fails_slowly_takes_a_small_share_of_the_time() -> None:
+    clock, waits = Clock(), 0.0
+
+    class SlowService(Service):
+        def log(self, record: Record) -> None:
+            nonlocal waits
+            clock.now, waits = clock.now + 90, waits + 90
+            raise OSError("no answer")
+
+    keeper = RecordKeeper("x", SlowService(), clock)
+    keeper.start(RunFacts(), 0)
+    for step in range(10_000):
+        keeper.log(a_record(step))
+        clock.now += 1
+    # The first attempt and the first retry, and then at most a twentieth of the time.
+    assert 180 < waits <= 180 + 10_000 / 20
 
 
 def test_a_record_outside_of_a_training_is_always_sent() -> None:

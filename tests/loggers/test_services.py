@@ -50,6 +50,14 @@ def test_the_id_of_a_run_is_none_where_none_was_saved(tmp_path: Path) -> None:
     assert read_id(tmp_path / "torn.json") is None
 
 
+@pytest.mark.parametrize(
+    ("folder", "title"),
+    [(None, "mine"), ("runs/mine", "mine"), ("runs/mine/sweep/optimizer.lr=0.1", "mine optimizer.lr=0.1")],
+)
+def test_a_run_of_a_sweep_is_named_by_its_swept_values_too(folder: str | None, title: str) -> None:
+    assert RunFacts(run_dir=None if folder is None else Path(folder), name="mine").title == title
+
+
 def test_an_extra_that_is_not_installed_is_named() -> None:
     with pytest.raises(UserError, match=r"needs the package no_such.*pip install \"trainer-cli\[wandb\]"):
         import_extra("no_such.part", "wandb")

@@ -97,6 +97,12 @@ class RunFacts:
     ranges: Callable[[], Mapping[str, MetricRange]] | None = None
     repeats: bool = False
 
+    @property
+    def title(self) -> str:
+        """The name, and in a sweep the swept values after it, because all runs of a sweep have the same name."""
+        in_sweep = self.run_dir is not None and self.run_dir.parent.name == "sweep"
+        return f"{self.name} {self.run_dir.name}" if self.run_dir is not None and in_sweep else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -167,8 +173,8 @@ class Logger(CheckedArguments, ABC):
         """Log one record. Called inside the training loop, so it must be fast."""
 
     def last_step(self) -> int | None:
-        """The newest step of which a service holds a record of this run; None if it holds none or does not say. Called
-        after `start`."""
+        """The newest step of which a service holds a record of this run, -1 if it holds none; None if it does not say.
+        Called after `start`. With a number, records up to the start that the service lacks are passed to `log`."""
         return None
 
     def flush(self, durable: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from posixpath import normpath
 from typing import Any
@@ -14,6 +15,9 @@ log = logging.getLogger(__name__)
 
 _ILLEGAL = re.compile(r"[^\w.\- /]")
 _LONGEST_NAME = 250
+_RETRIES = "2"
+"""Retries of a request, in a few seconds. MLflow's own 7 would stop the training for four minutes, and the records are
+kept and sent later anyway."""
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
 """Limits of one request."""
 
@@ -77,6 +81,7 @@ class MlflowLogger(Logger):
         self._names = LegalNames()
 
     def start(self, facts: RunFacts) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
         mlflow, self._entities = import_extra("mlflow", "mlflow"), import_extra("mlflow.entities", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         file = None if facts.run_dir is None else facts.run_dir / "mlflow.json"
@@ -87,7 +92,7 @@ class MlflowLogger(Logger):
                 experiment_id = client.create_experiment(self.experiment)
             else:
                 experiment_id = experiment.experiment_id
-            run_id = client.create_run(experiment_id, run_name=facts.name, tags=self.tags).info.run_id
+            run_id = client.create_run(experiment_id, run_name=facts.title, tags=self.tags).info.run_id
             # Before the params: if one is refused, the next attempt must not create another run.
             save_id(file, run_id)
             # Only for a new run: MLflow refuses to change a param, as a resume with another setting would.
@@ -121,7 +126,7 @@ class MlflowLogger(Logger):
     def last_step(self) -> int | None:
         # Sent with all metrics of a record.
         history = self._client.get_metric_history(self._run_id, "epoch")
-        return max((metric.step for metric in history), default=None)
+        return max((metric.step for metric in history), default=-1)
 
     def close(self) -> None:
         client, self._client = self._client, None

@@ -1,4 +1,8 @@
-"""Keep the records that a logger cannot write, for example on a full disk, and write them later."""
+"""Keep the records that a logger cannot write, for example on a full disk, and write them later.
+
+A service must end up with each record once, although it cannot remove any. After a resume the keeper asks it for its
+last step: what an earlier process could not send is sent from `metrics.jsonl`, and what it has is not sent again.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,15 @@ from collections.abc import Callable
 
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
+from trainer_cli.loggers.text_files import METRICS_FILE, read_records
 
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 64 * 1024 * 1024
 """Limit of the estimated memory of the records kept for one logger."""
 _RETRY_S = 10.0
+_RETRY_FACTOR = 20
+"""A retry that took longer waits for this multiple of its time: attempts take at most 5 % of the time."""
 _MOST_REFUSALS = 3
 """Refusals by a service after which a record is dropped, so that it does not block the records after it."""
 
@@ -69,6 +76,10 @@ class RecordKeeper:
                 raise TrainError(f"the logger {self.name} cannot be started: {_line(error)}", cure=cure) from error
             self._unstarted = facts
             self._fail(error)
+        else:
+            self._unstarted = None
+            if self._kept:
+                self._write()
 
     def log(self, record: Record) -> None:
         """Write a record, after those kept from before."""
@@ -112,15 +123,18 @@ class RecordKeeper:
         except Exception as error:
             if not self._tolerates(error):
                 raise
-            self._warn(error)
+            if not self._failing:
+                log.warning("%s cannot be closed: %s", self.name, _line(error))
 
     def _start(self, facts: RunFacts) -> None:
-        """Start the logger, and find out which of the records to come a service has already."""
+        """Start the logger, and find out which records a service lacks, and which of those to come it has already."""
         self.logger.start(facts)
         last = self.logger.last_step() if self.logger.is_remote and self._rewound_to is not None else None
-        if last is None or self._rewound_to is None or last <= self._rewound_to:
+        if last is None or self._rewound_to is None:
             return
-        if facts.repeats:
+        if last <= self._rewound_to:
+            self._keep_missing(facts, last)
+        elif facts.repeats:
             self._sent_step = last
             log.info("%s has the records up to step %d, which are not sent again", self.name, last)
         else:
@@ -130,8 +144,32 @@ class RecordKeeper:
                 self.name, last, self._rewound_to + 1,
             )  # fmt: skip
 
+    def _keep_missing(self, facts: RunFacts, last: int) -> None:
+        """Keep the records after step `last` and up to the rewind, which an earlier process has logged, to be written
+        before all others."""
+        assert self._rewound_to is not None
+        until = min([self._rewound_to, *(record.step - 1 for record in self._kept)])
+        if facts.run_dir is None or last >= until:
+            return
+        later, self._kept, self._kept_bytes = self._kept, deque(), 0
+        count = 0
+        try:
+            for record in read_records(facts.run_dir / METRICS_FILE, last, until):
+                self._keep_record(record)
+                count += 1
+        finally:
+            # Also after a failed read.
+            for record in later:
+                self._keep_record(record)
+        if count:
+            log.info(
+                "%s lacks %d records up to step %d, which an earlier process could not send: they are sent from %s",
+                self.name, count, until, METRICS_FILE,
+            )  # fmt: skip
+
     def _write(self) -> None:
         """Write kept records until one cannot be written."""
+        began = self._clock()
         try:
             if self._unstarted is not None:
                 self._start(self._unstarted)
@@ -149,10 +187,11 @@ class RecordKeeper:
             self._refusals += self._unstarted is None and not isinstance(error, OSError)
             if self._refusals >= _MOST_REFUSALS:
                 self._drop_oldest()
-            self._fail(error)
+            self._fail(error, self._clock() - began)
         else:
-            self._failing = False
-            log.info("%s is written again", self.name)
+            if self._failing:
+                self._failing = False
+                log.info("%s is written again", self.name)
 
     def _keep_record(self, record: Record) -> None:
         self._kept.append(record)
@@ -169,8 +208,13 @@ class RecordKeeper:
     def _tolerates(self, error: Exception) -> bool:
         return self.logger.is_remote or (self.tolerant and isinstance(error, OSError))
 
-    def _fail(self, error: Exception) -> None:
-        self._retry_at = self._clock() + _RETRY_S
+    def _fail(self, error: Exception, seconds: float = 0.0) -> None:
+        """Warn of the first of several failures, and set the time of the next attempt.
+
+        Args:
+            seconds: time that the attempt took, in which the training waited.
+        """
+        self._retry_at = self._clock() + max(_RETRY_S, _RETRY_FACTOR * seconds)
         if not self._failing:
             self._failing = True
             self._warn(error)

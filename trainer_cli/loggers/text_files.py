@@ -12,6 +12,7 @@ import json
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +114,7 @@ class FileLogger(Logger):
             file.close()
 
 
+METRICS_FILE = "metrics.jsonl"
 HEADER = "step,epoch,time,metric,value\n"
 _HEADER_STEP = -1
 """No rewind drops the header."""
@@ -160,7 +162,7 @@ class JsonlLogger(FileLogger):
     `float()` reads back. Each line is written at once, so that a killed process loses none and `tail -f` sees them.
     """
 
-    def __init__(self, path: str = "metrics.jsonl") -> None:
+    def __init__(self, path: str = METRICS_FILE) -> None:
         super().__init__(path)
 
     def read_line(self, line: bytes, start: int) -> Line | None:
@@ -214,6 +216,24 @@ def read_record(line: bytes) -> Line | None:
     # A record without them is not of this package, and readers leave it out.
     has_facts = all(read_number(record.get(name)) is not None for name in ("epoch", "time"))
     return Line(step, metrics if has_facts else {})
+
+
+def read_records(file: Path, after: int, until: int) -> Iterator[Record]:
+    """The records of a `metrics.jsonl` with steps in (after, until], without their media; a missing file has none.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with suppress(FileNotFoundError), open(file, "rb") as lines:
+        for line in lines:
+            content = read_record(line) if line.endswith(b"\n") else None
+            if content is None or not after < content.step <= until:
+                continue
+            values = {name: read_number(value) for name, value in json.loads(line).items() if name != "step"}
+            epoch, time = values.pop("epoch", None), values.pop("time", None)
+            if epoch is not None and time is not None:
+                metrics = {name: value for name, value in values.items() if value is not None}
+                yield Record(content.step, epoch, time, metrics)
 
 
 def read_ranges(file: Path) -> Mapping[str, MetricRange]:

@@ -31,7 +31,7 @@ class TrackioLogger(Logger):
     def start(self, facts: RunFacts) -> None:
         self._trackio = trackio = import_extra("trackio", "trackio")
         file = None if facts.run_dir is None else facts.run_dir / "trackio.json"
-        name = read_id(file) or f"{facts.name}-{uuid4().hex[:6]}"
+        name = read_id(file) or f"{facts.title}-{uuid4().hex[:6]}"
         # Trackio prints; stdout belongs to the output of the command.
         with redirect_stdout(sys.stderr):
             self._run = trackio.init(
@@ -62,7 +62,10 @@ class TrackioLogger(Logger):
     def last_step(self) -> int | None:
         # Trackio has read it from the folder or the Space; no public name has it.
         following = getattr(self._run, "_next_step", None)
-        return following - 1 if isinstance(following, int) and following > 0 else None
+        # It begins with 0 also if a Space cannot be asked.
+        if not isinstance(following, int) or (following == 0 and self.space_id is not None):
+            return None
+        return following - 1
 
     def close(self) -> None:
         if self._run is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
@@ -11,6 +12,8 @@ log = logging.getLogger(__name__)
 
 STEP = "step"
 """The metric that charts have as x axis. The steps of W&B itself cannot go back, as a resume does."""
+_FINISH_TIMEOUT_S = "60"
+"""Time for the upload at the end of a run."""
 
 
 class WandbLogger(Logger):
@@ -41,6 +44,8 @@ class WandbLogger(Logger):
         self._wandb: Any = None
 
     def start(self, facts: RunFacts) -> None:
+        # Without a limit a run whose server is gone would never end. `wandb sync` sends the rest.
+        os.environ.setdefault("WANDB_FINISH_TIMEOUT", _FINISH_TIMEOUT_S)
         self._wandb = wandb = import_extra("wandb", "wandb")
         file = None if facts.run_dir is None else facts.run_dir / "wandb.json"
         self._run = wandb.init(
@@ -49,7 +54,7 @@ class WandbLogger(Logger):
             group=self.group,
             tags=self.tags,
             mode=self.mode,
-            name=facts.name,
+            name=facts.title,
             id=read_id(file),
             # Not "must": the first attempt may have ended before the service had the run.
             resume="allow",
@@ -76,9 +81,14 @@ class WandbLogger(Logger):
         self._run.log(values)
 
     def last_step(self) -> int | None:
-        # The last values of a continued run; offline there are none.
+        if self._run.offline or self._run.disabled:
+            return None
+        # The last values of a continued run, which its server has stored.
         step = self._run.summary.get(STEP)
-        return int(step) if isinstance(step, int | float) else None
+        if isinstance(step, int | float):
+            return int(step)
+        # A run with records has a last value, unless its owner has changed it.
+        return None if self._run.starting_step else -1
 
     def close(self) -> None:
         run, self._run = self._run, None
