@@ -358,7 +358,7 @@ OF_TRAINER = {
     ),
     "schedules by epochs do not step": Mutant(
         LOOP,
-        "progress.epoch + 1, 0, 0\n                        trainer.schedulers.step(trainer, SchedulerInterval.epoch)\n",
+        "progress.epoch + 1, 0, 0\n        trainer.schedulers.step(trainer, SchedulerInterval.epoch)\n",
         "progress.epoch + 1, 0, 0\n",
         OF_SCHEDULES,
     ),

@@ -8,15 +8,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from trainer_cli.core.field_rules import build_section, takes_fields_of
 from trainer_cli.core.goodput import Activity
 from trainer_cli.core.intervals import Interval
 from trainer_cli.core.policy import Occasion
 from trainer_cli.core.schema import LoopConfig, SchedulerInterval
-from trainer_cli.core.stopping import Stop, next_stop_step, reopens, why_stop
-from trainer_cli.errors import UserError
+from trainer_cli.core.stopping import Stop, next_stop_step, why_stop
 from trainer_cli.parallel.rendezvous import is_of_peer
 from trainer_cli.terminal import html_table
 from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
@@ -26,12 +23,15 @@ from trainer_cli.trainer.lengths import Lengths
 from trainer_cli.trainer.metric_logger import SAVING
 from trainer_cli.trainer.metrics import batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
+from trainer_cli.trainer.noted_end import NotedEnd
 from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
+from trainer_cli.trainer.token_count import TokenCount
 from trainer_cli.trainer.training_log import TrainingLog
 from trainer_cli.trainer.validation_loop import Due, ValidationLoop, last_due
 
 if TYPE_CHECKING:
     from trainer_cli.core.progress import Progress
+    from trainer_cli.parallel.agreement import Agreement
     from trainer_cli.trainer.trainer import Trainer
 
 
@@ -80,8 +80,7 @@ class TrainingLoop(Lengths):
         self._batches: TrainBatches | None = None
         self.training_log = TrainingLog()
         self._start_step = 0
-        self._ended: dict[str, Any] | None = None
-        """Of a loaded checkpoint, or of the one being saved: the requested end of the run, or one that is held."""
+        self._end = NotedEnd(settings)
         self._eval_intervals: list[Interval] = []
 
     @property
@@ -132,7 +131,7 @@ class TrainingLoop(Lengths):
         self._start_step, trainer.step.step_idx = trainer.progress.step, -1
         self.failed_step = None
         self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
-        self._resume_stop(trainer)
+        self._end.request_again(trainer)
         trainer.freezing.update(trainer)
         stop = self._begin(trainer, val_loaders)
         trainer.loading.restore_rng()
@@ -169,18 +168,20 @@ class TrainingLoop(Lengths):
         """The means since the last log, and the record of a pending evaluation."""
         state: dict[str, Any] = {"meter": self.training_log.state_dict(), "owed_record": self.pending_eval_record}
         state |= {"owed_at_end": True} if self._pending_at_end else {}
-        return state if self._ended is None else {**state, "ended": self._ended}
+        ended = self._end.state_dict()
+        return state if ended is None else {**state, "ended": ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the means and the pending evaluation."""
         self.training_log.load_state_dict(state["meter"])
-        self.pending_eval_record, self._ended = state["owed_record"], state.get("ended")
-        self._pending_at_end = state.get("owed_at_end", False)
+        self.pending_eval_record, self._pending_at_end = state["owed_record"], state.get("owed_at_end", False)
+        self._end.load_state_dict(state.get("ended"))
 
     def reset(self) -> None:
         """Reset the state of an earlier training."""
         self.training_log.reset()
-        self.pending_eval_record, self._pending_at_end, self._ended = None, False, None
+        self.pending_eval_record, self._pending_at_end = None, False
+        self._end.load_state_dict(None)
 
     @property
     def has_data(self) -> bool:
@@ -219,18 +220,6 @@ class TrainingLoop(Lengths):
         if stop is not None:
             self._offer_save(trainer, stop)
         return stop
-
-    def _resume_stop(self, trainer: Trainer) -> None:
-        """Request again the end that an earlier fit was finished by, or held, unless what decided it has changed."""
-        ended, self._ended = self._ended, None
-        if ended is None or ended["step"] != trainer.progress.step:
-            return
-        # A run that was finished by a shorter length continues when that length has grown.
-        before = replace(self.settings, max_duration=ended["max_duration"], hard_stop=ended["hard_stop"])
-        callback = trainer.callbacks.get(ended["by"]) if ended["by"] is not None else None
-        same_rule = callback is not None and list(callback.end_rule()) == ended["rule"]
-        if (ended["by"] is None or same_rule) and (ended["held"] or not reopens(before, self.settings)):
-            trainer.stop(ended["reason"], by=callback)
 
     def _wants_evaluation_at_start(self, trainer: Trainer) -> bool:
         progress = trainer.progress
@@ -321,20 +310,9 @@ class TrainingLoop(Lengths):
         early = Occasion.last_stop if over else Occasion.stop
         occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
         trainer.note_stop(stop)
-        self._note_end(trainer)
+        self._end.note(trainer, is_held=self._holds(trainer.progress))
         with trainer.metric_logger.pause(SAVING, trainer.progress):
             trainer.hooks.call("on_save_opportunity", trainer, occasion)
-
-    def _note_end(self, trainer: Trainer) -> None:
-        """Before a save: note a requested end of the run, or one that is held, for the next fit."""
-        is_held = self._holds(trainer.progress)
-        request, end = trainer.requests.stop_request, trainer.requests.held_stop
-        if request is not None and request.finished:
-            end = request
-        self._ended = None if end is None or not end.finished else {
-            "step": trainer.progress.step, "held": is_held, "reason": end.reason, "by": end.by, "rule": list(end.rule),
-            "max_duration": self.settings.max_duration, "hard_stop": self.settings.hard_stop,
-        }  # fmt: skip
 
     def _holds(self, now: Progress) -> bool:
         """Whether a request to finish the run is held."""
@@ -370,14 +348,13 @@ class TrainingLoop(Lengths):
         batch_start, step_start = hooks["on_train_batch_start"], hooks["on_train_step_start"]
         step_end, batch_end = hooks["on_train_step_end"], hooks["on_train_batch_end"]
         check, train_loader = trainer.sample_check.check, self._train_loader
-        tokens: Tensor | int | None = None
         requests, agreement, length = trainer.requests, trainer.agreement, self.epoch_batches
+        tokens = TokenCount(progress, agreement, at_every_step=self.counts_tokens)
 
         while progress.step < event and not requests.interrupt_requested:
             step.step_idx = progress.step
-            progress.last_samples, progress.last_tokens, progress.last_epoch = (
-                progress.samples, progress.tokens, progress.epoch,
-            )  # fmt: skip
+            progress.last_samples, progress.last_tokens = progress.samples, progress.tokens
+            progress.last_epoch = progress.epoch
             for micro in range(1, accum + 1):
                 batch_idx = progress.batch
                 batch = batches.next(progress)
@@ -387,13 +364,7 @@ class TrainingLoop(Lengths):
                     call(trainer, model, batch)
                 step.batch_size = size = sample_count(batch, batches.batch_samples)
                 if agreement is not None:
-                    step.counts = batches.prefetcher.counts
-                    step.batch_size = size = size if step.counts else 0
-                    step.completes = micro == accum or progress.batch + 1 == length
-                    agreement.batch_samples += size
-                    if accum != 1:
-                        # Without a length it is unknown whether a batch is the last of its epoch: average every one.
-                        trainer.strategy.sync_gradients(model, step.completes or length is None)
+                    step.batch_size = size = self._begin_shared_batch(trainer, agreement, size, micro == accum)
                 if step.evaluates_again:
                     step.batches.append((batch, size))
                 raw = step.train_batch(batch)
@@ -404,21 +375,8 @@ class TrainingLoop(Lengths):
                 if training_log.expected:
                     training_log.check_expected(trainer)
                 progress.samples += size
-                if outputs and "tokens" in outputs and step.counts:
-                    batch_tokens = outputs["tokens"]
-                    if agreement is None and (self.counts_tokens or not isinstance(batch_tokens, Tensor)):
-                        # On a device this waits for it: a duration in tokens needs the count at every step.
-                        progress.tokens += int(batch_tokens)
-                    else:
-                        batch_tokens = (
-                            batch_tokens.detach().long() if isinstance(batch_tokens, Tensor) else batch_tokens
-                        )
-                        tokens = batch_tokens if tokens is None else tokens + batch_tokens
-                elif self.counts_tokens and step.counts:
-                    raise UserError(
-                        "a duration is counted in tokens, but the model's outputs have no 'tokens'",
-                        cure="Return a mapping with 'tokens', or count in steps, samples or epochs.",
-                    )
+                if step.counts and (self.counts_tokens or (outputs and "tokens" in outputs)):
+                    tokens.add(outputs)
                 progress.batch += 1
                 progress.epoch_samples += size if counted is None else counted
                 last = batches.is_over(progress)
@@ -429,16 +387,9 @@ class TrainingLoop(Lengths):
                     step.end_step()
                     progress.step += 1
                     if agreement is not None:
-                        # All ranks count the samples of all ranks, so that their progress is the same.
-                        progress.samples = progress.last_samples + agreement.samples
-                        if self.counts_tokens:
-                            progress.tokens, tokens = progress.tokens + agreement.total(int(tokens or 0)), None
-                        if agreement.interrupt:
-                            requests.accept_interrupt()
+                        self._end_shared_step(trainer, agreement, tokens)
                     if last:
-                        progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
-                        trainer.schedulers.step(trainer, SchedulerInterval.epoch)
-                        batches.close()
+                        self._end_epoch(trainer)
                 for call in step_end:
                     call(trainer, model, raw, batch)
                 for call in batch_end:
@@ -451,11 +402,44 @@ class TrainingLoop(Lengths):
                 if progress.step < event and not requests.interrupt_requested:
                     # The other ranks may have nothing to record.
                     trainer.recording.flush()
-        if tokens is not None or (agreement is not None and not self.counts_tokens):
-            # Tokens are not needed at every step, so the device is waited for only here.
-            rank_tokens = int(tokens or 0)
-            progress.tokens += rank_tokens if agreement is None else agreement.total(rank_tokens)
-            progress.last_tokens = progress.tokens
+        tokens.finish()
+
+    def _begin_shared_batch(self, trainer: Trainer, agreement: Agreement, size: int, is_last: bool) -> int:
+        """With several ranks: prepare the step for a batch.
+
+        Args:
+            size: samples in the batch.
+            is_last: whether it is the last of a whole step.
+
+        Returns:
+            The samples that count: none of a padding batch.
+        """
+        assert self._batches is not None
+        step, length = trainer.step, self.epoch_batches
+        step.counts = self._batches.prefetcher.counts
+        size = size if step.counts else 0
+        step.completes = is_last or trainer.progress.batch + 1 == length
+        agreement.batch_samples += size
+        if self.settings.grad_accum_steps != 1:
+            # Without a length it is unknown whether a batch is the last of its epoch: average every one.
+            trainer.strategy.sync_gradients(trainer.model, step.completes or length is None)
+        return size
+
+    def _end_shared_step(self, trainer: Trainer, agreement: Agreement, tokens: TokenCount) -> None:
+        """With several ranks: count the samples and tokens of all, and accept what a rank has requested."""
+        # The samples of all ranks, so that their progress is the same.
+        trainer.progress.samples = trainer.progress.last_samples + agreement.samples
+        tokens.end_step()
+        if agreement.interrupt:
+            trainer.requests.accept_interrupt()
+
+    def _end_epoch(self, trainer: Trainer) -> None:
+        """Move to the beginning of the next epoch, after the last step of one."""
+        assert self._batches is not None
+        progress = trainer.progress
+        progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
+        trainer.schedulers.step(trainer, SchedulerInterval.epoch)
+        self._batches.close()
 
     def validation_of(self, name: str) -> ValidationLoop:
         """The loop that evaluates the loader with this name."""
