@@ -136,16 +136,7 @@ def fit(
         # Killed between its final checkpoint and its summary: fit writes the summary and trains nothing.
         if start.finished is not None:
             trainer.stop(start.finished)
-        # From here on a signal stops at the end of a step; earlier ones are delivered now.
-        signals.listen(lambda reason: trainer.stop(reason, finished=False))
-        if group.is_main:
-            actions: dict[str, Callable[[], None]] = {
-                "save": trainer.ask_for_save,
-                "evaluate": trainer.ask_for_evaluation,
-                "stop": partial(trainer.stop, "requested by a file", finished=False),
-            }
-            # On rank 0 alone: what a file asks for is agreed on by all at the end of a step.
-            stack.enter_context(TriggerFiles(run.path, actions))
+        _accept_requests(run, trainer, signals, stack)
         path = start.path or fork
         load = (
             options_of(start.entry, start.folder, config.load)
@@ -155,15 +146,21 @@ def fit(
         step_errors = _suggesting_replay(run, trainer) if suggests_replay else nullcontext()
         if group.is_main:
             return _train(composed, start, trainer, data, path, load, step_errors)
-        try:
-            with group.checking(_SCHEDULING):
-                pass
-            with step_errors:
-                result = _fit(trainer, data, path, load, start)
-        except BaseException:
-            log.debug("the training failed", exc_info=True)
-            raise
-        return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
+        return _train_other_rank(start, trainer, data, path, load, step_errors)
+
+
+def _accept_requests(run: RunDir, trainer: Trainer, signals: StopSignals, stack: ExitStack) -> None:
+    """From here on, let signals and trigger files request a stop, a save or an evaluation at the end of a step."""
+    # Earlier signals are delivered now.
+    signals.listen(lambda reason: trainer.stop(reason, finished=False))
+    if trainer.strategy.group.is_main:
+        actions: dict[str, Callable[[], None]] = {
+            "save": trainer.ask_for_save,
+            "evaluate": trainer.ask_for_evaluation,
+            "stop": partial(trainer.stop, "requested by a file", finished=False),
+        }
+        # On rank 0 alone: what a file asks for is agreed on by all at the end of a step.
+        stack.enter_context(TriggerFiles(run.path, actions))
 
 
 def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
@@ -397,6 +394,26 @@ def _train(
     # After the write: what is printed last must be true on the disk.
     if outcome is not None:
         print_outcome(run, outcome, result.metrics, describe_best(composed, trainer, outcome.best_metrics))
+    return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
+
+
+def _train_other_rank(
+    start: Start,
+    trainer: Trainer,
+    data: Data,
+    path: Path | None,
+    load: LoadOptions,
+    step_errors: AbstractContextManager[None],
+) -> int:
+    """Fit on a rank other than 0, which writes no file of the run but its log; see `_train`."""
+    try:
+        with trainer.strategy.group.checking(_SCHEDULING):
+            pass
+        with step_errors:
+            result = _fit(trainer, data, path, load, start)
+    except BaseException:
+        log.debug("the training failed", exc_info=True)
+        raise
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 
 

@@ -37,6 +37,7 @@ from trainer_cli.runs.start import Done, Start, fork_of, load_options, refuse_no
 from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
+    from trainer_cli.runs.build import Builder, Data
     from trainer_cli.runs.checkpoint_size import CheckpointSize
     from trainer_cli.trainer.training_loop import TrainingLoop
 
@@ -147,9 +148,7 @@ def _plan_training(
 ) -> Plan:
     import_torch()
     from trainer_cli.callbacks.state_saver import saves_in_background
-    from trainer_cli.checkpoint.format.open import format_of
     from trainer_cli.runs.build import Builder
-    from trainer_cli.runs.checkpoint_size import LOG_MARKS_BYTES, checkpoint_size
 
     composed = with_values(composed, start.stored_values)
     undecided = auto_keys(composed.config)
@@ -170,12 +169,9 @@ def _plan_training(
     train_loader = data.train if knows_length else _UnknownLength()
     loop.learn_lengths(train_loader, start_point.progress)
     loop.start_at(train_loader, start_point.progress)
-    kinds = {
-        name: import_target(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
-        for name, node in config.callbacks.items()
-        if node is not None
-    }
+    kinds = _kinds_of_callbacks(composed)
     checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))
+    in_background = saves_in_background(checkpoint.save_async)
     step_counts = step_counts_of(
         loop, train_loader, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens
     )
@@ -183,16 +179,7 @@ def _plan_training(
     setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
     # The size of a checkpoint depends on the progress at the end, whose numbers have more digits.
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
-    format = format_of(checkpoint.format, checkpoint.compression)
-    size = checkpoint_size(
-        builder,
-        data,
-        end,
-        format,
-        beside=len(to_yaml(composed).encode()),
-        log_marks=LOG_MARKS_BYTES,
-        leave_out=checkpoint.leave_out,
-    )
+    size = _size_of(checkpoint, composed, builder, data, end)
     name = _name(composed, checkpoint, group.world_size)
     # Simulated again, now with sizes and names, which retention needs.
     timeline = simulate(setting, step_counts, name=name, size=size.at, sizes=start_point.sizes)
@@ -213,12 +200,35 @@ def _plan_training(
             *_unknown(setting, step_counts, kinds, size, start.run, knows_length=knows_length),
         ),
         best_interval=_best_interval(
-            start.run,
-            size.trained,
-            between_failures_s,
-            step_time_s,
-            in_background=saves_in_background(checkpoint.save_async),
+            start.run, size.trained, between_failures_s, step_time_s, in_background=in_background
         ),
+    )
+
+
+def _kinds_of_callbacks(composed: Composed) -> dict[str, Any]:
+    """What the callbacks of the config are made by, by name; nothing is made."""
+    return {
+        name: import_target(str(node["_target_"]), f"callbacks.{name}._target_", composed.trust)
+        for name, node in composed.config.callbacks.items()
+        if node is not None
+    }
+
+
+def _size_of(
+    checkpoint: CheckpointConfig, composed: Composed, builder: Builder, data: Data, end: Progress
+) -> CheckpointSize:
+    """The sizes of the checkpoints of a run that ends at `end`."""
+    from trainer_cli.checkpoint.format.open import format_of
+    from trainer_cli.runs.checkpoint_size import LOG_MARKS_BYTES, checkpoint_size
+
+    return checkpoint_size(
+        builder,
+        data,
+        end,
+        format_of(checkpoint.format, checkpoint.compression),
+        beside=len(to_yaml(composed).encode()),
+        log_marks=LOG_MARKS_BYTES,
+        leave_out=checkpoint.leave_out,
     )
 
 
