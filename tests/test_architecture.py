@@ -180,6 +180,27 @@ def test_a_package_init_holds_a_docstring_and_nothing_else(name: str) -> None:
     assert len(ast.parse(MODULES[name].read_text(encoding="utf-8")).body) == 1
 
 
+MOST_LINES = 70
+"""The lines of a function without its docstring, at most: in a longer one some lines have a name of their own."""
+
+
+def test_no_function_is_longer_than_one_screen() -> None:
+    long = [
+        f"{name}:{node.lineno} {node.name} has {size} lines"
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := _size(node)) > MOST_LINES
+    ]
+    assert not long
+
+
+def _size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """The lines of a function without its docstring."""
+    has_docstring = ast.get_docstring(function) is not None
+    docstring = (function.body[0].end_lineno or 0) - function.body[0].lineno + 1 if has_docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring
+
+
 def _loaded_after(code: str, cwd: Path) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after running the code."""
     script = (
