@@ -28,8 +28,6 @@ from views import Batch, Views
 
 BASE, SAVES = "by hand", 4
 """A run with saves makes so many while it is measured."""
-MORE_IS_BETTER = 1e12
-"""A resolution with which a column is never found slower: that is said by the column `step`."""
 
 
 @dataclass(frozen=True, slots=True)
