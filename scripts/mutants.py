@@ -346,7 +346,7 @@ OF_TRAINER = {
     "a mean begins anew on a resume": Mutant(
         LOG, "            self._means.load_state_dict(state)\n", "            pass\n", OF_MEANS
     ),
-    "a mean keeps what was logged": Mutant(LOG, "        self.means.reset()\n", "", OF_MEANS),
+    "a mean keeps what was logged": Mutant(LOG, "            self.means.reset()\n", "            pass\n", OF_MEANS),
     "accumulated batches weigh the same": Mutant(
         STEP, "relative_weight = weight / self._unit", "relative_weight = 1.0", OF_ACCUMULATION
     ),

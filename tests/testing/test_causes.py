@@ -22,10 +22,16 @@ def hidden(name: str, straight: str = "1", other: str = "0") -> tuple[Value, ...
 
 
 def evidence(
-    kind: Kind, name: str, hidden: tuple[Value, ...] = (), *, restored: bool = False, **known: Any
+    kind: Kind,
+    name: str,
+    hidden: tuple[Value, ...] = (),
+    *,
+    restored: bool = False,
+    came_back: bool = False,
+    **known: Any,
 ) -> Evidence:
     """A difference in one value after a resume, unless `known` says otherwise."""
-    difference = Difference(kind, 4, 1, restored, (Value(name, "1.0", "2.0"),), hidden)
+    difference = Difference(kind, 4, 1, restored, (Value(name, "1.0", "2.0"),), hidden, came_back)
     return Evidence(difference=difference, **{"repeats": False, "facts": SEEDED, **known})
 
 
@@ -62,9 +68,15 @@ CASES = {
         evidence(Kind.state, "model.seen (not persistent)", restored=True),
         ("model.seen", "persistent=False", "Register it with persistent=True"),
     ),
-    "a weight changed after it was loaded": (
+    "a weight that is not loaded": (
         evidence(Kind.state, "model.weight", restored=True),
-        ("model.weight", "something changed it after it was loaded", "on_load_checkpoint"),
+        ("model.weight", "loading did not bring it back", "Look at load_state_dict"),
+    ),
+    "a momentum cleared at each start": (
+        evidence(Kind.state, "optimizer.state.weight.momentum_buffer", hidden("callbacks.reset.done"), restored=True,
+                 came_back=True, facts={**SEEDED, "starts": ["callbacks.reset.on_fit_start"]}),
+        ("optimizer.state.weight.momentum_buffer", "changed before the first step, in which "
+         "callbacks.reset.on_fit_start is called", "trainer.progress.step == 0"),
     ),
     "numbers drawn at each start": (
         evidence(Kind.state, "random.numpy", restored=True),
@@ -150,6 +162,32 @@ def test_a_cause_is_named_with_its_cure(case: str) -> None:
     assert state in explained.state
     assert cause in explained.cause
     assert cure in explained.cure
+
+
+@pytest.mark.parametrize("came_back", [False, True])
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("optimizer.state.weight.momentum_buffer", "optimizer"),
+        ("optimizers.critic.state.weight.exp_avg", "optimizers.critic"),
+        ("model.norm.running_mean", "model"),
+        ("schedulers.warmup.state.last_epoch", "schedulers.warmup"),
+        ("callbacks.ema.average.weight", "callbacks.ema"),
+        ("scaler.scale", "scaler"),
+        ("step.count", "step"),
+        ("loop.meter.sums.loss", "loop"),
+        ("progress.samples", "progress"),
+    ],
+)
+def test_each_kind_of_state_is_reported_by_its_own_name(name: str, part: str, came_back: bool) -> None:
+    explained = explain(evidence(Kind.state, name, restored=True, came_back=came_back))
+    assert explained.state == name
+    if came_back:
+        assert "loaded as it had been saved, and changed before the first step" in explained.cause
+    elif part == "model":
+        assert "loading did not bring it back" in explained.cause
+    else:
+        assert f"what state_dict() of {part} gives does not bring back" in explained.cause
 
 
 @pytest.mark.parametrize(

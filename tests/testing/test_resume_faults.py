@@ -89,6 +89,23 @@ class Shrinking(Callback):
         "no checkpoint holds it",
         "state_dict()",
     ),
+    "a callback that clears the momentum at each start": Fault(
+        """
+class Cold(Callback):
+    def on_train_start(self, trainer, model, *_):
+        if trainer.is_first_iteration or trainer.step.step_idx < 0:
+            for state in trainer.optimizer.state.values():
+                state["momentum_buffer"] = None
+""",
+        (
+            "+callbacks.cold._target_=parts.Cold",
+            "optimizer=null",
+            "optimizer={_target_: torch.optim.SGD, lr: 0.01, momentum: 0.9}",
+        ),
+        "optimizer.state.hidden.weight.momentum_buffer",
+        "changed before the first step, in which callbacks.cold.on_train_start is called",
+        "trainer.progress.step == 0",
+    ),
     "code that depends on the clock": Fault(
         """
 class Hurried(Line):
@@ -224,6 +241,7 @@ class Kept(Data):
 
 
 CAMPAIGN = (
+    "a callback that clears the momentum at each start",
     "a dataset that is random at construction, unseeded",
     "an augmentation that depends on the worker",
     "numbers that follow the order of a set",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.testing.attempts import Attempt
 from trainer_cli.testing.trace import Kind, Record, Trace, Writer, differences, first_difference, read
 
 STRAIGHT = Trace(
@@ -94,3 +95,41 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
 
 def test_a_process_that_wrote_nothing_has_an_empty_trace(tmp_path: Path) -> None:
     assert read(tmp_path / "none") == Trace([])
+
+
+@pytest.mark.parametrize(("loaded", "came_back"), [("w1", True), ("other", False), (None, False)])
+def test_what_was_loaded_tells_what_came_back_and_was_changed(loaded: str | None, came_back: bool) -> None:
+    resumed = Trace(changed(4, Kind.state, 1).records, loaded={} if loaded is None else {"model.weight": loaded})
+    difference = first_difference(differences(STRAIGHT, resumed, resumed=True))
+    assert difference is not None
+    assert difference.came_back is came_back
+
+
+def test_a_trace_has_what_was_loaded(tmp_path: Path) -> None:
+    writer = Writer(tmp_path / "trace")
+    writer.record(Kind.loaded, 1, 0, {"model.weight": "w1"})
+    writer.record(Kind.state, 1, 0, {"model.weight": "w2"})
+    writer.close()
+    trace = read(tmp_path / "trace")
+    assert (trace.loaded, [record.kind for record in trace.records]) == ({"model.weight": "w1"}, [Kind.state])
+
+
+TRACEBACK = """2026-01-01 resuming
+Traceback (most recent call last):
+  File "parts.py", line 3, in on_fit_start
+    self.spoil()
+AttributeError: no attribute 'spoil'
+in on_fit_start of callback 'at' (AtStart)
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (TRACEBACK, "AttributeError: no attribute 'spoil'"),
+        ("killed by\nsomething\n", "something"),
+        ("", "it ended with exit code 1"),
+    ],
+)
+def test_a_failed_process_is_described_by_its_error(output: str, message: str) -> None:
+    assert Attempt(None, 1, Trace(), output).message == message

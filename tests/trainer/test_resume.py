@@ -8,12 +8,27 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Line, Noisy, Points, Unsized, assert_resumes_exactly, everything, loader, make_sgd, same, trainer
+from tiny import (
+    Line,
+    ListLogger,
+    Noisy,
+    Points,
+    StopAt,
+    StopInEvaluation,
+    Unsized,
+    assert_resumes_exactly,
+    everything,
+    loader,
+    make_sgd,
+    same,
+    trainer,
+)
 from torch.optim import lr_scheduler as lr
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
-from trainer_cli import WarmupCosine, optimizer_factory
+from trainer_cli import Scheduled, WarmupCosine, optimizer_factory
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.trainer.precision import Precision
 
@@ -170,3 +185,60 @@ def test_two_runs_with_other_seeds_do_not_end_alike() -> None:
         ends.append(everything(trained))
     assert same(ends[0]["model"], ends[1]["model"])
     assert same(ends[0]["rng"], ends[1]["rng"])
+
+
+def _plateau(optimizer: torch.optim.Optimizer) -> lr.ReduceLROnPlateau:
+    return lr.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
+
+
+def _logging_run(folder: Path, logger: ListLogger, *callbacks: Any, **settings: Any) -> Any:
+    """A run whose rate and patience follow the loss that is logged every five steps; it evaluates every four."""
+    made = trainer(
+        Noisy,
+        optimizer=_adamw,
+        schedulers=Scheduled(_plateau, "log", metric="train/loss"),
+        callbacks=[EarlyStopping("train/loss", patience=100), *callbacks],
+        settings={"max_duration": 16, "eval_interval": 4, "log_interval": 5, **settings},
+        checkpoint=CheckpointerCallback(folder),
+        loggers=[logger],
+        run_dir=folder,
+    )
+    made.fit(loader(22, 4), loader(5, 2, shuffle=False))
+    return made
+
+
+def _training_metrics(logger: ListLogger) -> dict[int, dict[str, float]]:
+    """Step -> what was logged of the training, and never twice."""
+    steps = [step for step, _ in logger.stream]
+    assert len(steps) == len(set(steps))
+    by_step = {
+        step: {key: value for key, value in metrics.items() if key.startswith("train/")}
+        for step, metrics in logger.stream
+    }
+    return {step: metrics for step, metrics in by_step.items() if metrics}
+
+
+ENDS: dict[str, list[dict[str, Any]]] = {
+    "at hard_stop": [{"hard_stop": 7}],
+    "at max_duration": [{"max_duration": 7}],
+    "where an evaluation is due": [{"hard_stop": 8}],
+    "where a log is due": [{"hard_stop": 10}],
+    "by request": [{"stop": 7}],
+    "twice": [{"hard_stop": 6}, {"hard_stop": 8}],
+    "with its evaluation interrupted": [{"hard_stop": 7, "interrupted": 7}, {"hard_stop": 7}],
+    "and finished again": [{"hard_stop": 7}, {"hard_stop": 7}],
+}
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_a_run_that_had_ended_logs_the_same_steps_as_one_that_had_not(ends: str, tmp_path: Path) -> None:
+    whole, parts = ListLogger(), ListLogger()
+    straight = _logging_run(tmp_path / "whole", whole)
+    for settings in map(dict, ENDS[ends]):
+        stop, interrupted = settings.pop("stop", -1), settings.pop("interrupted", -1)
+        _logging_run(tmp_path / "parts", parts, StopAt(stop, finished=True), StopInEvaluation(interrupted), **settings)
+    # A run that was finished by a request goes on with a longer `max_duration` alone.
+    longer = _logging_run(tmp_path / "parts", parts, max_duration=17, hard_stop=16)
+    logged, expected = _training_metrics(parts), _training_metrics(whole)
+    assert {step: logged[step] for step in expected} == expected
+    assert same(everything(straight), everything(longer)) == []

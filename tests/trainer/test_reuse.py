@@ -6,21 +6,28 @@ import contextlib
 import copy
 import io
 import json
+import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import Line, ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, on, same, trainer
+from torch import Tensor
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
 from trainer_cli.core.load_options import LoadOptions
+from trainer_cli.errors import UserError
 from trainer_cli.loggers.text_files import JsonlLogger
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.trainer import Trainer
+from trainer_cli.trainer.training_loop import TrainingLoop
 from trainer_cli.trainer.validation_loop import EvaluationInterruptedError
 
 
@@ -212,3 +219,164 @@ def test_a_seed_that_comes_too_late_for_the_weights_is_a_warning(
         torch.manual_seed(3)
     trainer(Line() if model == "module" else Line, seed=seed)
     assert ("made before the seed was set" in caplog.text) is warned
+
+
+class Drawing(Noisy):
+    """Draws random numbers in evaluations too."""
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Any]]:
+        loss, outputs = super().forward(batch)
+        return loss, {**outputs, "drawn": torch.rand(())}
+
+
+class Draws(Callback):
+    """Draws numbers before the model is made, and when a fit begins."""
+
+    def pre_setup(self, trainer: Trainer) -> None:
+        torch.rand(3)
+
+    def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
+        torch.rand(2)
+
+
+class FailsOnce(Callback):
+    """Raises an error at the start of the first fit, or after the first forward."""
+
+    def __init__(self, hook: str) -> None:
+        self.hook, self.count = hook, 0
+
+    def on_fit_start(self, trainer: Trainer, *_: Any) -> None:
+        self._fail("on_fit_start")
+
+    def on_after_forward(self, trainer: Trainer, *_: Any) -> None:
+        self._fail("on_after_forward")
+
+    def _fail(self, hook: str) -> None:
+        if hook == self.hook and not self.count:
+            self.count += 1
+            raise RuntimeError("once")
+
+
+class Adding(TrainStep):
+    """A step with state: it counts batches, and the loss depends on the count."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def train_batch(self, batch: Any) -> Any:
+        self.count += 1
+        loss, outputs = self.forward(batch)
+        self.backward(loss * self.count)
+        return loss, outputs
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def drawing(*callbacks: Callback, **parts: Any) -> Trainer:
+    """A trainer whose callbacks, step and model draw numbers or keep state. `parts` may be those of an earlier one."""
+    settings = {"max_duration": 9, "eval_interval": 3, "log_interval": 2}
+    return Trainer(
+        model=Drawing,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        schedulers=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9),
+        callbacks=[Draws(), *(callbacks or [EMA(decay=0.5)])],
+        seed=0,
+        device="cpu",
+        **{"loop": TrainingLoop(**settings), "step": Adding(), **parts},
+    )
+
+
+def draw() -> None:
+    torch.rand(5), random.random(), np.random.rand()
+
+
+def fitted(one: Trainer, **more: Any) -> Trainer:
+    one.fit(loader(22, 4), loader(3), **more)
+    return one
+
+
+def fitted_again(*callbacks: Callback, error: bool = False, **more: Any) -> Trainer:
+    one = drawing(EMA(decay=0.5), *callbacks)
+    with pytest.raises(RuntimeError, match="once") if error else contextlib.nullcontext():
+        fitted(one)
+    draw()
+    one.validate(loader(3), ckpt_path=None)
+    return fitted(one, **more)
+
+
+def built_together() -> Trainer:
+    first, second = drawing(), drawing()
+    fitted(first)
+    return fitted(second)
+
+
+def built_one_after_the_other() -> Trainer:
+    fitted(drawing())
+    return fitted(drawing())
+
+
+def evaluated_before() -> Trainer:
+    one = drawing()
+    draw()
+    one.validate(loader(5))
+    return fitted(one)
+
+
+def made_of_the_same_parts() -> Trainer:
+    average, loop = EMA(decay=0.5), TrainingLoop(max_duration=9, eval_interval=3, log_interval=2)
+    fitted(drawing(average, loop=loop))
+    return fitted(drawing(average, loop=loop))
+
+
+USES: dict[str, Callable[[], Trainer]] = {
+    "built together": built_together,
+    "built one after the other": built_one_after_the_other,
+    "made of the same parts": made_of_the_same_parts,
+    "evaluated before": evaluated_before,
+    "after a fit that failed at its start": lambda: fitted_again(FailsOnce("on_fit_start"), error=True),
+    "stopped in between": lambda: fitted_again(StopAt(4)),
+    "from the beginning again": lambda: fitted_again(ckpt_path=None),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_fit_depends_on_its_config_alone(use: str) -> None:
+    expected = everything(fitted(drawing()))
+    draw()
+    assert same(expected, everything(USES[use]())) == []
+
+
+def test_an_evaluation_draws_the_same_numbers_each_time() -> None:
+    one = fitted(drawing())
+    first = one.validate(loader(3))
+    draw()
+    assert one.validate(loader(3)) == first
+
+
+def test_a_callback_with_state_is_of_the_trainer_that_was_made_last() -> None:
+    average = EMA(decay=0.5)
+    first, second = drawing(average), drawing(average)
+    with pytest.raises(UserError, match=r"callbacks\.EMA: this EMA was also given to a trainer that was made later"):
+        fitted(first)
+    assert fitted(second).progress.step == 9
+
+
+@pytest.mark.parametrize("in_fit", [False, True])
+def test_an_evaluation_of_a_checkpoint_leaves_a_training_as_it_is(in_fit: bool, tmp_path: Path) -> None:
+    def evaluate(trainer: Trainer, *_: Any) -> None:
+        if trainer.progress.step in (4, 5):
+            trainer.validate_all(loader(3), tmp_path / "step3")
+
+    made(tmp_path).fit(loader(22, 4))
+    straight = made(None)
+    straight.fit(loader(22, 4))
+    other = made(None, on(on_train_batch_end=evaluate) if in_fit else StopAt(4))
+    other.fit(loader(22, 4))
+    if not in_fit:
+        evaluate(other)
+        other.fit(loader(22, 4))
+    assert same(everything(straight), everything(other)) == []

@@ -79,8 +79,8 @@ _COUNTS = {
 class EarlyStopping(Callback):
     """Finishes the run if `patience` has passed since the best evaluation. A value that is not finite is never best.
     The run stays finished when started again. With a larger `max_duration`, another metric or patience it trains up to
-    the next evaluation that is not better. It does not act before `loop.min_duration`. An evaluation that is made only
-    because the run ends does not count.
+    the next evaluation that is not better. It does not act before `loop.min_duration`. An evaluation or log that is
+    made only because the run ends does not count.
 
     Args:
         metric: `LOADER/NAME` of an evaluation, such as `val/loss`; or `train/NAME` as it is logged: the mean over the
@@ -125,7 +125,7 @@ class EarlyStopping(Callback):
         self._steps_per_epoch, self._patience = loop.steps_per_epoch, loop.resolved(self.patience)
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        if self.metric.startswith(TRAIN_PREFIX):
+        if self.metric.startswith(TRAIN_PREFIX) and trainer.loop.training_log.is_due:
             self._look(trainer, metrics)
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:

@@ -154,18 +154,25 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     random.setstate((python["version"], tuple(int(word) for word in python["words"]), python["gauss"]))
     np.random.set_state((legacy["kind"], legacy["keys"], legacy["position"], legacy["has_gauss"], legacy["cached"]))
     torch.set_rng_state(state["torch"])
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if len(state["cuda"]) != devices and (state["cuda"] or _cuda_in_use()):
+    for index, device_state in enumerate(state["cuda"][: _cuda_devices()]):
+        torch.cuda.set_rng_state(device_state, index)
+    if state["mps"] is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+
+
+def warn_of_other_devices(state: Mapping[str, Any]) -> None:
+    """Warn if a checkpoint's random state is of another number of GPUs than there are."""
+    if len(state["cuda"]) != _cuda_devices() and (state["cuda"] or _cuda_in_use()):
         logger.warning(
             "the checkpoint has random states of %d GPUs, but there are %d here: "
             "random numbers drawn on a GPU will differ from an uninterrupted run",
             len(state["cuda"]),
-            devices,
+            _cuda_devices(),
         )
-    for index, device_state in enumerate(state["cuda"][:devices]):
-        torch.cuda.set_rng_state(device_state, index)
-    if state["mps"] is not None and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(state["mps"])
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _cuda_in_use() -> bool:

@@ -274,6 +274,7 @@ def _clear_what_is_left(parent: Path) -> None:
 
 
 _KILLED = -9
+_TRACEBACK = "Traceback (most recent call last):\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +300,16 @@ class Attempt:
 
     @property
     def message(self) -> str:
-        """The error message of a failed process, or the last line of its traceback."""
+        """The error message of a failed process, or the error of its traceback."""
         _, prefix, message = self.output.rpartition(ERROR)
         if prefix:
             # The path of the frozen config says nothing to the user.
             return re.sub(r",? ?\(?[^\s(]*/config\.yaml:\d+\)?", "", message).strip()
-        lines = [line for line in self.output.splitlines() if line.strip()]
+        _, is_traceback, traceback = self.output.rpartition(_TRACEBACK)
+        lines = [line for line in traceback.splitlines() if line.strip()]
+        if is_traceback:
+            # The frames are indented, and notes follow the error.
+            return next((line for line in lines if not line.startswith(" ")), "")
         return lines[-1].strip() if lines else f"it ended with exit code {self.code}"
 
     @property

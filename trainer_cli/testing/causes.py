@@ -28,7 +28,8 @@ class Evidence:
     """Whether two runs are equal with `deterministic=true`; None: not checked."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Of the training: `loader`, the class of one that the user brought, and whether its workers are `persistent`;
-    `stream`, the class of an iterable dataset, and whether it is `stateful`."""
+    `stream`, the class of an iterable dataset, and whether it is `stateful`; `starts`, the methods of the user's
+    callbacks that are called before the first batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     state = shown(difference.values)
     # Saved state that comes back different needs no evidence of what is hidden.
     if difference.restored and difference.kind is Kind.state:
-        return _not_restored(first, state)
+        return _not_restored(first, state, difference, evidence.facts.get("starts", ()))
     hidden = best_hidden(difference)
     of_data = difference.kind is Kind.batch or first.startswith("batch")
     worker = _of(evidence.calls, Asks.worker)
@@ -251,22 +252,29 @@ def _after_a_resume(evidence: Evidence) -> Cause:
     )
 
 
-def _not_restored(name: str, state: str) -> Cause:
+def _not_restored(name: str, state: str, difference: Difference, starts: Sequence[str]) -> Cause:
     section = name.partition(".")[0]
-    if section == "model":
-        if name.endswith(NOT_PERSISTENT):
-            return Cause(
-                state, "the buffer is not in the checkpoint (persistent=False), yet training changes it",
-                "Register it with persistent=True.",
-            )  # fmt: skip
+    if name.endswith(NOT_PERSISTENT):
         return Cause(
-            state, "it was in the checkpoint, and something changed it after it was loaded",
-            "Look at load_state_dict, set_extra_state and on_load_checkpoint, and at what on_fit_start does.",
+            state, "the buffer is not in the checkpoint (persistent=False), yet training changes it",
+            "Register it with persistent=True.",
         )  # fmt: skip
     if section == "random":
         return Cause(
             state, "random numbers are drawn when training begins, once more after each start",
             "Draw them in __init__ or setup; what is drawn before the first step is put back.",
+        )  # fmt: skip
+    if difference.came_back:
+        return Cause(
+            state,
+            "it was loaded as it had been saved, and changed before the first step"
+            + (f", in which {', '.join(starts)} is called" if starts else ""),
+            "Change it at the run's first start alone (trainer.progress.step == 0), or at a step of the training.",
+        )
+    if section == "model":
+        return Cause(
+            state, "it was in the checkpoint, and loading did not bring it back",
+            "Look at load_state_dict, set_extra_state and _load_from_state_dict of the module.",
         )  # fmt: skip
     return Cause(
         state,
@@ -277,7 +285,7 @@ def _not_restored(name: str, state: str) -> Cause:
 
 def _part(name: str) -> str:
     parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] == "callbacks" else parts[0]
+    return ".".join(parts[:2]) if parts[0] in ("callbacks", "schedulers", "optimizers") else parts[0]
 
 
 NOT_PERSISTENT = " (not persistent)"

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.validation_loop import ValidationLoop
 
 _OURS = "trainer_cli"
-_CLOCK = ("progress.seconds", "progress.last_seconds")
+_START_HOOKS = ("on_load_checkpoint", "on_fit_start", "on_enter_train", "on_train_start")
+"""Hooks between the load of a checkpoint and the first batch."""
+_NOT_COMPARED = frozenset(
+    f"progress.{name}" for name in ("seconds", "last_seconds", "last_samples", "last_tokens", "last_epoch")
+)
+"""Times, and counts that are copied from others when a step begins, so that a save has those of the step before."""
 
 
 @contextmanager
@@ -42,6 +47,15 @@ def own_work(subject: str) -> Generator[None, None, None]:
             f"{OWN_FAILURE} while it recorded {subject}: {type(error).__name__}: {error}",
             cure="The training is not at fault: please report this.",
         ) from error
+
+
+def _users_start_hooks(trainer: Trainer) -> Iterator[str]:
+    """The methods of the user's callbacks that are called between the load of a checkpoint and the first batch."""
+    for name, callback in trainer.callbacks.items():
+        for hook in _START_HOOKS:
+            method = getattr(type(callback), hook)
+            if method is not getattr(Callback, hook) and method.__module__.partition(".")[0] != _OURS:
+                yield f"callbacks.{name}.{hook}"
 
 
 class Recorder(Callback):
@@ -76,6 +90,7 @@ class Recorder(Callback):
             persistent=bool(getattr(users_loader, "persistent_workers", False)),
             stream=type(train_loader.source.dataset).__name__ if isinstance(train_loader, StreamLoader) else None,
             stateful=isinstance(train_loader, StreamLoader) and train_loader.source.stateful,
+            starts=list(_users_start_hooks(trainer)),
         )
         if self._is_wanted(trainer, When.at_once):
             self._send(trainer, signal.SIGTERM)
@@ -154,6 +169,11 @@ class Recorder(Callback):
             values = {**dict(self._state(trainer)), **dict(self._hidden(trainer))}
         self._trace.record(Kind.saved, step, 0, values)
 
+    def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
+        # What differs here was not brought back; what differs later only was changed by somebody.
+        with own_work("the state that was loaded"):
+            self._trace.record(Kind.loaded, trainer.progress.step, 0, dict(self._state(trainer)))
+
     def on_fit_end(self, trainer: Trainer, loop: TrainingLoop) -> None:
         # A stopped process ends elsewhere than the straight run, which has no such moment.
         if trainer.stop_request is None:
@@ -179,7 +199,7 @@ class Recorder(Callback):
         for generator, value in state.pop("rng").items():
             yield f"random.{generator}", self._digests.whole(value)
         for section, value in state.items():
-            yield from (leaf for leaf in self._digests.tree(value, section) if leaf[0] not in _CLOCK)
+            yield from (leaf for leaf in self._digests.tree(value, section) if leaf[0] not in _NOT_COMPARED)
         for name, buffer in trainer.model.named_buffers():
             if name not in state["model"]:
                 yield f"model.{name}{NOT_PERSISTENT}", str(self._digests.digest(buffer))

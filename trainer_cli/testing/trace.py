@@ -97,6 +97,8 @@ class Kind(StrEnum):
 
     saved = "saved"
     """The state that goes into a checkpoint, and what is hidden then; not part of the order of the others."""
+    loaded = "loaded"
+    """The state right after a checkpoint was loaded; not part of the order either."""
     state = "state"
     hidden = "hidden"
     """Python attributes, generators and other things that are in no checkpoint. Evidence, never a verdict."""
@@ -130,6 +132,8 @@ class Trace:
     stopped: Mapping[str, int] = field(default_factory=dict)
     saved: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
     """By step: all state, and what is hidden, when it was last saved."""
+    loaded: Mapping[str, str] = field(default_factory=dict)
+    """All state right after a checkpoint was loaded, before callbacks could change it; empty if none was."""
 
     def values_at(self, step: int) -> Mapping[str, str]:
         """All state, and what is hidden, between a step and the next; empty if that was not recorded."""
@@ -166,6 +170,8 @@ class Difference:
     """It is there at the very first moment after a resume."""
     values: tuple[Value, ...]
     hidden: tuple[Value, ...] = ()
+    came_back: bool = False
+    """The first value was as in the straight run when the checkpoint was loaded, and changed before the first step."""
 
     @property
     def at_step(self) -> int:
@@ -219,6 +225,7 @@ def read(path: Path) -> Trace:
     facts: dict[str, Any] = {}
     stopped: dict[str, int] = {}
     saved: dict[int, dict[str, str]] = {}
+    loaded: dict[str, str] = {}
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
             entry = json.loads(line)
@@ -230,9 +237,11 @@ def read(path: Path) -> Trace:
         if entry.get("kind") == Kind.saved:
             # Several savers at one step each add what they hold.
             saved[entry["step"]] = {**saved.get(entry["step"], {}), **entry["values"]}
+        elif entry.get("kind") == Kind.loaded:
+            loaded = entry["values"]
         elif "kind" in entry:
             records.append(Record(Kind(entry["kind"]), entry["step"], entry["batch"], entry["values"]))
-    return Trace(records, facts, stopped, saved)
+    return Trace(records, facts, stopped, saved, loaded)
 
 
 def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collection[str] = ()) -> Iterator[Difference]:
@@ -259,7 +268,8 @@ def differences(straight: Trace, other: Trace, *, resumed: bool, ignored: Collec
         if record.kind is Kind.hidden:
             hidden = values
         if values:
-            yield Difference(record.kind, record.step, record.batch, restored, values, hidden)
+            came_back = restored and other.loaded.get(values[0].name) == values[0].straight
+            yield Difference(record.kind, record.step, record.batch, restored, values, hidden, came_back)
         # The first batch ends what was restored: from there on it was computed.
         if record.kind not in (Kind.state, Kind.hidden):
             restored = False

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import UserError
@@ -15,8 +17,26 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.validation_loop import Evaluations
 
 
+@dataclass(slots=True)
+class _Use:
+    """The state in which a trainer was first given a callback, and the callbacks of the trainer that was given it last.
+
+    Both `callback` and `owner` are weak references.
+    """
+
+    callback: weakref.ref[Callback]
+    state: dict[str, Any]
+    owner: weakref.ref[CallbackSet]
+
+
+_uses: dict[int, _Use] = {}
+"""By identity: a callback that defines equality, such as a dataclass, has no hash."""
+
+
 class CallbackSet:
     """The callbacks by name, their hooks, and the states that they were made with.
+
+    A callback of an earlier trainer begins with the state in which that one was given it, as a new one would.
 
     Args:
         callbacks, sparsity, saver: as in `Trainer`.
@@ -40,7 +60,6 @@ class CallbackSet:
             self._configured = {"sparsity": mask, **self._configured}
         self._check_saver(saver)
         self._saver, self._evaluations = saver, evaluations
-        self._first_states: dict[str, dict[str, Any]] = {}
         self._global = global_callbacks()
         self._bind()
 
@@ -88,11 +107,42 @@ class CallbackSet:
 
     def keep_first_states(self, names: Iterable[str]) -> None:
         """Copy the states of callbacks that are set up. Callbacks have no reset: a fit from step 0 loads these."""
-        for name in names:
-            self._first_states[name] = copy.deepcopy(self.callbacks[name].state_dict())
+        for callback in map(self.callbacks.__getitem__, names):
+            if (use := _uses.get(id(callback))) is None:
+                _note_use(callback, self)
+                continue
+            use.owner = weakref.ref(self)
+            # A global callback is of all trainers, and counts on.
+            if callback not in self._global and not any(callback.check_state(use.state)):
+                _load_first_state(callback)
 
     def load_first_states(self) -> None:
         """Load the states that the callbacks were made with."""
-        for name, state in self._first_states.items():
-            if state and name in self.callbacks:
-                self.callbacks[name].load_state_dict(copy.deepcopy(state))
+        for callback in self.callbacks.values():
+            _load_first_state(callback)
+
+    def check_owned(self) -> None:
+        """Raise UserError for a callback with state that a trainer made later was given as well."""
+        for name, callback in self._configured.items():
+            use = _uses.get(id(callback))
+            if use is not None and use.state and use.owner() is not self:
+                raise UserError(
+                    f"callbacks.{name}: this {type(callback).__name__} was also given to a trainer that was made "
+                    "later, and its state is that of one training",
+                    cure="Give each trainer a callback of its own.",
+                )
+
+
+def _note_use(callback: Callback, owner: CallbackSet) -> None:
+    identity = id(callback)
+
+    def forget(_: weakref.ref[Callback]) -> None:
+        _uses.pop(identity, None)
+
+    _uses[identity] = _Use(weakref.ref(callback, forget), copy.deepcopy(callback.state_dict()), weakref.ref(owner))
+
+
+def _load_first_state(callback: Callback) -> None:
+    use = _uses.get(id(callback))
+    if use is not None and use.state:
+        callback.load_state_dict(copy.deepcopy(use.state))

@@ -123,6 +123,8 @@ def evaluate_all(
         if loop is not None:
             trainer.hooks.add_family(check_type("loop", loop, ValidationLoop).hook)
         stack.enter_context(trainer.logging.shown())
+        if any(path is not None for path in paths):
+            stack.enter_context(training_kept(trainer))
         return Evaluations(row for path in paths for row in evaluate_checkpoint(trainer, loaders, path, load, loop))
 
 
@@ -186,6 +188,26 @@ def evaluate_checkpoint(
     return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]
 
 
+@contextmanager
+def training_kept(trainer: Trainer) -> Iterator[None]:
+    """Restore after the block what `load_checkpoint` replaces of a training. Without one, what was loaded stays."""
+    if not trainer.fitting and trainer.progress.step == 0:
+        yield
+        return
+    weights = ForwardState(trainer.model, parameters=True)
+    states = {
+        name: copy.deepcopy(callback.state_dict()) for name, callback in trainer.callbacks.items() if callback.evaluates
+    }
+    loaded = trainer.loading.path, trainer.loading.step
+    try:
+        yield
+    finally:
+        weights.restore()
+        for name, state in states.items():
+            trainer.callbacks[name].load_state_dict(state)
+        trainer.loading.path, trainer.loading.step = loaded
+
+
 def load_checkpoint(trainer: Trainer, path: Path, load: LoadOptions) -> dict[str, Any]:
     """Load what an evaluation of a checkpoint needs, and return the state that was read."""
     # Averages of weights, for example, are in the states of callbacks.
@@ -198,9 +220,10 @@ def load_checkpoint(trainer: Trainer, path: Path, load: LoadOptions) -> dict[str
 def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | None = None) -> None:
     """Evaluate on the loaders, and let callbacks evaluate; random numbers drawn meanwhile change no training."""
     rng = model_state.capture_rng()
-    if trainer.loading.rng is not None:
-        # A pending evaluation of an earlier attempt: use the random state that it would have had.
-        model_state.restore_rng(trainer.loading.rng)
+    if (kept := trainer.loading.kept_generators()) is not None:
+        # A pending evaluation of an earlier attempt, or one outside of a fit: use the random state that it would have
+        # had.
+        model_state.restore_rng(kept)
     try:
         with trainer.modes.evaluating(), exceptions_reported(trainer), ExitStack() as stack:
             trainer.hooks.call("on_enter_validate_all", trainer, stack, due.loaders)

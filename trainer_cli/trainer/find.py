@@ -196,6 +196,7 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     try:
         # Callbacks would count, log or save steps that are undone.
         with rng_kept(), trainer.hooks.silenced():
+            trainer.loading.restore_generators()
             trainer.train_mode()
             trainer.modes.train()
             trainer.step.bind(trainer)

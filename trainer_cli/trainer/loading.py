@@ -48,6 +48,10 @@ class Loading:
         """Whether no fit has begun and no checkpoint was read, so that the weights are the first ones."""
         self.start_samples = 0
         """Samples of the run before this fit."""
+        self._first_generators: dict[str, Any] | None = None
+        """The random state after the trainer was made; None without a seed, where the caller has seeded."""
+        self._last_generators: dict[str, Any] | None = None
+        """The random state after the trainer was made, or after the last step that it made."""
         self.clear()
 
     def clear(self) -> None:
@@ -59,6 +63,7 @@ class Loading:
         """Whether the training continues from an earlier step."""
         self.rng: dict[str, Any] | None = None
         """The random state of a loaded checkpoint, until it is restored."""
+        self._last_generators = self._first_generators
 
     def load_or_start(
         self, ckpt_path: str | Path | Unset | None, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any
@@ -203,11 +208,34 @@ class Loading:
         """Keep a random state until `restore_rng`."""
         self.rng = rng
 
+    def keep_generators(self) -> None:
+        """Keep the random state for the next fit, so that what other code draws before it changes no training."""
+        if self._trainer.seed is not None:
+            self._last_generators = model_state.capture_rng()
+            self._first_generators = self._first_generators or self._last_generators
+
+    def kept_generators(self) -> dict[str, Any] | None:
+        """The random state that the training will continue with; None if it is the present one."""
+        return self.rng if self._trainer.fitting else self.rng or self._last_generators
+
+    def restore_generators(self) -> None:
+        """Restore the random state that `keep_generators` kept, if there is a seed.
+
+        Also right before the first step, if a fit continues: its start may draw numbers, which a single fit draws once.
+        """
+        if self._last_generators is not None:
+            model_state.restore_rng(self._last_generators)
+            if self._trainer.progress.step > 0 and self.rng is None:
+                self.rng = self._last_generators
+
     def restore_rng(self) -> None:
         """Restore the random state of the loaded checkpoint, last before the first step."""
         if self.rng is not None:
+            model_state.warn_of_other_devices(self.rng)
             model_state.restore_rng(self.rng)
             self.rng = None
+        # If the first step fails, the next fit makes it with the same numbers.
+        self.keep_generators()
 
 
 def sync_checkpointer(group: ProcessGroup) -> Checkpointer:

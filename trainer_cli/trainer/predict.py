@@ -18,7 +18,7 @@ from trainer_cli.core.patterns import matches
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.evaluate import finalized, find_paths, load_checkpoint
+from trainer_cli.trainer.evaluate import finalized, find_paths, load_checkpoint, training_kept
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metrics import sample_count, to_device
 from trainer_cli.trainer.setup import loader_settings
@@ -49,6 +49,7 @@ def predict_all(
             stack.enter_context(finalized(trainer))
         stack.enter_context(trainer.logging.shown())
         if (path := _find_checkpoint(trainer, ckpt_path)) is not None:
+            stack.enter_context(training_kept(trainer))
             load_checkpoint(trainer, path, replace(load, states=("model",)))
         stack.enter_context(predicting(trainer, {"predict": loader}))
         batches = stack.enter_context(closing(loader.iterate(0)))
@@ -100,6 +101,8 @@ def predicting(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[None]:
     """Put the model into evaluation mode, with the weights that evaluations see, such as an average of EMA."""
     rng = model_state.capture_rng()
     modes = [(module, module.training) for module in trainer.model.modules()]
+    if (kept := trainer.loading.kept_generators()) is not None:
+        model_state.restore_rng(kept)
     try:
         with trainer.modes.evaluating(), ExitStack() as stack, torch.no_grad():
             trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)

@@ -85,24 +85,22 @@ def no_match_error(pattern: str, names: Sequence[str], where: str, target: str =
     )
 
 
-def seed_everything(seed: int) -> None:
-    """Seed python, numpy and torch (all devices)."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+def seed_everything(seed: int | None) -> None:
+    """Seed python, numpy and torch (all devices); None: leave them alone."""
+    if seed is not None:
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
 
 
-def seed_before_model(seed: int | None, model: Any) -> None:
-    """Seed before the model is made, if there is a seed, and warn of a module that was made before."""
-    if seed is None:
-        return
+def warn_of_earlier_weights(seed: int | None, model: Any) -> None:
+    """Warn of a module that was made before the seed is set."""
     # torch starts with a random seed, unless the caller has set one.
-    if isinstance(model, nn.Module) and torch.initial_seed() >= _SMALLEST_RANDOM_SEED:
+    if seed is not None and isinstance(model, nn.Module) and torch.initial_seed() >= _SMALLEST_RANDOM_SEED:
         log.warning(
             "the model was made before the seed was set: weights that it drew at random differ from process to "
             "process. Give its class, or a function that makes it"
         )
-    seed_everything(seed)
 
 
 def seed_rank(seed: int, rank: int, step: int = 0) -> None:
@@ -313,8 +311,7 @@ def reset_model(model: nn.Module, source: Any, seed: int | None) -> None:
         source: the class or function that has made the model, or the instance.
         seed: seeds the generators as before the model was made; None: they are left alone.
     """
-    if seed is not None:
-        seed_everything(seed)
+    seed_everything(seed)
     if not isinstance(source, nn.Module):
         # Into the same tensors, which the optimizers and the compiled forward hold.
         model.load_state_dict(make_instance(source, nn.Module).state_dict())

@@ -90,8 +90,8 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
         progress=trainer.progress.state_dict(),
         loop=trainer.loop.state_dict(),
         callbacks={name: kept for name, callback in trainer.callbacks.items() if (kept := callback.state_dict())},
-        # Before the first step of a resume the generators are not restored yet.
-        rng=trainer.loading.rng or model_state.capture_rng(),
+        # Before the first step of a resume, and outside of a fit, the generators are not restored yet.
+        rng=trainer.loading.kept_generators() or model_state.capture_rng(),
     )
     captured = {
         name: capture_optimizer(trainer.model, optimizer, weights, len(trainer.first_settings[name]))

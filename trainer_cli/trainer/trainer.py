@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -75,7 +76,7 @@ class Trainer:
             terminal and in a notebook, and nothing elsewhere; `Logging(console="off")`, or `{"console": None}` among
             the loggers, shows none.
         seed: seeds python, numpy and torch before a `model` that is a class or a function is called. A module that was
-            made before has its weights already.
+            made before has its weights already. What other code draws outside of a fit changes no fit.
         deterministic: only deterministic kernels, for the whole process.
         device: `auto`, or a torch device's name.
         strategy: how many processes train the model; None: this one alone.
@@ -152,16 +153,21 @@ class Trainer:
         self.checkpointer = sync_checkpointer(group) if checkpoint is None else checkpoint.checkpointer
         if checked["deterministic"]:
             setup.use_deterministic_kernels()
-        setup.seed_before_model(self.seed, model)
+        setup.warn_of_earlier_weights(self.seed, model)
+        setup.seed_everything(self.seed)
         # Before the model is made: a callback may change what it is made of.
         self.hooks.call("pre_setup", self)
         self._make(optimizer, checked["freeze"], compile)
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
         self._callback_set.keep_first_states(self.callbacks)
+        self._first_step_state = copy.deepcopy(self.step.state_dict())
+        self.loading.keep_generators()
 
     def _make(self, optimizer: Any, freeze: Patterns | None, compile: Mapping[str, Any] | None) -> None:
         """Make the model and the optimizers over its parameters."""
+        # Again: a callback may have drawn numbers in `pre_setup`, and `_reset` must make the same model.
+        setup.seed_everything(self.seed)
         model = setup.make_model(self._model_source, optimizer)
         self.freezing = Freezing(model, freeze)
         self.model: nn.Module = self.strategy.place(model, self.device)
@@ -209,14 +215,19 @@ class Trainer:
         if self._only_validates:
             raise UserError("loop is a ValidationLoop, so this trainer can only validate", cure="Give a TrainingLoop.")
         self._join_global_callbacks()
+        self._callback_set.check_owned()
         settings = setup.loader_settings(self.seed, self.device, self.strategy.group)
         self._train_loader = train = as_loader(train_loader, shuffle=True, **settings)
         val = setup.name_loaders(val_loader, settings)
         setup.check_data(train, val)
         self.loop.evaluations.check(val)
         # None asks for a training from the beginning; a trainer as it was made is at one.
-        if ckpt_path is None and not self.loading.is_untouched:
+        if self.loading.is_untouched:
+            # An earlier trainer may have had the same loop.
+            self.loop.reset()
+        elif ckpt_path is None:
             self._reset()
+        self.loading.restore_generators()
         self.loading.is_untouched, self.fitting = False, True
         # Gradients that an interrupted fit left would be added to the first step's.
         for optimizer in self.optimizers.values():
@@ -495,6 +506,8 @@ class Trainer:
         setup.reset_optimizers(self.optimizers, self.first_settings)
         self.progress, self.schedulers, self.scaler = Progress(), Schedulers(), self.precision.scaler(self.device)
         self._callback_set.load_first_states()
+        if self._first_step_state:
+            self.step.load_state_dict(copy.deepcopy(self._first_step_state))
         self.recording.reset()
         self.loop.reset()
         self.loading.clear()

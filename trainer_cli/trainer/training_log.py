@@ -19,12 +19,18 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 
+_RATE = f"{TRAIN_PREFIX}samples_per_s"
+"""In a record, it shows that the training metrics of this step are logged."""
+
+
 class TrainingLog:
     """Collects the training metrics from one log to the next."""
 
     def __init__(self) -> None:
         self.expected: dict[str, str] = {}
         """Setting -> training metric that it needs; empty once the first batch has reported them."""
+        self.is_due = True
+        """Whether the last log was due by `log_interval`, and not made only because the run ended."""
         self.reset()
 
     def reset(self) -> None:
@@ -97,12 +103,18 @@ class TrainingLog:
         self.expected = {}
 
     def has_means(self, trainer: Trainer) -> bool:
-        """Whether some rank has trained on a batch since the last log. Collective."""
+        """Whether some rank has trained on a batch since the last log, which was of an earlier step. Collective."""
+        if _RATE in trainer.metric_logger.record:
+            return False
         has = self._means is not None and not self._means.empty
         return has if trainer.agreement is None else trainer.agreement.total(has) > 0
 
-    def write(self, trainer: Trainer) -> None:
+    def write(self, trainer: Trainer, *, is_due: bool) -> None:
         """Log the means since the last log, and step the schedules that follow them. Collective.
+
+        Args:
+            is_due: False for a log that is made only because the run ends. A longer run does not have it: the means go
+                on, so that its next log is of the same steps, and schedules and patience do not count it.
 
         Raises:
             NotFiniteError: the loss is not finite for the second time in a row.
@@ -111,7 +123,9 @@ class TrainingLog:
         metrics = {f"{TRAIN_PREFIX}{name}": value for name, value in means.items()}
         # Before the reset, which forgets it; raised after the record was logged, which then shows the loss.
         finite = self.means.loss_is_finite
-        self.means.reset()
+        self.is_due = is_due
+        if is_due:
+            self.means.reset()
         norms, used_groups = trainer.step.grad_norms(), trainer.step.settings_used()
         for name, optimizer in trainer.optimizers.items():
             suffix = "" if name == ONLY else f"/{name}"
@@ -122,10 +136,10 @@ class TrainingLog:
                 metrics[f"{TRAIN_PREFIX}grad_norm{suffix}"] = float(norms[name])
         if trainer.scaler is not None:
             metrics.update({f"{TRAIN_PREFIX}{name}": value for name, value in trainer.scaler.metrics().items()})
-        metrics[f"{TRAIN_PREFIX}samples_per_s"] = trainer.metric_logger.samples_per_second(trainer.progress.samples)
+        metrics[_RATE] = trainer.metric_logger.samples_per_second(trainer.progress.samples)
         trainer.metric_logger.add(metrics)
         trainer.hooks.call("on_log", trainer, metrics)
-        if trainer.schedulers.has(SchedulerInterval.log):
+        if is_due and trainer.schedulers.has(SchedulerInterval.log):
             # Rates and norms of ranks may differ in the last digits, and no decision may differ between ranks.
             rank_0_metrics = trainer.strategy.group.broadcast(metrics)
             trainer.schedulers.step(trainer, SchedulerInterval.log, rank_0_metrics)

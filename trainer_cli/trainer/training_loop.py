@@ -147,6 +147,8 @@ class TrainingLoop(Lengths):
                 error.add_note(f"while step {trainer.progress.step + 1} was trained")
             raise
         finally:
+            if trainer.progress.step != self._start_step:
+                trainer.loading.keep_generators()
             # Also after an error: workers of the loader must not outlive the fit.
             if self._batches is not None:
                 self._batches.end()
@@ -254,9 +256,10 @@ class TrainingLoop(Lengths):
                     stop = self.why_stop(trainer)
                     done = stop is not None and stop.finished
                     # If a stop was requested between two steps, this step has its record and evaluation already.
-                    logs = (done or _due(self.log_interval, trainer.progress)) and self.training_log.has_means(trainer)
+                    is_due = _due(self.log_interval, trainer.progress)
+                    logs = (done or is_due) and self.training_log.has_means(trainer)
                     if logs:
-                        self.training_log.write(trainer)
+                        self.training_log.write(trainer, is_due=is_due)
                     if trainer.progress.evaluated_step != trainer.progress.step:
                         due = self.evaluations.due(trainer.progress, val_loaders)
                         if eval_requested:
@@ -469,7 +472,7 @@ class TrainingLoop(Lengths):
     def _log_remaining(self, trainer: Trainer, stop: Stop | None) -> None:
         """Log the means since the last log at the end of the run."""
         if stop is not None and stop.finished and self.training_log.has_means(trainer):
-            self.training_log.write(trainer)
+            self.training_log.write(trainer, is_due=False)
 
 
 def _after_step(trainer: Trainer) -> Progress | None:
