@@ -58,6 +58,7 @@ _PROCESSES = (
     "tests/runs/test_finalize",
     "tests/runs/test_launched_ranks",
     "tests/runs/test_load_model",
+    "tests/runs/test_many_kept",
     "tests/runs/test_read_only_runs",
     "tests/runs/test_replay_process",
     "tests/runs/test_run_dir",

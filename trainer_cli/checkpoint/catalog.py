@@ -15,6 +15,7 @@ from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.storage.base import ReadableFolder, Storage
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.checkpoint_config import CheckpointFormat
+from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError, new_digest
 from trainer_cli.core.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.core.policy import Kind, Saved
@@ -140,13 +141,15 @@ class Catalog:
             for name in gone:
                 _read_in(self.folder).pop(name, None)
         unsettled: list[Entry] = []
-        for name in names:
-            if name in settled:
-                continue
-            entry = None if name in self._doubtful else self._glance(name)
-            entry = self._look(name, settled.keys()) if entry is None else entry
-            if entry is not None:
-                unsettled.append(entry)
+        # Of thousands, each stays in memory: collections of garbage would take half as long as the reading.
+        with gc_paused():
+            for name in names:
+                if name in settled:
+                    continue
+                entry = None if name in self._doubtful else self._glance(name)
+                entry = self._look(name, settled.keys()) if entry is None else entry
+                if entry is not None:
+                    unsettled.append(entry)
         self._settled = {**settled, **{entry.name: entry for entry in unsettled if entry.valid and not entry.pinned}}
         self._doubtful = self._doubtful.intersection(names) - self._settled.keys()
         return _by_step([*settled.values(), *unsettled])
@@ -247,7 +250,7 @@ def _read_in(folder: Path) -> dict[str, tuple[tuple[int, ...], Entry]]:
     return {}
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 14)
 def _parsed(data: bytes) -> Manifest:
     """Parse a manifest; the same bytes are parsed once."""
     return Manifest.parse(data)

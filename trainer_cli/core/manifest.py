@@ -212,11 +212,15 @@ def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
+# Made once, as there may be thousands of manifests.
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+
+
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
         # Python reads NaN and Infinity, which are not JSON: other programs could not read the file.
         # ascii: `to_bytes` escapes all else, so other bytes are not what was written.
-        raw = json.loads(data.decode("ascii"), parse_constant=_refuse)
+        raw = _DECODER.decode(data.decode("ascii"))
     except (ValueError, RecursionError) as error:
         raise _not_json(error) from None
     if not isinstance(raw, dict):
@@ -295,7 +299,8 @@ def _is_measured(value: object) -> bool:
 
 def _is_counted(value: object) -> bool:
     # -1 is the `evaluated_step` of a run that was never evaluated.
-    return isinstance(value, int | float) and type(value) is not bool and -1 <= value < _LARGEST
+    # Not bool, which is an int.
+    return (type(value) is int or type(value) is float) and -1 <= value < _LARGEST
 
 
 def _is_file(name: str, entry: object) -> bool:
@@ -319,12 +324,13 @@ def _maps_to(allowed: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(allowed, value.values()))
 
 
+_KINDS = tuple(Kind)
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "run_id": _is_text,
     "attempt": _is_count,
     "step": _is_count,
     "epoch": _is_count,
-    "kind": lambda value: value in tuple(Kind),
+    "kind": lambda value: value in _KINDS,
     "reason": _is_text,
     "name": lambda value: value is None or (isinstance(value, str) and is_plain(value)),
     "finished": _is_optional_text,

@@ -8,7 +8,7 @@ simulate the policy from the step at which the run would start
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -321,8 +321,14 @@ def step_counts_of(
     )
 
 
-def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Composed) -> StartPoint:
-    """The start point of a training that saves in `folder`."""
+def start_point_of(
+    start: Start, fork: Path | None, folder: Path, composed: Composed, saved: Sequence[Entry] | None = None
+) -> StartPoint:
+    """The start point of a training that saves in `folder`.
+
+    Args:
+        saved: the run's valid checkpoints in `folder`, by step; None: they are all looked at.
+    """
     path = start.path or fork
     whole = start.entry is not None or (fork is not None and load_options(composed.config.load).resumes)
     entry, source = start.entry, start.run.catalog(start.folder)
@@ -331,17 +337,18 @@ def start_point_of(start: Start, fork: Path | None, folder: Path, composed: Comp
         entry = source.entry(fork.name)
     progress = _progress(entry) if whole and entry is not None else Progress()
     catalog = start.run.catalog(folder)
-    entries = [] if start.is_new and start.entry is None else catalog.valid(start.run_id)
-    before = [saved for saved in entries if saved.step <= progress.step]
-    newer = [saved for saved in entries if saved.step > progress.step and is_intact(catalog.storage, saved)]
+    if saved is None:
+        saved = [] if start.is_new and start.entry is None else catalog.valid(start.run_id)
+    before = [kept for kept in saved if kept.step <= progress.step]
+    newer = [kept for kept in saved if kept.step > progress.step and is_intact(catalog.storage, kept)]
     return StartPoint(
         progress,
         path,
-        tuple(saved.facts for saved in before if saved.facts is not None),
-        {saved.name: saved.size_bytes for saved in before},
-        max((saved.step for saved in before), default=None),
+        tuple(kept.facts for kept in before if kept.facts is not None),
+        {kept.name: kept.size_bytes for kept in before},
+        max((kept.step for kept in before), default=None),
         path is not None and whole and entry is not None and has_pending_evaluation(source, entry),
-        tuple(saved.name for saved in newer) if composed.config.checkpoint.newer is Newer.trash else (),
+        tuple(kept.name for kept in newer) if composed.config.checkpoint.newer is Newer.trash else (),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,12 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     """
     checkpoint, loop = trainer.checkpoint, trainer.loop
     assert isinstance(checkpoint, CheckpointerCallback)
-    start_point = start_point_of(start, fork, checkpoint.folder, composed)
+    retention = checkpoint.retention
+    # Each checkpoint is not looked at as a whole, as by `train plan`: of thousands, that takes seconds.
+    saved = [
+        replace(entry, pinned=True) if retention.storage.is_pinned(entry.name) else entry for entry in retention.own()
+    ]
+    start_point = start_point_of(start, fork, checkpoint.folder, composed, saved)
     # As the trainer will do: the simulation needs the lengths before `fit` has computed them.
     loop.learn_lengths(data.train, start_point.progress)
     loop.start_at(data.train, start_point.progress)
