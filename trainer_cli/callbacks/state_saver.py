@@ -19,7 +19,6 @@ from trainer_cli.checkpoint.copies import check_copies
 from trainer_cli.checkpoint.format.open import format_of
 from trainer_cli.checkpoint.format.tree import UnsavableState
 from trainer_cli.checkpoint.history import CheckpointHistory, Spent
-from trainer_cli.checkpoint.model_state import evaluated_average, model_files
 from trainer_cli.checkpoint.save import CheckpointMetadata, InFlightSave, SaveCaller, SaveJob, errors_of_save
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.folder import point_link
@@ -35,6 +34,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import ConfigError, SaveError
 from trainer_cli.loggers.base import SAVES
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
+from trainer_cli.trainer.state import describe
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -66,6 +66,23 @@ class RunIdentity:
     """Where copies of checkpoints are kept that are saved to an object store; None: in the user's cache."""
     history_file: Path | None = None
     """To which each save and removal is appended, with its reason (`checkpoint/history.py`)."""
+
+    def describe(self, trainer: Trainer, kind: Kind, reason: str) -> CheckpointMetadata:
+        """The facts about the present step of this run, for the manifest of a checkpoint."""
+        step = describe(trainer)
+        return replace(
+            step,
+            run_id=self.run_id,
+            attempt=self.attempt,
+            kind=kind,
+            reason=reason,
+            metrics=dict(trainer.metric_logger.last),
+            config_digest=self.config_digest,
+            target_packages=self.target_packages,
+            files={**step.files, **self.extra_files},
+            samples=self.samples,
+            source=self.source,
+        )
 
 
 class StateSaver(SaveCaller):
@@ -149,27 +166,13 @@ class StateSaver(SaveCaller):
         Raises:
             SaveError: these cannot be written.
         """
-        trainer, progress, identity = self.trainer, self.trainer.progress, self.identity
+        trainer, progress = self.trainer, self.trainer.progress
         with errors_of_save(progress.step, self.path()):
             trainer.metric_logger.write_out()
-        return CheckpointMetadata(
-            run_id=identity.run_id,
-            attempt=identity.attempt,
-            step=progress.step,
-            epoch=progress.epoch,
-            kind=decision.kind,
-            reason=decision.reason,
+        return replace(
+            self.identity.describe(trainer, decision.kind, decision.reason),
             finished=finished,
-            metrics=dict(trainer.metric_logger.last),
-            average=evaluated_average(trainer.callbacks),
             left_out=self._left_out(),
-            config_digest=identity.config_digest,
-            target_packages=identity.target_packages,
-            world_size=trainer.strategy.world_size,
-            files={**model_files(trainer.model), **identity.extra_files},
-            progress=progress.state_dict(),
-            samples=identity.samples,
-            source=identity.source,
             number=None if self.copier is None or progress.step == 0 else self.copier.next_number,
             spent=Spent(trainer.metric_logger.time.seconds(), trainer.metric_logger.time.kept_s()),
         )

@@ -13,10 +13,9 @@ import torch
 
 from trainer_cli.callbacks.state_saver import RunIdentity
 from trainer_cli.checkpoint.catalog import catalog_of
-from trainer_cli.checkpoint.checkpointer import Checkpointer, CheckpointMetadata
+from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.checkpoint.format.dtensor import is_dtensor, local_of
 from trainer_cli.checkpoint.format.tensor_file import bytes_of
-from trainer_cli.checkpoint.model_state import evaluated_average, model_files
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.policy import Kind, Occasion
@@ -131,27 +130,11 @@ class ReplaySaver(Callback):
         equal = group.on_main(lambda: self._is_equal(step))
         if equal is False or any(self.states.values()):
             return
-        name, identity = f"step{step}", self._identity
+        name = f"step{step}"
         is_proven = bool(equal or self.states)
         path = self._replayed / name if is_proven else self._replayed / UNPROVEN / name
         start = "the start of the run" if self._plan.start is None else self._plan.start.name
-        metadata = CheckpointMetadata(
-            run_id=identity.run_id,
-            attempt=identity.attempt,
-            step=step,
-            epoch=trainer.progress.epoch,
-            kind=Kind.replayed,
-            reason=f"replayed from {start}",
-            metrics=dict(trainer.metric_logger.last),
-            average=evaluated_average(trainer.callbacks),
-            config_digest=identity.config_digest,
-            target_packages=identity.target_packages,
-            world_size=trainer.strategy.world_size,
-            files={**model_files(trainer.model), **identity.extra_files},
-            progress=trainer.progress.state_dict(),
-            samples=identity.samples,
-            source=identity.source,
-        )
+        metadata = self._identity.describe(trainer, Kind.replayed, f"replayed from {start}")
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         self.checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trained)
         (self.kept if is_proven else self.unproven)[step] = self._replayed / name

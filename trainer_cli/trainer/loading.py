@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.checkpointer import Checkpointer, CheckpointMetadata, make_sync_checkpointer
+from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
@@ -23,7 +24,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
-from trainer_cli.trainer.state import load_all, load_weights, rank_state_of
+from trainer_cli.trainer.state import describe, load_all, load_weights, rank_state_of
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -190,14 +191,7 @@ class Loading:
     def save(self, path: str | Path) -> Path:
         """Save a checkpoint outside of the run's folder; see `Trainer.save_checkpoint`."""
         trainer, path = self._trainer, as_path(path)
-        metadata = CheckpointMetadata(
-            step=trainer.progress.step,
-            epoch=trainer.progress.epoch,
-            run_id=self._run_id,
-            files=model_state.model_files(trainer.model),
-            average=model_state.evaluated_average(trainer.callbacks),
-            progress=trainer.progress.state_dict(),
-        )
+        metadata = replace(describe(trainer), run_id=self._run_id)
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         # Not the run's checkpointer, which may have a save in flight.
         checkpointer = sync_checkpointer(trainer.strategy.group)

@@ -16,6 +16,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.format.sharded import RANKS
 from trainer_cli.checkpoint.model_state import Fitting, weights_of
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
+from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.core.load_options import LOG_MARKS, LoadOptions, LoadReport, advice
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import TrainError, UserError
@@ -78,6 +79,18 @@ def checkpoint_state(trainer: Trainer) -> dict[str, Any]:
     state = dict(tree)
     trainer.hooks.call("postprocess_checkpoint", trainer, state)
     return state
+
+
+def describe(trainer: Trainer) -> CheckpointMetadata:
+    """The facts about the present step, for the manifest of a checkpoint."""
+    return CheckpointMetadata(
+        step=trainer.progress.step,
+        epoch=trainer.progress.epoch,
+        progress=trainer.progress.state_dict(),
+        world_size=trainer.strategy.world_size,
+        average=model_state.evaluated_average(trainer.callbacks),
+        files=model_state.model_files(trainer.model),
+    )
 
 
 def capture(trainer: Trainer, *, with_data: bool) -> Tree:
