@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer_cli.commands.main import add_config_dir
+from trainer_cli.commands.main import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.runs.bisect import Bisection, Condition, Tested
 from trainer_cli.runs.sample_view import as_dict, lines_of
@@ -32,13 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the condition and the flags."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory")
     parser.add_argument("condition", metavar="CONDITION", nargs="?", help="such as 'val/loss > 2'")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="OVERRIDE",
-        help="changes of the config, such as where the data is now",
-    )
+    add_overrides(parser, "changes of the config, such as where the data is now")
     parser.add_argument("--command", metavar="COMMAND", help="tests {checkpoint}: exit code 0 if it is good, else bad")
     parser.add_argument("--first", type=int, metavar="STEP", help="a step at which the condition does not hold (0)")
     parser.add_argument("--last", type=int, metavar="STEP", help="a step at which it holds (the newest)")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.commands.main import add_config_dir
+from trainer_cli.commands.main import add_config_dir, add_overrides
 from trainer_cli.commands.replay import parse_steps
 from trainer_cli.errors import ExitCode, UserError, one_line
 from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, use_as_dict
@@ -31,13 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run, the steps and the flags."""
     parser.add_argument("run_dir", metavar="RUN", type=Path, help="a run's directory, or RUN@attempt2")
     parser.add_argument("steps", metavar="STEP[..LAST]", nargs="?", help="a step, or a range of steps: 430..440")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="OVERRIDE",
-        help="changes of the run's config, such as where its files are now",
-    )
+    add_overrides(parser, "changes of the run's config, such as where its files are now")
     parser.add_argument("--find", metavar="INDEX", help="list the steps of this sample; in a mixture SOURCE:INDEX")
     parser.add_argument("--show", action="store_true", help="load the samples and show them")
     parser.add_argument("--images", metavar="DIR", type=Path, help="folder for the images of --show (RUN-samples)")

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from trainer_cli.commands.main import add_config_dir
+from trainer_cli.commands.main import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.terminal import print_json
 
@@ -26,13 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the two runs and the flags."""
     parser.add_argument("first", metavar="A", type=Path, help="a run's directory, a checkpoint, or RUN@attempt2")
     parser.add_argument("second", metavar="B", type=Path, help="another")
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="OVERRIDE",
-        help="changes of both configs, such as where the data is now",
-    )
+    add_overrides(parser, "changes of both configs, such as where the data is now")
     add_config_dir(parser)
     parser.add_argument("--until", metavar="STEP", type=int, help="the last step to compare")
     parser.add_argument("--json", action="store_true", help="print JSON")

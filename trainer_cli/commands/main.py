@@ -140,12 +140,15 @@ def _wants_traceback() -> bool:
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of every verb that composes a config."""
-    # With a default argparse does not list it among the arguments that are missing.
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="OVERRIDE", help="key=value, group=option, +key=value, ~key"
-    )
+    add_overrides(parser, "key=value, group=option, +key=value, ~key")
     add_config_dir(parser)
     parser.add_argument("-cn", "--config-name", metavar="NAME", default="config", help="primary config (config)")
+
+
+def add_overrides(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add the overrides of a config, with this text in the help."""
+    # With a default argparse does not list it among the arguments that are missing.
+    parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE", help=text)
 
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
