@@ -79,11 +79,19 @@ PROBE = """
     const isBeside = box.left < around.left - 1 || box.right > around.right + 1;
     return box.width && (isBeside || box.top < around.top - 1 || box.bottom > around.bottom + 1);
   });
+  // What scrolls, and an order of its own, which would differ from what is seen.
+  const misplaced = () => [...document.querySelectorAll("body *")].filter((node) => {
+    const { overflowX, overflowY } = getComputedStyle(node);
+    const scrolls = (overflowX === "auto" && node.scrollWidth > node.clientWidth + 1)
+      || (overflowY === "auto" && node.scrollHeight > node.clientHeight + 1);
+    return node.tabIndex > 0 || (scrolls && node.tabIndex < 0);
+  });
   const isLoaded = () => typeof shownVersion === "undefined" || shownVersion !== null;
   const send = () => parent.postMessage({
     drawn: [...charts.values()].filter((chart) => chart.drawn).length,
     wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-    faint: faintTexts(), unnamed: unnamed().map(nameOf), cut: cutOff().map(nameOf), text: byId("made").textContent,
+    faint: faintTexts(), unnamed: unnamed().map(nameOf), misplaced: misplaced().map(nameOf), cut: cutOff().map(nameOf),
+    text: byId("made").textContent,
     isDark: matchMedia("(prefers-color-scheme: dark)").matches, problem: byId("problem").textContent,
     legends: [...document.querySelectorAll(".legend")].map((legend) => legend.children.length),
   }, "*");
@@ -195,7 +203,7 @@ def test_every_page_fits_can_be_read_and_has_texts(tmp_path: Path, monkeypatch: 
     del told["problem"]
     assert len(told) == 4 * len(pages)
     assert {name: page["isDark"] for name, page in told.items()} == {name: name.endswith("dark") for name in told}
-    for fault in ("wide", "faint", "unnamed", "cut", "problem"):
+    for fault in ("wide", "faint", "unnamed", "misplaced", "cut", "problem"):
         assert {name: page[fault] for name, page in told.items() if page[fault]} == {}, fault
     assert {name for name, page in told.items() if not page["drawn"]} == {
         name for name in told if name.split()[0] in ("begun", "empty")

@@ -186,7 +186,7 @@ function hoverAt(source, x, y, pointer) {
   }).sort((a, b) => a.far - b.far);
   const tip = byId("tip");
   tip.replaceChildren();
-  element("b", `${axis} ${format(x)}`, tip);
+  element("b", `${axis} ${format(axis === "step" ? Math.round(x) : x)}`, tip);
   for (const { line, value, index } of values.slice(0, 12)) {
     const row = element("div", null, tip);
     element("i", null, row).style.background = line.colour;

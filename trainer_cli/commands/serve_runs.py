@@ -21,7 +21,7 @@ from trainer_cli.commands.serve_table import differing_keys, runs_table
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.record import RunReader, RunRecord, RunView, SweepJob, read_sweep
 
-_BUCKETS = 1000
+_BUCKETS = 2000
 _FEWEST_BUCKETS = 100
 
 
