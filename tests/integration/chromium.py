@@ -16,12 +16,16 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 
 
-def look(address: str, profile: Path, *, height: int) -> dict[str, Any]:
-    """What the page's script writes into `data-told` of its body, as JSON."""
+def look(address: str, profile: Path, *, height: int, most_ms: int = 30_000) -> dict[str, Any]:
+    """What the page's script writes into `data-told` of its body, as JSON.
+
+    Args:
+        most_ms: time that passes in the page, which takes less outside of it where the page only waits.
+    """
     assert CHROMIUM is not None
     command = [
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        f"--user-data-dir={profile}", f"--window-size=1400,{height}", "--virtual-time-budget=30000",
+        f"--user-data-dir={profile}", f"--window-size=1400,{height}", f"--virtual-time-budget={most_ms}",
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--dump-dom", address,
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
