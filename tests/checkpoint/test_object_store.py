@@ -106,6 +106,23 @@ def test_another_machine_loads_what_was_sent_once(tmp_path: Path, url: str, capl
     assert caplog.text.count("downloading") == 1
 
 
+def test_a_store_that_is_opened_again_reads_only_new_manifests(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = Sent(url, cache=tmp_path / "training")
+    for step in (1, 2, 3):
+        save(storage, step)
+    ObjectStorage(url, cache=tmp_path / "first").names()
+    save(storage, 4)
+    storage.remove("step1")
+    read: list[str] = []
+    usual = ObjectClient.get
+    monkeypatch.setattr(ObjectClient, "get", lambda self, key: read.append(key) or usual(self, key))  # type: ignore[func-returns-value]
+    assert ObjectStorage(url, cache=tmp_path / "second").names() == ["step2", "step3", "step4"]
+    # Of the removed one it is asked whether the listing only lacks it.
+    assert sorted(read) == ["step1/manifest.json", "step4/manifest.json"]
+
+
 def test_only_the_newest_local_copy_stays(tmp_path: Path, url: str) -> None:
     storage = ObjectStorage(url, cache=tmp_path)
     for step in (1, 2, 3):

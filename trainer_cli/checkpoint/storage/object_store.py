@@ -58,6 +58,10 @@ class _RemoteFolder(NamedTuple):
     """Tag of the manifest, which changes with it; empty if unknown."""
 
 
+_last_listing: tuple[str, dict[str, _RemoteFolder]] = ("", {})
+"""URL and folders of the last listing of this process: a command opens the same store many times."""
+
+
 class ObjectStorage:
     """Checkpoints under a URL such as `s3://bucket/run`, with copies in a local folder.
 
@@ -330,7 +334,10 @@ class ObjectStorage:
         # A listing would wait for a time-out each time. The next upload that succeeds clears `_away`.
         if self._away and self.uploader.waiting():
             return
-        before = self._remote or {}
+        global _last_listing
+        before = self._remote
+        if before is None:
+            before = _last_listing[1] if _last_listing[0] == self.url else {}
         try:
             listed: dict[str, dict[str, int]] = {}
             tags: dict[str, str] = {}
@@ -351,6 +358,7 @@ class ObjectStorage:
                 elif (folder := self._read_folder(name, listed.get(name, {}), tags.get(name, ""))) is not None:
                     remote[name] = folder
             self._remote, self._away = remote, False
+            _last_listing = self.url, dict(remote)
         except StoreAwayError as error:
             if not self._is_training:
                 raise
