@@ -25,9 +25,10 @@ from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.attempts import environment_of, first_step, kept_entries
 from trainer_cli.runs.environment import timestamp, versions
+from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.origin import other_source
 from trainer_cli.runs.replay_process import replay_in_process
-from trainer_cli.runs.run_dir import RunDir, open_run, write_json
+from trainer_cli.runs.run_dir import RunDir, write_json
 
 CHECK_FILE = "check.json"
 

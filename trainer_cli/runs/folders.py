@@ -14,6 +14,7 @@ from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE
+from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.runs.run_dir import RunDir
@@ -25,6 +26,30 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def is_run(path: Path) -> bool:
     """Whether a folder holds the config of a run, and is no checkpoint, which may hold one too."""
     return (path / CONFIG_FILE).is_file() and not is_checkpoint(path)
+
+
+def open_run(path: Path) -> RunDir:
+    """The directory of a run.
+
+    Raises:
+        UserError: the path is not a run.
+    """
+    directory = RunDir(path)
+    if not directory.exists_as_run():
+        raise UserError(f"{path} is not a run's directory", cure=advise_run(path))
+    return directory
+
+
+def advise_run(path: Path) -> str:
+    """How to name the run that a path means which is not a run's directory."""
+    name, at, _ = str(path).partition("@")
+    for folder in [Path(name)] if at else path.parents[:3]:
+        if RunDir(folder).exists_as_run():
+            return f"Name the run itself: {folder}."
+    if RunDir("runs" / path).exists_as_run():
+        return f"Did you mean {'runs' / path}?"
+    names = [run.parent.name for run in path.parent.glob(f"*/{CONFIG_FILE}")]
+    return f"Name the folder that holds its {CONFIG_FILE}.{did_you_mean(path.name, names)}"
 
 
 def id_of(run: Path | None) -> str | None:

@@ -32,8 +32,7 @@ from typing import Any
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.core.files import replace, sync_folder
 from trainer_cli.core.goodput import Seconds, compute_goodput, sum_attempts
-from trainer_cli.core.naming import CONFIG_FILE, COPIES_CACHE
-from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.naming import COPIES_CACHE
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers.text_files import strict_json
@@ -481,27 +480,3 @@ def attempts_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every attempt in the contents of `summary.json`, in order. Damaged entries are left out."""
     attempts = summary.get("attempts")
     return [attempt for attempt in attempts if isinstance(attempt, dict)] if isinstance(attempts, list) else []
-
-
-def open_run(path: Path) -> RunDir:
-    """The directory of a run.
-
-    Raises:
-        UserError: the path is not a run.
-    """
-    directory = RunDir(path)
-    if not directory.exists_as_run():
-        raise UserError(f"{path} is not a run's directory", cure=advise_run(path))
-    return directory
-
-
-def advise_run(path: Path) -> str:
-    """How to name the run that a path means which is not a run's directory."""
-    name, at, _ = str(path).partition("@")
-    for folder in [Path(name)] if at else path.parents[:3]:
-        if RunDir(folder).exists_as_run():
-            return f"Name the run itself: {folder}."
-    if RunDir("runs" / path).exists_as_run():
-        return f"Did you mean {'runs' / path}?"
-    names = [run.parent.name for run in path.parent.glob(f"*/{CONFIG_FILE}")]
-    return f"Name the folder that holds its {CONFIG_FILE}.{did_you_mean(path.name, names)}"

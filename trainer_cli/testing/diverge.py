@@ -23,11 +23,11 @@ from trainer_cli.core.naming import parse_step
 from trainer_cli.core.patterns import matches
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.attempts import RunHistory, environment_of, read_history, split_attempt
-from trainer_cli.runs.folders import manifest_of
+from trainer_cli.runs.folders import advise_run, manifest_of
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replay_records import CLOCKED, by_step
-from trainer_cli.runs.run_dir import RunDir, advise_run
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_selector
 from trainer_cli.terminal import format_first
 from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
