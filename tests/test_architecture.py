@@ -1,4 +1,4 @@
-"""The house keeps its shape: layers, no cycles, pure rooms that stay pure, fast answers without torch."""
+"""Layers without cycles, pure modules that stay pure, and fast answers without torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PORTS = [f"{ROOT}.checkpoint.{part}" for part in ("storage", "format")]
 NOT_PURE = ("core.files", "core.gc_pause", "core.process_memory", "core.url_path")
 """The durable replacement of files, the pause of the garbage collection, the memory of the process, and paths with `~`,
 which every floor uses."""
-# What would bring torch, a clock, the disk, other processes or chance into a pure room.
+# What would bring torch, a clock, the disk, other processes or chance into a pure module.
 IMPURE = {
     "torch", "numpy", "time", "datetime", "os", "io", "shutil", "tempfile", "socket", "subprocess",
     "threading", "multiprocessing", "random", "secrets", "uuid",
@@ -127,7 +127,7 @@ def test_storage_and_format_never_import_one_another(port: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(name for name in MODULES if name in PURE))
-def test_a_pure_room_has_no_torch_clock_disk_or_chance(name: str) -> None:
+def test_a_pure_module_has_no_torch_clock_disk_or_chance(name: str) -> None:
     impure = [f"line {line}: {found}" for found, line in _imports(name) if found.split(".")[0] in IMPURE]
     assert not impure
 
@@ -221,14 +221,14 @@ def _verb(*arguments: str) -> str:
     )
 
 
-def test_importing_the_package_and_its_pure_rooms_loads_no_torch(tmp_path: Path) -> None:
-    rooms = [name for name in PURE if name in MODULES] + [f"{ROOT}.runs.run_dir", f"{ROOT}.loggers.base"]
-    loaded = _loaded_after("\n".join(f"import {name}" for name in [ROOT, *rooms]), tmp_path)
+def test_importing_the_package_and_its_pure_modules_loads_no_torch(tmp_path: Path) -> None:
+    modules = [name for name in PURE if name in MODULES] + [f"{ROOT}.runs.run_dir", f"{ROOT}.loggers.base"]
+    loaded = _loaded_after("\n".join(f"import {name}" for name in [ROOT, *modules]), tmp_path)
     assert not loaded & {"torch", "numpy", "tensorboard", "rich"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"]], ids=" ".join)
-def test_a_greeting_loads_neither_torch_nor_hydra(arguments: list[str], tmp_path: Path) -> None:
+def test_help_and_version_load_neither_torch_nor_hydra(arguments: list[str], tmp_path: Path) -> None:
     assert not _loaded_after(_verb(*arguments), tmp_path) & {"torch", "hydra", "omegaconf"}
 
 

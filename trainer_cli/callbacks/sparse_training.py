@@ -188,7 +188,7 @@ class GMP(ChangingSparsity):
     def change_mask(self, name: str, due: int) -> bool:
         weight, times = self._weights[name], self._schedule
         share = cubic(due, times.start, times.stop, min(self.initial, self._targets[name]), self._targets[name])
-        # A schedule that was made longer on a resume wants fewer masked weights for a while.
+        # With a schedule that a resume has made longer, the share may be smaller than before for a while.
         self._active[name] = min(self._active[name], kept(weight.numel(), share))
         put(self._masks[name], largest(whole(weight.detach().abs() * self._masks[name]), self._active[name]))
         return True

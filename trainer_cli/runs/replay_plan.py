@@ -264,7 +264,7 @@ def _check_step(history: RunHistory, step: int) -> int:
                 "replayed yet"
             )
         return reached
-    # The step that raised an error was begun, and is what one wants to look at.
+    # The step that raised an error was begun too, and it is the one to look at.
     begun = reached + (not history.is_finished)
     if not 0 <= step <= begun:
         raise UserError(f"{path} has made {reached} steps, so there is no step {step}")

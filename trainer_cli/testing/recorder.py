@@ -170,7 +170,7 @@ class Recorder(Callback):
         self._trace.record(Kind.saved, step, 0, values)
 
     def on_load_checkpoint(self, trainer: Trainer, state: dict[str, Any]) -> None:
-        # What differs here was not brought back; what differs later only was changed by somebody.
+        # A difference here was not restored; one that only comes later was made after the load.
         with own_work("the state that was loaded"):
             self._trace.record(Kind.loaded, trainer.progress.step, 0, dict(self._state(trainer)))
 

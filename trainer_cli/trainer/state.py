@@ -95,7 +95,7 @@ def describe(trainer: Trainer) -> CheckpointMetadata:
 
 def capture(trainer: Trainer, *, with_data: bool) -> Tree:
     """The state after the step just made, with or without the position in the data. Tensors in it are the live ones."""
-    # An optimizer that trains other weights than it evaluates: a reader of the checkpoint wants those to evaluate.
+    # Some optimizers train other weights than they evaluate: the checkpoint contains those to evaluate.
     weights = trainer.modes.evaluation_weights()
     state = Tree(
         model=_captured_model(trainer.model, weights),

@@ -177,7 +177,8 @@ class LocalStorage:
         try:
             status = self.disk.stat(f"{self._path_text(name)}/{MANIFEST_FILE}")
         except OSError:
-            return None  # Whoever reads it then hears why.
+            # The read that follows raises the reason.
+            return None
         # The time of the last change of the inode too, which no program can set back.
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
