@@ -11,7 +11,7 @@ function element(tag, text, parent, className) {
   return made;
 }
 
-// What scrolls is reached by the keyboard, and has a name.
+// Make an element that scrolls reachable by the keyboard, and name it.
 function makeScrollable(node, label) {
   node.tabIndex = 0;
   node.setAttribute("role", "region");
@@ -89,7 +89,7 @@ function logTicks(low, high, count) {
   return inside.length > 1 ? inside : linearTicks(low, high, count);
 }
 
-// Texts of ticks, with as many digits as tell them apart.
+// The texts of ticks, with enough digits to differ.
 function tickTexts(ticks) {
   for (let digits = 5; ; digits += 1) {
     const texts = ticks.map((tick) => format(tick, digits));
@@ -122,9 +122,9 @@ function extent(arrays, isLog) {
   return [low, high];
 }
 
-const LONGEST_NAME = 40;  // Letters of the name of a run where it is one of several.
+const LONGEST_NAME = 40;  // Letters of a run's name in legends and column heads.
 
-// Long names often differ at their ends alone.
+// Shorten in the middle: long names often differ only at their ends.
 function cut(text, length) {
   return text.length <= length ? text : `${text.slice(0, Math.ceil(length / 2) - 1)}…${text.slice(-Math.floor(length / 2))}`;
 }

@@ -1,6 +1,6 @@
 // Draws texts, images, histograms, tables and matrices of a run, each with a slider over its steps.
 
-const MOST_COLUMNS = 7;  // Of a matrix beside others.
+const MOST_COLUMNS = 7;  // A matrix with more columns takes the whole width.
 
 function addMedia(key, block, parent) {
   if (block.title) element("h3", block.title, parent);

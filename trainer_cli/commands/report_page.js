@@ -49,7 +49,7 @@ function describe(block, lines) {
 
 const ALL_RUNS = "all runs";
 
-// For each metric and each value of a key of the config the mean over the runs with that value.
+// The mean of each metric over the runs with the same value of a config key, for each value.
 function groupCurves(curves, valueOfRun, key) {
   const grouped = [], last = state.group.split(".").pop(), values = [...new Set(Object.values(valueOfRun))].sort(compareTexts);
   for (const name of new Set(curves.map((curve) => curve.name))) values.forEach((value, tint) => {
@@ -88,7 +88,7 @@ function linesOf(block, key, unit) {
   return lines;
 }
 
-const ENTRY_PX = 50;  // A legend has an entry for this much of a chart's width.
+const ENTRY_PX = 50;  // Width of a chart for each entry of its legend.
 let zoomed = null;  // The part of the x axis that all curves show.
 function drawCurves(block, plot, chart) {
   const curves = block.curves.filter((curve) => curve.y);
@@ -115,7 +115,7 @@ function notesOf(block, many) {
   return [...(block.note ? [block.note] : []), ...bad.slice(0, 3)].join("; ");
 }
 
-// One line: its name. Several: the runs by their colours and the metrics by their dashes.
+// Of one run the names of its lines; of several runs the colour of each run and the dashes of each metric.
 function addLegend(plot, lines, many) {
   const named = lines.filter((line) => !line.faint), entries = new Map();
   if (named.length < 2) return;

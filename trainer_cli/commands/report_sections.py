@@ -26,6 +26,7 @@ from trainer_cli.commands.report_blocks import (
 from trainer_cli.commands.report_machine import MACHINE, machine_charts, machine_series
 from trainer_cli.commands.report_media import media
 from trainer_cli.commands.report_range_test import range_test
+from trainer_cli.commands.report_sweep import NOT_SET
 from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.metrics import describe, shared_keep_best
@@ -272,7 +273,7 @@ def _config(records: Sequence[RunRecord], names: Sequence[str]) -> Iterator[Bloc
     compares = len(records) > 1
     if compares:
         keys = differing(records, ())
-        rows = [[key, *(record.config.get(key, "(not set)") for record in records)] for key in keys]
+        rows = [[key, *(record.config.get(key, NOT_SET) for record in records)] for key in keys]
         if rows:
             yield table(["key", *names], rows, title="What differs between the runs", filter=True)
         if len(records) > _MOST_CONFIGS:
