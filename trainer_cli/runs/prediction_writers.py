@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import import_extra
 from trainer_cli.loggers.text_files import strict_json
+
+_CHUNK_ROWS = 1024
+"""Rows that a ParquetWriter holds in memory: all samples of a stream are one part."""
 
 
 class PredictionWriter:
@@ -49,18 +54,45 @@ def _plain(value: Any) -> Any:
 
 
 class ParquetWriter(PredictionWriter):
-    """Writes Parquet, with a column for each output. Needs the extra `parquet`."""
+    """Writes Parquet, with a column for each output. Needs the extra `parquet`.
+
+    A column has one type for all samples: of numbers the wider one, and of mappings all their keys.
+    """
 
     suffix = ".parquet"
 
     def write(self, path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         arrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
-        values = [{name: _plain(value) for name, value in row.items()} for row in rows]
-        parquet.write_table(arrow.Table.from_pylist(values), path)
+        remaining, chunks = iter(rows), list[Path]()
+        try:
+            while (chunk := list(islice(remaining, _CHUNK_ROWS))) or not chunks:
+                chunks.append(path.with_name(f"{path.name}.{len(chunks)}"))
+                values = [{name: _plain(value) for name, value in row.items()} for row in chunk]
+                parquet.write_table(arrow.Table.from_pylist(values), chunks[-1])
+            if len(chunks) > 1:
+                self.join(chunks, path)
+            else:
+                chunks[0].replace(path)
+        finally:
+            for file in chunks:
+                file.unlink(missing_ok=True)
 
     def join(self, parts: Sequence[Path], path: Path) -> None:
-        parquet = import_extra("pyarrow.parquet", "parquet")
-        schema = parquet.read_schema(parts[0])
+        arrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
+        # A part knows the types of its own samples alone: a list that is empty in all of them has none.
+        try:
+            schema = arrow.unify_schemas(map(parquet.read_schema, parts), promote_options="permissive")
+        except arrow.ArrowTypeError as error:
+            raise UserError(
+                f"the samples have values of different types: {error}",
+                where="predict.outputs",
+                cure="Write JSON lines (predict.writer=null), or select other outputs.",
+            ) from error
         with parquet.ParquetWriter(path, schema) as file:
             for part in parts:
-                file.write_table(parquet.read_table(part, schema=schema))
+                source = parquet.ParquetFile(part)
+                for number in range(source.num_row_groups):
+                    table = source.read_row_group(number)
+                    if table.schema != schema:
+                        table = arrow.Table.from_pylist(table.to_pylist(), schema=schema)
+                    file.write_table(table)
