@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.flop_counter import FlopCounterMode
 
-from trainer_cli.core.process_memory import peak_resident_bytes
+from trainer_cli.core.memory import peak_resident_bytes
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 

@@ -16,7 +16,7 @@ import torch
 
 from trainer_cli.callbacks.nvml import Nvml
 from trainer_cli.core.files import AppendedFile
-from trainer_cli.core.process_memory import resident_bytes
+from trainer_cli.core.memory import machine_bytes, resident_bytes
 from trainer_cli.core.url_path import local_path
 from trainer_cli.errors import ConfigError
 from trainer_cli.loggers.base import in_run_dir
@@ -145,8 +145,8 @@ class Usage:
         yield from ((name, rate) for name, rate in rates.items() if rate is not None)
         if (memory_bytes := resident_bytes(self._proc)) is not None:
             yield "process_memory_bytes", memory_bytes
-        with suppress(OSError, ValueError, KeyError):
-            yield "memory_free_bytes", self._table("meminfo")["MemAvailable"] * 1024
+        if (free_bytes := machine_bytes(self._proc)) is not None:
+            yield "memory_free_bytes", free_bytes
         with suppress(OSError):
             yield "disk_free_bytes", shutil.disk_usage(self._folder).free
 

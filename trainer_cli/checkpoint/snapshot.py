@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from trainer_cli.checkpoint.format.memory import HostMemory, available_bytes
+from trainer_cli.checkpoint.format.memory import HostMemory
 from trainer_cli.checkpoint.model_state import are_finite
+from trainer_cli.core.memory import available_bytes
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.base import Format

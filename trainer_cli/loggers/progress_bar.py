@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TextIO
 
-from trainer_cli.core.process_memory import peak_resident_bytes, resident_bytes
+from trainer_cli.core.memory import peak_resident_bytes, resident_bytes
 from trainer_cli.loggers.base import RATE_KEY, SAVES, Now, Record, RunFacts
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.metric_table import LOSS, BestValues, MetricTable

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer_cli.checkpoint.format.memory import available_bytes
-from trainer_cli.core.process_memory import peak_resident_bytes, resident_bytes
+from trainer_cli.core.memory import available_bytes, peak_resident_bytes, resident_bytes
 from trainer_cli.terminal import format_bytes
 
 MARGIN = 0.1

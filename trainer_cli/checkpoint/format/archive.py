@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.format.archive_file import SUFFIX, ArchiveWriter, archive_bytes, read_archive
 from trainer_cli.checkpoint.format.header import own_file, state_file, tensor_file
-from trainer_cli.checkpoint.format.memory import available_bytes
 from trainer_cli.checkpoint.format.sharded import ShardedFormat, TensorsFormat
 from trainer_cli.checkpoint.format.tensor_file import FileLayout
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.core.checkpoint_config import Compression, DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, new_digest
+from trainer_cli.core.memory import available_bytes
 from trainer_cli.core.parts import PartTable
 
 if TYPE_CHECKING:

@@ -1,14 +1,12 @@
-"""Page-aligned host memory for the copy of a state, and the amount of memory that is available."""
+"""Page-aligned host memory for the copy of a state."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import weakref
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -75,51 +73,3 @@ def _keep_maps_in_forks() -> None:
     Deleting an object would unmap its range of addresses, where the child may have other memory by then.
     """
     os.register_at_fork(after_in_child=lambda: _maps_in_fork.extend(_maps))
-
-
-def available_bytes() -> int | None:
-    """Memory that this process can allocate without swapping, within the limits of its control groups; None if
-    unknown."""
-    limits = (_machine_bytes(), *_control_group_bytes())
-    return min([size_bytes for size_bytes in limits if size_bytes is not None], default=None)
-
-
-def _machine_bytes() -> int | None:
-    try:
-        return _parse_table(Path("/proc/meminfo").read_text(encoding="ascii"))["MemAvailable:"] * 1024
-    except (OSError, KeyError):
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
-    except (OSError, ValueError):
-        return None
-
-
-def _control_group_bytes(
-    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
-) -> Iterator[int]:
-    """Free memory of each control group (version 2) of this process: a container, a batch job, a service."""
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
-    for line in [*lines, "0::/"]:
-        _, controllers, path = line.split(":", 2)
-        if controllers:
-            continue
-        # In a container the path may be that of the host, while the group itself is mounted at the root.
-        group = root / path.lstrip("/")
-        for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
-            try:
-                limit = int((folder / "memory.max").read_text(encoding="ascii"))
-                used = int((folder / "memory.current").read_text(encoding="ascii"))
-                cached = _parse_table((folder / "memory.stat").read_text(encoding="ascii"))["inactive_file"]
-            except (OSError, ValueError, KeyError):
-                continue
-            # Inactive pages of the page cache count as used, but are freed on demand.
-            yield max(limit - used + cached, 0)
-
-
-def _parse_table(text: str) -> dict[str, int]:
-    rows = (line.split() for line in text.splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1}
