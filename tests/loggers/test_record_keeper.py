@@ -268,8 +268,8 @@ def test_a_service_that_fails_slowly_takes_a_small_share_of_the_time() -> None:
     for step in range(10_000):
         keeper.log(a_record(step))
         clock.now += 1
-    # The first attempt and the first retry, and then at most a twentieth of the time.
-    assert 180 < waits <= 180 + 10_000 / 20
+    # The first attempt, and then at most a twentieth of the time.
+    assert 90 < waits <= 90 + 10_000 / 20
 
 
 def test_a_record_outside_of_a_training_is_always_sent() -> None:

@@ -21,7 +21,7 @@ _MOST_BYTES = 64 * 1024 * 1024
 """Limit of the estimated memory of the records kept for one logger."""
 _RETRY_S = 10.0
 _RETRY_FACTOR = 20
-"""A retry that took longer waits for this multiple of its time: attempts take at most 5 % of the time."""
+"""Multiple of the time of a failed attempt before the next one: a training waits for a service 5 % of its time."""
 _MOST_REFUSALS = 3
 """Refusals by a service after which a record is dropped, so that it does not block the records after it."""
 
@@ -63,6 +63,7 @@ class RecordKeeper:
             if facts.run_dir is not None:
                 self.logger.rewind(facts.run_dir, keep)
         self._rewound_to, self._sent_step = keep, -1
+        began = self._clock()
         try:
             self._start(facts)
         except TrainError:
@@ -75,7 +76,7 @@ class RecordKeeper:
                 cure = f"Check its settings, or switch it off: loggers.{self.name}=null."
                 raise TrainError(f"the logger {self.name} cannot be started: {_line(error)}", cure=cure) from error
             self._unstarted = facts
-            self._fail(error)
+            self._fail(error, began)
         else:
             self._unstarted = None
             if self._kept:
@@ -86,13 +87,14 @@ class RecordKeeper:
         if record.step <= self._sent_step:
             return
         if not self._kept and not self._failing:
+            began = self._clock()
             try:
                 self.logger.log(record)
                 return
             except Exception as error:
                 if not self._tolerates(error):
                     raise
-                self._fail(error)
+                self._fail(error, began)
         # Kept before the retry, so that it is written after the records before it.
         self._keep_record(record)
         if self._clock() >= self._retry_at:
@@ -187,7 +189,7 @@ class RecordKeeper:
             self._refusals += self._unstarted is None and not isinstance(error, OSError)
             if self._refusals >= _MOST_REFUSALS:
                 self._drop_oldest()
-            self._fail(error, self._clock() - began)
+            self._fail(error, began)
         else:
             if self._failing:
                 self._failing = False
@@ -208,13 +210,14 @@ class RecordKeeper:
     def _tolerates(self, error: Exception) -> bool:
         return self.logger.is_remote or (self.tolerant and isinstance(error, OSError))
 
-    def _fail(self, error: Exception, seconds: float = 0.0) -> None:
+    def _fail(self, error: Exception, began: float) -> None:
         """Warn of the first of several failures, and set the time of the next attempt.
 
         Args:
-            seconds: time that the attempt took, in which the training waited.
+            began: when the attempt began; the training has waited since.
         """
-        self._retry_at = self._clock() + max(_RETRY_S, _RETRY_FACTOR * seconds)
+        now = self._clock()
+        self._retry_at = now + max(_RETRY_S, _RETRY_FACTOR * (now - began))
         if not self._failing:
             self._failing = True
             self._warn(error)
