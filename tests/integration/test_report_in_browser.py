@@ -35,6 +35,8 @@ addEventListener("load", async () => {
     told.lines = first.view.lines.map((one) => [one.name, one.y.length]);
     told.label = first.plot.querySelector("svg").getAttribute("aria-label");
     told.crosses = Object.fromEntries(curves.map((one) => [one.block.title, one.plot.querySelectorAll(".bad").length]));
+    told.texts = [tickTexts([1.000001, 1.000002]), tickTexts([0.1, 0.2])];
+    told.rounded = scaleOf(3.5 - 4e-16, 3.5 + 4e-16, 100, 0, false, 5).ticks.length;
     told.restarts = first.plot.querySelectorAll(".restart").length;
     told.ticks = Object.fromEntries(curves.map((one) => [one.block.title, one.view.ys.ticks]));
     const fire = (kind, x, y) => {
@@ -126,6 +128,7 @@ def seen(folder: Path, *paths: Path) -> dict[str, Any]:
 
 def test_one_run_is_drawn_and_answers_hover_zoom_keys_and_settings(tmp_path: Path) -> None:
     more = {f"train/{HOSTILE}": float, f"{HOSTILE}/loss": float, "train/odd": lambda n: math.nan if n == 7 else n}
+    more |= {"train/none": lambda n: math.nan}
     run = make_run(tmp_path / "mine", steps=5000, every=500, **more)
     run.config_file.write_text(json.dumps({"name": HOSTILE, HOSTILE: {"<b>": HOSTILE}}))
     validate(run.validation_folder, {f"checkpoints/step{step}": (step, 1 / step) for step in (20, 40)})
@@ -145,6 +148,9 @@ def test_one_run_is_drawn_and_answers_hover_zoom_keys_and_settings(tmp_path: Pat
     assert found["label"].startswith("loss. train/loss smoothed: last 0.1"), "a text for who does not see it"
     assert found["crosses"]["odd"] == 1, "NaN is marked"
     assert found["crosses"]["loss"] == 0
+    assert 20 < found["crosses"]["none"] < 300, "over the whole axis, as many as can be told apart"
+    assert found["texts"] == [["1.000001", "1.000002"], ["0.1", "0.2"]]
+    assert found["rounded"] == 1, "a constant that smoothing has rounded"
     assert found["ticks"]["lr"] == [0.1], "a constant has its value as the only tick"
     assert found["hover"].startswith("step 5")
     assert "val/loss0.3" in found["hover"], "the value at the next point"

@@ -43,6 +43,8 @@ window.boomed = 0; window.boom = () => { boomed += 1; };
     const length = loss().view.lines[0].x.length;
     await fetch("/append");
     told.refreshed = await until(() => loss().view.lines[0].x.length > length);
+    await fetch("/begin");
+    told.begun = await until(() => names().some((name) => name.startsWith("later ")));
     const find = document.querySelector("input[placeholder^='find (']");
     find.focus();
     find.value = "lr0.[12]";
@@ -90,10 +92,14 @@ def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monk
             file.write(f"{strict_json(record(21, 10, 0.1, {}))}\n")
         return "text/plain", ""
 
+    def begin(*_: object) -> tuple[str, str]:
+        make_run(tmp_path / "runs/later", steps=20)
+        return "text/plain", ""
+
     probed = tmp_path / "probed.js"
     probed.write_text(Path(serve_http._SCRIPT).read_text() + PROBE)
     monkeypatch.setattr(serve_http, "_SCRIPT", probed)
-    monkeypatch.setattr(serve_http, "_ANSWERS", {**serve_http._ANSWERS, "/append": append})
+    monkeypatch.setattr(serve_http, "_ANSWERS", {**serve_http._ANSWERS, "/append": append, "/begin": begin})
     runs = ServedRuns(tmp_path / "runs")
     with RunServer(runs, "127.0.0.1", 0) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -105,6 +111,7 @@ def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monk
             thread.join()
             runs.close()
     assert (found["drawn"], found["refreshed"]) == (True, True)
+    assert found["begun"], "a run that begins while the page is open"
     assert sorted(found["rows"]) == ["<b onclick=boom()>x</b>", "lr0.1", "lr0.2", "lr0.3"]
     assert len(found["lines"]) == 8
     assert found["width_of_name"] >= 150, "names of runs are not squeezed by the other columns"

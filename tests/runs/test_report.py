@@ -186,6 +186,35 @@ def test_restarts_are_marked_only_in_charts_of_their_own_run(tmp_path: Path) -> 
     assert (of_title["mine"], of_title["loss"]) == ([0], [0, 1])
 
 
+def test_tags_and_notes_are_facts_of_a_run_that_has_some(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=10)
+    facts = [dict(blocks(data_of(tmp_path / "r.html", run.path), "Summary", "facts")[0]["items"])]
+    run.config_file.write_text("tags: [a, b]\nnotes: what it is for\n")
+    facts += [dict(blocks(data_of(tmp_path / "r.html", run.path), "Summary", "facts")[0]["items"])]
+    assert [(found.get("tags"), found.get("notes")) for found in facts] == [(None, None), ("a, b", "what it is for")]
+
+
+@pytest.mark.parametrize(
+    ("configs", "groups"),
+    [
+        (["{lr: 1}"], {}),
+        (["{lr: 1}", "{lr: 2}"], {"all runs": ["", ""]}),
+        (["{lr: 1}", "{lr: 2}", "{lr: 1}"], {"all runs": ["", "", ""], "lr": ["1", "2", "1"]}),
+        (
+            ["{lr: 1, notes: x}", "{notes: y}", "{notes: y}"],
+            {"all runs": [""] * 3, "lr": ["1", "(not set)", "(not set)"]},
+        ),
+    ],
+)
+def test_runs_are_grouped_by_keys_that_some_share(
+    tmp_path: Path, configs: list[str], groups: dict[str, list[str]]
+) -> None:
+    runs = [make_run(tmp_path / f"run{number}", steps=10) for number, _ in enumerate(configs)]
+    for run, config in zip(runs, configs, strict=True):
+        run.config_file.write_text(config)
+    assert data_of(tmp_path / "r.html", *(run.path for run in runs))["groups"] == groups
+
+
 def test_of_several_runs_it_shows_what_differs(tmp_path: Path) -> None:
     for name, lr in (("a", 0.1), ("b", 0.2)):
         make_run(tmp_path / "runs" / name, lr=lr)

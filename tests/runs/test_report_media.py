@@ -63,6 +63,19 @@ def test_what_a_run_has_logged_is_shown_with_a_matrix_in_place_of_its_picture(ru
     assert found["confusion"][0]["matrix"] is True
 
 
+def test_numbers_of_a_table_have_few_digits(run: Path) -> None:
+    write(
+        run,
+        [
+            {
+                "step": 1,
+                "tables": {"t": {"columns": ["a", "b", "c", "d"], "rows": [[1 / 3, 12345678, "0.123456789", None]]}},
+            }
+        ],
+    )
+    assert shown(run)["t"][0]["rows"] == [["0.333333", "12345678", "0.123456789", ""]]
+
+
 def test_of_many_steps_the_first_the_last_and_some_between_are_shown(run: Path) -> None:
     write(run, [{"step": step, "texts": {"t": "x"}} for step in range(0, 1000, 10)])
     steps = [item["step"] for item in shown(run)["t"]]

@@ -167,8 +167,8 @@ class Means(NamedTuple):
 def reduce(x: Array, y: Array, buckets: int) -> Reduced:
     """Reduce a curve to the smallest and the largest value in each of `buckets` equal parts of the x axis.
 
-    Both ends and the edges of what is not finite stay. A curve of at most two points per bucket stays whole. `x` must
-    not decrease.
+    Both ends stay, and of each stretch that is not finite its edges and a point for each part. A curve of at most two
+    points per bucket stays whole. `x` must not decrease.
     """
     count = len(x)
     if count <= 2 * buckets:
@@ -177,9 +177,9 @@ def reduce(x: Array, y: Array, buckets: int) -> Reduced:
     bucket = np.minimum(((x - x[0]) / width).astype(np.int64), buckets - 1)
     finite = np.flatnonzero(np.isfinite(y))
     not_finite = np.flatnonzero(~np.isfinite(y))
-    # The first and last point of each stretch of NaN or infinity show where it is.
+    # The first and last point of each stretch of NaN or infinity, and one of each bucket, show where it is.
     edges = not_finite[(np.diff(not_finite, prepend=-2) > 1) | (np.diff(not_finite, append=count + 1) > 1)]
-    kept = np.concatenate([[0, count - 1], edges])
+    kept = np.concatenate([[0, count - 1], edges, not_finite[np.diff(bucket[not_finite], prepend=-1) > 0]])
     if not len(finite):
         return Reduced(np.unique(kept), None)
     # x does not decrease, so the points of a bucket are neighbours.
