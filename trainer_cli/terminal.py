@@ -38,6 +38,7 @@ def painted(text: str, colour: str, stream: TextIO) -> str:
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if has_colours(stream) else text
 
 
+LOADING_TORCH = "loading torch …"
 _CLEAR_LINE = "\x1b[K"
 _status_may_be_shown = True
 

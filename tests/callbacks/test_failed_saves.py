@@ -167,7 +167,7 @@ def test_without_memory_for_the_copy_the_training_waits_for_the_save(
     fail_to_copy(monkeypatch, 2, MemoryError())
     fit(tmp_path, save_async=True)
     assert steps(tmp_path) == [2, 4, 6, 8]
-    assert "there is no memory for a copy of the state, so the training waits for each save" in caplog.text
+    assert "there is no memory for a copy of the state, so training waits for each save" in caplog.text
 
 
 def fail_to_copy(monkeypatch: pytest.MonkeyPatch, number: int, error: Exception) -> None:

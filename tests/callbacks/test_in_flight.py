@@ -106,7 +106,7 @@ def test_what_counts_as_finite_is_the_same_behind_the_training_and_in_its_way(tm
             settings={"max_duration": 3},
             checkpoint=CheckpointerCallback(folder, save_interval=1, save_async=save_async, remove="never"),
         )
-        with pytest.raises(NotFiniteError, match="at the end of the training, step 3"):
+        with pytest.raises(NotFiniteError, match="at the end of the run, step 3"):
             made.fit(loader(10, 4))
         found[save_async] = {name: facts["finite"] for name, (facts, _) in on_disk(folder).items()}
     assert found[True] == found[False] == dict.fromkeys(["step0", "step1", "step2"], False)

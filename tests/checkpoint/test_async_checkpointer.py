@@ -142,7 +142,7 @@ def test_a_state_that_the_host_cannot_hold_twice_is_saved_before_training_goes_o
     for step in (1, 2):
         assert background.save(small_state(step), tmp_path / f"step{step}").written.done()
         assert background.stager.held_bytes == 0
-    assert caplog.text.count("more than half of the 5,000 available, so the training waits for each save") == 1
+    assert caplog.text.count("more than half of the 5,000 available, so training waits for each save") == 1
     assert same(dict(background.load(tmp_path / "step2")), small_state(2))
 
 
@@ -157,7 +157,7 @@ def test_where_the_system_refuses_memory_a_save_is_made_without_a_copy(
     background = AsyncCheckpointer()
     for step in (1, 2):
         assert background.save(small_state(step), tmp_path / f"step{step}").written.done()
-    assert len([record for record in caplog.records if "the training waits for each save" in record.message]) == 1
+    assert len([record for record in caplog.records if "training waits for each save" in record.message]) == 1
     assert same(dict(background.load(tmp_path / "step2")), small_state(2))
     background.close()
 

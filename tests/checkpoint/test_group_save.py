@@ -243,7 +243,7 @@ def test_a_format_of_one_process_is_refused_for_several() -> None:
 
     for error in on_ranks(2, act):
         assert isinstance(error, UserError)
-        assert "checkpoint.format=torch_file saves the state of one process, and this training has 2" in str(error)
+        assert "checkpoint.format=torch_file saves the state of one process, and this run has 2" in str(error)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

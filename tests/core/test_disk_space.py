@@ -37,7 +37,7 @@ def test_no_more_than_16_mib_are_left_for_the_logs() -> None:
         # (saves at a time beyond those on the disk, free space)
         (9, FreeSpace(TB, TB), None, ""),
         (9, FreeSpace(None, None), None, ""),
-        (9, FreeSpace(5_000_000, TB), False, "will be full before the training ends: it needs 9,000,000 bytes"),
+        (9, FreeSpace(5_000_000, TB), False, "will be full before the run ends: it needs 9,000,000 bytes"),
         (9, FreeSpace(2_000_000, TB), True, "no room for the first saves: it needs 2,000,000 bytes"),
         (9, FreeSpace(TB, 40), False, "it needs 45 files"),
         (9, FreeSpace(TB, 9), True, "it needs 10 files"),

@@ -593,6 +593,7 @@ def test_each_kind_of_data_gets_the_loader_that_fits() -> None:
         (DataLoader(Drawing(), 4), {"batch_size": 8, "num_workers": 2}, "batch_size and num_workers would have no"),
         (DataLoader(Drawing(), 4), {"drop_last": True}, "its own batches, so drop_last would have no effect"),
         (3, {}, "neither a dataset nor a loader"),
+        ("digits", {}, "there is the text 'digits' where a loader or dataset is expected"),
         (iter([1, 2]), {}, "only once"),
     ],
 )  # fmt: skip

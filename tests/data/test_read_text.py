@@ -89,5 +89,5 @@ def test_a_text_takes_its_own_size_in_memory(kind: Callable[..., Any], unit: str
 
 
 def test_a_file_that_does_not_end_where_it_should_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"became longer while it was read, or is no file on a disk"):
+    with pytest.raises(UserError, match=r"became longer while it was read, or is not a regular file"):
         read_text("/proc/self/status")

@@ -113,7 +113,7 @@ def test_a_change_that_is_allowed_but_cannot_go_on_leaves_the_config_as_it_was(p
     larger = ["loop.max_duration=30", "model.hidden=[64]", "resume_allow=['model.*']"]
     done = train("fit", *SMALL, "name=base", *larger, cwd=place)
     assert done.code == 2, done.err
-    assert "does not fit this training" in done.err
+    assert "does not fit this run" in done.err
     assert [file.read_text("utf-8") for file in files] == before
 
 

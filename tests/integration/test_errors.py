@@ -218,7 +218,7 @@ def test_the_traceback_of_a_mistake_is_shown_on_demand(tmp_path: Path) -> None:
 
 CHECKPOINTS = {
     "matches nothing": ("ckpt=runs/base/checkpoints/step7*", 3, "matches nothing", "holds step0, step10, step20"),
-    "a file": ("ckpt=runs/base/config.yaml", 2, "is a file that is no checkpoint", "A checkpoint is a directory, or"),
+    "a file": ("ckpt=runs/base/config.yaml", 2, "is a file, but not a checkpoint", "A checkpoint is a directory, or"),
     "no such step": ("ckpt=runs/base@step99", 3, "has made 20 steps, so there is no step 99"),
     "no such run": ("ckpt=runs/bases@latest", 3, "runs holds base"),
 }

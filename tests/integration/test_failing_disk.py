@@ -84,7 +84,7 @@ def test_a_full_disk_is_foretold_and_reported_with_what_the_checkpoint_really_ta
     full = mounted(tmp_path, "-t tmpfs -o size=300k none", "sh", "-c", script, "sh", *command(*RUN, *rules))
     assert full.code == 75, full.err
     assert "Traceback" not in full.err
-    assert "warning: the disk will be full before the training ends" in full.err
+    assert "warning: the disk will be full before the run ends" in full.err
     reported = r"not started: it needs ([\d,]+) bytes and [\d,]+ for blocks and logs, ([\d,]+) bytes are free"
     needed, free = re.findall(reported, full.err)[0]
     # What was kept free for it.

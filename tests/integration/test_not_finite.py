@@ -49,7 +49,7 @@ def test_a_loss_that_is_not_finite_is_a_warning_and_then_the_end(tmp_path: Path)
 def test_weights_that_are_not_finite_at_the_end_finish_no_run(tmp_path: Path) -> None:
     done = train("fit", *FIT, "loop.log_interval=null", "optimizer.lr=1e38", cwd=tmp_path)
     assert done.code == 1, done.err
-    assert message(done.err).startswith("the weights are not finite at the end of the training, step 60. ")
+    assert message(done.err).startswith("the weights are not finite at the end of the run, step 60. ")
     assert "are not finite: step" in done.err
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "failed"
     assert "step60" not in names(tmp_path / "run/checkpoints")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,15 @@ def test_a_finished_file_is_not_written_again(straight: bytes, place: Path) -> N
     before = (place / "straight/step8/val.jsonl").stat().st_mtime_ns
     assert main(["predict", "ckpt=runs/digits_mlp@latest", "predict.folder=straight"]) == 0
     assert (place / "straight/step8/val.jsonl").stat().st_mtime_ns == before
+
+
+def test_checkpoints_of_several_runs_are_kept_apart_below_one_folder(place: Path) -> None:
+    shutil.copytree("runs/digits_mlp", "runs/others/copy", dirs_exist_ok=True)
+    patterns = "ckpt=[runs/digits_mlp/checkpoints/step8,runs/others/copy/checkpoints/step8]"
+    assert main(["predict", patterns, "predict.folder=both"]) == 0
+    files = sorted(str(path.relative_to(place)) for path in place.glob("both/**/val.jsonl"))
+    assert files == ["both/digits_mlp/step8/val.jsonl", "both/others/copy/step8/val.jsonl"]
+    shutil.rmtree("runs/others")
 
 
 def test_what_was_interrupted_goes_on_with_the_missing_part(

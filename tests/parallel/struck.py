@@ -29,7 +29,7 @@ TORCHRUN = ["-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "--max-r
 KILLED, STOPPED, RAISED = "SIGKILL", "SIGSTOP", "raise"
 OTHERS = {
     "load": ["while a checkpoint was read"],
-    "start": ["while the training was started"],
+    "start": ["while the run was started"],
     "step": ["while step 14 was trained"],
     "evaluation": ["while evaluating at step 20"],
     # Files are written while the training goes on.

@@ -89,7 +89,7 @@ def test_the_rank_that_fails_says_why_and_no_other(tmp_path: Path) -> None:
     assert errors.count("ZeroDivisionError: the callback's own") == 1
     assert "on rank 1 of 2" in errors
     assert errors.count("Traceback") == 1
-    assert "the training failed" in (tmp_path / "run" / "train.rank1.log").read_text()
+    assert "the run failed" in (tmp_path / "run" / "train.rank1.log").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["reason"] == "PeerError: rank 1 failed: ZeroDivisionError: the callback's own"

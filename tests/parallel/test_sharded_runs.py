@@ -231,7 +231,7 @@ def test_mixed_precision_may_not_change_on_a_resume(runs: Path, capfd: pytest.Ca
 
 def test_a_format_of_one_process_is_refused_with_the_cure(fits: Fits) -> None:
     assert fits.ends[0]["file"] == (
-        "UserError: checkpoint.format=torch_file saves the state of one process, and this training has 2. "
+        "UserError: checkpoint.format=torch_file saves the state of one process, and this run has 2. "
         "Use checkpoint.format=tensors or archive; train ckpt export writes the others."
     )
     assert fits.ends[1]["file"].startswith("PeerError: rank 0 failed: UserError: checkpoint.format")

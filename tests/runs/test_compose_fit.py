@@ -58,6 +58,17 @@ def test_a_run_to_resume_that_does_not_exist_is_named_before_an_experiment_is_as
     assert message(capsys.readouterr().err).startswith(f"resume={place}: there is no such directory")
 
 
+@pytest.mark.parametrize("place", ["runs/y", ".", "configs/../"])
+def test_a_folder_to_resume_that_holds_no_run_is_named(
+    empty_folder: Path, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project(empty_folder)
+    Path("runs/y/notes").mkdir(parents=True)
+    assert main(["fit", f"resume={place}"]) == 2
+    refused = f"resume={place}: {place} holds no run, and is not a checkpoint"
+    assert message(capsys.readouterr().err).startswith(refused)
+
+
 DEFAULTS = "defaults:\n  - train_schema\n  - model: {}\n  - data: {}\n  - optimizer: adam\n  - _self_\n"
 SHIPPED = DEFAULTS.format("mlp", "digits")
 CHOSEN: dict[str, tuple[list[str], dict[str, str]]] = {

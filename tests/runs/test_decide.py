@@ -67,8 +67,7 @@ def test_a_run_that_is_stopped_and_resumed_is_that_of_the_number_bit_for_bit(run
     assert run("fit", "loop.max_duration=4") == 0
     assert (batch_size(), decided()["value"]) == (32, 32), "the largest of 40 samples"
     assert decided()["measured"]["sizes"] == [2, 4, 8, 16, 32]
-    # Less than what the run has: it is not searched again.
-    assert run("fit", "data.batch_size=auto:4") == 0
+    assert run("fit", "data.batch_size=auto:32") == 0
     assert batch_size() == 32
     assert run("fit", "name=number", "data.batch_size=32") == 0
     assert final_state(Path("runs/mine")) == final_state(Path("runs/number"))
@@ -99,10 +98,14 @@ def test_a_run_without_a_checkpoint_searches_again(run: Callable[..., int]) -> N
     assert (batch_size(), decided()["value"]) == (4, 4)
 
 
-def test_a_changed_number_is_refused_as_ever(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_number_or_a_limit_below_it_is_refused(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("fit", "loop.max_duration=1") == 0
-    assert run("fit", "data.batch_size=8") == ExitCode.USER
-    assert "data.batch_size    32 -> 8" in capsys.readouterr().err
+    for value in ("8", "auto:16"):
+        assert run("fit", f"data.batch_size={value}") == ExitCode.USER
+        refused = f"data.batch_size    32 -> {value}  command line: data.batch_size={value}"
+        assert refused in capsys.readouterr().err, "as it was typed"
 
 
 def test_nothing_is_left_where_no_size_fits(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_a_run_directory_that_is_gone_is_the_reason(trained: Any, tmp_path: Path
     failure = explain_disk_failure(error, tmp_path / "gone", trained, attempt=2)
     assert failure is not None
     assert (failure.exit_code, failure.where) == (ExitCode.FAILED, str(tmp_path / "gone"))
-    assert failure.what == "the run directory is gone: it was moved or deleted during the training"
+    assert failure.what == "the run directory is gone: it was moved or deleted during the run"
     assert explain_disk_failure(RuntimeError("mine"), tmp_path / "gone", trained, attempt=2) is None
 
 

@@ -218,7 +218,7 @@ def test_a_users_own_schedule_whose_setting_moved_is_refused(tmp_path: Path) -> 
             self.size = state["size"]
 
     _fit(tmp_path, lambda o: Own(o, 2), 2)
-    with pytest.raises(UserError, match=r"scheduler\.size: was 2 and is 3 now, but the training has moved it to 8"):
+    with pytest.raises(UserError, match=r"scheduler\.size: was 2 and is 3 now, but the run has moved it to 8"):
         _fit(tmp_path, lambda o: Own(o, 3), 4)
 
 

@@ -136,9 +136,9 @@ def test_schedules_of_several_optimizers_must_name_them(schedulers: Any, message
 @pytest.mark.parametrize(
     ("now", "problem"),
     [
-        (None, "decay: not in this training"),
+        (None, "decay: not in this run"),
         (TORCHS["StepLR"], "scheduler: missing in the checkpoint"),
-        ({"decays": TORCHS["ExponentialLR"]}, "decay: not in this training. Did you mean 'decays'?"),
+        ({"decays": TORCHS["ExponentialLR"]}, "decay: not in this run. Did you mean 'decays'?"),
         ({"decay": TORCHS["StepLR"]}, "decay: it is a torch.optim.lr_scheduler.StepLR, but the checkpoint has a"),
         ({"decay": TORCHS["ExponentialLR"], "more": TORCHS["StepLR"]}, "more: missing in the checkpoint"),
     ],

@@ -80,12 +80,12 @@ def test_what_does_not_fit_is_one_table_by_owner_and_nothing_is_taken(tmp_path: 
     with pytest.raises(UserError) as caught:
         made.fit(loader())
     assert str(caught.value) == (
-        f"{tmp_path}/step1 does not fit this training:\n"
+        f"{tmp_path}/step1 does not fit this run:\n"
         "  model          body.0.weight: has shape (8, 2) in this model, but (9, 2) in the checkpoint\n"
         "  optimizer      body.0.weight: its exp_avg has shape (8, 3) in the checkpoint, but the parameter (8, 2)\n"
         "  optimizer      body.0.bias: its exp_avg_sq is torch.float64 in the checkpoint, "
         "but the parameter is torch.float32\n"
-        "  schedulers     more: not in this training\n"
+        "  schedulers     more: not in this run\n"
         "  schedulers     ours.step: is a value in the checkpoint, but a number here\n"
         "  scaler         scale: missing in the checkpoint\n"
         "  progress       progress in the checkpoint does not fit this version: laps\n"
@@ -114,7 +114,7 @@ def test_a_part_that_is_missing_or_of_another_form_is_in_the_table(tmp_path: Pat
     spoil = Spoil(lambda state: state.pop(part) if change == "missing" else state.update({part: {"what": [1]}}))
     _trainer(tmp_path, spoil, length=1).fit(loader())
     problem = "missing in the checkpoint" if change == "missing" else ""
-    with pytest.raises(UserError, match=rf"does not fit this training:\n  {part}  {problem}"):
+    with pytest.raises(UserError, match=rf"does not fit this run:\n  {part}  {problem}"):
         _trainer(tmp_path).fit(loader())
 
 
@@ -141,7 +141,7 @@ def test_a_callback_that_only_one_side_has_is_reported(tmp_path: Path, caplog: p
     new, both = Keeps(3), Keeps()
     fit({"both": both, "new": new, "none": Callback()}, 2)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "the checkpoint has state of callback 'old', which this training does not have: it is dropped",
+        "the checkpoint has state of callback 'old', which this run does not have: it is dropped",
         "callback 'new' has state, but the checkpoint has none for it: it starts new",
     ]
     assert (both.seen, new.seen) == (7, 3)
@@ -217,7 +217,7 @@ def test_the_prefixes_of_wrappers_are_understood_in_every_part(tmp_path: Path, p
 
 def test_weights_alone_that_do_not_fit_are_a_table_too(tmp_path: Path) -> None:
     _trainer(tmp_path / "a", Spoil(_spoil), length=1).fit(loader())
-    with pytest.raises(UserError, match=r"step1 does not fit this training:\n  model  body\.0\.weight: has shape"):
+    with pytest.raises(UserError, match=r"step1 does not fit this run:\n  model  body\.0\.weight: has shape"):
         _trainer(tmp_path / "b").fit(loader(), ckpt_path=tmp_path / "a" / "step1", load=LoadOptions(states=["model"]))
 
 

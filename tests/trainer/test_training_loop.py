@@ -297,9 +297,7 @@ def test_one_loss_that_is_not_finite_is_a_warning_and_two_in_a_row_the_end(caplo
     assert caplog.text.count("the loss is not finite at step") == 2
     assert "There is no checkpoint with finite weights." in caplog.text
     twice = trainer(lambda: Breaks(2, 3), settings={"log_interval": 1}, **optimizer)
-    with pytest.raises(
-        NotFiniteError, match=r"since step 2, so the training ends at step 3\. There is no .*name=OTHER"
-    ):
+    with pytest.raises(NotFiniteError, match=r"since step 2, so the run ends at step 3\. There is no .*name=OTHER"):
         twice.fit(loader(noise=0))
 
 

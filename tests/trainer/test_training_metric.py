@@ -135,7 +135,7 @@ NEEDS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("metric", "settings", "message"),
     [
-        ("train/los", {}, r"'train/los', which the training does not report.*train/loss"),
+        ("train/los", {}, r"'train/los', which the run does not report.*train/loss"),
         ("train/loss", {"log_interval": None}, r"loop\.log_interval is null"),
     ],
     ids=["unknown", "no logs"],

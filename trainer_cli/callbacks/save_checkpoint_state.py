@@ -114,7 +114,7 @@ class SaveCheckpointState(Callback):
             # Alone: the other ranks do not take part.
             make_sync_checkpointer(group=ALONE).save(state, target, metadata=metadata, overwrite=False)
         except SaveError as error:
-            log.error("%s; the training continues", error)
+            log.error("%s; training continues", error)
             return
         self._copied = path
         log.info("saved %s of step %d to %s", ", ".join(options.states), manifest.step, target)

@@ -276,7 +276,7 @@ class Checkpointer:
         sharded = ShardedFormat(group.rank, group.world_size, group.tensor_size)
         if (rank_format := format_of_rank(self.format, sharded)) is None:
             raise UserError(
-                f"checkpoint.format={self.format.name} saves the state of one process, and this training has "
+                f"checkpoint.format={self.format.name} saves the state of one process, and this run has "
                 f"{group.world_size}",
                 cure=f"Use checkpoint.format={FORMATS_OF_SEVERAL_PROCESSES}; train ckpt export writes the others.",
             )

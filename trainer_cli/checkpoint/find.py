@@ -135,7 +135,7 @@ def _check_space(size_bytes: int, storage: LocalStorage) -> None:
 
 def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStorage, where: str) -> str:
     if first is None or first.name.rpartition("/")[2] != MANIFEST_FILE:
-        raise ValueError(f"its first file is no {MANIFEST_FILE}")
+        raise ValueError(f"its first file is not {MANIFEST_FILE}")
     # Before it is read into memory: an archive may claim any size.
     if first.size_bytes > _LARGEST_MANIFEST:
         raise ValueError("its manifest is too large")

@@ -226,7 +226,7 @@ class CopyStager:
             if not self._warned:
                 self._warned = True
                 why = str(error) or "there is no memory for a copy of the state"
-                log.warning("%s, so the training waits for each save", why)
+                log.warning("%s, so training waits for each save", why)
         return Snapshot(layout, trained)
 
     def prepare(self, format: Format, state: Mapping[str, Any]) -> HostMemory | None:

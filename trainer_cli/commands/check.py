@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer_cli.commands.main import Parser, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.terminal import is_terminal
 
 EXAMPLES = """examples:
   train check resume +experiment=digits
@@ -75,7 +76,7 @@ def _check_resume(args: argparse.Namespace) -> int:
 
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     refuse_shipped_default(composed)
-    show = _show_in_place if sys.stderr.isatty() else lambda text: None
+    show = _show_in_place if is_terminal(sys.stderr) else lambda text: None
     # Under nohup SIGHUP is ignored, and stays so.
     ending = [signal.SIGTERM] + [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
     before = {number: signal.signal(number, _raise_exit) for number in ending}

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from trainer_cli.commands import ckpt_export
 from trainer_cli.commands.main import Parser
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
-from trainer_cli.terminal import format_age, format_bytes, print_json, table
+from trainer_cli.runs.import_torch import showing_import
+from trainer_cli.terminal import format_age, format_bytes, is_terminal, print_json, table
 
 if TYPE_CHECKING:
     from trainer_cli.commands.ckpt_inspect import Content
@@ -251,7 +252,7 @@ def _verify(args: argparse.Namespace) -> int:
     from trainer_cli.commands.ckpt_remove import look, verify_all
 
     # A log file would keep every state of the line.
-    shows = sys.stderr.isatty() and not args.json
+    shows = is_terminal(sys.stderr) and not args.json
 
     def show_progress(done: int, item: Item) -> None:
         if shows:
@@ -261,6 +262,7 @@ def _verify(args: argparse.Namespace) -> int:
     # Again where a run removed all of them meanwhile: its newer checkpoints are those that count.
     for _ in range(_VERIFY_TRIES):
         items = look(args.names)
+        _import_decoders()
         problems = verify_all(items, show_progress)
         if shows:
             print("\r\x1b[K", end="", file=sys.stderr)
@@ -349,6 +351,7 @@ def _prune(args: argparse.Namespace) -> int:
     runs = [RunDir(name) for name in args.names if is_run(Path(name))]
     replayed = [str(run.replayed_folder) for run in runs if catalog_of(run.replayed_folder).names()]
     items = look([*args.names, *replayed])
+    _import_decoders()
     # A run that is training has such folders too.
     leftovers = leftovers_in([run for run in runs if not run.is_locked()])
     plans = list(prunings(items))
@@ -374,6 +377,12 @@ def _prune(args: argparse.Namespace) -> int:
         refused |= refused_of_run
     removed += remove_leftovers(runs, leftovers)
     return _report(args, "removed", removed, refused)
+
+
+def _import_decoders() -> None:
+    """Import what decodes the files of a checkpoint, with torch, before the first one is read."""
+    with showing_import():
+        import trainer_cli.checkpoint.format.readable  # noqa: F401
 
 
 _FLAGS = {

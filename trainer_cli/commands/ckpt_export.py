@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.core.url_path import local_path
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
+from trainer_cli.runs.import_torch import showing_import
 from trainer_cli.terminal import format_bytes, print_json
 
 if TYPE_CHECKING:
@@ -86,9 +87,10 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 def export(args: argparse.Namespace) -> int:
     """Write the weights of a checkpoint in another format."""
     path = _select_one(args.names[0])
-    # These import torch: after the mistakes that need no torch.
-    from trainer_cli.checkpoint.export import ExportFormat
-    from trainer_cli.runs.export import archive_one, export_one
+    # After the mistakes that need no torch.
+    with showing_import():
+        from trainer_cli.checkpoint.export import ExportFormat
+        from trainer_cli.runs.export import archive_one, export_one
 
     if args.format == "archive":
         if args.dtype or args.ema or args.merge_lora or args.key_mapping or args.hf_config:
@@ -120,7 +122,8 @@ def average(args: argparse.Namespace) -> int:
     for path, problem in {**selection.skipped, **selection.damaged}.items():
         # Without it the mean would be mistaken for that of all.
         raise CheckpointError(f"it is not valid: {problem}", where=str(path), cure="Name those to average without it.")
-    from trainer_cli.runs.export import average as average_of
+    with showing_import():
+        from trainer_cli.runs.export import average as average_of
 
     shares = args.weights
     if shares is not None:
@@ -136,7 +139,8 @@ def average(args: argparse.Namespace) -> int:
 def strip(args: argparse.Namespace) -> int:
     """Save a checkpoint of the weights only."""
     path = _select_one(args.names[0])
-    from trainer_cli.runs.export import strip as strip_one
+    with showing_import():
+        from trainer_cli.runs.export import strip as strip_one
 
     return _report(args, "stripped", strip_one(path, args.output, ema=args.ema))
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.errors import DISK_CURES, NO_SPACE, ConfigErrors, ExitCode, TrainError, UserError, disk_cure
-from trainer_cli.terminal import clear_status, columns, painted, show_status, wrapped_help
+from trainer_cli.terminal import LOADING_TORCH, clear_status, columns, painted, show_status, wrapped_help
 
 
 class Verb(NamedTuple):
@@ -205,7 +205,7 @@ def _dispatch(arguments: list[str]) -> int:
         raise no_verb(word, arguments, VERBS)
     # Of a sweep the jobs load torch, in processes of their own; --help loads nothing.
     if word in _LOADING_TORCH and {"-h", "--help", "-m", "--multirun"}.isdisjoint(words):
-        show_status("loading torch …")
+        show_status(LOADING_TORCH)
     with gc_paused():
         # Only the verb's own module: each imports what it needs, and the help of others waits for nothing.
         module = import_module(verb.module)
@@ -294,8 +294,9 @@ def _overview() -> str:
     )
     return (
         "usage: train VERB [OVERRIDE ...] [FLAGS]\n\n"
-        f"Train PyTorch models from YAML, and resume exactly.\n\nverbs:\n{verbs}\n\n{wrapped_help(EXAMPLES, width)}\n\n"
-        "`train VERB --help` for more; `train --version` for the version."
+        f"{wrapped_help('Train PyTorch models from YAML, and resume exactly.', width)}\n\n"
+        f"verbs:\n{verbs}\n\n{wrapped_help(EXAMPLES, width)}\n\n"
+        f"{wrapped_help('`train VERB --help` for more; `train --version` for the version.', width)}"
     )
 
 

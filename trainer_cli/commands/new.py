@@ -94,7 +94,7 @@ def make_project(folder: Path, package: str) -> None:
                 raise _occupied(folder, "is not empty")
             _fill(folder, files)
         elif os.path.lexists(folder):
-            raise _occupied(folder, "is no directory")
+            raise _occupied(folder, "is not a directory")
         else:
             _make(folder, files)
     except OSError as error:

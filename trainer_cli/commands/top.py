@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.record import RunsBelow, RunView
-from trainer_cli.terminal import format_age, format_clock, format_rate
+from trainer_cli.terminal import format_age, format_clock, format_rate, is_terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         for view in runs.look(time.time()):
             facts = asdict(view)
             print(strict_json({"run": str(facts.pop("path")), **facts}))
-    elif args.once or not sys.stdout.isatty():
+    elif args.once or not is_terminal(sys.stdout):
         print(_printed(runs.look(time.time()), args.dir))
     else:
         _follow(runs, args.dir, args.every)

@@ -35,10 +35,10 @@ _SHARING = (
 )  # fmt: skip
 """Keys of `parallel` that divide the work among processes and do not affect precision."""
 MAY_CHANGE: Mapping[str, str] = {
-    "name": "a name, no part of the training",
+    "name": "a label: it does not affect training",
     "run_dir": "where the run is kept",
-    "notes": "a description, no part of the training",
-    "tags": "a description, no part of the training",
+    "notes": "a description: it does not affect training",
+    "tags": "a description: it does not affect training",
     "report": "what is written after the end",
     "device": "where it trains",
     "parallel.processes_per_node": "where it trains",
@@ -56,7 +56,7 @@ MAY_CHANGE: Mapping[str, str] = {
     "loop.hard_stop": "where the run ends",
     "loop.min_duration": "where the run ends",
     "loop.max_time": "when this process stops",
-    "loop.eval_*": "evaluation does not change the training",
+    "loop.eval_*": "evaluations do not affect training",
     "loop.log_interval": "what is recorded",
     "restarts.*": "what happens after a failure",
     "logging.*": "what is printed",

@@ -143,7 +143,11 @@ def parse_overrides(arguments: Sequence[str]) -> CommandLine:
         # Hydra's grammar has no `+=`: the value is parsed as that of `key=value`.
         plain_argument = f"{key[:-1]}={value}" if appends else argument
         try:
-            override = parser.parse_override(f"{_implied_sign(key) if equals else ''}{plain_argument}")
+            sign = _implied_sign(key) if equals else ""
+            override = parser.parse_override(f"{sign}{plain_argument}")
+            if sign == "++":
+                # Messages and provenance show the key as it is documented.
+                override.input_line = argument
             is_too_deep = not override.is_sweep_override() and _depth(override.value()) > DEEPEST
         except (HydraException, ValueError, RecursionError):
             message = f"cannot read the override {argument!r}" if equals else f"{argument!r} is not an override"

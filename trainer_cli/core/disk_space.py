@@ -72,5 +72,5 @@ def find_shortage(save: NeededSpace, peak: NeededSpace, free: FreeSpace) -> Shor
     if (why := why_no_room(least, free)) is not None:
         return Shortage(f"the disk has no room for the first saves: {why}", refuses=True)
     if (why := why_no_room(peak, free)) is not None:
-        return Shortage(f"the disk will be full before the training ends: {why}", refuses=False)
+        return Shortage(f"the disk will be full before the run ends: {why}", refuses=False)
     return None

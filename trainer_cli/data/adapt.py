@@ -58,6 +58,13 @@ def as_loader(
     if isinstance(data, Loader | StreamLoader | UserLoader):
         return _share(data, **ranks)
     _refuse_several(data, where)
+    if isinstance(data, str | bytes):
+        # It has a length and items, as a dataset has.
+        raise UserError(
+            f"there is the text {data[:60]!r} where a loader or dataset is expected",
+            where=where,
+            cure="Give the dataset itself. Names of options, such as digits, are for the command line: data=NAME.",
+        )
     timeout_s = timeout_seconds(worker_timeout)
     if not isinstance(persistent_workers, bool | None):
         raise UserError(

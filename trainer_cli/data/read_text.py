@@ -70,7 +70,7 @@ def read_text(path: str | Sequence[str] | None) -> tuple[Bytes, list[int]]:
             raise _unreadable(file, error) from error
         if has_more:
             raise UserError(
-                f"{str(file)!r} became longer while it was read, or is no file on a disk",
+                f"{str(file)!r} became longer while it was read, or is not a regular file",
                 where="data.path",
                 cure="Start again when it is complete.",
             )

@@ -397,7 +397,7 @@ def _death(number: int, process: BaseProcess) -> WorkerError:
         cure = {
             -signal.SIGKILL: "Most likely the machine ran out of memory: use fewer workers (data.num_workers).",
             -signal.SIGBUS: f"Most likely shared memory is full. {_SHARED_MEMORY_CURE}",
-        }.get(code, "data.num_workers=0 loads in the training's own process, for a debugger.")
+        }.get(code, "data.num_workers=0 loads in the main process, for a debugger.")
     return WorkerError(f"data worker {number} (pid {process.pid}) {how}", where="data", cure=cure)
 
 

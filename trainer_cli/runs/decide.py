@@ -54,6 +54,8 @@ def decide(composed: Composed, start: Start, group: ProcessGroup = ALONE) -> tup
         UserError: no value was found.
     """
     decisions: dict[str, Decision] = {}
+    for key, value in start.stored_values.items():
+        log.info("%s=%s, as in earlier attempts of the run", key, value)
     composed = with_values(composed, start.stored_values)
     if not auto_keys(composed.config):
         return composed, decisions

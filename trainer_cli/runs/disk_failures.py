@@ -16,7 +16,7 @@ def explain_disk_failure(error: BaseException, run: Path, trainer: Trainer, atte
     """The error to raise instead, for a full disk and a run directory that is gone; None for any other end."""
     if isinstance(error, OSError | SaveError) and is_gone(run):
         return TrainError(
-            "the run directory is gone: it was moved or deleted during the training",
+            "the run directory is gone: it was moved or deleted during the run",
             where=str(run),
             cure="Move it back, or name its new path (run_dir=PATH); what was committed is in it.",
         )

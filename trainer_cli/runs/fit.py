@@ -362,7 +362,7 @@ def _train(
     except BaseException as error:
         reason = f"{type(error).__name__}: {error}"
         # For train.log; commands/main.py prints the message for the terminal.
-        log.debug("the training failed", exc_info=True)
+        log.debug("the run failed", exc_info=True)
         if (failure := explain_disk_failure(error, run.path, trainer, start.attempt)) is not None:
             if failure.exit_code is ExitCode.STOPPED_EARLY:
                 status = RunStatus.stopped
@@ -425,7 +425,7 @@ def _fit(trainer: Trainer, data: Data, path: Path | None, load: LoadOptions, sta
         if not is_of_peer(error):
             raise
         # For a call in which no activity was noted.
-        otherwise = "while the training was started" if trainer.stop_reason is None else "while the training ended"
+        otherwise = "while the run was started" if trainer.stop_reason is None else "while the run ended"
         raise trainer.strategy.group.lost_error(noted_activity(error, otherwise)) from error
 
 

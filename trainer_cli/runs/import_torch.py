@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from trainer_cli.core.gc_pause import gc_paused
-from trainer_cli.terminal import clear_status
+from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
 
 _SPINS = "10000"
 """Rounds that an OpenMP thread spins before it sleeps. With the default of some milliseconds, small steps took eight
@@ -24,4 +26,14 @@ def import_torch() -> None:
             import trainer_cli.runs.build  # noqa: F401
 
             gc.freeze()
+    clear_status()
+
+
+@contextmanager
+def showing_import() -> Iterator[None]:
+    """Show `loading torch …` on a terminal while the block imports what needs torch."""
+    if "torch" not in sys.modules:
+        show_status(LOADING_TORCH)
+    yield
+    # Also if it was shown before this block.
     clear_status()

@@ -474,7 +474,7 @@ def _unknown(
         yield f"checkpoint.ephemeral_save_interval (auto): as often as the disk and {share} allow; not listed"
     if setting.save.keep_best is not None and setting.enabled:
         metric = setting.save.keep_best.metric
-        yield f"checkpoint.keep_best: {metric} is measured during the training; an evaluation may save"
+        yield f"checkpoint.keep_best: {metric} is measured during the run; an evaluation may save"
     for name, kind in kinds.items():
         package = str(getattr(kind, "__module__", "")).partition(".")[0]
         if name == SAVER:

@@ -72,7 +72,7 @@ def shown(plan: Plan) -> str:
     blocks = ["\n".join(_summary(plan))]
     if plan.timeline.end is not None:
         blocks += ["\n".join(_chart(plan)), _table(plan)]
-    for title, lines in (("estimated", plan.estimates), ("not known before the training", plan.unknown)):
+    for title, lines in (("estimated", plan.estimates), ("not known before the run", plan.unknown)):
         if lines:
             blocks.append("\n".join([f"{title}:", *(f"  {line}" for line in lines)]))
     blocks += _failures(plan.best_interval)
@@ -85,7 +85,7 @@ def _failures(best: BestInterval | None) -> list[str]:
         return []
     lines = (
         f"with a failure every {best.between_failures_s:g} s on average:",
-        f"  a save         stops the training for {best.save_s:.3g} s ({best.source})",
+        f"  a save         stops training for {best.save_s:.3g} s ({best.source})",
         f"  best interval  {_interval(best)}",
         f"  lost           {100 * best.lost_share:.3g} % of the time, half for saves, half for repeated steps",
     )

@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.check import to_plain
@@ -98,16 +99,27 @@ def predict(
     return ExitCode.NO_CHECKPOINT if selection.damaged else ExitCode.DONE
 
 
-def _folders(paths: Sequence[Path]) -> dict[Path, Path]:
-    """The folder of the predictions of each checkpoint, unless `predict.folder` is set."""
+class _Folders(NamedTuple):
+    """Where the predictions of a checkpoint are written."""
+
+    default: Path
+    below: Path
+    """Relative to `predict.folder`, if that is set."""
+
+
+def _folders(paths: Sequence[Path]) -> dict[Path, _Folders]:
+    """The folders of each checkpoint; below `predict.folder`, checkpoints of several runs are kept apart by run."""
+    runs = {path: run_or_place(path) for path in paths}
+    places = {run.absolute() for run in runs.values() if run is not None}
+    common = os.path.commonpath(places) if len(places) > 1 else None
     folders = {}
-    for path in paths:
-        run = run_or_place(path)
+    for path, run in runs.items():
         if run is None:
             digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-            folders[path] = Path("runs") / f"predictions-{digest}" / path.stem
+            folders[path] = _Folders(Path("runs") / f"predictions-{digest}" / path.stem, Path(path.stem))
         else:
-            folders[path] = run / "predictions" / path.name
+            below = Path(path.name) if common is None else run.absolute().relative_to(common) / path.name
+            folders[path] = _Folders(run / "predictions" / path.name, below)
     return folders
 
 
@@ -132,7 +144,7 @@ class _Experiment:
         load = command.load if source else self.composed.config.load
         self.load: LoadOptions = load_options(load, allow_pickle=allow_pickle)
 
-    def predict(self, folder: Path, ranks: Ranks) -> None:
+    def predict(self, folders: _Folders, ranks: Ranks) -> None:
         """Write the predictions for every loader."""
         import_torch()
         import torch
@@ -152,7 +164,8 @@ class _Experiment:
             writer = _make_writer(builder)
             data = builder.data(predicts=True)
             loaders = _choose_loaders(data, config.predict.loader)
-            folder = folder if config.predict.folder is None else Path(config.predict.folder) / folder.name
+            chosen = config.predict.folder
+            folder = folders.default if chosen is None else Path(chosen) / folders.below
             files = {name: self._file(folder, name, loader, writer) for name, loader in loaders.items()}
             if all(not file.missing(ranks.rank, ranks.world_size) for file in files.values()):
                 _finish(files)

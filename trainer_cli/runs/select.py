@@ -280,7 +280,7 @@ def _checkpoint_at(path: Path) -> Path:
         return extract_archive(path)
     if not path.is_dir() and kind_of(path) is None:
         raise UserError(
-            f"ckpt={path} is a file that is no checkpoint",
+            f"ckpt={path} is a file, but not a checkpoint",
             cure="A checkpoint is a directory, or a file of torch, Lightning, Composer or safetensors.",
         )
     return _with_name(path)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_beside
 from trainer_cli.checkpoint.copies import check_copies, reachable
-from trainer_cli.checkpoint.foreign.kind import refuse_foreign
+from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.checkpoint.storage.open import open_storage
@@ -19,7 +19,7 @@ from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import OF_ONE_COMMAND, Composed, diff, from_yaml, with_values
 from trainer_cli.config.diff import Change
 from trainer_cli.config.fields import whole_values
-from trainer_cli.core.auto import auto_keys
+from trainer_cli.core.auto import AUTO, BATCH_SIZE, auto_keys, largest_batch_size
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
@@ -29,7 +29,7 @@ from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.find_runs import refuse_nested
-from trainer_cli.runs.folders import config_of, manifest_of
+from trainer_cli.runs.folders import config_of, is_checkpoint, manifest_of
 from trainer_cli.runs.resume import (
     changes_since,
     choose,
@@ -196,10 +196,17 @@ def accepted_changes(run: RunDir, composed: Composed) -> Accepted:
 
 
 def values_found(composed: Composed, stored: Composed) -> dict[str, Any]:
-    """The values of a stored config for the keys that are `auto` in another."""
+    """The values of a stored config for the keys that are `auto` in another.
+
+    A batch size above LIMIT of `auto:LIMIT` is left out, so that it is refused as a changed number is.
+    """
     values = dict(whole_values(to_plain(stored.raw)))
     keys = {key: tuple(key.split(".")) for key in auto_keys(composed.config)}
-    return {key: values[path] for key, path in keys.items() if path in values}
+    stored_values = {key: values[path] for key, path in keys.items() if path in values}
+    size, limit = stored_values.get(BATCH_SIZE), composed.config.data.get("batch_size")
+    if isinstance(size, int) and limit != AUTO and size > largest_batch_size(limit):
+        del stored_values[BATCH_SIZE]
+    return stored_values
 
 
 def start_new(
@@ -233,8 +240,11 @@ def start_new(
         if not Path(config.resume).exists():
             message = f"resume={config.resume}: there is no such directory"
             raise UserError(message, where="resume", cure=suggest_nearby(config.resume))
+        if kind_of(Path(config.resume)) is None and not is_checkpoint(Path(config.resume)):
+            message = f"resume={config.resume}: {config.resume} holds no run, and is not a checkpoint"
+            raise UserError(message, where="resume", cure=suggest_nearby(config.resume))
         raise UserError(
-            f"resume={config.resume}, but {run.path} holds no run to go back in",
+            f"resume={config.resume} returns to a checkpoint of the run in {run.path}, which holds no run",
             where="resume",
             cure="To begin a new run with these weights, use ckpt=PATH.",
         )

@@ -62,7 +62,7 @@ class StepSaver(Callback):
         elif trainer.scaler is not None:
             why = "a loss scale"
         if why is not None:
-            raise UserError(f"the training has {why}, which a small script cannot reproduce", where="--save")
+            raise UserError(f"the run has {why}, which a small script cannot reproduce", where="--save")
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
         if trainer.progress.step + 1 != self._step:

@@ -323,7 +323,7 @@ class Attempt:
             return TrainError(self.message)
         if self.code == ExitCode.USER:
             return UserError(self.message)
-        return TrainError(f"the training fails without any stop:\n{self.output.strip()}\n")
+        return TrainError(f"the run fails without any stop:\n{self.output.strip()}\n")
 
 
 @dataclass(frozen=True, slots=True)

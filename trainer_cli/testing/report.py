@@ -191,7 +191,7 @@ class Comparison:
         if around[0].came and len(around) < 2 + stop.twice:
             return Row(title, at, "-", "not tried", None)
         if not around[0].came:
-            return Row(title, at, "-", "not reached: the training ended before", None)
+            return Row(title, at, "-", "not reached: the run ended before", None)
         after = around[-1].trace
         if not after.records:
             return Row(title, at, "-", "nothing to compare", None)

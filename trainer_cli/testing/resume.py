@@ -81,7 +81,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
     straight = attempt.trace
     if straight.last_step < LEAST_STEPS:
         raise UserError(
-            f"the training ends after {straight.last_step} steps, but a check needs {LEAST_STEPS}",
+            f"the run ends after {straight.last_step} steps, but a check needs {LEAST_STEPS}",
             where="loop.max_duration",
         )
     # Two runs at once on one GPU would compete for its memory.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SAVER = "checkpoint"
-_NO_DATA = "There is no validation data: give some, or name a metric of the training, such as train/loss."
+_NO_DATA = "There is no validation data: give some, or name a training metric, such as train/loss."
 _EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
 
 

@@ -36,7 +36,7 @@ class LossCheck:
         else:
             # The log shall show the loss that ends the training.
             trainer.recording.flush()
-            message = f"the loss is not finite since step {self._since}, so the training ends at step {step}"
+            message = f"the loss is not finite since step {self._since}, so the run ends at step {step}"
             raise not_finite(trainer, message)
 
 
@@ -45,9 +45,7 @@ def check_end(trainer: Trainer) -> None:
     fails = not is_finite(trainer.model)
     # All ranks raise together: one that continues would wait for the others in its next collective.
     if fails if trainer.agreement is None else trainer.agreement.total(fails) > 0:
-        raise not_finite(
-            trainer, f"the weights are not finite at the end of the training, step {trainer.progress.step}"
-        )
+        raise not_finite(trainer, f"the weights are not finite at the end of the run, step {trainer.progress.step}")
 
 
 def not_finite(trainer: Trainer, message: str) -> NotFiniteError:
@@ -86,7 +84,7 @@ def roll_back(trainer: Trainer, train_loader: Any) -> None:
     data = loop.data_state(trainer)
     path = None if trainer.checkpoint is None else trainer.checkpoint.go_back(trainer)
     if path is None:
-        raise not_finite(trainer, f"the training cannot go back from step {step}")
+        raise not_finite(trainer, f"the run cannot go back from step {step}")
     trainer.metric_logger.record.clear()
     trainer.metric_logger.close()
     position = trainer.progress.epoch, trainer.progress.batch, trainer.progress.epoch_samples
@@ -102,6 +100,6 @@ def roll_back(trainer: Trainer, train_loader: Any) -> None:
     trainer.recording.start()
     trainer.requests.end_roll_back()
     log.warning(
-        "went back from step %d to step %d; the training continues with the data after step %d",
+        "went back from step %d to step %d; training continues with the data after step %d",
         step, trainer.progress.step, step,
     )  # fmt: skip

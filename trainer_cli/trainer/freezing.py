@@ -63,7 +63,7 @@ def learn_interval(pattern: str, duration: Duration, loop: Lengths) -> Interval:
     assert interval is not None
     if interval.duration.unit is Unit.SECOND:
         raise ConfigError(
-            f"{KEY}: '{pattern}' is frozen for {duration} of a training whose length is a time",
+            f"{KEY}: '{pattern}' is frozen for {duration} of a run whose length is a time",
             location=KEY,
             hint="Give it in steps, epochs, samples or tokens.",
         )

@@ -78,7 +78,7 @@ class Merger:
             if not isinstance(new, Mapping | list | tuple):
                 self._notes.append(f"{path}: {initial} is {new} now, as configured")
             return copy_plain(new)
-        self._rows.append(f"{path}: was {initial} and is {new} now, but the training has moved it to {saved}")
+        self._rows.append(f"{path}: was {initial} and is {new} now, but the run has moved it to {saved}")
         return saved
 
     def _merge_mapping(

@@ -79,7 +79,7 @@ def schedule_settings(
     if "total_steps" not in converted and "total_steps" in argument_names(kind):
         if loop.total_steps is None and Duration.parse(loop.settings.max_duration).unit is Unit.STEP:
             raise UserError(
-                "the schedule needs the length of the training, and the loop given to scheduler_factory is not of "
+                "the schedule needs the length of the run, and the loop given to scheduler_factory is not of "
                 "this trainer",
                 where=where,
                 cure="Give both the same TrainingLoop.",
@@ -317,7 +317,7 @@ class Schedulers:
         else:
             resume.rows += [f"{name}: missing in the checkpoint" for name in self.live if name not in saved]
             resume.rows += [
-                f"{name}: not in this training{'.' + near if (near := did_you_mean(name, self.live)) else ''}"
+                f"{name}: not in this run{'.' + near if (near := did_you_mean(name, self.live)) else ''}"
                 for name in saved
                 if name not in self.live
             ]

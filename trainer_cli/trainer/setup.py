@@ -280,7 +280,7 @@ def check_data(train_loader: Any, val_loaders: Mapping[str, Any]) -> None:
         log.info(promise)
     if "train" in val_loaders:
         raise UserError(
-            "a validation loader is called 'train', as the training's own metrics are", cure="Give it another name."
+            "a validation loader is called 'train', the prefix of the training metrics", cure="Give it another name."
         )
 
 

@@ -291,9 +291,7 @@ def _fit_optimizers(
         fittings[_key_of(name)] = _fit_saved(saved, name, fit)
     if trainer.optimizers:
         fittings |= {
-            _key_of(name): Fitting(["not in this training"], _nothing)
-            for name in saved
-            if name not in trainer.optimizers
+            _key_of(name): Fitting(["not in this run"], _nothing) for name in saved if name not in trainer.optimizers
         }
     return fittings
 
@@ -311,7 +309,7 @@ def _nothing() -> None:
 def _load(fittings: Mapping[str, Fitting], path: Path, advice: str = ADVICE) -> None:
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
-        text = model_state.table(f"{path} does not fit this training", faults)
+        text = model_state.table(f"{path} does not fit this run", faults)
         raise UserError(f"{text}\n", cure=f"Nothing was loaded. {advice}")
     # In this order: an optimizer may put the trained weights over those that the model has loaded.
     for fitting in fittings.values():
@@ -389,7 +387,7 @@ def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadO
         saved = state.get("callbacks", {})
         for name in saved:
             if name not in trainer.callbacks:
-                yield f"the checkpoint has state of callback '{name}', which this training does not have: it is dropped"
+                yield f"the checkpoint has state of callback '{name}', which this run does not have: it is dropped"
         for name, callback in trainer.callbacks.items():
             if name not in saved and callback.state_dict():
                 yield f"callback '{name}' has state, but the checkpoint has none for it: it starts new"

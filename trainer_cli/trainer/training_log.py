@@ -97,7 +97,7 @@ class TrainingLog:
             if metric not in reported:
                 listing = f"Reported are {', '.join(sorted(reported))}."
                 raise UserError(
-                    f"{setting} is '{metric}', which the training does not report",
+                    f"{setting} is '{metric}', which the run does not report",
                     cure=did_you_mean(metric, reported).strip() or listing,
                 )
         self.expected = {}

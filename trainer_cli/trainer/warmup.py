@@ -73,7 +73,7 @@ class WarmupSchedule:
 def cut_warmup(warmup: int, total_steps: int) -> int:
     """Cut a warm-up that is as long as the training, with a warning."""
     if warmup >= total_steps:
-        log.warning("warmup of %d steps is cut: the training has %d steps", warmup, total_steps)
+        log.warning("warmup of %d steps is cut: the run has %d steps", warmup, total_steps)
         return total_steps - 1
     return warmup
 

@@ -23,6 +23,7 @@ from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import StoreAwayError, UserError
+from trainer_cli.terminal import is_terminal
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ def _cache() -> Path:
 @contextmanager
 def _progress(where: str, total: int) -> Iterator[Callable[[int], object]]:
     """Report the bytes of a download: a bar on a terminal, else a line every ten seconds."""
-    if sys.stderr.isatty():
+    if is_terminal(sys.stderr):
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
