@@ -6,7 +6,15 @@ import sys
 
 import pytest
 
-from trainer_cli.terminal import format_age, format_bytes, format_clock, format_first, format_rate, table
+from trainer_cli.terminal import (
+    format_age,
+    format_bytes,
+    format_clock,
+    format_first,
+    format_rate,
+    table,
+    wrapped_message,
+)
 
 LONG = "x" * 300
 
@@ -73,6 +81,43 @@ def test_a_narrow_terminal_breaks_a_table_between_words(
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert table(*LISTING, right=["val/accuracy"]).splitlines() == lines
+
+
+def test_rows_of_which_no_words_fit_become_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert table(*LISTING, right=["val/accuracy"]).splitlines() == [
+        "name          step0",
+        "kind          permanent",
+        "val/accuracy  0.5",
+        "reason        before the first",
+        "              step",
+        "",
+        "name          step90",
+        "kind          ephemeral",
+        "reason        every epoch",
+    ]
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_a_phrase_is_whole_where_a_path_is_broken(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    path = "trainer_cli/configs/experiment/digits.yaml:16"
+    text = table([""] * 4, [["may change (where it ends)", "loop.max_duration", "8ep -> 20ep", path]], indent="  ")
+    # In less than 80 columns the row is a paragraph.
+    assert "8ep -> 20ep" in (text if columns >= 80 else " ".join(text.split()))
+    assert (path in text) is (columns != 80)
+
+
+def test_what_is_in_quotes_is_not_broken() -> None:
+    text = "To replace the user's data, write 'data={_target_: trainer_cli.Text}' or `train list data`."
+    assert wrapped_message(text, 30).splitlines() == [
+        "To replace the user's data,",
+        "  write",
+        "  'data={_target_: trainer_cli.Text}'",
+        "  or `train list data`.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def show_status(text: str) -> None:
     _status_may_be_shown = True
     if is_terminal(sys.stderr):
         # The cursor returns: what is printed meanwhile, such as a message of the interpreter, replaces the text.
-        sys.stderr.write(f"{text}\r")
+        sys.stderr.write(f"{text[: columns(sys.stderr) - 1]}{_CLEAR_LINE}\r")
         sys.stderr.flush()
 
 
@@ -75,6 +75,41 @@ def columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
         return shutil.get_terminal_size((80, 24)).columns
+
+
+_UNBOUNDED = 100_000
+_QUOTED = re.compile(r"(?<!\w)'[^'\n]*'(?!\w)|`[^`\n]*`")
+_NARROWEST = 16
+"""Columns that a text beside a label has at least."""
+
+
+def line_width(stream: TextIO) -> int:
+    """Columns of a terminal; on another stream, whose lines are not broken, a very large number."""
+    return columns(stream) if is_terminal(stream) else _UNBOUNDED
+
+
+def wrapped_message(text: str, width: int) -> str:
+    """Like `wrapped`, but what is in quotes, such as a command to copy, is not broken."""
+    # NUL in place of spaces, which textwrap takes for a letter of the word.
+    joined = _QUOTED.sub(lambda match: match[0].replace(" ", "\0"), text)
+    return wrapped(joined, width).replace("\0", " ")
+
+
+def beside(label: str, text: str, width: int, sign: str = "") -> str:
+    """A text to the right of a label, in lines of at most `width` letters; on a narrow terminal below the label.
+
+    Args:
+        sign: the end of the label, with which further lines begin too, such as that of a comment.
+    """
+    if not text or len(label) + len(text) <= width:
+        return f"{label}{text}".rstrip()
+    is_below = width - len(label) < _NARROWEST
+    indent = " " * (6 if is_below else len(label) - len(sign)) + sign
+    lines = textwrap.wrap(
+        text, width, initial_indent=indent if is_below else label, subsequent_indent=indent,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    return "\n".join([label.removesuffix(sign).rstrip(), *lines] if is_below else lines)
 
 
 def wrapped(text: str, width: int, indent: int = 2) -> str:
@@ -168,17 +203,18 @@ def _jsonable(value: object) -> object:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-_UNBOUNDED = 100_000
 _COMFORTABLE = 16
 """Width of a column of text that is read without effort."""
+_LONG_WORD = 24
+"""Letters of a word, such as a path, that may be broken on a narrow terminal."""
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[str] = (), indent: str = "") -> str:
     """Format rows as plain text, as wide as the terminal, or as the longest cells if stdout is not a terminal.
 
     Columns named in `right` are flush right, empty ones are left out. A header whose names are all empty is not shown.
-    Where the terminal is too narrow, texts are broken between words, then names of columns after a slash; numbers, and
-    the insides of words, only if that is not enough.
+    Where the terminal is too narrow, texts are broken between words, names of columns after a slash, and long words
+    anywhere. If that is not enough, each row becomes lines, one for each column.
     """
     # Here, not above: rich takes longer to import than most commands take to run.
     from rich.cells import cell_len
@@ -200,18 +236,28 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
             for name, column in zip(names, shown, strict=True)
         ]
 
-    def least_widths(most: int) -> list[int]:
-        """The width of the longest word of each column, or up to `most`; columns of numbers stay whole."""
+    def least_widths(least: int, longest_word: int = _UNBOUNDED) -> list[int]:
+        """The width of the longest word of each column, at most `longest_word`, and at least `least` of its texts;
+        columns of numbers stay whole."""
         return [
-            line if header[column] in right else max(word, min(line, most))
+            line if header[column] in right else max(min(word, longest_word), min(line, least))
             for column, line, word in zip(shown, measure(r"\n"), measure(r"\s"), strict=True)
         ]
 
     if sum(least_widths(_COMFORTABLE)) > room:
         names = [name.replace("/", "/\n") for name in names]
+    if sum(least_widths(0 if any(header) else _COMFORTABLE, _LONG_WORD)) > room:
+        return _as_records(
+            [header[column] for column in shown], [[row[column] for column in shown] for row in rows], width, indent
+        )
     widths = measure(r"\n")
-    for least in (least_widths(_COMFORTABLE), least_widths(0), [1] * len(shown)):
-        widths = _shrink(widths, least, room)
+    for least, longest_word in (
+        (_COMFORTABLE, _UNBOUNDED),
+        (_COMFORTABLE, _LONG_WORD),
+        (0, _UNBOUNDED),
+        (0, _LONG_WORD),
+    ):
+        widths = _shrink(widths, least_widths(least, longest_word), room)
     for name, column, column_width in zip(names, shown, widths, strict=True):
         justify = "right" if header[column] in right else "left"
         grid.add_column(Text(name), justify=justify, overflow="fold", width=column_width)  # type: ignore[arg-type]
@@ -221,6 +267,22 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
     out = io.StringIO()
     Console(file=out, width=width, color_system=None).print(grid)
     return "\n".join(f"{indent}{line}".rstrip() for line in out.getvalue().splitlines())
+
+
+def _as_records(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> str:
+    """Format each row as lines of `column  value`, with an empty line between rows; without a header as a paragraph."""
+    label_width = max(map(len, header)) + 2
+    if not any(header):
+        return "\n".join(wrapped(f"{indent}{'  '.join(filter(None, row))}", width + len(indent), 4) for row in rows)
+    records = [
+        "\n".join(
+            beside(f"{indent}{name:{label_width}}", text, width + len(indent))
+            for name, text in zip(header, row, strict=True)
+            if text
+        )
+        for row in rows
+    ]
+    return "\n\n".join(records)
 
 
 def _shrink(widths: list[int], least: Sequence[int], room: int) -> list[int]:

@@ -139,6 +139,20 @@ def test_a_narrow_terminal_cuts_the_reason_and_the_name_but_no_number(
     assert (key in failed, "ValueError" in failed, reason.strip() in failed) == (width > 120, width > 160, width == 300)
 
 
+def test_a_terminal_of_40_columns_shows_whole_cells_of_fewer_columns(
+    empty_folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(Path("runs/mnist-large"), RunStatus.failed, "ValueError: " + "why " * 30)
+    with started(Path("runs/live"), 100, 200):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        monkeypatch.setenv("COLUMNS", "40")
+        assert main(["top", "--once"]) == 0
+    header, live, failed = capsys.readouterr().out.splitlines()
+    assert header.split() == ["run", "state", "step", "ETA"]
+    assert re.fullmatch(r"live +running +200/1,000 +\d:\d\d", live), live
+    assert re.fullmatch(r"mnist-large +failed +20/1,000", failed), failed
+
+
 def test_on_a_terminal_the_table_follows_the_runs_until_ctrl_c_and_leaves_the_terminal_clean(
     empty_folder: Path,
 ) -> None:

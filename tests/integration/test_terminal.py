@@ -106,7 +106,7 @@ def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> N
     assert all(len(line) < 80 for lines in drawn for line in lines)
     printed = DRAWING.sub("", run.shown).replace("\x1b[2A", "").replace("\r\n", "\n")
     loading, cleared, printed = printed.partition("\r\x1b[K")
-    assert (loading, bool(cleared)) == ("loading torch …", True), "the first line, which the next replaces"
+    assert (loading, bool(cleared)) == ("loading torch …\x1b[K", True), "the first line, which the next replaces"
     above, cleared, after = printed.partition("\x1b[J")
     assert cleared
     assert "\x1b" not in above + after

@@ -67,6 +67,22 @@ def test_a_wide_table_is_folded_between_columns_and_no_line_is_wider_than_the_te
         assert width == 40
 
 
+def test_the_speed_and_the_time_are_shown_however_many_metrics_there_are() -> None:
+    metrics = {f"val__metric_{number}": float(number) for number in range(60)}
+    lines = MetricTable(FACTS, io.StringIO()).lines(record(45, train__loss=1.0, **metrics), "9 samples/s", 79)
+    names = " ".join(lines[:3]).split()
+    assert (names[:3], names[-2:]) == (["step", "epoch", "train/loss"], ["samples/s", "time"])
+    assert lines[3] == f"({60 - (len(names) - 5)} more metrics are in metrics.jsonl)"
+    assert lines[-1].split()[-2:] == ["9", "0:45"]
+
+
+def test_a_name_longer_than_the_terminal_is_cut_at_its_beginning() -> None:
+    name = f"val__{'decoder_' * 8}entropy"
+    lines = MetricTable(FACTS, io.StringIO()).lines(record(45, train__loss=1.0, **{name: 2.0}), "9 samples/s", 39)
+    assert max(map(len, lines)) <= 39
+    assert "  …oder_decoder_decoder_decoder_entropy" in lines
+
+
 def test_a_gap_of_one_column_is_used_where_it_saves_a_line() -> None:
     names = ["a", "b", "c"]
     widths = dict.fromkeys(names, 10)

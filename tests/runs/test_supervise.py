@@ -92,10 +92,11 @@ def test_a_signal_during_a_pause_ends_it_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "reason"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "SIGHUP"), (signal.SIGINT, "Ctrl-C")]
+    ("number", "reason", "more"),
+    [(signal.SIGTERM, "SIGTERM", "twice"), (signal.SIGHUP, "SIGHUP", "twice"), (signal.SIGINT, "Ctrl-C", "again")],
 )
 def test_the_first_signal_is_noted_reported_and_passed_on(
-    number: signal.Signals, reason: str, capfd: pytest.CaptureFixture[str]
+    number: signal.Signals, reason: str, more: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     requests: list[str] = []
     with StopSignals() as signals:
@@ -103,7 +104,7 @@ def test_the_first_signal_is_noted_reported_and_passed_on(
         signal.raise_signal(number)
         signal.raise_signal(signal.SIGTERM)
     assert requests == [reason]
-    assert capfd.readouterr().err == f"{reason}: stopping after this step; Ctrl-C again stops at once\n"
+    assert capfd.readouterr().err == f"{reason}: stopping after this step; Ctrl-C {more} stops at once\n"
 
 
 def test_a_stop_that_takes_long_says_where_it_waits(capfd: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer_cli.commands.main import Parser, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
+from trainer_cli.runs.import_torch import showing_import
 from trainer_cli.terminal import is_terminal
 
 EXAMPLES = """examples:
@@ -71,8 +72,9 @@ def _check_run(args: argparse.Namespace) -> int:
 
 def _check_resume(args: argparse.Namespace) -> int:
     """Train without a stop, then with stops of every kind, and compare every value."""
-    from trainer_cli.config.compose import compose, refuse_shipped_default
-    from trainer_cli.testing.resume import STEPS, check_resume
+    with showing_import():
+        from trainer_cli.config.compose import compose, refuse_shipped_default
+        from trainer_cli.testing.resume import STEPS, check_resume
 
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     refuse_shipped_default(composed)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import CheckpointError, TrainError, UserError
-from trainer_cli.terminal import print_json
+from trainer_cli.terminal import beside, line_width, print_json
 
 if TYPE_CHECKING:
     from trainer_cli.config.fields import KeyPath
@@ -125,11 +127,12 @@ def field_lines(key: str = "") -> Iterator[str]:
             continue
         indent = "  " * (len(entry.path) - 1)
         if entry.is_section:
-            yield f"{indent}# {entry.meaning}"
+            yield beside(f"{indent}# ", entry.meaning, line_width(sys.stdout), sign="# ")
             yield f"{indent}{entry.path[-1]}:"
         else:
             resume = " May change on a resume." if entry.may_change else ""
-            yield f"{f'{indent}{entry.path[-1]}: {shown(entry.default)}':<36}  # {entry.meaning}{resume}"
+            label = f"{f'{indent}{entry.path[-1]}: {shown(entry.default)}':<36}  # "
+            yield beside(label, f"{entry.meaning}{resume}", line_width(sys.stdout), sign="# ")
 
 
 def difference_lines(other: str, overrides: Sequence[str], settings: Mapping[str, Any]) -> Iterator[str]:
@@ -223,7 +226,8 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     yield from _commented(list(_rows(provenance, values, (), OmegaConf.create(_without_resolvers(values)))))
     paths = [path for path, _ in whole_values(values)]
     defaults = sum(_is_default(provenance, path) for path in paths)
-    yield f"# {defaults} of {len(paths)} values are defaults; train config shows them"
+    counted = f"{defaults} of {len(paths)} values are defaults; train config shows them"
+    yield beside("# ", counted, line_width(sys.stdout), sign="# ")
 
 
 def _rows(
@@ -281,7 +285,31 @@ def _resolve(resolving: Any, key: Any, value: Any) -> str:
 
 
 def _commented(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Lines, each followed by its comment; the comments are aligned unless a line is too long."""
-    width = min(60, max(len(text) for text, _ in rows))
-    for text, comment in rows:
-        yield f"{text:<{width}}  # {comment}" if comment else text
+    """Lines, each followed by its comment; the comments are aligned unless a line is too long.
+
+    On a terminal that is too narrow, those of each section are aligned, and a comment without room is above its line.
+    """
+    width, column = line_width(sys.stdout), min(60, max(len(text) for text, _ in rows))
+    if all(_fits(row, width, column) for row in rows):
+        sections = [rows]
+    else:
+        begins = [index for index, (text, _) in enumerate(rows) if text.endswith(":") and not text.startswith(" ")]
+        sections = [rows[begin:end] for begin, end in pairwise([0, *begins, len(rows)]) if begin < end]
+        column = 0
+    for section in sections:
+        section_column = column or max((len(row[0]) for row in section if _fits(row, width)), default=0)
+        for text, comment in section:
+            if not comment:
+                yield text
+            elif _fits((text, comment), width, section_column):
+                yield f"{text:<{section_column}}  # {comment}"
+            elif _fits((text, comment), width):
+                yield f"{text}  # {comment}"
+            else:
+                yield from (f"{' ' * (len(text) - len(text.lstrip()))}# {comment}", text)
+
+
+def _fits(row: tuple[str, str], width: int, column: int = 0) -> bool:
+    """Whether a line with its comment at a column is at most `width` letters long."""
+    text, comment = row
+    return max(column, len(text)) + len(f"  # {comment}") <= width

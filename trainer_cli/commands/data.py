@@ -11,6 +11,7 @@ from typing import Any
 from trainer_cli.commands.main import add_config_dir, add_overrides
 from trainer_cli.commands.replay import parse_steps
 from trainer_cli.errors import ExitCode, UserError, one_line
+from trainer_cli.runs.import_torch import showing_import
 from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, use_as_dict
 from trainer_cli.runs.samples import StepSamples
 from trainer_cli.runs.step_samples import find_sample, read_step_samples
@@ -78,8 +79,10 @@ def _show(
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """For each step its samples with their contents, for JSON and as lines."""
     from trainer_cli.runs.course import read_records
-    from trainer_cli.runs.run_data import open_data
-    from trainer_cli.runs.sample_content import SampleLoader
+
+    with showing_import():
+        from trainer_cli.runs.run_data import open_data
+        from trainer_cli.runs.sample_content import SampleLoader
 
     data = open_data(read_records(args.run_dir), overrides, config_dir=args.config_dir)
     loader = SampleLoader(data)

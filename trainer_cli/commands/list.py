@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from trainer_cli.commands.main import add_config_dir
 from trainer_cli.config import search_path
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import UserError
-from trainer_cli.terminal import print_json
+from trainer_cli.terminal import beside, line_width, print_json
 
 EXAMPLES = """examples:
   train list              every group with its options
@@ -64,7 +65,7 @@ def _table(group: str, choices: Choices) -> Iterator[str]:
     yield group
     for option, file in options.items():
         mark = "*" if choices.is_own(file) else " "
-        yield f"{mark} {group}={option:{width}}  {search_path.description(file)}".rstrip()
+        yield beside(f"{mark} {group}={option:{width}}  ", search_path.description(file), line_width(sys.stdout))
 
 
 def _files(group: str, choices: Choices) -> Iterator[str]:
@@ -86,7 +87,8 @@ def _keys(group: str) -> Iterator[str]:
         settings = {entry.key: f"{entry.key}={_plain(entry.default)}" for entry in entries}
         width = max(map(len, settings.values()))
         yield "\nkeys"
-        yield from (f"  {settings[entry.key]:{width}}  {entry.meaning}".rstrip() for entry in entries)
+        for entry in entries:
+            yield beside(f"  {settings[entry.key]:{width}}  ", entry.meaning, line_width(sys.stdout))
 
 
 def _plain(value: object) -> str:

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.errors import DISK_CURES, NO_SPACE, ConfigErrors, ExitCode, TrainError, UserError, disk_cure
-from trainer_cli.terminal import LOADING_TORCH, clear_status, columns, painted, show_status, wrapped_help
+from trainer_cli.terminal import (
+    LOADING_TORCH,
+    clear_status,
+    columns,
+    line_width,
+    painted,
+    show_status,
+    wrapped_help,
+    wrapped_message,
+)
 
 
 class Verb(NamedTuple):
@@ -337,11 +346,16 @@ def print_error(error: TrainError) -> None:
 
 
 def _lines(error: TrainError) -> Iterator[str]:
-    yield f"{painted('error:', 'red', sys.stderr)} {error.what.rstrip()}"
+    yield _wrapped_after("error:", "red", error.what.rstrip())
     if error.place:
         yield f"  {painted('-->', 'blue', sys.stderr)} {error.place}"
     if error.cure:
-        yield f"{painted('help:', 'cyan', sys.stderr)} {error.cure}"
+        yield _wrapped_after("help:", "cyan", error.cure)
+
+
+def _wrapped_after(label: str, colour: str, text: str) -> str:
+    shown = wrapped_message(f"{label} {text}", line_width(sys.stderr))
+    return f"{painted(label, colour, sys.stderr)}{shown.removeprefix(label)}"
 
 
 def print_crash(error: BaseException, *, whole: bool = False) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 
 from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.terminal import clear_status
+from trainer_cli.terminal import clear_status, line_width, wrapped
 
 EXAMPLES = """examples:
   train plan +experiment=digits
@@ -62,7 +63,11 @@ def run(args: argparse.Namespace) -> int:
     )
     # A plan of a finished run has not loaded torch.
     clear_status()
-    print(json.dumps(as_dict(planned), indent=2) if args.json else shown(planned))
+    print(
+        json.dumps(as_dict(planned), indent=2)
+        if args.json
+        else wrapped(shown(planned), line_width(sys.stdout), indent=15)
+    )
     return int(ExitCode.DONE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
+import sys
 import time
 from collections.abc import Iterator
 from datetime import datetime
@@ -18,6 +19,7 @@ from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 from trainer_cli.runs.record import RunReader
 from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.terminal import line_width, wrapped
 
 EXAMPLES = """examples:
   train tail runs/digits         the last 10 lines
@@ -65,7 +67,7 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
         continues = follow and run.is_locked()
         lines = tail.read()
         if lines:
-            print("\n".join(lines), flush=True)
+            print(wrapped("\n".join(lines), line_width(sys.stdout), indent=4), flush=True)
         if not continues:
             break
         time.sleep(_POLL_S)

@@ -30,7 +30,9 @@ EXAMPLES = """examples:
 _COLUMNS = ("run", "state", "step", "steps/s", "loss", "ETA", "goodput", "checkpoint", "seen", "reason")
 _RIGHT = ("step", "steps/s", "loss", "ETA", "goodput", "seen")
 _GAP = 2
-_SHORTEST = 12
+_SHORTEST, _SHORTEST_NAME = 12, 8
+_LEAST_IMPORTANT = ("goodput", "seen", "checkpoint", "steps/s", "loss", "ETA")
+"""Columns that a narrow terminal leaves out, in this order."""
 """Least width of a name, and of a reason that is shown."""
 _STYLES = {"running": "green", "stale": "yellow", "stopped": "yellow", "finished": "dim"}
 _UNBOUNDED = 100_000
@@ -107,7 +109,8 @@ def _counted(views: Sequence[RunView], root: Path) -> str:
 
 
 def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
-    """The table in `width` letters: on a narrow terminal the reason is cut, then left out, then the name is cut."""
+    """The table in `width` letters: on a narrow terminal the reason is cut, then left out; then the name of the run is
+    cut, and columns are left out."""
     from rich.table import Table
     from rich.text import Text
 
@@ -118,11 +121,15 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
     room = width - sum(longest[name] + _GAP for name in shown if name not in ("run", "reason"))
     if "reason" in shown and longest["run"] + _GAP + min(longest["reason"], _SHORTEST) > room:
         shown.remove("reason")
+    for name in _LEAST_IMPORTANT:
+        if name in shown and min(longest["run"], _SHORTEST_NAME) + _GAP > room:
+            shown.remove(name)
+            room += longest[name] + _GAP
     grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for name in shown:
         grid.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        row["run"] = _cut_begin(row["run"], max(room, _SHORTEST))
+        row["run"] = _cut_begin(row["run"], max(room - _GAP, _SHORTEST_NAME))
         row["reason"] = _cut_end(row["reason"], room - longest["run"] - _GAP)
         styles = {"state": _STYLES.get(row["state"], "red"), "reason": "dim"}
         grid.add_row(*(Text(row[name], styles.get(name, "")) for name in shown))

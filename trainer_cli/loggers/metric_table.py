@@ -100,11 +100,13 @@ class MetricTable:
         values = record.metrics if loss is None else {LOSS: loss, **record.metrics}
         cells |= {name: f"{values[name]:.4g}" for name in self._metrics if name in values}
         cells |= {self._rate_name: number, "time": format_clock(record.time - self._facts.start_time)}
-        columns = ["step", "epoch", *self._metrics, *filter(None, [self._rate_name]), "time"]
+        last = [*filter(None, [self._rate_name]), "time"]
+        columns = ["step", "epoch", *self._metrics, *last]
         for name in columns:
             least = self._widths.get(name, _TIME_WIDTH if name == "time" else _NUMBER_WIDTH)
-            self._widths[name] = max(least, len(name), len(cells.get(name, "")))
-        wide, narrow = (fold(columns, self._widths, width, gap) for gap in (2, 1))
+            # A name longer than the terminal is cut.
+            self._widths[name] = max(least, min(len(name), width - _INDENT), len(cells.get(name, "")))
+        wide, narrow = (fold(columns, self._widths, width, gap, keep_last=len(last)) for gap in (2, 1))
         # Columns are closer only where that saves a line or shows more of them.
         self._gap = 1 if (narrow[1], len(narrow[0])) < (wide[1], len(wide[0])) else 2
         rows, hidden = narrow if self._gap == 1 else wide
@@ -129,7 +131,8 @@ class MetricTable:
             self._metrics = sorted(names, key=lambda name: (name != LOSS, name.startswith(TRAIN_PREFIX)))
 
     def _header(self, rows: Sequence[Sequence[str]], hidden: int) -> list[str]:
-        lines = [self._line(row, {name: name for name in row}, {}, indent=index > 0) for index, row in enumerate(rows)]
+        names = {name: _cut(name, self._widths[name]) for row in rows for name in row}
+        lines = [self._line(row, names, {}, indent=index > 0) for index, row in enumerate(rows)]
         if hidden:
             lines.append(f"({hidden} more metrics are in metrics.jsonl)")
         return [painted(line, "dim", self._stream) for line in lines]
@@ -145,8 +148,34 @@ class MetricTable:
         return "".join(parts).rstrip()
 
 
-def fold(columns: Sequence[str], widths: Mapping[str, int], width: int, gap: int) -> tuple[list[list[str]], int]:
-    """Divide columns among lines of at most `width` letters; the number of columns without room is returned, too."""
+def _cut(name: str, width: int) -> str:
+    # Names of metrics differ at their ends.
+    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
+
+
+def fold(
+    columns: Sequence[str], widths: Mapping[str, int], width: int, gap: int, *, keep_last: int = 0
+) -> tuple[list[list[str]], int]:
+    """Divide columns among `_MOST_LINES` lines of at most `width` letters.
+
+    Args:
+        keep_last: the columns at the end that are kept; those before them are left out if there is no room.
+
+    Returns:
+        The columns of each line, and the number of columns that are left out.
+    """
+    rows = _fold(columns, widths, width, gap)
+    end, last = len(columns) - keep_last, columns[len(columns) - keep_last :]
+    # At least those beyond the last line, but for room that the last columns may leave.
+    hidden = max(len(columns) - sum(map(len, rows[:_MOST_LINES])) - keep_last, 0)
+    while len(rows) > _MOST_LINES and hidden < end:
+        hidden += 1
+        rows = _fold([*columns[: end - hidden], *last], widths, width, gap)
+    return rows[:_MOST_LINES], hidden
+
+
+def _fold(columns: Sequence[str], widths: Mapping[str, int], width: int, gap: int) -> list[list[str]]:
+    """Divide all columns among lines of at most `width` letters."""
     rows: list[list[str]] = [[]]
     used = 0
     for name in columns:
@@ -156,5 +185,4 @@ def fold(columns: Sequence[str], widths: Mapping[str, int], width: int, gap: int
             used, needed = _INDENT, widths[name]
         rows[-1].append(name)
         used += needed
-    shown = rows[:_MOST_LINES]
-    return shown, sum(map(len, rows[_MOST_LINES:]))
+    return rows

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_MOST_METRICS = 12
+_LONGEST_NAME = 32
+
 
 def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[str, Any]) -> dict[str, str]:
     """Rows about the best checkpoint on the disk; none if no checkpoint was saved at an evaluation.
@@ -83,12 +86,16 @@ def print_outcome(
     rate = outcome.throughput.get("samples_per_s", 0.0)
     duration = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
     _print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({duration})")
-    for key, value in metrics.items():
-        if key.startswith("train/"):
-            continue
+    validation = [key for key in metrics if not key.startswith("train/")]
+    # Those first of which it is known what is best; the sort is stable.
+    validation.sort(key=lambda key: key not in outcome.best_metrics)
+    width = max([16, *(len(key) for key in validation[:_MOST_METRICS] if len(key) <= _LONGEST_NAME)])
+    for key in validation[:_MOST_METRICS]:
         best_value = outcome.best_metrics.get(key)
         note = f"   (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""
-        _print(f"  {key:<16} {value:.4f}{note}")
+        _print(f"  {key:<{width}} {metrics[key]:.4g}{note}")
+    if len(validation) > _MOST_METRICS:
+        _print(f"  and {len(validation) - _MOST_METRICS} more metrics in {run.summary_file}")
     _print(f"  {'run directory':<16} {run.path}")
     for title, text in best.items():
         _print(f"  {title:<16} {text}")

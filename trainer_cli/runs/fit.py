@@ -412,7 +412,7 @@ def _train_other_rank(
         with step_errors:
             result = _fit(trainer, data, path, load, start)
     except BaseException:
-        log.debug("the training failed", exc_info=True)
+        log.debug("the run failed", exc_info=True)
         raise
     return ExitCode.DONE if result.finished else ExitCode.STOPPED_EARLY
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +12,7 @@ from trainer_cli.core.simulation import Timeline
 from trainer_cli.runs.failures import BestInterval
 from trainer_cli.runs.plan import Plan
 from trainer_cli.runs.start import Done
-from trainer_cli.terminal import format_bytes, table
+from trainer_cli.terminal import format_bytes, line_width, table
 
 _WIDTH = 64
 _ROWS = 40
@@ -207,11 +208,12 @@ def _chart(plan: Plan) -> Iterator[str]:
         "removals": ("x", [removal.step for removal in line.removals]),
     }
     ends = f"{first:,}", f"{last:,}"
-    yield f"  {'step':<13}{ends[0]}{' ' * max(1, _WIDTH - len(ends[0]) - len(ends[1]))}{ends[1]}"
+    width = max(min(_WIDTH, line_width(sys.stdout) - 15), 8)
+    yield f"  {'step':<13}{ends[0]}{' ' * max(1, width - len(ends[0]) - len(ends[1]))}{ends[1]}"
     for title, (mark, steps) in rows.items():
         if steps:
-            marked = {_column(step, first, last) for step in steps}
-            yield f"  {title:<13}{''.join(mark if column in marked else '.' for column in range(_WIDTH))}"
+            marked = {_column(step, first, last, width) for step in steps}
+            yield f"  {title:<13}{''.join(mark if column in marked else '.' for column in range(width))}"
 
 
 def _table(plan: Plan) -> str:
@@ -230,8 +232,8 @@ def _table(plan: Plan) -> str:
     return table(("checkpoint", "kind", "why", "kept or removed"), rows, indent="  ") if rows else ""
 
 
-def _column(step: int, first: int, last: int) -> int:
-    return 0 if last == first else (step - first) * (_WIDTH - 1) // (last - first)
+def _column(step: int, first: int, last: int, width: int) -> int:
+    return 0 if last == first else (step - first) * (width - 1) // (last - first)
 
 
 def _listed(steps: Sequence[int]) -> str:

@@ -37,7 +37,7 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.attempts import bytes_of_config, environment_of
 from trainer_cli.runs.environment import versions
 from trainer_cli.runs.folders import checkpoints_of, config_of, manifest_of
-from trainer_cli.runs.import_torch import import_torch
+from trainer_cli.runs.import_torch import import_torch, showing_import
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project, other_source
 from trainer_cli.runs.replay_plan import WITHOUT_EFFECT, ReplayPlan, find_step, plan_replay
 from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, ReplayLogger
@@ -200,7 +200,8 @@ class _AttemptReplay:
 
     def run(self) -> Replayed:
         """Make the steps, and compare them."""
-        import_torch()
+        with showing_import():
+            import_torch()
         plan, composed, group = self.plan, self.composed, self.group
         run, config = RunDir(plan.run), _config_of_replay(composed.config)
         environment = environment_of(run, plan.attempt)

@@ -27,7 +27,7 @@ from trainer_cli.runs.attempts import (
     kept_entries,
     read_history,
 )
-from trainer_cli.runs.import_torch import import_torch
+from trainer_cli.runs.import_torch import import_torch, showing_import
 from trainer_cli.runs.replayed import beginnings_of, is_on_course, replayed_entries
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 
@@ -117,7 +117,8 @@ def plan_replay(run: Path, last: int, *, first: int | None = None, verify: bool 
     latest_start = last if first is None else first - 1
     if verify:
         # Before a format imports torch without what this sets.
-        import_torch()
+        with showing_import():
+            import_torch()
     replayed = _replayed_in(history.run, history.attempts) if history.is_whole else []
     candidates = [*history.entries, *replayed]
     # A kept one before a replayed one of the same step; the sort is stable.

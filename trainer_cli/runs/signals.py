@@ -40,7 +40,12 @@ def stopping() -> list[signal.Signals]:
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
     # Not an exception: a module that is being imported might catch it.
-    _say(number, f"{_name(number)}: stopped; the same command again resumes\n")
+    text = f"{_name(number)}: stopped; the same command again resumes\n"
+    if os.isatty(2) and os.environ.get("TERM") != "dumb":
+        # In place of what this line shows: the status, and the ^C of the terminal.
+        _say(0, f"\r\x1b[K{text}")
+    else:
+        _say(number, text)
     os._exit(_STOPPED_EARLY)
 
 
@@ -116,7 +121,7 @@ class StopSignals:
         else:
             call = _describe_call(sys._current_frames().get(self._main_thread))
             wait = f"{self.stop_request}: still waiting after {self._reported_wait_s:.0f} s{call}"
-            _say(0, f"{wait}; Ctrl-C again stops at once, and kill -9 loses no committed checkpoint\n")
+            _say(0, f"{wait}; {self._second_ctrl_c()} stops at once, and kill -9 loses no committed checkpoint\n")
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -128,11 +133,15 @@ class StopSignals:
             return
         self.stop_request = _name(number)
         if not self._quiet:
-            _say(number, f"{self.stop_request}: {self._promise}; Ctrl-C again stops at once\n")
+            _say(number, f"{self.stop_request}: {self._promise}; {self._second_ctrl_c()} stops at once\n")
             # Not a threading.Thread: the interrupted code may hold a lock that its start needs.
             _thread.start_new_thread(self._report_wait, ())
         if self._listener is not None:
             self._listener(self.stop_request)
+
+    def _second_ctrl_c(self) -> str:
+        """What the user types for a second Ctrl-C."""
+        return "Ctrl-C again" if self._ctrl_c else "Ctrl-C twice"
 
 
 def _describe_call(frame: FrameType | None) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -41,6 +42,7 @@ from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import Selection, select
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import load_options
+from trainer_cli.terminal import clear_status, is_terminal, show_status
 from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
@@ -346,15 +348,18 @@ class _Validation:
         groups = [list(group) for _, group in groupby(sources, key=lambda row: (row[0].parent, row[2]))]
         return [(group[0][1], group[0][2], [path for path, _, _ in group]) for group in groups]
 
-    def _evaluate_paths(self, experiment: _Experiment, paths: Iterable[Path | None]) -> None:
+    def _evaluate_paths(self, experiment: _Experiment, paths: Sequence[Path | None]) -> None:
         """Evaluate each checkpoint; None stands for random weights. A failure does not stop the others."""
         assert self.results is not None
         with experiment.composed.placing():
-            for path in paths:
+            for number, path in enumerate(paths, start=1):
                 if self.stopped():
                     break
                 name = "random weights" if path is None else str(path)
-                log.info("evaluating %s", name)
+                if is_terminal(sys.stderr):
+                    show_status(f"evaluating {number} of {len(paths)}: {name}")
+                else:
+                    log.info("evaluating %s", name)
                 try:
                     evaluations = experiment.evaluate(path)
                 except ConfigError:
@@ -374,6 +379,7 @@ class _Validation:
                         log.info("%s on %s: %s", name, row.loader, numbers)
                 # Released one by one: the run can remove a checkpoint as soon as it was evaluated.
                 finally:
+                    clear_status()
                     if path is not None:
                         self.holds.release(path)
 
