@@ -103,6 +103,7 @@ LOADING = {
     "fit of a finished run": [*VERBS["fit"], "loop.max_duration=1ep"],
     "validate": VERBS["validate"],
     "replay": ["replay", RUN, "1"],
+    "plan of a sweep": [*VERBS["plan"], "-m", "seed=1,2"],
     "predict with a mistake": ["predict", "ckpt=runs/other@best"],
 }
 
@@ -115,7 +116,7 @@ def test_a_verb_that_loads_torch_says_so_until_its_first_line(
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
     main(LOADING[case])
-    statuses = r"loading torch …\x1b\[K\r(evaluating 1 of 1: \S+\x1b\[K\r)?\x1b\[K"
+    statuses = r"(loading torch|checking the jobs) …\x1b\[K\r(evaluating 1 of 1: \S+\x1b\[K\r)?\x1b\[K"
     first_line = re.compile(rf"{statuses} *(\x1b\[1;31merror:|[^\s\x1b])")
     assert first_line.match(terminal.getvalue())
 

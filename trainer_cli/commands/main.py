@@ -212,9 +212,9 @@ def _dispatch(arguments: list[str]) -> int:
         from trainer_cli.commands.choices import no_verb
 
         raise no_verb(word, arguments, VERBS)
-    # Of a sweep the jobs load torch, in processes of their own; --help loads nothing.
-    if word in _LOADING_TORCH and {"-h", "--help", "-m", "--multirun"}.isdisjoint(words):
-        show_status(LOADING_TORCH)
+    if word in _LOADING_TORCH and {"-h", "--help"}.isdisjoint(words):
+        # Of a sweep the jobs load torch, in processes of their own, but all their configs are checked first.
+        show_status(LOADING_TORCH if {"-m", "--multirun"}.isdisjoint(words) else "checking the jobs …")
     with gc_paused():
         # Only the verb's own module: each imports what it needs, and the help of others waits for nothing.
         module = import_module(verb.module)

@@ -104,6 +104,7 @@ def _plan_sweep(args: argparse.Namespace, between_failures_s: float | None) -> i
         plans[planned.key] = plan(
             composed, step_time_s=args.step_time, step_tokens=args.step_tokens, between_failures_s=between_failures_s
         )
+    clear_status()
     if args.json:
         print(json.dumps({key: as_dict(job_plan) for key, job_plan in plans.items()}, indent=2))
     else:

@@ -51,7 +51,7 @@ from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
-from trainer_cli.terminal import is_terminal
+from trainer_cli.terminal import clear_status, is_terminal, line_width, wrapped
 from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ def sweep(
     submission = read_submission(submit) if submit else None
     # All jobs are checked before the first begins: a mistake in the last one would be found after days.
     planned = plan(arguments, config_dir=config_dir, config_name=config_name)
+    clear_status()
     to_console(planned[0].level)
     options = ["--config-dir", str(config_dir)] if config_dir is not None else []
 
@@ -309,7 +310,8 @@ class Sweep:
                     # After an error child processes may still run: they stop when this process ends.
                     self._write()
             rows = self._rows()
-            print(f"\n{as_table(rows)}\nresults: {self.folder / 'sweep.csv'}")
+            shown = wrapped(as_table(rows), line_width(sys.stdout))
+            print(f"\n{shown}\nresults: {self.folder / 'sweep.csv'}")
             if any(not row.finished for row in rows):
                 print("next: the same command again resumes, and repeats what failed.")
             sys.stdout.flush()
@@ -320,6 +322,8 @@ class Sweep:
     def _work(self, waiting: Sequence[Planned], signals: StopSignals, env: Mapping[str, str]) -> None:
         """Start the jobs in order, at most `at_once` at a time, until all have ended or a signal asks to stop."""
         self._write()
+        # Before the first job starts, which takes seconds: its process imports torch.
+        self._draw()
         by_key = {job.key: job for job in waiting}
         queue = list(waiting)
         passed_on = False
@@ -333,14 +337,17 @@ class Sweep:
                     # Not SIGINT for Ctrl-C: the terminal sends that to the jobs itself, and a second one interrupts.
                     self.children.signal(signal.SIGTERM)
                     passed_on = True
-            if self.display is not None:
-                self.display.draw_if_due()
+            self._draw()
             for key, code in self.children.wait():
                 if passed_on and code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP):
                     # The signal ended the process before its handlers were set, so there was nothing to save.
                     code = ExitCode.STOPPED_EARLY
                 self._on_ended(by_key[key], code)
                 self._write()
+
+    def _draw(self) -> None:
+        if self.display is not None:
+            self.display.draw_if_due()
 
     def _start(self, job: Planned, env: Mapping[str, str]) -> None:
         self._report(job, "started")

@@ -57,14 +57,7 @@ def as_loader(
         return data
     if isinstance(data, Loader | StreamLoader | UserLoader):
         return _share(data, **ranks)
-    _refuse_several(data, where)
-    if isinstance(data, str | bytes):
-        # It has a length and items, as a dataset has.
-        raise UserError(
-            f"there is the text {data[:60]!r} where a loader or dataset is expected",
-            where=where,
-            cure="Give the dataset itself. Names of options, such as digits, are for the command line: data=NAME.",
-        )
+    _refuse_text_and_several(data, where)
     timeout_s = timeout_seconds(worker_timeout)
     if not isinstance(persistent_workers, bool | None):
         raise UserError(
@@ -108,8 +101,15 @@ def as_loader(
     return _share(UserLoader(data, seed=seed), **ranks)
 
 
-def _refuse_several(data: Any, where: str) -> None:
-    """Refuse a collection of loaders or datasets where one is expected."""
+def _refuse_text_and_several(data: Any, where: str) -> None:
+    """Refuse a text, and a collection of loaders or datasets, where one loader or dataset is expected."""
+    if isinstance(data, str | bytes):
+        # It has a length and items, as a dataset has.
+        raise UserError(
+            f"there is the text {data[:60]!r} where a loader or dataset is expected",
+            where=where,
+            cure="Give the dataset itself. Names of options, such as digits, are for the command line: data=NAME.",
+        )
     if isinstance(data, list | tuple) and data and all(map(is_loader, data)):
         raise UserError(
             f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
