@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).with_name("pages")))
 
-from reader import ERROR, ROOT, Reader, assert_shown, blocks, command_server
+from reader import ERROR, ROOT, Reader, assert_shown, blocks, command_server, environment
 from run_pages import PAGES, Page, main, run_page, train_digits
 
 
@@ -96,6 +97,18 @@ def test_a_page_that_fails_is_named_with_its_block_and_what_that_printed(
     assert f"{silent}:\n^shown$ is not in the output" in printed
     assert errors == f"pages that fail: {bad}, {silent}\n"
     assert main(commands, ["docs/none.md"]) == 2
+
+
+def test_an_environment_without_pip_is_made_whole_by_the_install(tmp_path: Path) -> None:
+    """As venv of Debian leaves it without the package python3-venv."""
+    python = tmp_path / "venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$1 $2 $3" >>{tmp_path}/calls\n')
+    python.chmod(0o755)
+    env = environment(PYTHON=str(python), VENV=str(tmp_path / "venv"), HASHES="")
+    subprocess.run([ROOT / "scripts/install"], env=env, check=True)
+    calls = [line for line in (tmp_path / "calls").read_text().splitlines() if line.startswith("-m")]
+    assert calls == [f"-m venv {tmp_path}/venv", "-m pip install", "-m pip install"]
 
 
 def test_the_quickstart_prints_what_the_readme_shows(tmp_path: Path, commands: Path) -> None:
