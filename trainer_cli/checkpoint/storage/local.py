@@ -457,11 +457,12 @@ class LocalStorage:
 
     def _is_half_removed(self, name: str) -> bool:
         """Whether a removal by this run died after it renamed the manifest and before it renamed the folder."""
-        path = self.root / name
+        # Text: there may be thousands of names, and paths take most of the time.
+        path = f"{self.root}/{name}"
         return (
             is_plain(name)
-            and not exists(self.disk, path / MANIFEST_FILE)
-            and exists(self.disk, path / removed_marker(self.run_id))
+            and not exists(self.disk, f"{path}/{MANIFEST_FILE}")
+            and exists(self.disk, f"{path}/{removed_marker(self.run_id)}")
         )
 
     def _move_to_trash(self, name: str) -> Path:
