@@ -108,7 +108,8 @@ def fit(
         # Before they are made: what is `auto` is found with objects of its own.
         composed, decisions = decide(composed, start, group)
         with group.checking("while data and model were made"):
-            trainer, data, origin = _build(composed, start, group)
+            config_text = stored_config(composed, start.run_id)
+            trainer, data, origin = _build(composed, start, group, config_text)
             trainer.metric_logger.time.count_from(began)
         if group.world_size == 1:
             # Before this attempt is on the disk. Until here a signal ends the process at once, see `exit_early`:
@@ -124,10 +125,10 @@ def fit(
                 if leads:
                     _compare_origin(composed, start, fork, data, origin)
                     # Only now: until here an error leaves no directory of a new run and no attempt.
-                    _open_run(composed, start, trainer, data, decisions, stack)
+                    _open_run(composed, start, trainer, data, decisions, stack, config_text)
             fork = group.broadcast(fork)
             if group.world_size > 1:
-                _check_ranks(composed, start, group)
+                _check_ranks(composed, start, group, config_text)
         # Rank 0 has train.log already, see `_open_run`.
         if config.logging.rank_files and not group.is_main:
             # A machine may have a run directory of its own, see `_check_ranks`.
@@ -163,7 +164,7 @@ def _accept_requests(run: RunDir, trainer: Trainer, signals: StopSignals, stack:
         stack.enter_context(TriggerFiles(run.path, actions))
 
 
-def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
+def _check_ranks(composed: Composed, start: Start, group: ProcessGroup, config_text: str) -> None:
     """Check that all ranks see the run directory, and have the same versions and config.
 
     With checkpoints in an object store each machine may have a run directory of its own; rank 0's has the run's files.
@@ -172,7 +173,7 @@ def _check_ranks(composed: Composed, start: Start, group: ProcessGroup) -> None:
         check_same_file(group, start.run.summary_file)
     check_same(group, versions(("trainer-cli", "torch")))
     # Only a warning: each machine may have a folder of its own.
-    configs = group.gather(stored_config(composed, start.run_id))
+    configs = group.gather(config_text)
     if differing := [rank for rank, config in enumerate(configs) if config != configs[0]]:
         log.warning("environment variables in the config have other values than on rank 0 on ranks %s", differing)
 
@@ -198,6 +199,7 @@ def _open_run(
     data: Data,
     decisions: Mapping[str, Decision],
     stack: ExitStack,
+    config_text: str,
 ) -> None:
     """Create the directory of a new run, and record the config and the new attempt."""
     config, run = composed.config, start.run
@@ -209,7 +211,7 @@ def _open_run(
     if start.is_new:
         stack.enter_context(
             run.create(
-                stored_config(composed, start.run_id),
+                config_text,
                 composed.overrides,
                 {"run_id": start.run_id, **facts},
                 places=sources,
@@ -233,7 +235,7 @@ def _open_run(
         # Entered before the write, so that it also undoes a partial one.
         stack.enter_context(_restore_config_if_nothing_loaded(start, trainer))
         # After the summary says `running`: with a longer config the run must not be read as finished.
-        run.write_config(stored_config(composed, start.run_id), composed.overrides, sources)
+        run.write_config(config_text, composed.overrides, sources)
     write_decisions(run, decisions)
 
 
@@ -283,7 +285,7 @@ def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: D
         compare_forked(composed, fork, origin)
 
 
-def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Trainer, Data, Origin]:
+def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: str) -> tuple[Trainer, Data, Origin]:
     import_torch()
     composed.check_targets()
     from trainer_cli.runs.build import Builder, make_identity
@@ -295,7 +297,7 @@ def _build(composed: Composed, start: Start, group: ProcessGroup) -> tuple[Train
     origin = origin_of(data.loaders, composed.project_root)
     identity = make_identity(
         composed.config,
-        stored_config(composed, start.run_id).encode(),
+        config_text.encode(),
         origin,
         run_id=start.run_id,
         attempt=start.attempt,

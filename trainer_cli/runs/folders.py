@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +108,10 @@ def run_config(run: Path) -> dict[str, Any]:
         return {}
 
 
+# The end of a run asks for its config several times.
+@lru_cache(maxsize=2)
 def _parse_config(text: bytes | str) -> dict[str, Any]:
-    """The values of a stored config, unresolved; empty if it is not a config."""
+    """The values of a stored config, unresolved; empty if it is not a config. Callers do not change them."""
     try:
         # The safe loader: a config in a shared folder may come from anybody.
         config = yaml.load(text, Loader=_LOADER)
