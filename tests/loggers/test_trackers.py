@@ -1,7 +1,6 @@
 """W&B, MLflow and Trackio after a resume: each step once, none missing, and again only after a change of the config.
 
-The real command with the real libraries: W&B and MLflow send to servers of the tests on 127.0.0.1, Trackio
-to files.
+The real command with the real libraries: W&B and MLflow send to servers of the tests on 127.0.0.1, Trackio to files.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import os
 import shutil
 import signal
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -22,11 +22,14 @@ from command import Result, running, train
 from tracker_servers import API_KEY, MlflowServer, WandbServer, serving
 
 HOLD = '''
-"""Waits before the record of step HOLD_AT, until `hold` is removed."""
+"""Waits before the record of step HOLD_AT, until `hold` is removed; once ruins the weights at step 13."""
 
+import math
 import os
 import time
 from pathlib import Path
+
+import torch
 
 from trainer_cli import Callback
 
@@ -37,6 +40,15 @@ class Hold(Callback):
             Path("held").touch()
             while Path("hold").exists():
                 time.sleep(0.01)
+        if trainer.progress.step == 13 and Path("spoil").exists():
+            Path("spoil").unlink()
+            next(model.parameters()).data.fill_(math.nan)
+
+    def on_after_evaluation(self, trainer, metrics):
+        if "MEDIA" in os.environ:
+            trainer.log_text("val/text", "<b>")
+            trainer.log_image("val/image", torch.zeros(4, 4))
+            trainer.log_histogram("val/weights", torch.arange(5.0))
 '''
 FIT = (
     "fit", "+experiment=digits_mlp", "run_dir=run", "logging.console=plain", "report=false", "loop.max_duration=20",
@@ -199,6 +211,17 @@ def test_a_tracker_gets_the_steps_again_after_a_change(tracker: Tracker) -> None
 
 
 @pytest.mark.slow
+def test_a_tracker_gets_the_steps_again_after_a_rollback(tracker: Tracker) -> None:
+    Path("spoil").touch()
+    result = fit(tracker, "+callbacks.finite={_target_: trainer_cli.CheckFinite, policy: roll_back}")
+    assert f"{tracker.name} has records up to step 12 of an earlier attempt. From step 11 on" in result.err
+    sent, kept = Counter(tracker.sent()), Counter(logged())
+    assert not kept - sent
+    assert {step for step, _, _ in sent - kept} == {11, 12}
+    assert tracker.count_runs() == 1
+
+
+@pytest.mark.slow
 def test_a_tracker_that_is_added_later_gets_all_steps(tracker: Tracker) -> None:
     kill_fit(tracker, f"loggers.{tracker.name}=null", until=0)
     result = fit(tracker)
@@ -273,6 +296,16 @@ def test_wandb_gets_the_records_that_a_killed_process_had_not_sent(wandb: Wandb)
 
 
 @pytest.mark.slow
+def test_wandb_gets_texts_images_and_histograms(wandb: Wandb) -> None:
+    fit(wandb, MEDIA="1")
+    (stored,) = wandb.server.runs.values()
+    # Evaluations at steps 4 to 20.
+    assert sum(name.startswith("media/html/val/text_") for name in stored.uploads) == 5
+    assert sum(name.startswith("media/images/val/image_") for name in stored.uploads) == 5
+    assert [record["val/weights"]["_type"] for record in stored.records if "val/weights" in record] == ["histogram"] * 5
+
+
+@pytest.mark.slow
 def test_a_wrong_key_of_wandb_is_one_message(wandb: Wandb) -> None:
     result = run(wandb, WANDB_API_KEY="w" * 40)
     assert result.code == 1
@@ -300,3 +333,6 @@ def test_each_run_of_a_sweep_is_a_run_of_the_tracker(tracker: Tracker) -> None:
     result = train(*command, cwd=tracker.folder, **tracker.env)
     assert result.code == 0, result.err
     assert tracker.count_runs() == 2
+    if isinstance(tracker, Wandb):
+        names = {stored.display_name for stored in tracker.server.runs.values()}
+        assert names == {"digits_mlp optimizer.lr=0.01", "digits_mlp optimizer.lr=0.001"}

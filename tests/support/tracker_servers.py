@@ -104,7 +104,6 @@ class StoredRun:
     """Name of a streamed file -> its lines."""
     uploads: list[str] = field(default_factory=list)
     """Names of the files that were uploaded."""
-    exit_code: int | None = None
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -183,8 +182,6 @@ class WandbServer(TrackerServer):
         for file, chunk in (request.get("files") or {}).items():
             lines = run.files.setdefault(file, [])
             lines[chunk["offset"] : chunk["offset"] + len(chunk["content"])] = chunk["content"]
-        if request.get("complete"):
-            run.exit_code = request.get("exitcode")
 
 
 def _resume_status(run: StoredRun) -> dict[str, Any]:
