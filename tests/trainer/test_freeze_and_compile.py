@@ -56,6 +56,26 @@ def test_frozen_parameters_and_statistics_stay_and_the_optimizer_has_none_of_the
     assert not ours.model.body[1].training
 
 
+@pytest.mark.parametrize(
+    ("freeze", "warned"),
+    [(None, "2 parameters, such as body.0.weight"), (["body.0.weight"], "1 parameters, such as body.0.bias"),
+     (["body.0.*"], None)],
+    ids=["none", "some", "all"],
+)  # fmt: skip
+@pytest.mark.parametrize("first", [["body.0.*"], {"body.0.*": "100st"}], ids=["frozen", "for a while"])
+def test_what_an_earlier_trainer_has_frozen_of_a_model_is_said(
+    first: Any, freeze: Any, warned: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Noisy()
+    trainer(model, freeze=first, settings={"max_duration": 200, "hard_stop": 1}).fit(loader(8, 4))
+    # What the user has frozen is no mistake.
+    model.body[1].weight.requires_grad_(False)
+    assert "earlier trainer" not in caplog.text
+    trainer(model, freeze=freeze)
+    assert [text for text in caplog.messages if "earlier trainer" in text and str(warned) in text] or warned is None
+    assert ("earlier trainer" in caplog.text) is (warned is not None)
+
+
 def test_parameters_and_statistics_are_frozen_until_their_duration_has_passed() -> None:
     seen: list[tuple[int, dict[str, Tensor], int]] = []
 

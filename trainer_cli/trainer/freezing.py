@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KEY = "freeze"
+_MARK = "_frozen_by_a_trainer"
+"""Attribute of a parameter that `freeze` has frozen, and not the user."""
 
 Patterns = Sequence[str] | Mapping[str, int | str | None]
 """Patterns of parameter names, or such patterns -> how long their parameters are frozen (None: the whole run)."""
@@ -88,6 +90,7 @@ class Freezing:
         self.is_permanent = bool(always)
         """Whether parameters are frozen for the whole run."""
         self._rules = [self._make_rule(model, pattern, duration) for pattern, duration in scheduled.items()]
+        _warn_of_earlier_freeze(model, always)
         self.scheduled = frozenset(name for rule in self._rules for name in rule.names)
         """The names of the parameters that are frozen for a part of the run."""
         self._frozen: frozenset[str] = frozenset()
@@ -146,7 +149,7 @@ class Freezing:
             return
         parameters = _all_parameters(trainer.model)
         for name in self.scheduled:
-            parameters[name].requires_grad_(name not in frozen)
+            _set_frozen(parameters[name], frozen=name in frozen)
         for rule in self._rules:
             for norm in rule.norms:
                 norm.train(trainer.model.training)
@@ -183,7 +186,9 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> list[nn.Modu
         if not matching:
             raise no_match_error(pattern, list(parameters), KEY)
         for parameter in matching:
-            parameter.requires_grad_(False)
+            # One that the user has frozen stays the user's.
+            if parameter.requires_grad:
+                _set_frozen(parameter, frozen=True)
     if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
         raise ConfigError(f"{KEY}: no parameter is left to train", location=KEY)
     norms = _matching_norms(model, patterns)
@@ -200,6 +205,29 @@ def _matching_norms(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module
         if isinstance(getattr(module, "running_mean", None), torch.Tensor)
         and any(matches(f"{name}.running_mean".lstrip("."), pattern) for pattern in patterns)
     ]
+
+
+def _set_frozen(parameter: nn.Parameter, *, frozen: bool) -> None:
+    parameter.requires_grad_(not frozen)
+    setattr(parameter, _MARK, frozen)
+
+
+def _warn_of_earlier_freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Warn of parameters of a model given as a module that only an earlier trainer was to freeze."""
+    names = [
+        name
+        for name, parameter in _all_parameters(model).items()
+        if not parameter.requires_grad
+        and getattr(parameter, _MARK, False)
+        and not any(matches(name, pattern) for pattern in patterns)
+    ]
+    if names:
+        log.warning(
+            "%d parameters, such as %s, are not trained: `freeze` of an earlier trainer has frozen them. Call "
+            "requires_grad_(True) to train them",
+            len(names),
+            names[0],
+        )
 
 
 def _all_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
