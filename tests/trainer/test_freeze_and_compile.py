@@ -165,7 +165,7 @@ def test_an_evaluation_that_a_resume_makes_first_finds_the_same_parameters_froze
 
 
 def test_a_frozen_duration_of_a_training_whose_length_is_a_time_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'body.0.\*' is frozen for .* of a training whose length is a time"):
+    with pytest.raises(ConfigError, match=r"'body.0.\*' is frozen for .* of a run whose length is a time"):
         trainer(Noisy, freeze={"body.0.*": "0.5dur"}, settings={"max_duration": "90s"}).fit(loader())
 
 
