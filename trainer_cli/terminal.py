@@ -142,6 +142,9 @@ def wrapped_help(text: str, width: int) -> str:
             continue
         for line in block:
             command, *comment = re.split(r"(?<=\S) {3,}", line, maxsplit=1) if len(line) > width else [line]
+            if len(command) > width and command.lstrip().startswith("train "):
+                # Continued as a shell reads it, so that it can be copied.
+                command = wrapped_message(command, width - len(" \\")).replace("\n", " \\\n")
             lines.append(wrapped(command, width))
             lines += (wrapped(f"{' ' * 6}{words}", width) for words in comment)
     return "\n".join(lines)

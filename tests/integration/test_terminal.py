@@ -12,7 +12,10 @@ import termios
 import threading
 from pathlib import Path
 
+import torch
 from command import LIMIT_S, command, environment, hold, make_project
+
+from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 
 NOISY = """
 import subprocess
@@ -138,3 +141,14 @@ def test_a_closed_window_saves_and_ends_as_any_other_signal(tmp_path: Path) -> N
     summary = json.loads((project / "runs/mine/summary.json").read_text())
     assert (summary["status"], summary["reason"]) == ("stopped", "SIGHUP")
     assert summary["step"] > 0
+
+
+def test_an_action_that_imports_torch_says_so_first(tmp_path: Path) -> None:
+    state = {"model": {"weight": torch.ones(2)}}
+    make_sync_checkpointer().save(
+        state, tmp_path / "runs/x/checkpoints/step1", metadata=CheckpointMetadata(run_id="x", step=1)
+    )
+    run = Terminal(command("ckpt", "verify", "runs/x/checkpoints/step1"), tmp_path)
+    assert run.end() == 0, run.shown
+    assert run.shown.startswith("loading torch …\x1b[K\r\x1b[K")
+    assert run.shown.endswith("1 of 1 valid\r\n")

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.commands.main import main
+from trainer_cli.runs.ending import print_outcome
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 
 RISING = """# @package _global_
 model: {_target_: rising.Net, in_features: 2, out_features: 1}
@@ -57,3 +59,15 @@ def test_the_end_names_a_better_step_that_was_not_kept(
     named = [line.split(maxsplit=3)[3] for line in lines if line.startswith("  better, not kept")]
     assert [line.startswith(better) for line in named] == [True] * (better is not None)
     assert all(line.endswith("; checkpoint.keep_best.metric=val/loss keeps the best") for line in named)
+
+
+def test_the_end_shows_twelve_metrics_with_four_digits_those_with_a_best_value_first(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metrics = {"train/loss": 1.0, **{f"val/m{number}": 1.23456e-6 for number in range(20)}, "val/loss": 0.000123456}
+    best = {"val/loss": {"value": 0.0001, "step": 2}}
+    outcome = Outcome(status=RunStatus.stopped, reason="SIGTERM", step=4, wall_time_s=1.0, best_metrics=best)
+    print_outcome(RunDir("runs/x"), outcome, metrics)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2:4] == ["  val/loss         0.0001235   (best 0.0001 at step 2)", "  val/m0           1.235e-06"]
+    assert lines[13:15] == ["  val/m10          1.235e-06", "  and 9 more metrics in runs/x/summary.json"]

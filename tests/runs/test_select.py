@@ -20,7 +20,7 @@ from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.overrides import read_overrides
 from trainer_cli.errors import CheckpointError
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one
+from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one, suggest_nearby
 from trainer_cli.runs.validate import Holds, select_held, watched
 
 
@@ -225,3 +225,12 @@ def test_each_checkpoint_is_named_once_and_a_partial_one_when_it_is_complete(tmp
     ]
     assert run.seen(lambda seconds: moments.pop(0)()) == [["step1"], ["step2"], ["step3"]]
     assert moments == []
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("step99", "holds step0, step180."), ("stepp0", "holds step0, step180. Did you mean 'step0'?")]
+)
+def test_a_step_is_not_near_another_for_its_digits(name: str, hint: str, empty_folder: Path) -> None:
+    for step in (0, 180):
+        Path(f"checkpoints/step{step}").mkdir(parents=True)
+    assert suggest_nearby(f"checkpoints/{name}") == f"checkpoints {hint}"

@@ -120,15 +120,16 @@ def _check_suffix(key: str, suffix: str | None) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class KeepBestConfig:
-    """Checkpoints that stay for a metric."""
+    """Checkpoints that are kept for a metric."""
 
     metric: str | None = None
-    """A metric of an evaluation, such as val/loss, or of the training, such as train/loss: the mean over the steps
-    since the log before; null: none is kept for a metric."""
+    """A metric of an evaluation, such as val/loss, or a training metric, such as train/loss: the mean over the steps
+    since the previous log; null: none is kept for a metric."""
     mode: Mode = needs(field(default=Mode.min), ("metric", True))
     """Whether small values are best (min) or large ones (max)."""
     count: int = needs(at_least(1, 1), ("metric", True))
-    """How many of the best to keep; an evaluation, or a log of the training, that enters them saves."""
+    """Number of best checkpoints to keep; an evaluation, or a log of the training metric, that is among them is
+    saved."""
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint.keep_best")
@@ -149,15 +150,15 @@ class CopyToConfig:
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointConfig:
-    """When to save, and what may go."""
+    """When to save checkpoints, and which ones to remove."""
 
     enabled: bool = True
     """false saves nothing, but still loads."""
     save_interval: Any = duration("1ep")
-    """How often to save for good; null: never by interval."""
+    """Interval of permanent checkpoints; null: none."""
     ephemeral_save_interval: Any = duration(words=(AUTO,))
-    """How often to save for safety only; each is removed once a newer save is committed. auto: as soon as the save
-    before is written, and as often as budget allows."""
+    """Interval of ephemeral checkpoints, each removed when a newer checkpoint is committed; null: none. auto: after the
+    previous save is written, as often as `budget` allows."""
     budget: float = needs(checked(_check_budget, 0.02), ("ephemeral_save_interval", AUTO))
     """Largest share of the time for which automatic saves may block training."""
     ephemeral_cooldown: Any = needs(duration(units=(Unit.STEP,)), ("ephemeral_save_interval", True))
@@ -173,16 +174,16 @@ class CheckpointConfig:
     save_async: bool | None = None
     """Write checkpoints in the background (not those at the end); null: where more than one CPU is usable."""
     remove: Removal = Removal.ephemeral_only
-    """What may be removed: ephemeral_only, all_non_permanent or never."""
+    """Which checkpoints may be removed: ephemeral_only, all_non_permanent or never."""
     max_checkpoints: int | None = at_least(1)
     """Number of newest permanent checkpoints to keep; null: all."""
     keep_every: Any = duration()
-    """Permanent checkpoints at multiples of this stay, also beyond max_checkpoints."""
+    """Permanent checkpoints at multiples of this are kept, also beyond max_checkpoints."""
     keep_by_age: dict[str, int] = needs(
         checked(_check_ages, {}), ("max_checkpoints", True), ("remove", Removal.all_non_permanent)
     )
-    """Permanent checkpoints that stay, too, as {1h: 24, 1d: 7}: the newest of each of the last 24 hours and 7 days of
-    training in which there is one."""
+    """Permanent checkpoints that are kept by age, too: {1h: 24, 1d: 7} keeps the newest of each of the last 24 hours
+    and 7 days of training in which there is one."""
     keep_best: KeepBestConfig = field(default_factory=KeepBestConfig)
     newer: Newer = Newer.refuse
     """What happens to newer checkpoints when resume= names an older one: refuse (to resume) or trash (them)."""
@@ -195,10 +196,10 @@ class CheckpointConfig:
     latest_link: bool = False
     """Keep a symbolic link `latest` to the newest checkpoint in a local folder, for other programs."""
     leave_out: list[str] = checked(check_leave_out, [])
-    """States that checkpoints lack: optimizer, schedulers, callbacks, callbacks.NAME, rng, and globs of these. The run
-    cannot be resumed exactly."""
+    """States to leave out of checkpoints: optimizer, schedulers, callbacks, callbacks.NAME, rng, and globs of these.
+    The run cannot be resumed exactly."""
     name: str = checked(_check_pattern, "step{step}")
-    """How a checkpoint is called: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
+    """Pattern of the names of checkpoints: {step} {epoch} {batch} {samples} {tokens} {run_name} {world_size}."""
     suffix: str | None = checked(_check_suffix)
     """Appended to each name, after a hyphen."""
     format: CheckpointFormat = CheckpointFormat.tensors
@@ -212,7 +213,7 @@ class CheckpointConfig:
     """Effect of a failed save: raise (training ends), or warn (it continues, up to max_save_errors; not at its end).
     The same for metrics that cannot be written."""
     max_save_errors: int = needs(at_least(0, 3), ("on_save_error", OnSaveError.warn))
-    """Number of failures in a row that are only warned of before one ends the training."""
+    """Number of consecutive failures that only give a warning; one more ends the run."""
 
     def __post_init__(self) -> None:
         check_fields(self, "checkpoint")

@@ -182,12 +182,12 @@ def _check_name(key: str, value: str | None) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class LoopConfig:
-    """How long to train, and what happens how often. Counts are absolute from the run's beginning."""
+    """Length of the run, and intervals of evaluations and logs. Counts are absolute, from the start of the run."""
 
     max_duration: Any = duration("10ep", units=tuple(unit for unit in Unit if unit is not Unit.RUN), null=False)
-    """The whole training, and what learning-rate schedules are stretched over."""
+    """Length of the whole run, and of learning-rate schedules."""
     min_duration: Any = duration()
-    """Callbacks that end the run early, such as EarlyStopping, do so no earlier: a request is held until then."""
+    """Earliest end of the run by a callback such as EarlyStopping; earlier requests take effect then."""
     hard_stop: Any = duration()
     """Ends the run earlier without changing what schedules see."""
     max_time: Any = duration(units=(Unit.SECOND,))
@@ -197,8 +197,8 @@ class LoopConfig:
     grad_accum_steps: int = at_least(1, 1)
     """Batches whose gradients are accumulated into one optimizer step."""
     microbatch: Any = checked(_check_microbatch)
-    """Largest number of samples in each part of a batch, with the gradient of the whole; auto: whole batches, halved
-    where memory runs out."""
+    """Largest number of samples to compute at once; the gradient is that of the whole batch. auto: whole batches,
+    halved when memory runs out."""
     eval_interval: Any = duration("1ep")
     """How often to evaluate on the validation data; null: only at the end."""
     eval_steps: int | None = at_least(1)
@@ -207,7 +207,7 @@ class LoopConfig:
     """Evaluate once before the first step."""
     eval_sanity_steps: int | None = at_least(1)
     """Batches of each loader (at most eval_steps) to evaluate before the first step, as a check whose results are
-    dropped; null: one, where a metric is needed."""
+    discarded; null: one batch if a metric is needed."""
     eval_loaders: dict[str, Any] = checked(_check_eval_loaders, {})
     """Validation loader -> its own `interval` and `steps` in place of eval_interval and eval_steps, and the base name
     of its hooks, `hook`."""
@@ -233,13 +233,13 @@ class PrecisionConfig:
     dtype: Dtype = Dtype.fp32
     """fp32, or bf16 or fp16 autocast."""
     loss_scale: Any = checked(_check_loss_scale, "dynamic")
-    """What the loss is multiplied by before backward under fp16: dynamic (as large as fits), or a number."""
+    """Factor of the loss before backward under fp16: dynamic (as large as fits), or a number."""
     min_loss_scale: float | None = at_least(1e-30)
     """A dynamic scale does not fall below this."""
     max_loss_scale: float | None = at_least(1e-30)
     """A dynamic scale does not rise above this."""
     init_scale: float | None = at_least(1e-30)
-    """What a dynamic scale begins with; null: 65536, or the bound that is nearest to it."""
+    """Initial value of a dynamic scale; null: 65536, or the bound that is nearest to it."""
     growth_interval: int | None = at_least(1)
     """Steps without an overflow after which a dynamic scale doubles; null: 2000."""
     clip_norm: float | None = at_least(1e-12)
@@ -290,11 +290,12 @@ class CompileConfig:
     mode: CompileMode = needs(field(default=CompileMode["default"]), ("enabled", True))
     """default, reduce-overhead (CUDA graphs), max-autotune or max-autotune-no-cudagraphs."""
     dynamic: bool | None = needs(field(default=None), ("enabled", True))
-    """true: code for any shape; false: for each shape its own; null: any shape once a second one was seen."""
+    """true: one compilation for all shapes; false: one for each shape; null: one for all shapes after a second one was
+    seen."""
     fullgraph: bool = needs(field(default=False), ("enabled", True))
     """true: what cannot be compiled is an error; false: it runs as plain Python."""
     backend: str = needs(field(default="inductor"), ("enabled", True))
-    """Name of the compiler, as torch.compiler.list_backends() has it."""
+    """Name of the compiler, as listed by torch.compiler.list_backends()."""
 
     def __post_init__(self) -> None:
         check_fields(self, "compile")
@@ -302,7 +303,7 @@ class CompileConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LoadConfig:
-    """What to take from a checkpoint given by `ckpt`, and under which names."""
+    """What to load from the checkpoint that `ckpt` names, and under which names."""
 
     states: list[str] = checked(check_states, ["model"])
     """fit: `[model]` for the weights alone, `[all]` to fork everything, or several of model, optimizer, schedulers,
@@ -364,30 +365,31 @@ class ParallelConfig:
     processes_per_node: int | None = at_least(1)
     """Processes that `train fit` starts on this machine; null: this one, or those that torchrun or srun has started."""
     timeout: Any = duration("30m", units=(Unit.SECOND,), null=False)
-    """How long the processes wait for one that does not come: it is named then, and all end. More than any of them
-    takes alone for a step, an evaluation, or reading a checkpoint."""
+    """How long processes wait for a missing one before all stop, with an error that names it; longer than a process
+    needs for a step, an evaluation, or reading a checkpoint."""
     find_unused_parameters: bool = needs(field(default=False), ("strategy", ParallelStrategy.ddp))
-    """ddp: parameters that get no gradient in some steps are allowed; that costs time."""
+    """ddp: allow parameters without a gradient in some steps, which costs time."""
     shard_size: int | None = needs(at_least(1), ("strategy", ParallelStrategy.fsdp))
     """fsdp: processes that share one copy of the parameters (hybrid sharding); null: all."""
     tensor_size: int = at_least(1, 1)
-    """fsdp: processes in a row that train on the same samples, and divide layers between them as the model's
+    """fsdp: number of consecutive processes that train on the same samples, and divide layers as the model's
     `tensor_parallel_plan` says (tensor parallelism)."""
     wrap: list[str] = needs(
         field(default_factory=list), ("strategy", ParallelStrategy.fsdp), ("activation_checkpointing", True)
     )
-    """Names of the classes of modules that are sharded, or computed again, as one; empty: those in a ModuleList,
-    unless wrap_min_parameters is given."""
+    """Class names of the modules that are sharded, or recomputed, as a unit; empty: those in a ModuleList, unless
+    wrap_min_parameters is given."""
     wrap_min_parameters: int | None = needs(
         at_least(1), ("strategy", ParallelStrategy.fsdp), ("activation_checkpointing", True)
     )
-    """Modules with this many parameters, beside those of such modules inside them, are sharded as one, too."""
+    """Modules with at least this many parameters, without those of such modules inside them, are sharded as a unit,
+    too."""
     mixed_precision: bool = False
     """fsdp: gather and compute parameters in the number format of `precision`; gradients are reduced in 32 bits."""
     cpu_offload: bool = needs(field(default=False), ("strategy", ParallelStrategy.fsdp))
     """fsdp: keep parameters, gradients and optimizer states on the host between steps."""
     activation_checkpointing: bool = False
-    """Keep only the inputs of each block for the backward, which computes the block again."""
+    """Keep only the inputs of each block, and recompute the block in backward."""
 
     def __post_init__(self) -> None:
         check_fields(self, "parallel")
@@ -409,7 +411,7 @@ class RestartsConfig:
     """Restart a run after a failure, from its newest checkpoint. Each attempt is a separate process."""
 
     max: int = at_least(0, 0)
-    """How many failures in a row without a newer checkpoint are followed by a restart; 0: none."""
+    """Largest number of consecutive restarts without a newer checkpoint; 0: none."""
     backoff: Any = needs(duration("10s", units=(Unit.SECOND,)), ("max", True))
     """The pause before a restart; doubled for each failure without a newer checkpoint, up to ten minutes; null:
     none."""
@@ -444,11 +446,11 @@ class TrainConfig:
     name: str | None = checked(_check_name)
     """Name of the run; default: the last part of the experiment's path, else `default`."""
     run_dir: str = checked(partial(check_folder, instead="Write run_dir=NAME, or leave it out."), "runs/${name}")
-    """Where everything of the run is kept."""
+    """Directory of all files of the run."""
     notes: str | None = None
     """What the run is for, in your words; `train serve` shows it."""
     tags: list[str] = field(default_factory=list)
-    """Words by which `train serve` shows and finds the run."""
+    """Labels that `train serve` shows and searches."""
     report: bool = True
     """Write `report.html` into the run directory at the end."""
     seed: int = at_least(0, 0)
@@ -484,8 +486,8 @@ class TrainConfig:
     multiplies the optimizer's learning rate."""
     freeze: Any = checked(_check_freeze)
     """Parameter-name globs, or `re:` and a regular expression: these are not trained. A mapping of them to durations,
-    such as `{backbone.*: 3ep}`: not trained until these have passed; null: the whole run. Matching running statistics
-    of norms stay, too."""
+    such as `{backbone.*: 3ep}`: not trained until these have passed; null: the whole run. Running statistics of
+    matching norm layers are frozen, too."""
     compile: CompileConfig = field(default_factory=CompileConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)

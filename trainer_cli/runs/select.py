@@ -405,7 +405,8 @@ def suggest_nearby(pattern: str) -> str | None:
     names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     names.sort(key=lambda name: [int(text) if text.isdecimal() else text for text in re.split(r"(\d+)", name)])
     typed = re.split(r"[@/]", pattern[len(str(folder)) :].lstrip("/") if folder != Path() else pattern)[0]
-    is_typo = typed and typed not in names and not re.search(r"[*?\[{]", typed)
+    # Similar digits do not make a step near.
+    is_typo = typed and typed not in names and not re.search(r"[*?\[{]|^step\d+$", typed)
     suggestion = did_you_mean(typed, names) if is_typo else ""
     listed = names if len(names) <= 8 else [*names[:4], "…", *names[-4:]]
     where = "The current folder" if folder == Path() else folder
