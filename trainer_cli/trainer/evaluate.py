@@ -228,7 +228,7 @@ def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | No
         with trainer.modes.evaluating(), exceptions_reported(trainer), ExitStack() as stack:
             trainer.hooks.call("on_enter_validate_all", trainer, stack, due.loaders)
             for name, loader in due.loaders.items():
-                loader_loop = loop or trainer.loop.validation_of(name)
+                loader_loop = loop or trainer.loop.evaluations.of(name)
                 trainer.set_evaluating(loader_loop)
                 with trainer.name_scope(name):
                     means = loader_loop.run(trainer, loader, name)
@@ -297,7 +297,7 @@ def _find_reported_metrics(trainer: Trainer, val_loaders: Mapping[str, Any], nee
     with exceptions_reported(trainer), ExitStack() as stack:
         hooks.call("on_enter_validate_all", trainer, stack, val_loaders)
         for name, loader in val_loaders.items():
-            configured = trainer.loop.validation_of(name)
+            configured = trainer.loop.evaluations.of(name)
             # Never more batches than an evaluation has: the check must be the shorter of the two.
             loop = ValidationLoop(min(steps or 1, configured.eval_steps or steps or 1), hook=configured.hook)
             with trainer.name_scope(name):

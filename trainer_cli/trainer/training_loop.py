@@ -23,7 +23,7 @@ from trainer_cli.trainer.lengths import Lengths
 from trainer_cli.trainer.metric_logger import SAVING
 from trainer_cli.trainer.metrics import batch_weight, read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
-from trainer_cli.trainer.noted_end import NotedEnd
+from trainer_cli.trainer.noted_end import note_end, request_again
 from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
 from trainer_cli.trainer.token_count import TokenCount
 from trainer_cli.trainer.training_log import TrainingLog
@@ -80,7 +80,8 @@ class TrainingLoop(Lengths):
         self._batches: TrainBatches | None = None
         self.training_log = TrainingLog()
         self._start_step = 0
-        self._end = NotedEnd(settings)
+        self._ended: dict[str, Any] | None = None
+        """Of a loaded checkpoint, or of the one being saved: see `note_end`."""
         self._eval_intervals: list[Interval] = []
 
     @property
@@ -131,7 +132,8 @@ class TrainingLoop(Lengths):
         self._start_step, trainer.step.step_idx = trainer.progress.step, -1
         self.failed_step = None
         self._eval_intervals = self.evaluations.intervals(val_loaders, callbacks=bool(trainer.hooks["run_validation"]))
-        self._end.request_again(trainer)
+        request_again(self._ended, trainer, self.settings)
+        self._ended = None
         trainer.freezing.update(trainer)
         stop = self._begin(trainer, val_loaders)
         trainer.loading.restore_rng()
@@ -170,20 +172,18 @@ class TrainingLoop(Lengths):
         """The means since the last log, and the record of a pending evaluation."""
         state: dict[str, Any] = {"meter": self.training_log.state_dict(), "owed_record": self.pending_eval_record}
         state |= {"owed_at_end": True} if self._pending_at_end else {}
-        ended = self._end.state_dict()
-        return state if ended is None else {**state, "ended": ended}
+        return state if self._ended is None else {**state, "ended": self._ended}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load the means and the pending evaluation."""
         self.training_log.load_state_dict(state["meter"])
-        self.pending_eval_record, self._pending_at_end = state["owed_record"], state.get("owed_at_end", False)
-        self._end.load_state_dict(state.get("ended"))
+        self.pending_eval_record, self._ended = state["owed_record"], state.get("ended")
+        self._pending_at_end = state.get("owed_at_end", False)
 
     def reset(self) -> None:
         """Reset the state of an earlier training."""
         self.training_log.reset()
-        self.pending_eval_record, self._pending_at_end = None, False
-        self._end.load_state_dict(None)
+        self.pending_eval_record, self._pending_at_end, self._ended = None, False, None
 
     @property
     def has_data(self) -> bool:
@@ -313,7 +313,7 @@ class TrainingLoop(Lengths):
         early = Occasion.last_stop if over else Occasion.stop
         occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
         trainer.note_stop(stop)
-        self._end.note(trainer, is_held=self._holds(trainer.progress))
+        self._ended = note_end(trainer, self.settings, is_held=self._holds(trainer.progress))
         with trainer.metric_logger.pause(SAVING, trainer.progress):
             trainer.hooks.call("on_save_opportunity", trainer, occasion)
 
@@ -443,10 +443,6 @@ class TrainingLoop(Lengths):
         progress.epoch, progress.batch, progress.epoch_samples = progress.epoch + 1, 0, 0
         trainer.schedulers.step(trainer, SchedulerInterval.epoch)
         self._batches.close()
-
-    def validation_of(self, name: str) -> ValidationLoop:
-        """The loop that evaluates the loader with this name."""
-        return self.evaluations.of(name)
 
     def logs(self, trainer: Trainer) -> bool:
         """`Trainer.is_log_step`."""
