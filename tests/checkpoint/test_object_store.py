@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tempfile
 import time
@@ -21,6 +22,7 @@ from test_storage import StorageContract
 
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_async_checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.find import write_archive
+from trainer_cli.checkpoint.storage import object_client
 from trainer_cli.checkpoint.storage.download import fetch
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient
@@ -185,16 +187,19 @@ def test_without_a_trainer_a_save_that_the_store_does_not_take_is_an_error(monke
         raise OSError("no answer")
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", fails)
+    monkeypatch.setattr(object_client, "_FIRST_WAIT_S", 0.0)
     with pytest.raises(NotDurableError, match="step3 could not be sent"):
         make_sync_checkpointer().save(small_state(3), f"memory://{uuid.uuid4().hex}/step3")
 
 
 def test_while_the_store_is_away_saves_go_on_and_are_sent_later(
-    tmp_path: Path, endpoint: str, url: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, endpoint: str, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from object_store_proxy import Schedule, proxy
 
-    schedule = Schedule(seed=0, share=0.0)
+    schedule, sleep = Schedule(seed=0, share=0.0), asyncio.sleep
+    # The pauses of the client below ours.
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds, *result: sleep(0, *result))
     with proxy(endpoint, schedule) as address:
         client = ObjectClient(url, wait=lambda seconds: None, attempts=2, options={"endpoint_url": address})
         storage = ObjectStorage(url, cache=tmp_path, run_id="r", client=client)
