@@ -42,6 +42,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, commands: Path) -> Path:
 def test_every_page_with_blocks_is_in_the_table() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     assert set(PAGES) == {page.relative_to(ROOT).as_posix() for page in pages if blocks(page)}
+    # A block that is indented or has no language would not be run.
+    fences = {page: re.findall(r"^ *(?:```|~~~)", page.read_text(encoding="utf-8"), re.MULTILINE) for page in pages}
+    assert [page for page in pages if len(fences[page]) != 2 * len(blocks(page))] == []
 
 
 @pytest.mark.timeout(580)
