@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.core.files import replace, staged_path, sync, sync_folder
-from trainer_cli.errors import UserError
+from trainer_cli.errors import DISK_CURES, TrainError, UserError, disk_cure
 from trainer_cli.runs.prediction_writers import PredictionWriter
 
 _FACTS = "predictions.json"
@@ -97,9 +97,10 @@ class PredictionFile:
         # By the process, so that two that write the same part, as after a change of their number, do not mix.
         staged = path.with_name(f".tmp.{os.getpid()}.{path.name}")
         try:
-            self._writer.write(staged, rows)
-            self._check_written(staged, "write")
-            _publish(staged, path)
+            with _naming_file(self.path):
+                self._writer.write(staged, rows)
+                self._check_written(staged, "write")
+                _publish(staged, path)
         except BaseException:
             staged.unlink(missing_ok=True)
             raise
@@ -113,9 +114,14 @@ class PredictionFile:
             if not all(part.exists() for part in parts):
                 return False
             staged = staged_path(self.path)
-            self._writer.join(parts, staged)
-            self._check_written(staged, "join")
-            _publish(staged, self.path)
+            try:
+                with _naming_file(self.path):
+                    self._writer.join(parts, staged)
+                    self._check_written(staged, "join")
+                    _publish(staged, self.path)
+            except BaseException:
+                staged.unlink(missing_ok=True)
+                raise
             # Only now: a crash before it joins them again.
             shutil.rmtree(self._parts_folder)
             return True
@@ -127,6 +133,18 @@ class PredictionFile:
                 where="predict.writer",
                 cure="Write to the argument `path`, whose name is temporary.",
             )
+
+
+@contextmanager
+def _naming_file(path: Path) -> Iterator[None]:
+    """Name the file of predictions in the error of a full or broken disk, which says nothing of it itself."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_CURES:
+            raise
+        cure = f"{disk_cure(error)} Then run the same command again: it continues with the parts that are missing."
+        raise TrainError(f"cannot write predictions: {error.strerror}", where=str(path), cure=cure) from error
 
 
 def _publish(staged: Path, path: Path) -> None:
