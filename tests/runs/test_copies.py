@@ -77,6 +77,13 @@ def test_a_start_takes_the_newest_of_both_folders(
     assert not list((here / "copies").glob("*/.tmp*"))
 
 
+def test_a_start_names_the_folder_that_has_the_checkpoints(here: Path) -> None:
+    elsewhere = ("checkpoint.folder=elsewhere/mine", "checkpoint.copy_to.folder=null", "checkpoint.copy_to.every=1")
+    assert fit(compose([*RUN, *elsewhere])) == 0
+    reason = start(*elsewhere)[2]
+    assert reason == "the newest valid checkpoint of elsewhere/mine"
+
+
 def test_a_config_may_not_change_while_only_the_copies_are_left(trained: Path, here: Path) -> None:
     shutil.copytree(trained, here, dirs_exist_ok=True)
     shutil.rmtree(here / "runs/mine/checkpoints")

@@ -146,7 +146,10 @@ def choose(
     newest = newest_of_all(catalogs, run_id, limit=limit, check=check, quarantine=quarantine)
     if newest is not None:
         before = f"; the previous attempt resumed from {resume}, and has saved since" if repeated else ""
-        holder = folder.parent if newest[0] is catalogs[0] else newest[0].folder
+        holder = newest[0].folder
+        if holder.name == "checkpoints":
+            # The run's own, unless `checkpoint.folder` names another.
+            holder = holder.parent
         return Choice(newest[1], f"the newest valid checkpoint of {holder}{before}", newest[0])
     if resume == "must":
         raise CheckpointError(f"resume=must, but {folder} holds no checkpoint")
