@@ -69,5 +69,5 @@ def test_the_end_shows_twelve_metrics_with_four_digits_those_with_a_best_value_f
     outcome = Outcome(status=RunStatus.stopped, reason="SIGTERM", step=4, wall_time_s=1.0, best_metrics=best)
     print_outcome(RunDir("runs/x"), outcome, metrics)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2:4] == ["  val/loss         0.0001235   (best 0.0001 at step 2)", "  val/m0           1.235e-06"]
+    assert lines[2:4] == ["  val/loss         0.0001235  (best 0.0001 at step 2)", "  val/m0           1.235e-06"]
     assert lines[13:15] == ["  val/m10          1.235e-06", "  and 9 more metrics in runs/x/summary.json"]

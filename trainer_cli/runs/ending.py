@@ -92,8 +92,8 @@ def print_outcome(
     width = max([16, *(len(key) for key in validation[:_MOST_METRICS] if len(key) <= _LONGEST_NAME)])
     for key in validation[:_MOST_METRICS]:
         best_value = outcome.best_metrics.get(key)
-        note = f"   (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""
-        _print(f"  {key:<{width}} {metrics[key]:.4g}{note}")
+        note = f"  (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""
+        _print(f"  {key:<{width}} {metrics[key]:<9.4g}{note}".rstrip())
     if len(validation) > _MOST_METRICS:
         _print(f"  and {len(validation) - _MOST_METRICS} more metrics in {run.summary_file}")
     _print(f"  {'run directory':<16} {run.path}")

@@ -454,9 +454,9 @@ class Schedulers:
         after = ", ".join(f"{rate:g}" for rate in dict.fromkeys(now))
         message = f"{', '.join(names)}: settings have changed; the learning rate goes{before} to {after}"
         if exact:
-            log.info("schedule %s, that of a run with these settings from its beginning", message)
+            log.info("%s, as in a run that had these settings from its start", message)
         else:
-            log.warning("schedule %s. It depends on more than its steps, so no straight run has this rate", message)
+            log.warning("%s. It depends on more than the step, so no uninterrupted run has this rate", message)
 
 
 def _check_schedule(name: str, schedule: Any, optimizer: Optimizer) -> None:
