@@ -88,7 +88,7 @@ PAGES = {
             r"digits_mlp +finished +675/675 +0\.\d+ +\d+\.\d% +step675",
             r'"run": "runs/digits_mlp", "state": "finished"',
             r"METRICS step 675 +train/loss",
-            r"report\.html: 1 run, \d charts",
+            r"report\.html: 1 run, \d+ charts",
             r"finished at step 90",
         ),
     ),
