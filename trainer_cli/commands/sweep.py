@@ -51,7 +51,7 @@ from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
-from trainer_cli.terminal import clear_status, is_terminal, line_width, wrapped
+from trainer_cli.terminal import clear_status, is_terminal, line_width, wrapped_message
 from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
@@ -310,7 +310,7 @@ class Sweep:
                     # After an error child processes may still run: they stop when this process ends.
                     self._write()
             rows = self._rows()
-            shown = wrapped(as_table(rows), line_width(sys.stdout))
+            shown = wrapped_message(as_table(rows), line_width(sys.stdout))
             print(f"\n{shown}\nresults: {self.folder / 'sweep.csv'}")
             if any(not row.finished for row in rows):
                 print("next: the same command again resumes, and repeats what failed.")
