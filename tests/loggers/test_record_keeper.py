@@ -272,6 +272,48 @@ def test_a_service_that_fails_slowly_takes_a_small_share_of_the_time() -> None:
     assert 90 < waits <= 90 + 2_000 / 20
 
 
+def test_missing_records_hold_no_step_up_for_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+
+    class SlowTracker(Tracker):
+        def log(self, record: Record) -> None:
+            clock.now += 0.1
+            super().log(record)
+
+    logger = SlowTracker()
+    keeper = RecordKeeper("x", logger, clock)
+    keeper.start(write_metrics(tmp_path, range(1, 1_001)), 1_000)
+    assert clock.now < 1.2
+    longest = 0.0
+    for step in range(1_001, 1_041):
+        clock.now, began = clock.now + 1.5, clock.now + 1.5
+        keeper.log(a_record(step))
+        longest = max(longest, clock.now - began)
+    assert longest < 1.2
+    assert 300 < len(logger.steps) < 600
+    began = clock.now
+    keeper.close()
+    assert clock.now - began < 60.2
+    lacking = 1_040 - len(logger.steps)
+    assert logger.steps == list(range(1, len(logger.steps) + 1))
+    assert 0 < lacking < 100
+    assert f"x lacks {lacking} records" in caplog.text
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_warning_names_missing_records_that_no_file_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, exists: bool
+) -> None:
+    logger = Tracker()
+    logger.steps = [1]
+    # The step of a checkpoint has no record of its own in general.
+    facts = write_metrics(tmp_path, [1])
+    if not exists:
+        (tmp_path / "metrics.jsonl").unlink()
+    RecordKeeper("x", logger, Clock()).start(facts, 4)
+    assert ("x may lack records up to step 4" in caplog.text) is not exists
+
+
 def test_a_record_outside_of_a_training_is_always_sent() -> None:
     logger = Tracker()
     logger.steps = [1, 2, 3, 4]

@@ -19,7 +19,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, import_extra, read_id
 from trainer_cli.loggers.mlflow import LegalNames, MlflowLogger, legal_name
 from trainer_cli.loggers.trackio import TrackioLogger
-from trainer_cli.loggers.wandb import WandbLogger
+from trainer_cli.loggers.wandb import WandbLogger, shorten_name
 
 MEDIA: dict[str, Any] = {
     "texts": {"samples/0": "<b>"},
@@ -78,6 +78,29 @@ def test_wandb_continues_one_run_in_its_offline_files(tmp_path: Path, monkeypatc
     for name in (b"train/loss", b"val/grey", b"weights", b"worst", b"optimizer.lr"):
         assert name in content
     assert len(list((tmp_path / "wandb").glob("offline-run-*/files/media/html/samples/*.html"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_keeps_its_newest_step_beside_an_evaluation_of_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'trainer-cli[wandb]'")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(mode="offline")
+    # After a fit of 20 steps: an evaluation of the checkpoint of step 10.
+    logger.start(RunFacts(run_dir=tmp_path, start_step=20))
+    for step in (20, 10):
+        logger.log(Record(step, 1.0, 1e9, {"val/loss": 1 / step}))
+    assert logger._run.summary["step"] == 20
+    logger.close()
+    wandb.teardown()
+
+
+def test_a_name_that_wandb_refuses_loses_its_middle() -> None:
+    names = [shorten_name("a" * length + "z") for length in (1, 127, 128, 300)]
+    assert [len(name) for name in names] == [2, 128, 128, 128]
+    assert names[2:] == ["a" * 64 + "…" + "a" * 62 + "z"] * 2
 
 
 @pytest.mark.slow

@@ -277,6 +277,7 @@ document.addEventListener("pointerover", (event) => {
 // The commands that look at a step of a run: of a clicked point, or of the step that is typed.
 let looked = 0;
 function lookAt(run, step) {
+  if (run < 0) return;  // A mean is of no single run.
   looked = run;
   byId("step").value = step;
   showCommands();

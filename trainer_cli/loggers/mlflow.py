@@ -16,8 +16,10 @@ log = logging.getLogger(__name__)
 _ILLEGAL = re.compile(r"[^\w.\- /]")
 _LONGEST_NAME = 250
 _RETRIES = "2"
-"""Retries of a request, in a few seconds. MLflow's own 7 would stop the training for four minutes, and the records are
-kept and sent later anyway."""
+"""Retries of a request that fails at once, in a few seconds. MLflow's own 7 would stop the training for four minutes,
+and the records are kept and sent later anyway."""
+_TIMEOUT_S = "20"
+"""Limit of a request that is not answered. MLflow's own is 120."""
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
 """Limits of one request."""
 
@@ -82,6 +84,7 @@ class MlflowLogger(Logger):
 
     def start(self, facts: RunFacts) -> None:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", _RETRIES)
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)
         mlflow, self._entities = import_extra("mlflow", "mlflow"), import_extra("mlflow.entities", "mlflow")
         client = mlflow.MlflowClient(tracking_uri=self.tracking_uri)
         file = None if facts.run_dir is None else facts.run_dir / "mlflow.json"

@@ -22,6 +22,11 @@ _MOST_BYTES = 64 * 1024 * 1024
 _RETRY_S = 10.0
 _RETRY_FACTOR = 20
 """Multiple of the time of a failed attempt before the next one: a training waits for a service 5 % of its time."""
+_WRITE_S = 1.0
+"""Limit of the time in which kept records are written, before the training goes on for as long. A stop, and other
+ranks, wait for the end of a step."""
+_CLOSE_S = 60.0
+"""The same limit at the end of a run, which is not interrupted by steps."""
 _MOST_REFUSALS = 3
 """Refusals by a service after which a record is dropped, so that it does not block the records after it."""
 
@@ -117,7 +122,7 @@ class RecordKeeper:
     def close(self) -> None:
         """Try to write the kept records once more, and close the logger."""
         if self._kept:
-            self._write()
+            self._write(_CLOSE_S)
         if self._kept or self._dropped:
             log.error("%s lacks %d records, which could not be written", self.name, len(self._kept) + self._dropped)
         try:
@@ -164,19 +169,21 @@ class RecordKeeper:
             for record in later:
                 self._keep_record(record)
         if count:
-            log.info(
-                "%s lacks %d records up to step %d, which an earlier process could not send: they are sent from %s",
-                self.name, count, until, METRICS_FILE,
+            log.info("%s lacks %d records up to step %d: they are sent from %s", self.name, count, until, METRICS_FILE)
+        elif not (facts.run_dir / METRICS_FILE).exists():
+            log.warning(
+                "%s may lack records up to step %d: there is no %s from which to send them",
+                self.name, until, METRICS_FILE,
             )  # fmt: skip
 
-    def _write(self) -> None:
-        """Write kept records until one cannot be written."""
+    def _write(self, limit_s: float = _WRITE_S) -> None:
+        """Write kept records until one cannot be written, or the limit of the time is reached."""
         began = self._clock()
         try:
             if self._unstarted is not None:
                 self._start(self._unstarted)
                 self._unstarted = None
-            while self._kept:
+            while self._kept and self._clock() - began < limit_s:
                 # Removed only after it is written: an error in between must not lose it.
                 if self._kept[0].step > self._sent_step:
                     self.logger.log(self._kept[0])
@@ -194,6 +201,8 @@ class RecordKeeper:
             if self._failing:
                 self._failing = False
                 log.info("%s is written again", self.name)
+            now = self._clock()
+            self._retry_at = now + (now - began)
 
     def _keep_record(self, record: Record) -> None:
         self._kept.append(record)

@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 STEP = "step"
 """The metric that charts have as x axis. The steps of W&B itself cannot go back, as a resume does."""
+_LONGEST_NAME = 128
 _FINISH_TIMEOUT_S = "60"
 """Time for the upload at the end of a run."""
 
@@ -42,10 +43,12 @@ class WandbLogger(Logger):
         self.project, self.entity, self.group, self.tags, self.mode = project, entity, group, tags, mode
         self._run: Any = None
         self._wandb: Any = None
+        self._start_step = 0
 
     def start(self, facts: RunFacts) -> None:
         # Without a limit a run whose server is gone would never end. `wandb sync` sends the rest.
         os.environ.setdefault("WANDB_FINISH_TIMEOUT", _FINISH_TIMEOUT_S)
+        self._start_step = facts.start_step
         self._wandb = wandb = import_extra("wandb", "wandb")
         file = None if facts.run_dir is None else facts.run_dir / "wandb.json"
         self._run = wandb.init(
@@ -54,7 +57,7 @@ class WandbLogger(Logger):
             group=self.group,
             tags=self.tags,
             mode=self.mode,
-            name=facts.title,
+            name=shorten_name(facts.title),
             id=read_id(file),
             # Not "must": the first attempt may have ended before the service had the run.
             resume="allow",
@@ -78,7 +81,11 @@ class WandbLogger(Logger):
                 values[name] = wandb.Histogram(numbers)
         for name, table in record.tables.items():
             values[name] = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+        newest = self._run.summary.get(STEP)
         self._run.log(values)
+        # An evaluation of an older checkpoint, after a fit: `last_step` must still give the newest step.
+        if record.step < self._start_step:
+            self._run.summary[STEP] = newest
 
     def last_step(self) -> int | None:
         if self._run.offline or self._run.disabled:
@@ -94,6 +101,12 @@ class WandbLogger(Logger):
         run, self._run = self._run, None
         if run is not None:
             run.finish()
+
+
+def shorten_name(name: str) -> str:
+    """The name, without its middle if it is longer than W&B allows."""
+    half = _LONGEST_NAME // 2
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[1 - half :]}"
 
 
 def _escaped(text: str) -> str:
