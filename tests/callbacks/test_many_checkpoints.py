@@ -16,6 +16,7 @@ from tiny import loader, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.retention import Retention
+from trainer_cli.checkpoint import catalog
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.core.intervals import Duration, Interval
@@ -93,6 +94,17 @@ def test_a_start_reads_no_manifest_that_the_process_has_read_before(memory_path:
     (few, _), (many, _) = (calls(memory_path / str(beside), beside) for beside in (5, 50))
     # For each: is the manifest still that one, and was a removal interrupted?
     assert many - few == 2 * 45
+
+
+def test_manifests_of_removed_checkpoints_do_not_fill_the_memory(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog, "_MOST_GONE", 5)
+    catalog._parsed.cache_clear()
+    checkpoint = CheckpointerCallback(memory_path, save_interval=1, max_checkpoints=2, save_async=False)
+    trainer(settings={"max_duration": 40}, checkpoint=checkpoint).fit(loader(4, 4))
+    # Of a save the manifest may be parsed more than once, as it is amended.
+    assert catalog._parsed.cache_info().currsize < 20
 
 
 @pytest.fixture

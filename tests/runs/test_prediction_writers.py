@@ -48,8 +48,12 @@ def test_a_column_takes_the_values_of_all_samples(
     assert parquet.read_table(file).to_pylist() == rows_of(expected)
 
 
-def test_types_that_have_nothing_in_common_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction_writers, "_CHUNK_ROWS", 1)
+@pytest.mark.parametrize("chunk_rows", [1, 1024], ids=["apart", "together"])
+@pytest.mark.parametrize("values", [["a", 2.5], [1, "a"], [2.5, 2**53 + 1]], ids=["text", "number", "large number"])
+def test_types_that_have_nothing_in_common_are_refused(
+    values: list[Any], chunk_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction_writers, "_CHUNK_ROWS", chunk_rows)
     with pytest.raises(UserError, match="different types"):
-        ParquetWriter().write(tmp_path / "all.parquet", iter(rows_of(["a", 2.5])))
+        ParquetWriter().write(tmp_path / "all.parquet", iter(rows_of(values)))
     assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,7 @@ from torch import Tensor
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
+from trainer_cli.callbacks.sparse_training import Static
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.text_files import JsonlLogger
@@ -142,6 +143,18 @@ def test_a_fit_that_goes_on_in_memory_keeps_every_record(tmp_path: Path) -> None
         return [{key: line[key] for key in ("step", "train/loss")} for line in lines]
 
     assert fitted(6, fits=2) == fitted(-1, fits=1)
+
+
+def test_a_longer_loop_goes_on_with_the_means_of_the_earlier_one() -> None:
+    def losses(*ends: int) -> list[tuple[int, float]]:
+        logger = ListLogger()
+        one = trainer(Line, loggers=[logger])
+        for end in ends:
+            one.loop = TrainingLoop(max_duration=end, log_interval=4)
+            one.fit(loader(noise=0))
+        return [(record.step, record.metrics["train/loss"]) for record in logger.records if record.step % 4 == 0]
+
+    assert losses(9, 12) == losses(12)
 
 
 PAGE = Path(__file__).parents[2] / "docs/python.md"
@@ -328,8 +341,9 @@ def evaluated_before() -> Trainer:
 
 def made_of_the_same_parts() -> Trainer:
     average, loop = EMA(decay=0.5), TrainingLoop(max_duration=9, eval_interval=3, log_interval=2)
-    fitted(drawing(average, loop=loop))
-    return fitted(drawing(average, loop=loop))
+    step = Adding()
+    fitted(drawing(average, loop=loop, step=step))
+    return fitted(drawing(average, loop=loop, step=step))
 
 
 USES: dict[str, Callable[[], Trainer]] = {
@@ -340,6 +354,7 @@ USES: dict[str, Callable[[], Trainer]] = {
     "after a fit that failed at its start": lambda: fitted_again(FailsOnce("on_fit_start"), error=True),
     "stopped in between": lambda: fitted_again(StopAt(4)),
     "from the beginning again": lambda: fitted_again(ckpt_path=None),
+    "from the beginning with used parts": lambda: fitted(made_of_the_same_parts(), ckpt_path=None),
 }
 
 
@@ -357,12 +372,56 @@ def test_an_evaluation_draws_the_same_numbers_each_time() -> None:
     assert one.validate(loader(3)) == first
 
 
-def test_a_callback_with_state_is_of_the_trainer_that_was_made_last() -> None:
+def test_a_callback_with_state_is_of_the_trainer_that_was_made_last(tmp_path: Path) -> None:
     average = EMA(decay=0.5)
     first, second = drawing(average), drawing(average)
-    with pytest.raises(UserError, match=r"callbacks\.EMA: this EMA was also given to a trainer that was made later"):
-        fitted(first)
+    uses: list[Callable[[], Any]] = [
+        lambda: fitted(first),
+        lambda: first.validate(loader(3)),
+        lambda: first.predict(loader(3)),
+        lambda: first.save_checkpoint(tmp_path / "first"),
+    ]
+    for use in uses:
+        with pytest.raises(
+            UserError, match=r"callbacks\.EMA: this EMA was also given to a trainer that was made later"
+        ):
+            use()
     assert fitted(second).progress.step == 9
+
+
+class Growing(Callback):
+    """Its state is empty at first."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        self.state["step"] = trainer.progress.step
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.state)
+
+
+def test_a_callback_that_cannot_begin_anew_is_refused() -> None:
+    growing = Growing()
+    first = fitted(drawing(growing))
+    with pytest.raises(UserError, match=r"this Growing was given to an earlier trainer, and its state does not fit"):
+        drawing(growing)
+    # The earlier trainer keeps it.
+    with pytest.raises(UserError, match=r"made later"):
+        fitted(first)
+
+
+def test_the_mask_of_another_model_is_refused() -> None:
+    mask = Static(0.5)
+
+    def sparse(width: int) -> Trainer:
+        model = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 1))
+        return Trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), sparsity=mask, device="cpu")
+
+    sparse(8)
+    with pytest.raises(UserError, match=r"this Static was given to an earlier trainer"):
+        sparse(16)
 
 
 @pytest.mark.parametrize("in_fit", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
@@ -140,9 +141,12 @@ class Catalog:
             settled = {name: settled[name] for name in names if name in settled}
             for name in gone:
                 _read_in(self.folder).pop(name, None)
+            # Manifests of removed checkpoints would fill it in a long run.
+            if _parsed.cache_info().currsize > 2 * len(names) + _MOST_GONE:
+                _parsed.cache_clear()
         unsettled: list[Entry] = []
         # Of thousands, each stays in memory: collections of garbage would take half as long as the reading.
-        with gc_paused():
+        with gc_paused() if len(names) - len(settled) > _MOST_GONE else nullcontext():
             for name in names:
                 if name in settled:
                     continue
@@ -175,13 +179,16 @@ class Catalog:
     def entry(self, name: str, earlier: Collection[str] = ()) -> Entry:
         """The checkpoint of that name, or the copy; `earlier` as in `Storage.names`."""
         manifest, problem = examine(self.storage, name, earlier)
+        return _entry_of(name, manifest, problem, self.is_pinned(name))
+
+    def is_pinned(self, name: str) -> bool:
+        """Whether a checkpoint is pinned; True if that cannot be read."""
         try:
-            pinned = self.storage.is_pinned(name)
+            return self.storage.is_pinned(name)
         except OSError as error:
             log.warning("cannot see whether %s is pinned, so it is kept: %s", name, error)
             # When in doubt it stays: a removal cannot be undone.
-            pinned = True
-        return _entry_of(name, manifest, problem, pinned)
+            return True
 
     def valid(self, run_id: str | None = None, entries: Iterable[Entry] | None = None) -> list[Entry]:
         """The valid checkpoints of a run, or of any run, by step; among `entries`, by default as they are now."""
@@ -248,6 +255,10 @@ def _entry_of(name: str, manifest: Manifest | None, problem: str | None, pinned:
 def _read_in(folder: Path) -> dict[str, tuple[tuple[int, ...], Entry]]:
     """The checkpoints of a folder that this process has read, each with `Storage.manifest_id`. Filled by catalogs."""
     return {}
+
+
+_MOST_GONE = 1000
+"""Limit of the manifests of removed checkpoints that are kept parsed, at about 5 kB each."""
 
 
 @lru_cache(maxsize=1 << 14)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -68,11 +69,14 @@ class ParquetWriter(PredictionWriter):
             while (chunk := list(islice(remaining, _CHUNK_ROWS))) or not chunks:
                 chunks.append(path.with_name(f"{path.name}.{len(chunks)}"))
                 values = [{name: _plain(value) for name, value in row.items()} for row in chunk]
-                parquet.write_table(arrow.Table.from_pylist(values), chunks[-1])
+                with _types_reported(arrow):
+                    table = arrow.Table.from_pylist(values)
+                parquet.write_table(table, chunks[-1])
             if len(chunks) > 1:
-                self.join(chunks, path)
-            else:
-                chunks[0].replace(path)
+                parts = [*chunks]
+                chunks.append(path.with_name(f"{path.name}.joined"))
+                self.join(parts, chunks[-1])
+            chunks[-1].replace(path)
         finally:
             for file in chunks:
                 file.unlink(missing_ok=True)
@@ -80,19 +84,27 @@ class ParquetWriter(PredictionWriter):
     def join(self, parts: Sequence[Path], path: Path) -> None:
         arrow, parquet = import_extra("pyarrow", "parquet"), import_extra("pyarrow.parquet", "parquet")
         # A part knows the types of its own samples alone: a list that is empty in all of them has none.
-        try:
+        with _types_reported(arrow):
             schema = arrow.unify_schemas(map(parquet.read_schema, parts), promote_options="permissive")
-        except arrow.ArrowTypeError as error:
-            raise UserError(
-                f"the samples have values of different types: {error}",
-                where="predict.outputs",
-                cure="Write JSON lines (predict.writer=null), or select other outputs.",
-            ) from error
         with parquet.ParquetWriter(path, schema) as file:
             for part in parts:
                 source = parquet.ParquetFile(part)
                 for number in range(source.num_row_groups):
                     table = source.read_row_group(number)
                     if table.schema != schema:
-                        table = arrow.Table.from_pylist(table.to_pylist(), schema=schema)
+                        with _types_reported(arrow):
+                            table = arrow.Table.from_pylist(table.to_pylist(), schema=schema)
                     file.write_table(table)
+
+
+@contextmanager
+def _types_reported(arrow: Any) -> Iterator[None]:
+    """Report values of one column that have no common type as a UserError."""
+    try:
+        yield
+    except (arrow.ArrowTypeError, arrow.ArrowInvalid) as error:
+        raise UserError(
+            f"the samples have values of different types: {error}",
+            where="predict.outputs",
+            cure="Write JSON lines (predict.writer=null), or select other outputs.",
+        ) from error

@@ -39,7 +39,7 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     retention = checkpoint.retention
     # Each checkpoint is not looked at as a whole, as by `train plan`: of thousands, that takes seconds.
     saved = [
-        replace(entry, pinned=True) if retention.storage.is_pinned(entry.name) else entry for entry in retention.own()
+        replace(entry, pinned=True) if retention.catalog.is_pinned(entry.name) else entry for entry in retention.own()
     ]
     start_point = start_point_of(start, fork, checkpoint.folder, composed, saved)
     # As the trainer will do: the simulation needs the lengths before `fit` has computed them.

@@ -13,18 +13,20 @@ from trainer_cli.trainer.hooks import Callback, CheckpointSaver, Hooks, global_c
 from trainer_cli.trainer.setup import add_by_class, check_type, make_instance, name_values
 
 if TYPE_CHECKING:
+    from trainer_cli.trainer.train_step import TrainStep
     from trainer_cli.trainer.trainer import Trainer
     from trainer_cli.trainer.validation_loop import Evaluations
 
 
 @dataclass(slots=True)
 class _Use:
-    """The state in which a trainer was first given a callback, and the callbacks of the trainer that was given it last.
+    """The state in which a trainer was first given a callback or a step, and the callbacks of the trainer that was
+    given it last.
 
-    Both `callback` and `owner` are weak references.
+    Both `part` and `owner` are weak references.
     """
 
-    callback: weakref.ref[Callback]
+    part: weakref.ref[Callback | TrainStep]
     state: dict[str, Any]
     owner: weakref.ref[CallbackSet]
 
@@ -108,41 +110,67 @@ class CallbackSet:
     def keep_first_states(self, names: Iterable[str]) -> None:
         """Copy the states of callbacks that are set up. Callbacks have no reset: a fit from step 0 loads these."""
         for callback in map(self.callbacks.__getitem__, names):
-            if (use := _uses.get(id(callback))) is None:
-                _note_use(callback, self)
-                continue
-            use.owner = weakref.ref(self)
             # A global callback is of all trainers, and counts on.
-            if callback not in self._global and not any(callback.check_state(use.state)):
-                _load_first_state(callback)
+            if callback not in self._global or id(callback) not in _uses:
+                self.keep_first_state(callback)
+
+    def keep_first_state(self, part: Callback | TrainStep) -> None:
+        """Copy the state of a callback or a step, or load the one in which an earlier trainer was given it.
+
+        Raises:
+            UserError: the state cannot be that of this trainer.
+        """
+        if (use := _uses.get(id(part))) is None:
+            _note_use(part, self)
+            return
+        use.owner = weakref.ref(self)
+        has_begun = not use.state and bool(part.state_dict())
+        if has_begun or (isinstance(part, Callback) and any(part.check_state(use.state))):
+            raise UserError(
+                f"this {type(part).__name__} was given to an earlier trainer, and its state does not fit this one",
+                cure="Give each trainer one of its own.",
+            )
+        load_first_state(part)
 
     def load_first_states(self) -> None:
         """Load the states that the callbacks were made with."""
         for callback in self.callbacks.values():
-            _load_first_state(callback)
+            load_first_state(callback)
 
-    def check_owned(self) -> None:
-        """Raise UserError for a callback with state that a trainer made later was given as well."""
-        for name, callback in self._configured.items():
-            use = _uses.get(id(callback))
-            if use is not None and use.state and use.owner() is not self:
+    def check_owned(self, step: TrainStep | None = None) -> None:
+        """Raise UserError for a callback with state that a trainer made later was given as well.
+
+        Args:
+            step: is checked too; None: only the callbacks that change an evaluation are.
+        """
+        parts: dict[str, Callback | TrainStep] = {
+            f"callbacks.{name}": callback
+            for name, callback in self._configured.items()
+            if step is not None or callback.evaluates
+        }
+        if step is not None:
+            parts["step"] = step
+        for name, part in parts.items():
+            use = _uses.get(id(part))
+            if use is not None and use.owner() is not self and (use.state or part.state_dict()):
                 raise UserError(
-                    f"callbacks.{name}: this {type(callback).__name__} was also given to a trainer that was made "
-                    "later, and its state is that of one training",
-                    cure="Give each trainer a callback of its own.",
+                    f"{name}: this {type(part).__name__} was also given to a trainer that was made later, and its "
+                    "state is that of one training",
+                    cure="Give each trainer one of its own.",
                 )
 
 
-def _note_use(callback: Callback, owner: CallbackSet) -> None:
-    identity = id(callback)
+def _note_use(part: Callback | TrainStep, owner: CallbackSet) -> None:
+    identity = id(part)
 
-    def forget(_: weakref.ref[Callback]) -> None:
+    def forget(_: weakref.ref[Callback | TrainStep]) -> None:
         _uses.pop(identity, None)
 
-    _uses[identity] = _Use(weakref.ref(callback, forget), copy.deepcopy(callback.state_dict()), weakref.ref(owner))
+    _uses[identity] = _Use(weakref.ref(part, forget), copy.deepcopy(part.state_dict()), weakref.ref(owner))
 
 
-def _load_first_state(callback: Callback) -> None:
-    use = _uses.get(id(callback))
+def load_first_state(part: Callback | TrainStep) -> None:
+    """Load the state in which a trainer was first given a callback or a step, if it has one."""
+    use = _uses.get(id(part))
     if use is not None and use.state:
-        callback.load_state_dict(copy.deepcopy(use.state))
+        part.load_state_dict(copy.deepcopy(use.state))

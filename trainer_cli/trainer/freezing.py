@@ -89,8 +89,9 @@ class Freezing:
         self._norms = freeze_parameters(model, always)
         self.is_permanent = bool(always)
         """Whether parameters are frozen for the whole run."""
-        self._rules = [self._make_rule(model, pattern, duration) for pattern, duration in scheduled.items()]
+        # Before an error that has this as its cause.
         _warn_of_earlier_freeze(model, always)
+        self._rules = [self._make_rule(model, pattern, duration) for pattern, duration in scheduled.items()]
         self.scheduled = frozenset(name for rule in self._rules for name in rule.names)
         """The names of the parameters that are frozen for a part of the run."""
         self._frozen: frozenset[str] = frozenset()

@@ -52,7 +52,7 @@ class Loading:
         self._first_generators: dict[str, Any] | None = None
         """The random state after the trainer was made; None without a seed, where the caller has seeded."""
         self._last_generators: dict[str, Any] | None = None
-        """The random state after the trainer was made, or after the last step that it made."""
+        """The random state after the trainer was made, or when the last fit ended."""
         self.clear()
 
     def clear(self) -> None:

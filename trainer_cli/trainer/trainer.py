@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -23,7 +22,7 @@ from trainer_cli.loggers.base import Logger
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.strategy import Single, Strategy
 from trainer_cli.trainer import setup, state
-from trainer_cli.trainer.callback_set import CallbackSet
+from trainer_cli.trainer.callback_set import CallbackSet, load_first_state
 from trainer_cli.trainer.evaluate import Evaluations, LoaderMetrics, evaluate_all, sanity_check
 from trainer_cli.trainer.freezing import Freezing, Patterns
 from trainer_cli.trainer.hooks import Callback, CheckpointSaver
@@ -146,7 +145,7 @@ class Trainer:
         self.device = setup.pick_device(device)
         self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
         self.name, self.config, self.hparams = name, config, dict(hparams or {})
-        self._model_source, self._scheduler_source = model, schedulers
+        self._model_source, self._scheduler_source, self._fitted_loop = model, schedulers, self.loop
         self.progress = Progress()
         self.schedulers = Schedulers()
         self.sample_check = SampleCheck()
@@ -161,7 +160,7 @@ class Trainer:
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
         self._callback_set.keep_first_states(self.callbacks)
-        self._first_step_state = copy.deepcopy(self.step.state_dict())
+        self._callback_set.keep_first_state(self.step)
         self.loading.keep_generators()
 
     def _make(self, optimizer: Any, freeze: Patterns | None, compile: Mapping[str, Any] | None) -> None:
@@ -215,7 +214,7 @@ class Trainer:
         if self._only_validates:
             raise UserError("loop is a ValidationLoop, so this trainer can only validate", cure="Give a TrainingLoop.")
         self._join_global_callbacks()
-        self._callback_set.check_owned()
+        self._callback_set.check_owned(self.step)
         settings = setup.loader_settings(self.seed, self.device, self.strategy.group)
         self._train_loader = train = as_loader(train_loader, shuffle=True, **settings)
         val = setup.name_loaders(val_loader, settings)
@@ -227,6 +226,9 @@ class Trainer:
             self.loop.reset()
         elif ckpt_path is None:
             self._reset()
+        elif self.loop is not self._fitted_loop:
+            self.loop.follow(self._fitted_loop)
+        self._fitted_loop = self.loop
         self.loading.restore_generators()
         self.loading.is_untouched, self.fitting = False, True
         # Gradients that an interrupted fit left would be added to the first step's.
@@ -478,6 +480,7 @@ class Trainer:
         Raises:
             SaveError: nothing was committed; what was there before still is.
         """
+        self._callback_set.check_owned(self.step)
         return self.loading.save(path)
 
     def load_checkpoint(self, path: str | Path, load: LoadOptions = WHOLE, keep_settings: Sequence[str] = ()) -> None:
@@ -499,6 +502,7 @@ class Trainer:
         added = self._callback_set.update()
         self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
         self._callback_set.set_up(added, self)
+        self._callback_set.check_owned()
 
     def _reset(self) -> None:
         """Undo the changes of an earlier fit. A model given as an instance keeps its weights."""
@@ -506,8 +510,7 @@ class Trainer:
         setup.reset_optimizers(self.optimizers, self.first_settings)
         self.progress, self.schedulers, self.scaler = Progress(), Schedulers(), self.precision.scaler(self.device)
         self._callback_set.load_first_states()
-        if self._first_step_state:
-            self.step.load_state_dict(copy.deepcopy(self._first_step_state))
+        load_first_state(self.step)
         self.recording.reset()
         self.loop.reset()
         self.loading.clear()

@@ -184,6 +184,15 @@ class TrainingLoop(Lengths):
         """Reset the state of an earlier training."""
         self.training_log.reset()
         self.pending_eval_record, self._pending_at_end, self._ended = None, False, None
+        # Also what callbacks and a small memory have set.
+        self.leave_out_not_finite = False
+        if self.microbatches is not None:
+            self.microbatches = Microbatches(self.settings.microbatch)
+
+    def follow(self, earlier: TrainingLoop) -> None:
+        """Continue the training of another loop of the same trainer, such as a shorter one."""
+        self.training_log, self.pending_eval_record = earlier.training_log, earlier.pending_eval_record
+        self._pending_at_end, self._ended = earlier._pending_at_end, earlier._ended
 
     @property
     def has_data(self) -> bool:
