@@ -125,8 +125,9 @@ class Reader:
 
 
 def shapes(text: str) -> list[str]:
-    """The lines of an output, with # for each number."""
-    return [re.sub(r"\d[\d.,:]*(e[+-]\d+)?", "#", line).rstrip() for line in text.splitlines() if line.strip()]
+    """The lines of an output, with # for each number, and two spaces where columns are aligned by their lengths."""
+    lines = [re.sub(r"\d[\d.,:]*(e[+-]\d+)?", "#", line).rstrip() for line in text.splitlines() if line.strip()]
+    return [re.sub(r"(?<=\S) {2,}", "  ", line) for line in lines]
 
 
 def by_thread(shapes: list[str]) -> tuple[list[str], list[str]]:

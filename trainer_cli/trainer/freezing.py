@@ -89,9 +89,9 @@ class Freezing:
         self._norms = freeze_parameters(model, always)
         self.is_permanent = bool(always)
         """Whether parameters are frozen for the whole run."""
-        # Before an error that has this as its cause.
-        _warn_of_earlier_freeze(model, always)
+        _unfreeze_earlier(model, scheduled)
         self._rules = [self._make_rule(model, pattern, duration) for pattern, duration in scheduled.items()]
+        _warn_of_earlier_freeze(model, always)
         self.scheduled = frozenset(name for rule in self._rules for name in rule.names)
         """The names of the parameters that are frozen for a part of the run."""
         self._frozen: frozenset[str] = frozenset()
@@ -211,6 +211,13 @@ def _matching_norms(model: nn.Module, patterns: Sequence[str]) -> list[nn.Module
 def _set_frozen(parameter: nn.Parameter, *, frozen: bool) -> None:
     parameter.requires_grad_(not frozen)
     setattr(parameter, _MARK, frozen)
+
+
+def _unfreeze_earlier(model: nn.Module, patterns: Iterable[str]) -> None:
+    """Unfreeze what an earlier trainer of the same model has frozen for a while, and this one freezes anew."""
+    for name, parameter in _all_parameters(model).items():
+        if getattr(parameter, _MARK, False) and any(matches(name, pattern) for pattern in patterns):
+            _set_frozen(parameter, frozen=False)
 
 
 def _warn_of_earlier_freeze(model: nn.Module, patterns: Sequence[str]) -> None:
