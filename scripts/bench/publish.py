@@ -62,11 +62,11 @@ CLAIMS: Sequence[Claim] = (
         {"torch.save + fsync": "torch.save + fsync", "DCP, sync": "DCP"},
     ),
     Claim(
-        "Stop for a save in the background", "stall", "stall", "train, async",
+        "Training waits for a background save", "stall", "stall", "train, async",
         {"DCP async, thread": "DCP async", "torch_checkpointing, async": "torch_checkpointing (no fsync)"},
     ),
     Claim(
-        "Time of training with a save every 10 steps, over without", "frequency", "step",
+        "Training with a save every 10 steps, relative to none", "frequency", "step",
         "train, async: every 10",
         {"DCP async, thread: every 10": "DCP async", "torch.save + fsync: every 10": "torch.save + fsync"}, "×",
     ),

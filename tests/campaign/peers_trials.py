@@ -193,31 +193,31 @@ CLASSES = tuple(
     for contender in CONTENDERS
     for fault_class in (
         _make_class(
-            contender, "stop", "no fault",
+            contender, "stop", "No fault",
             "The process ends after a save, and the same call goes on; so every contender can be resumed exactly.",
             "L4", 2,
         ),
         _make_class(
-            contender, "kills", "kill -9",
+            contender, "kills", "Kill -9",
             "Killed at a random moment of a training of 48 steps with a save every 4; in every other trial soon after "
             "the save of a random step was announced.",
             "L1 L2 L4", 20,
         ),
         _make_class(
-            contender, "cuts", "power cut",
+            contender, "cuts", "Power cut",
             "On an ext4 file system of its own, which is shut down without writing its journal just after a save was "
             "announced; in every other trial after an unrelated file was fsynced.",
             "L1 L2 L4", 20, partial(why_not_mounted, _EXT4),
         ),
         _make_class(
-            contender, "flips", "flipped bit", "One random bit of the newest checkpoint is flipped.", "L2 L5", 20,
+            contender, "flips", "Flipped bit", "One random bit of the newest checkpoint is flipped.", "L2 L5", 20,
         ),
         _make_class(
-            contender, "truncations", "truncated file",
+            contender, "truncations", "Truncated file",
             "A file of the newest checkpoint, chosen by its size, is cut at a random byte.", "L2 L5", 10,
         ),
         _make_class(
-            contender, "full", "full disk",
+            contender, "full", "Full disk",
             "A tmpfs that is full at a random moment; once the training has ended, space is made, and the same call "
             "goes on.",
             "L1 L2 L4", 6, partial(why_not_mounted, _TMPFS),

@@ -14,6 +14,8 @@ from campaign.verdict import Verdict
 
 PAGE, README, RESULTS = Path("RELIABILITY.md"), Path("README.md"), Path("docs/reliability/results.json")
 _HEADING, _NEXT = "## Reliability\n", ("## Benchmarks\n", "## Documentation\n")
+_SHORT_TITLES = ("Power cut", "Flipped bit", "Truncated file")
+_SHORT_NAMES = ("torch.save", "safetensors", "DCP", "Lightning", "HF Trainer")
 PROMISES = "docs/how-checkpoints-work.md#guarantees"
 Report = dict[str, Any]
 """commit, size, machine, rows. Of a row: the fields of its class, and asked, trials, announced, seconds, most_s,
@@ -167,6 +169,18 @@ def _trials(row: dict[str, Any]) -> str:
     return f"{row['trials']:,}" if row["trials"] >= row["asked"] else f"{row['trials']:,} of {row['asked']:,}"
 
 
+def short_table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """The lines of a table with the trials that passed: for three faults, by `train` and by other savers."""
+    lines = ["| | `train` | others |", "| --- | --- | --- |"]
+    for title in _SHORT_TITLES:
+        cells = {row["contender"]: row for row in rows if row["title"] == title and row["trials"]}
+        if (ours := cells.pop("train", None)) is not None:
+            others = [f"{name} {cells[name]['verdicts'][Verdict.passed]}" for name in _SHORT_NAMES if name in cells]
+            passed = ours["verdicts"][Verdict.passed]
+            lines.append(f"| {title} | {passed} of {ours['trials']} | {' · '.join(others)} |")
+    return lines
+
+
 def contender_table(rows: Sequence[dict[str, Any]], versions: Mapping[str, str]) -> str:
     """One line for each contender, with its version, and one column for each fault."""
     titles = list(dict.fromkeys(row["title"] for row in rows))
@@ -208,15 +222,18 @@ def with_section(readme: str, results: Results) -> str:
     report = results.get("train")
     if report is None:
         return readme
-    rows = report["rows"]
+    rows, contenders = report["rows"], results.get("contenders")
     total = {verdict: sum(row["verdicts"][verdict] for row in rows) for verdict in Verdict}
     cells = " | ".join(f"{count:,}" for count in total.values())
     run = [row for row in rows if not row["skipped"]]
     section = "\n".join([
         _HEADING, "| faults | trials | " + " | ".join(Verdict) + " |", "| --- |" + " ---: |" * (1 + len(Verdict)),
         f"| [{len(run)} kinds]({PAGE}) | {sum(row['trials'] for row in rows):,} | {cells} |", "",
-        "In each trial a real run is disturbed, for example by `kill -9` at a random moment or by a power cut, and",
-        "resumed. PASS: its checkpoints, final weights and records are bit for bit those of the undisturbed run.",
+        "In each trial a real run on the CPU is disturbed, for example by `kill -9` at a random moment or by a power",
+        "cut, and resumed. PASS: its checkpoints, final weights and records are bit for bit those of the undisturbed",
+        "run. [The other words](RELIABILITY.md) are the ways to fail.",
+        *([] if contenders is None else ["", "The same faults with other savers, trials passed:", ""]),
+        *([] if contenders is None else short_table(contenders["rows"])),
     ])  # fmt: skip
     after = next(heading for heading in _NEXT if heading in readme)
     before, _, rest = readme.partition(after)

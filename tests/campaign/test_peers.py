@@ -53,7 +53,7 @@ def test_a_worker_that_does_not_start_in_time_is_killed_and_its_cells_say_why(mo
     cells = [
         fault
         for fault in peers_trials.CLASSES
-        if fault.contender == "torch.save" and fault.title in ("no fault", "kill -9")
+        if fault.contender == "torch.save" and fault.title in ("No fault", "Kill -9")
     ]
     peers_trials.start_workers.cache_clear()
     try:

@@ -159,7 +159,10 @@ def test_the_page_and_the_row_of_the_readme_are_written_again_from_the_saved_res
 ) -> None:
     classes = [make_class("kills", lambda number: PASSED), make_class("cuts", lambda number: PASSED)]
     results = report.make_report(classes, replace(campaign, classes=classes).run(), MACHINE)
-    peers = [replace(make_class(f"cuts_{name}", lambda number: PASSED), title="cut", contender=name) for name in "ab"]
+    peers = [
+        replace(make_class(f"cuts_{name}", lambda number: PASSED), title="Power cut", contender=name)
+        for name in ("train", "a", "DCP")
+    ]
     facts = {**MACHINE, "versions": {"a": "saver-a 1.2"}}
     contenders = report.make_report(peers, replace(campaign, classes=peers).run(), facts)
     (tmp_path / "README.md").write_text("# a project\n\nText.\n\n## Documentation\n\nMore.\n")
@@ -170,9 +173,10 @@ def test_the_page_and_the_row_of_the_readme_are_written_again_from_the_saved_res
     readme, page = written[tmp_path / "README.md"], written[tmp_path / "RELIABILITY.md"]
     assert "| [2 kinds](RELIABILITY.md) | 8 | 8 | 0 | 0 | 0 |" in readme
     assert readme.endswith("\n\n## Documentation\n\nMore.\n")
-    assert "\n| a (saver-a 1.2) | 4 PASS |\n| b | 4 PASS |\n" in page
+    assert "\n| | `train` | others |\n| --- | --- | --- |\n| Power cut | 4 of 4 | DCP 4 |\n" in readme
+    assert "\n| a (saver-a 1.2) | 4 PASS |\n| DCP | 4 PASS |\n" in page
     assert "`scripts/faults full --peers`, 2026-01-02" in page
-    assert page.count("What cuts_a does.") == 1
+    assert page.count("What cuts_train does.") == 1
 
 
 def test_render_as_a_command_writes_the_page_again(

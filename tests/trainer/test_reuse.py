@@ -407,7 +407,7 @@ def test_a_callback_that_cannot_begin_anew_is_refused() -> None:
     first = fitted(drawing(growing))
     with pytest.raises(UserError, match=r"this Growing was given to an earlier trainer, and its state does not fit"):
         drawing(growing)
-    # The earlier trainer keeps it.
+    # It was set up for the later one already.
     with pytest.raises(UserError, match=r"made later"):
         fitted(first)
 
