@@ -34,6 +34,8 @@ def showing_import() -> Iterator[None]:
     """Show `loading torch …` on a terminal while the block imports what needs torch."""
     if "torch" not in sys.modules:
         show_status(LOADING_TORCH)
-    yield
-    # Also if it was shown before this block.
-    clear_status()
+    try:
+        yield
+    finally:
+        # Also if it was shown before this block.
+        clear_status()
