@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from typing import Any
 
 import pytest
@@ -123,11 +124,13 @@ def test_on_the_cpu_a_size_that_would_not_fit_is_not_tried() -> None:
 
 
 def test_the_free_memory_is_that_of_this_machine_less_a_margin() -> None:
+    # Garbage that is freed within the trial would count against it.
+    gc.collect()
     memory, shared = (TrialMemory(torch.device("cpu"), processes=processes) for processes in (1, 1000))
     assert memory.limit_bytes is not None
     assert shared.limit_bytes is not None
     assert shared.limit_bytes < memory.limit_bytes / 100
-    held = torch.ones(2**24)
+    held = torch.ones(2**26)
     peak = memory.end_trial()
     assert peak is not None
     assert peak >= held.nbytes // 2, "of a page that other tests have freed nothing is seen"
