@@ -7,15 +7,14 @@ from __future__ import annotations
 import json
 import math
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from chromium import look, needs_chromium
+from serving import served
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
@@ -23,8 +22,6 @@ from reported import BEGAN, make_run, make_sweep, validate
 
 from trainer_cli.commands import serve_http
 from trainer_cli.commands.report import report
-from trainer_cli.commands.serve_http import RunServer
-from trainer_cli.commands.serve_runs import ServedRuns
 from trainer_cli.loggers.base import Record, RunFacts, Table
 from trainer_cli.loggers.media import MediaLogger
 from trainer_cli.loggers.text_files import strict_json
@@ -147,20 +144,6 @@ def make_full_run(folder: Path) -> RunDir:
         )  # fmt: skip
     logger.close()
     return run
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[RunServer]:
-    runs = ServedRuns(folder)
-    with RunServer(runs, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-            runs.close()
 
 
 def make_reports(folder: Path) -> dict[str, Path]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from chromium import look, needs_chromium
+from serving import served
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 
 from reported import HOSTILE, make_run, record
 
 from trainer_cli.commands import serve_http
-from trainer_cli.commands.serve_http import RunServer
-from trainer_cli.commands.serve_runs import ServedRuns
 from trainer_cli.loggers.text_files import strict_json
 
 pytestmark = needs_chromium
@@ -100,16 +98,8 @@ def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monk
     probed.write_text(Path(serve_http._SCRIPT).read_text() + PROBE)
     monkeypatch.setattr(serve_http, "_SCRIPT", probed)
     monkeypatch.setattr(serve_http, "_ANSWERS", {**serve_http._ANSWERS, "/append": append, "/begin": begin})
-    runs = ServedRuns(tmp_path / "runs")
-    with RunServer(runs, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            found = look(server.url, tmp_path / "profile", height=4000)
-        finally:
-            server.shutdown()
-            thread.join()
-            runs.close()
+    with served(tmp_path / "runs") as server:
+        found = look(server.url, tmp_path / "profile", height=4000)
     assert (found["drawn"], found["refreshed"]) == (True, True)
     assert found["begun"], "a run that begins while the page is open"
     assert sorted(found["rows"]) == ["<b onclick=boom()>x</b>", "lr0.1", "lr0.2", "lr0.3"]

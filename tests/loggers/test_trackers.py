@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 from command import Result, running, train
-from tracker_servers import API_KEY, MlflowServer, WandbServer, serving
+from serving import serving
+from tracker_servers import API_KEY, MlflowServer, WandbServer
 
 HOLD = '''
 """Waits before the record of step HOLD_AT, until `hold` is removed; once ruins the weights at step 13."""

@@ -5,36 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 from reported import HOSTILE, make_run, make_sweep, record, write_metrics
+from serving import served
 
 from trainer_cli.commands.main import main
 from trainer_cli.commands.serve_http import RunServer, is_local
 from trainer_cli.commands.serve_runs import ServedRuns
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.run_dir import RunDir
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[RunServer]:
-    """A server in a thread of this process."""
-    runs = ServedRuns(folder)
-    with RunServer(runs, "127.0.0.1", 0) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-            runs.close()
 
 
 def ask(server: RunServer, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:

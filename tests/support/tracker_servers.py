@@ -12,11 +12,9 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 API_KEY = "k" * 40
@@ -75,22 +73,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     do_GET = do_PATCH = do_PUT = do_POST
-
-
-Server = TypeVar("Server", bound=TrackerServer)
-
-
-@contextmanager
-def serving(server: Server) -> Iterator[Server]:
-    """The server, which answers until the end of the block."""
-    with server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @dataclass
