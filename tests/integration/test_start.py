@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import SMALL, environment, make_project, train, warm_server
+from command import SMALL, environment, make_project, run_program, train, warm_server
 
 _LOADED_AT_THE_END = """
 import gc, json, os, sys
@@ -38,6 +38,13 @@ class Loaded(Callback):
 
 def without_spins() -> dict[str, str]:
     return {name: value for name, value in environment().items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork")
+def test_the_process_that_tests_fork_from_is_in_a_folder_that_no_test_removes(tmp_path: Path) -> None:
+    """A test would start it in its own folder; where the current folder is gone, torch._dynamo can't be imported."""
+    program = "import os, sys\nprint(os.readlink(f'/proc/{os.getppid()}/cwd'))"
+    assert run_program(program, folder=tmp_path).out == "/\n"
 
 
 def test_a_default_run_imports_neither_the_compiler_nor_rich(tmp_path: Path) -> None:
