@@ -11,6 +11,7 @@ from pathlib import Path
 from trainer_cli.commands.main import Parser, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.runs.import_torch import showing_import
+from trainer_cli.runs.signals import SignalHandlers, stopping
 from trainer_cli.terminal import is_terminal
 
 EXAMPLES = """examples:
@@ -79,17 +80,13 @@ def _check_resume(args: argparse.Namespace) -> int:
     composed = compose(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
     refuse_shipped_default(composed)
     show = _show_in_place if is_terminal(sys.stderr) else lambda text: None
-    # Under nohup SIGHUP is ignored, and stays so.
-    ending = [signal.SIGTERM] + [signal.SIGHUP] * (signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
-    before = {number: signal.signal(number, _raise_exit) for number in ending}
+    ending = [number for number in stopping() if number in (signal.SIGTERM, signal.SIGHUP)]
     try:
-        with composed.placing():
+        with SignalHandlers(_raise_exit, ending), composed.placing():
             report = check_resume(
                 composed, steps=STEPS if args.steps is None else args.steps, config_dir=args.config_dir, show=show
             )
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         # The line of progress is cleared before the report, or an error, is printed.
         show("")
     print(json.dumps(report.as_dict(), indent=2) if args.json else report)

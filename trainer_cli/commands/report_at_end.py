@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from trainer_cli.core.files import FileIdentity, identity_of, staged_path
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.runs.signals import stopping
+from trainer_cli.runs.signals import SignalHandlers
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +50,8 @@ class ReportAtEnd:
         if identity_of(self._run.summary_file) == self._summary_before and not self._was_interrupted:
             return
         try:
-            with _ending_at_signals():
+            # A signal that stops a run ends the report, so that the process exits with the code of the fit.
+            with SignalHandlers(_raise):
                 _write(self._run)
         except _SignalReceived:
             log.debug("a signal has ended the report")
@@ -65,17 +63,6 @@ class ReportAtEnd:
 
 class _SignalReceived(BaseException):
     """Raised by the handler, in whatever code it interrupts."""
-
-
-@contextmanager
-def _ending_at_signals() -> Iterator[None]:
-    """End the block at a signal that stops a run, so that the process exits with the code of the fit."""
-    before = {number: signal.signal(number, _raise) for number in stopping()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

@@ -17,8 +17,7 @@ from trainer_cli.commands.report_sweep import NOT_SET, sweep_charts
 from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.runs.curves import Array, Columns, Series, reduce
 from trainer_cli.runs.environment import unix
-from trainer_cli.runs.metrics import best_rule, shared_keep_best
-from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob
+from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, rank_metrics
 from trainer_cli.terminal import format_clock
 
 Block = dict[str, Any]
@@ -226,11 +225,7 @@ def _shares(seconds: Seconds) -> str:
 
 def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[str]) -> Block:
     """A row for each run; the best comes first."""
-    metrics = list(dict.fromkeys(name for record in records for name in record.best))
-    rule = best_rule(shared_keep_best(record.keep_best for record in records), metrics)
-    if rule is not None:
-        # The metric that decides comes first, by which the rows are sorted.
-        metrics.sort(key=lambda name: name != rule.metric)
+    metrics = rank_metrics(records)
     order = list(range(len(records)))
     if metrics:
         sign = -1 if any(record.modes.get(metrics[0]) == "max" for record in records) else 1

@@ -11,8 +11,7 @@ import numpy as np
 
 from trainer_cli.core.intervals import Duration
 from trainer_cli.runs.curves import Array
-from trainer_cli.runs.metrics import best_rule, shared_keep_best
-from trainer_cli.runs.record import RunRecord, short_keys
+from trainer_cli.runs.record import RunRecord, rank_metrics, short_keys
 
 Block = dict[str, Any]
 _LOG_RATIO = 30
@@ -30,10 +29,7 @@ def sweep_charts(records: Sequence[RunRecord], names: Sequence[str], swept: Sequ
 
     Runs without a finite best value of the first metric, the one that ranks the runs, are left out.
     """
-    metrics = list(dict.fromkeys(name for record in records for name in record.best))
-    rule = best_rule(shared_keep_best(record.keep_best for record in records), metrics)
-    if rule is not None:
-        metrics.sort(key=lambda name: name != rule.metric)
+    metrics = rank_metrics(records)
     if not metrics or not swept or len(records) < _FEWEST_RUNS:
         return
     metrics = metrics[:_MOST_METRICS]

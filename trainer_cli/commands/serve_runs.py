@@ -6,7 +6,6 @@ Nothing is read between two requests, except that all runs are read once after t
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import threading
 import time
@@ -19,7 +18,7 @@ from trainer_cli.commands.report_sections import metric_series, role_of, section
 from trainer_cli.commands.serve_run import ServedRun
 from trainer_cli.commands.serve_table import differing_keys, runs_table
 from trainer_cli.runs.find_runs import RunFinder
-from trainer_cli.runs.record import RunReader, RunRecord, RunView, SweepJob, read_sweep
+from trainer_cli.runs.record import RunReader, RunRecord, SweepJob, read_sweep
 
 _BUCKETS = 2000
 _FEWEST_BUCKETS = 100
@@ -42,7 +41,7 @@ class ServedRuns:
         now = time.time()
         with self._lock:
             views = [(run, view) for run in self._found() if (view := run.look(now)) is not None]
-            views.sort(key=lambda item: _position(item[1]))
+            views.sort(key=lambda item: item[1].position)
             names = [_name(run.run.path, self.root) for run, _ in views]
             keys = differing_keys([run.config for run, _ in views])
             block = runs_table(views, names, keys)
@@ -130,12 +129,6 @@ class ServedRuns:
                 run.record(time.time())
             # Other threads wait for the lock, which is not fair.
             time.sleep(0.001)
-
-
-def _position(view: RunView) -> tuple[bool, float, str]:
-    """Running ones by name, then ended ones, the newest first."""
-    age_s = math.inf if view.age_s is None else view.age_s
-    return not view.is_running, 0.0 if view.is_running else age_s, str(view.path)
 
 
 def _name(path: Path, root: Path) -> str:

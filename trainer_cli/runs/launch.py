@@ -21,7 +21,7 @@ from pathlib import Path
 from trainer_cli.core.ranks import ON_NCCL_ERROR, launched_rank
 from trainer_cli.errors import ExitCode
 from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
-from trainer_cli.runs.signals import STOPPING, stopping
+from trainer_cli.runs.signals import STOPPING, SignalHandlers
 
 STORE = "_store"
 """The verb of the process of the store."""
@@ -78,7 +78,7 @@ class RankProcesses:
     def __init__(self) -> None:
         self._processes: list[Process] = []
         self._received: list[int] = []
-        self._before: dict[int, object] = {}
+        self._handlers = SignalHandlers(self._forward)
 
     def add(self, process: Process) -> None:
         """Add the process of the next rank."""
@@ -137,13 +137,11 @@ class RankProcesses:
             process.send_signal(number)
 
     def __enter__(self) -> RankProcesses:
-        for number in stopping():
-            self._before[number] = signal.signal(number, self._forward)
+        self._handlers.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._handlers.__exit__()
 
 
 def _is_suspended(process: Process) -> bool:

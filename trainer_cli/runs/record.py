@@ -27,7 +27,7 @@ from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.folders import checkpoints_of, run_config
-from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines
+from trainer_cli.runs.metrics import GrowingFile, best_rule, modes_of, parse_json_lines, shared_keep_best
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, RunStatus, attempts_of
 from trainer_cli.runs.spent_time import read_lines, sum_until
@@ -82,6 +82,13 @@ class RunRecord:
         """Unix seconds at which its first attempt, or its first record, began."""
         started = [time for attempt in self.attempts[:1] if (time := unix(attempt.get("started"))) is not None]
         return min([*started, *self.columns.time[:1]], default=0.0)
+
+
+def rank_metrics(records: Sequence[RunRecord]) -> list[str]:
+    """The metrics of which a run has a best value; the one that decides which run is best comes first."""
+    metrics = list(dict.fromkeys(name for record in records for name in record.best))
+    rule = best_rule(shared_keep_best(record.keep_best for record in records), metrics)
+    return metrics if rule is None else sorted(metrics, key=lambda name: name != rule.metric)
 
 
 def read_run(
@@ -281,6 +288,12 @@ class RunView:
         """Whether a process trains this run."""
         return self.state in (RunStatus.running, STALE)
 
+    @property
+    def position(self) -> tuple[bool, float, Path]:
+        """By which runs are sorted: running ones by path, then ended ones, the newest first."""
+        age_s = math.inf if self.age_s is None else self.age_s
+        return not self.is_running, 0.0 if self.is_running else age_s, self.path
+
 
 class RunsBelow:
     """Follows all runs below a folder, also those that appear later."""
@@ -290,7 +303,7 @@ class RunsBelow:
         self._readers: dict[Path, RunReader] = {}
 
     def look(self, now: float) -> list[RunView]:
-        """The runs at unix time `now`: running ones by path, then ended ones, the newest first."""
+        """The runs at unix time `now`, in the order of their positions."""
         views: list[RunView] = []
         readers: dict[Path, RunReader] = {}
         for path, unreadable in self._finder.find():
@@ -301,12 +314,7 @@ class RunsBelow:
         # Replaced, so that readers of runs that have vanished are dropped.
         self._readers = readers
         views += [view for reader in self._readers.values() if (view := reader.look(now)) is not None]
-        return sorted(views, key=_position)
-
-
-def _position(view: RunView) -> tuple[bool, float, Path]:
-    age_s = math.inf if view.age_s is None else view.age_s
-    return not view.is_running, 0.0 if view.is_running else age_s, view.path
+        return sorted(views, key=lambda view: view.position)
 
 
 class _Point(NamedTuple):

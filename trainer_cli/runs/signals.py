@@ -10,7 +10,7 @@ import _thread
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name))
@@ -36,6 +36,29 @@ def keep_exit_code() -> None:
 def stopping() -> list[signal.Signals]:
     """The signals that stop this process. Under `nohup` SIGHUP is ignored, and stays so."""
     return [number for number in STOPPING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+
+
+class SignalHandlers:
+    """While entered, a function handles signals; then each has the handler again that it had before.
+
+    Args:
+        numbers: of the signals; None: those that stop this process.
+    """
+
+    def __init__(
+        self, handler: Callable[[int, FrameType | None], object], numbers: Iterable[signal.Signals] | None = None
+    ) -> None:
+        self._handler, self._numbers = handler, numbers
+        self._before: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> SignalHandlers:
+        for number in stopping() if self._numbers is None else self._numbers:
+            self._before[number] = signal.signal(number, self._handler)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
@@ -92,7 +115,7 @@ class StopSignals:
         self._promise = promise
         self._ctrl_c = False
         self._listener: Callable[[str], None] | None = None
-        self._before: dict[int, object] = {}
+        self._handlers = SignalHandlers(self._note)
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the reason of the first stop request, at once if it has come already."""
@@ -103,16 +126,14 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         self._entered.acquire()
-        for number in stopping():
-            self._before[number] = signal.signal(number, self._note)
+        self._handlers.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered.release()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._handlers.__exit__()
 
     def _report_wait(self) -> None:
         """Report a stop that takes long."""

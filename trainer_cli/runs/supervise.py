@@ -45,7 +45,7 @@ from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
 from trainer_cli.runs.launch import launch, set_rank_variables
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import run_of
-from trainer_cli.runs.signals import stopping
+from trainer_cli.runs.signals import SignalHandlers
 from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
@@ -283,7 +283,7 @@ class Child:
         self._starter = ProcessStarter(for_ranks=for_ranks)
         self._process: Process | None = None
         self._wake = threading.Event()
-        self._before: dict[int, object] = {}
+        self._handlers = SignalHandlers(self._forward)
 
     @property
     def stopped(self) -> bool:
@@ -315,14 +315,12 @@ class Child:
             self._process.send_signal(number)
 
     def __enter__(self) -> Child:
-        for number in stopping():
-            self._before[number] = signal.signal(number, self._forward)
+        self._handlers.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
         self._starter.close()
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._handlers.__exit__()
 
 
 def stop_with_parent() -> None:
