@@ -52,8 +52,8 @@ class Server:
         self._control, its = socket.socketpair()
         with its:
             command = [sys.executable, "-P", str(Path(__file__).with_name("warm_server.py")), str(its.fileno())]
-            # At its end, which comes with that of this process, nobody reads from it or waits for it. The current folder
-            # of a test is removed with the test, and torch._dynamo can't be imported in a folder that is gone.
+            # At its end, which comes with that of this process, nobody reads from it or waits for it. The current
+            # folder of a test is removed with the test, and torch._dynamo can't be imported in a folder that is gone.
             self._process = subprocess.Popen(
                 command, env=self._env, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], cwd="/"
             )
