@@ -7,12 +7,18 @@ import sys
 import pytest
 
 from trainer_cli.terminal import (
+    beside,
+    cell_width,
+    cut_begin,
+    cut_end,
     format_age,
     format_bytes,
     format_clock,
     format_first,
     format_rate,
+    padded,
     table,
+    wrapped,
     wrapped_message,
 )
 
@@ -155,3 +161,50 @@ def test_a_time_is_shown_as_on_a_clock(seconds: float, shown: str) -> None:
 )
 def test_a_long_list_ends_with_the_number_of_the_others(values: list[object], text: str) -> None:
     assert format_first(values, 2) == text
+
+
+NAMES = {
+    "Latin": ("accuracy", 8),
+    "accents": ("précision", 9),
+    "combining accents": ("pre\u0301cision", 9),
+    "Chinese": ("精度と損失", 10),
+    "emoji": ("😀 loss", 7),
+    "Hebrew": ("שלום", 4),
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_text_takes_the_columns_that_a_terminal_gives_it(kind: str) -> None:
+    name, width = NAMES[kind]
+    assert cell_width(name) == width
+    assert padded(name, 12) == name + " " * (12 - width)
+    assert padded(name, 12, right=True) == " " * (12 - width) + name
+    for columns in range(width + 2):
+        begin, end = cut_end(name, columns), cut_begin(name, columns)
+        assert max(cell_width(begin), cell_width(end)) <= columns
+        assert (begin == name) is (end == name) is (columns >= width)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("columns", [24, 40])
+def test_lines_are_broken_before_the_column_in_which_the_terminal_breaks_them(kind: str, columns: int) -> None:
+    name, _ = NAMES[kind]
+    text = f"{name} 0.5  " * 12
+    quoted = f"{text} '{name} x'"
+    lines = {
+        "wrapped": wrapped(text, columns),
+        "wrapped_message": wrapped_message(quoted, columns),
+        "beside": beside(f"{name}  ", text, columns),
+    }
+    assert {
+        kind: max(map(cell_width, shown.splitlines())) <= columns for kind, shown in lines.items()
+    } == dict.fromkeys(lines, True)
+    assert f"'{name} x'" in lines["wrapped_message"]
+
+
+def test_records_of_a_narrow_terminal_have_their_values_in_one_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    header = [name for name, _ in NAMES.values()]
+    lines = table(header, [["0.123456789"] * len(header)], right=header).splitlines()
+    assert {cell_width(line.partition("0.1")[0]) for line in lines} == {12}

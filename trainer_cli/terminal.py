@@ -14,7 +14,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TextIO
+from typing import Any, TextIO
 
 _CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36", "green": "1;32", "dim": "2"}
 
@@ -49,7 +49,7 @@ def show_status(text: str) -> None:
     _status_may_be_shown = True
     if is_terminal(sys.stderr):
         # The cursor returns: what is printed meanwhile, such as a message of the interpreter, replaces the text.
-        sys.stderr.write(f"{text[: columns(sys.stderr) - 1]}{_CLEAR_LINE}\r")
+        sys.stderr.write(f"{cut_end(text, columns(sys.stderr) - 1)}{_CLEAR_LINE}\r")
         sys.stderr.flush()
 
 
@@ -83,6 +83,60 @@ _NARROWEST = 16
 """Columns that a text beside a label has at least."""
 
 
+def cell_width(text: str) -> int:
+    """Columns that a text takes on a terminal: two for a letter of Chinese or an emoji, none for a combining accent."""
+    if text.isascii():
+        return str.__len__(text)
+    # Here, not above: most texts need it not.
+    from rich.cells import cell_len
+
+    return cell_len(str(text))
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """The text with spaces behind it up to `width` columns, or in front of it if it is flush `right`."""
+    spaces = " " * (width - cell_width(text))
+    return f"{spaces}{text}" if right else f"{text}{spaces}"
+
+
+def cut_end(text: str, width: int) -> str:
+    """The text if it fits into `width` columns, else its beginning and an ellipsis."""
+    if cell_width(text) <= width:
+        return text
+    while text and cell_width(text) >= width:
+        text = text[:-1]
+    return f"{text}…" if width > 0 else ""
+
+
+def cut_begin(text: str, width: int) -> str:
+    """The text if it fits into `width` columns, else an ellipsis and its end, in which names of runs differ."""
+    if cell_width(text) <= width:
+        return text
+    while text and cell_width(text) >= width:
+        text = text[1:]
+    return f"…{text}" if width > 0 else ""
+
+
+class _Cells(str):
+    """A text whose length is the number of columns that it takes on a terminal."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        # NUL stands for a space, see `wrapped_message`.
+        return cell_width(self.replace("\0", " "))
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks lines between words by the columns that words take, and keeps each word whole."""
+
+    def __init__(self, width: int, **settings: Any) -> None:
+        super().__init__(width, break_long_words=False, break_on_hyphens=False, **settings)
+
+    def _split(self, text: str) -> list[str]:
+        return [_Cells(chunk) for chunk in super()._split(text)]
+
+
 def line_width(stream: TextIO) -> int:
     """Columns of a terminal; on another stream, whose lines are not broken, a very large number."""
     return columns(stream) if is_terminal(stream) else _UNBOUNDED
@@ -96,19 +150,18 @@ def wrapped_message(text: str, width: int) -> str:
 
 
 def beside(label: str, text: str, width: int, sign: str = "") -> str:
-    """A text to the right of a label, in lines of at most `width` letters; on a narrow terminal below the label.
+    """A text to the right of a label, in lines of at most `width` columns; on a narrow terminal below the label.
 
     Args:
         sign: the end of the label, with which further lines begin too, such as that of a comment.
     """
-    if not text or len(label) + len(text) <= width:
+    label_width = cell_width(label)
+    if not text or label_width + cell_width(text) <= width:
         return f"{label}{text}".rstrip()
-    is_below = width - len(label) < _NARROWEST
-    indent = " " * (6 if is_below else len(label) - len(sign)) + sign
-    lines = textwrap.wrap(
-        text, width, initial_indent=indent if is_below else label, subsequent_indent=indent,
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+    is_below = width - label_width < _NARROWEST
+    indent = " " * (6 if is_below else label_width - len(sign)) + sign
+    first = indent if is_below else label
+    lines = _Wrapper(width, initial_indent=_Cells(first), subsequent_indent=indent).wrap(text)
     return "\n".join([label.removesuffix(sign).rstrip(), *lines] if is_below else lines)
 
 
@@ -119,14 +172,12 @@ def wrapped(text: str, width: int, indent: int = 2) -> str:
     """
     lines = []
     for line in text.split("\n"):
-        if len(line) <= width:
+        if len(_Cells(line)) <= width:
             lines.append(line)
             continue
         spaces = line[: len(line) - len(line.lstrip())]
-        lines += textwrap.wrap(
-            line, width, subsequent_indent=spaces + " " * indent, break_long_words=False, break_on_hyphens=False,
-            drop_whitespace=True, replace_whitespace=False, expand_tabs=False,
-        )  # fmt: skip
+        wrapper = _Wrapper(width, subsequent_indent=spaces + " " * indent, replace_whitespace=False, expand_tabs=False)
+        lines += wrapper.wrap(line)
     return "\n".join(lines)
 
 
@@ -220,7 +271,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
     anywhere. If that is not enough, each row becomes lines, one for each column.
     """
     # Here, not above: rich takes longer to import than most commands take to run.
-    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -235,7 +285,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
     def measure(pattern: str) -> list[int]:
         """The width of the longest part of each column, if its texts are divided by a pattern."""
         return [
-            max(cell_len(text) for cell in (name, *(row[column] for row in rows)) for text in re.split(pattern, cell))
+            max(cell_width(text) for cell in (name, *(row[column] for row in rows)) for text in re.split(pattern, cell))
             for name, column in zip(names, shown, strict=True)
         ]
 
@@ -274,12 +324,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[
 
 def _as_records(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, indent: str) -> str:
     """Format each row as lines of `column  value`, with an empty line between rows; without a header as a paragraph."""
-    label_width = max(map(len, header)) + 2
+    label_width = max(map(cell_width, header)) + 2
     if not any(header):
         return "\n".join(wrapped(f"{indent}{'  '.join(filter(None, row))}", width + len(indent), 4) for row in rows)
     records = [
         "\n".join(
-            beside(f"{indent}{name:{label_width}}", text, width + len(indent))
+            beside(f"{indent}{padded(name, label_width)}", text, width + len(indent))
             for name, text in zip(header, row, strict=True)
             if text
         )

@@ -22,6 +22,7 @@ from printed import message as printed_message
 
 from trainer_cli.commands.main import main
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, RunStatus
+from trainer_cli.terminal import cell_width
 
 Captured = pytest.CaptureFixture[str]
 
@@ -137,6 +138,21 @@ def test_a_narrow_terminal_cuts_the_reason_and_the_name_but_no_number(
     assert re.search(r"live +running +200/1,000 +2 +0.25 +\d:\d\d +\d+ s", live), live
     assert re.search(r"lr=0.1 +failed +20/1,000 +0.25 +\d+ s", failed), failed
     assert (key in failed, "ValueError" in failed, reason.strip() in failed) == (width > 120, width > 160, width == 300)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_name_of_wide_letters_is_cut_by_the_columns_that_it_takes(
+    width: int, empty_folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended(Path(f"runs/{'精度' * 12}"), RunStatus.failed, "損失が " * 30)
+    ended(Path("runs/plain"), RunStatus.finished, "")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["top", "--once"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_width, lines)) <= width
+
+    assert cell_width(lines[1].partition("20/")[0]) == cell_width(lines[2].partition("20/")[0])
 
 
 def test_a_terminal_of_40_columns_shows_whole_cells_of_fewer_columns(

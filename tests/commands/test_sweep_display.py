@@ -14,6 +14,7 @@ import pytest
 from trainer_cli.commands.sweep_display import SweepDisplay
 from trainer_cli.commands.sweep_table import NOT_BEGUN, JobStatus
 from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.terminal import cell_width
 
 
 class Terminal(io.StringIO):
@@ -79,17 +80,18 @@ def test_running_jobs_come_first_with_step_and_best_metric_and_the_bar_is_over_a
     assert stream.getvalue().endswith("\x1b[J")
 
 
-def test_jobs_without_room_are_counted_and_the_table_is_drawn_once_a_second(tmp_path: Path) -> None:
+@pytest.mark.parametrize("letter", ["x", "精", "😀", "e\u0301"], ids=ascii)
+def test_jobs_without_room_are_counted_and_the_table_is_drawn_once_a_second(tmp_path: Path, letter: str) -> None:
     run, stream = RunDir(tmp_path / "run"), Terminal()
-    keys = [f"optimizer.name={'x' * 100},seed={number}" for number in range(30)]
+    keys = [f"optimizer.name={letter * 100},seed={number}" for number in range(30)]
     display = SweepDisplay(stream, dict.fromkeys(keys, run))
     display.update([status_of(key, NOT_BEGUN, run) for key in keys])
     lines = drawn(display, stream)
     assert len(lines) == 12, "half of the terminal"
     assert lines[-2] == "… and 21 more"
-    assert all(len(line) < 80 for line in lines)
+    assert all(cell_width(line) < 80 for line in lines)
     assert lines[1].startswith("…")
-    assert ",seed=0  not begun" in lines[1]
+    assert re.search(",seed=0 +not begun", lines[1])
     stream.truncate(0)
     display.draw_if_due()
     assert stream.getvalue() == ""

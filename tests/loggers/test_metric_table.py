@@ -12,6 +12,7 @@ from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.metric_table import BestValues, MetricTable, fold
+from trainer_cli.terminal import cell_width
 
 FACTS = RunFacts(total_steps=675, start_time=100.0)
 
@@ -135,3 +136,14 @@ def test_the_best_value_of_earlier_attempts_counts_on_a_resume() -> None:
     ranges = {"val/loss": MetricRange(0.25, 10, 3.0, 5, 0.5)}
     seen = BestValues(RunFacts(start_step=20, ranges=lambda: ranges))
     assert [seen.update({"val/loss": value}) for value in (0.3, 0.2)] == [set(), {"val/loss"}]
+
+
+@pytest.mark.parametrize(
+    "name", ["val/précision", "val/精度", "val/pre\u0301cision", "val/😀", "val/" + "n" * 100], ids=ascii
+)
+def test_columns_are_right_under_names_of_any_letters_and_a_long_name_leaves_room(name: str) -> None:
+    table = MetricTable(FACTS, io.StringIO())
+    first = table.lines(record(45, train__loss=1.0, **{name: 0.5}), "9 samples/s", 100)
+    assert len(first) == 2, "a long name folds no table that has room"
+    assert {cell_width(line) for line in first} == {cell_width(first[0])}
+    assert cell_width(first[0]) <= 100

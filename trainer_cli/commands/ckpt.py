@@ -19,7 +19,7 @@ from trainer_cli.commands import ckpt_export
 from trainer_cli.commands.main import Parser
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
 from trainer_cli.runs.import_torch import showing_import
-from trainer_cli.terminal import format_age, format_bytes, is_terminal, print_json, table
+from trainer_cli.terminal import beside, format_age, format_bytes, is_terminal, line_width, print_json, table
 
 if TYPE_CHECKING:
     from trainer_cli.commands.ckpt_inspect import Content
@@ -190,7 +190,7 @@ def _show(args: argparse.Namespace) -> int:
         more = {"states": states} if args.states else {}
         print_json({**_facts(content), "tensors": listed, "aliases": content.aliases, "views": views, **more})
         return ExitCode.DONE
-    print("\n".join(f"{key:<9} {value}" for key, value in _fact_lines(content)))
+    print("\n".join(beside(f"{key:<9} ", value, line_width(sys.stdout)) for key, value in _fact_lines(content)))
     print("\n" + table(TENSOR_COLUMNS, tensor_rows(tensors, norms), right=["elements", "size", "norm"]))
     notes = [f"{name} is tied to {target}" for name, target in content.aliases.items()]
     notes += [f"{name} is a view of {base}" for name, base in views.items()]

@@ -19,7 +19,7 @@ from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import GrowingFile, best_rule, keep_best_of, parse_json_lines
 from trainer_cli.runs.record import RunReader, RunView
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.terminal import format_clock, painted
+from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, padded, painted
 
 _DRAW_S = 1.0
 _MOST_RECORDS = 100_000
@@ -136,11 +136,11 @@ class SweepDisplay:
         rule = rules[0] if rules else best_rule(None, (name for row in rows for name in row.best))
         cells = [self._cells(row, rule) for row in shown]
         header = list(_HEADER if rule is None else (*_HEADER[:3], f"best {rule.metric}", _HEADER[4]))
-        widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+        widths = [max(map(cell_width, column)) for column in zip(header, *cells, strict=True)]
         widths[0] = max(min(widths[0], width - sum(widths[1:]) - 2 * len(widths)), 8)
         lines = [painted(_join(header, widths), "dim", self._stream)]
         for texts in cells:
-            line, state = _join(texts, widths)[:width], texts[1]
+            line, state = cut_end(_join(texts, widths), width), texts[1]
             colour = _COLOURS.get(state, "dim")
             lines.append(line.replace(f"  {state}", f"  {painted(state, colour, self._stream)}", 1))
         if len(shown) < len(rows):
@@ -190,6 +190,5 @@ def _join(texts: Sequence[str], widths: Sequence[int]) -> str:
     cells = []
     for index, (text, width) in enumerate(zip(texts, widths, strict=True)):
         # The names of jobs differ at their ends.
-        fitting = text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
-        cells.append(f"{fitting:{width}}" if index < 2 else f"{fitting:>{width}}")
+        cells.append(padded(cut_begin(text, width), width, right=index >= 2))
     return "  ".join(cells).rstrip()

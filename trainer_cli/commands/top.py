@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.record import RunsBelow, RunView
-from trainer_cli.terminal import format_age, format_clock, format_rate, is_terminal
+from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_age, format_clock, format_rate, is_terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -109,13 +109,13 @@ def _counted(views: Sequence[RunView], root: Path) -> str:
 
 
 def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
-    """The table in `width` letters: on a narrow terminal the reason is cut, then left out; then the name of the run is
+    """The table in `width` columns: on a narrow terminal the reason is cut, then left out; then the name of the run is
     cut, and columns are left out."""
     from rich.table import Table
     from rich.text import Text
 
     rows = [_cells(view, root) for view in views]
-    longest = {name: max(len(name), *(len(row[name]) for row in rows)) for name in _COLUMNS if rows}
+    longest = {name: max(len(name), *(cell_width(row[name]) for row in rows)) for name in _COLUMNS if rows}
     # An empty column takes room from the names.
     shown = [name for name in longest if any(row[name] for row in rows)]
     room = width - sum(longest[name] + _GAP for name in shown if name not in ("run", "reason"))
@@ -129,8 +129,8 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
     for name in shown:
         grid.add_column(name, justify="right" if name in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        row["run"] = _cut_begin(row["run"], max(room - _GAP, _SHORTEST_NAME))
-        row["reason"] = _cut_end(row["reason"], room - longest["run"] - _GAP)
+        row["run"] = cut_begin(row["run"], max(room - _GAP, _SHORTEST_NAME))
+        row["reason"] = cut_end(row["reason"], room - longest["run"] - _GAP)
         styles = {"state": _STYLES.get(row["state"], "red"), "reason": "dim"}
         grid.add_row(*(Text(row[name], styles.get(name, "")) for name in shown))
     return grid
@@ -152,12 +152,3 @@ def _cells(view: RunView, root: Path) -> dict[str, str]:
         "seen": "" if view.age_s is None else format_age(view.age_s),
         "reason": one_line(" ".join(view.reason.split())),
     }
-
-
-def _cut_end(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: max(0, length - 1)]}…"
-
-
-def _cut_begin(text: str, length: int) -> str:
-    # The names of a sweep's runs differ at their ends.
-    return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"

@@ -11,11 +11,13 @@ from trainer_cli.core.metric_modes import mode_of
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
 from trainer_cli.loggers.marks import is_validation_metric
-from trainer_cli.terminal import format_clock, painted
+from trainer_cli.terminal import cell_width, cut_begin, format_clock, painted
 
 LOSS = f"{TRAIN_PREFIX}loss"
 _NUMBER_WIDTH = 9
 """Letters of most numbers with four digits, such as 1.234e-05."""
+_LONGEST_NAME = 40
+"""Columns of a name; a longer one is cut at its begin."""
 _TIME_WIDTH = 7
 _MOST_LINES = 3
 """Lines of a row; the metrics for which they have no room are left out."""
@@ -104,8 +106,9 @@ class MetricTable:
         columns = ["step", "epoch", *self._metrics, *last]
         for name in columns:
             least = self._widths.get(name, _TIME_WIDTH if name == "time" else _NUMBER_WIDTH)
-            # A name longer than the terminal is cut.
-            self._widths[name] = max(least, min(len(name), width - _INDENT), len(cells.get(name, "")))
+            # A long name is cut, so that it takes no room from the others.
+            longest = min(cell_width(name), _LONGEST_NAME, width - _INDENT)
+            self._widths[name] = max(least, longest, len(cells.get(name, "")))
         wide, narrow = (fold(columns, self._widths, width, gap, keep_last=len(last)) for gap in (2, 1))
         # Columns are closer only where that saves a line or shows more of them.
         self._gap = 1 if (narrow[1], len(narrow[0])) < (wide[1], len(wide[0])) else 2
@@ -131,7 +134,8 @@ class MetricTable:
             self._metrics = sorted(names, key=lambda name: (name != LOSS, name.startswith(TRAIN_PREFIX)))
 
     def _header(self, rows: Sequence[Sequence[str]], hidden: int) -> list[str]:
-        names = {name: _cut(name, self._widths[name]) for row in rows for name in row}
+        # Names of metrics differ at their ends.
+        names = {name: cut_begin(name, self._widths[name]) for row in rows for name in row}
         lines = [self._line(row, names, {}, indent=index > 0) for index, row in enumerate(rows)]
         if hidden:
             lines.append(f"({hidden} more metrics are in metrics.jsonl)")
@@ -142,15 +146,10 @@ class MetricTable:
         gap = ""
         for name in row:
             text = cells.get(name, "")
-            padding = " " * (self._widths[name] - len(text))
+            padding = " " * (self._widths[name] - cell_width(text))
             parts.append(f"{gap}{padding}{painted(text, colours[name], self._stream) if name in colours else text}")
             gap = " " * self._gap
         return "".join(parts).rstrip()
-
-
-def _cut(name: str, width: int) -> str:
-    # Names of metrics differ at their ends.
-    return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
 
 
 def fold(

@@ -19,7 +19,17 @@ from trainer_cli.loggers.base import RATE_KEY, SAVES, Now, Record, RunFacts
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.metric_table import LOSS, BestValues, MetricTable
 from trainer_cli.loggers.pace import Pace, position
-from trainer_cli.terminal import format_bytes, format_clock, format_rate, has_colours, painted, wrapped
+from trainer_cli.terminal import (
+    cell_width,
+    cut_end,
+    format_bytes,
+    format_clock,
+    format_rate,
+    has_colours,
+    padded,
+    painted,
+    wrapped,
+)
 
 _DRAW_S = 0.25
 _ROW_S = 1.0
@@ -135,10 +145,10 @@ class ProgressBar:
         # The width depends on the terminal alone, so that the bar does not jump as numbers grow.
         length = max(min(width - 80, _LONGEST_BAR), min(_SHORTEST_BAR, width // 4))
         moved = []
-        while len(parts) > 1 and len(_GAP.join(text for _, text in parts)) + length + 1 > width:
+        while len(parts) > 1 and cell_width(_GAP.join(text for _, text in parts)) + length + 1 > width:
             moved.append(max(parts, key=lambda ranked: ranked[0]))
             parts.remove(moved[-1])
-        words = _GAP.join(text for _, text in parts)[: max(width - length - 1, 0)]
+        words = cut_end(_GAP.join(text for _, text in parts), max(width - length - 1, 0))
         share = now.share if self._facts.total_steps is None else now.step / self._facts.total_steps
         sign = self._style.spinner(seconds) if share is None or not self._pace.begun else self._style.bar(share, length)
         return self._status(moved, width), f"{sign} {words}"
@@ -149,12 +159,12 @@ class ProgressBar:
         host_bytes = resident_bytes() or peak_resident_bytes()
         parts += [f"RAM {format_bytes(host_bytes)}", *(f"GPU {format_bytes(gpu)}" for gpu in _gpu_bytes())]
         message = self._saves.last
-        while parts and len(_GAP.join([message, *parts] if message else parts)) > width:
+        while parts and cell_width(_GAP.join([message, *parts] if message else parts)) > width:
             parts.pop()
         right = _GAP.join(parts)
         room = width - len(right) - len(_GAP) if right else width
-        left = message if len(message) <= room else f"{message[: max(room - 1, 0)]}…"
-        return painted(f"{left:{max(width - len(right), 0)}}{right}".rstrip(), "dim", self._stream)
+        left = padded(cut_end(message, room), max(width - len(right), 0))
+        return painted(f"{left}{right}".rstrip(), "dim", self._stream)
 
     def _parts(self, now: Now, idle: float, seconds: float) -> Iterator[tuple[int, str]]:
         """The parts in order, each with its rank; the highest rank is moved first."""

@@ -17,7 +17,7 @@ from trainer_cli.runs.metrics import best_rule
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.runs.start import Done
-from trainer_cli.terminal import clear_status, columns, format_first, is_terminal, wrapped
+from trainer_cli.terminal import cell_width, clear_status, columns, format_first, is_terminal, padded, wrapped
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -89,11 +89,12 @@ def print_outcome(
     validation = [key for key in metrics if not key.startswith("train/")]
     # Those first of which it is known what is best; the sort is stable.
     validation.sort(key=lambda key: key not in outcome.best_metrics)
-    width = max([16, *(len(key) for key in validation[:_MOST_METRICS] if len(key) <= _LONGEST_NAME)])
+    names = map(cell_width, validation[:_MOST_METRICS])
+    width = max([16, *(name for name in names if name <= _LONGEST_NAME)])
     for key in validation[:_MOST_METRICS]:
         best_value = outcome.best_metrics.get(key)
         note = f"  (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""
-        _print(f"  {key:<{width}} {metrics[key]:<9.4g}{note}".rstrip())
+        _print(f"  {padded(key, width)} {metrics[key]:<9.4g}{note}".rstrip())
     if len(validation) > _MOST_METRICS:
         _print(f"  and {len(validation) - _MOST_METRICS} more metrics in {run.summary_file}")
     _print(f"  {'run directory':<16} {run.path}")
