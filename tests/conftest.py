@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,6 +176,17 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def forked_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replays that the program has in processes of their own are forks of a process that has imported torch."""
+    import command
+
+    # With the names of `subprocess` that these modules use.
+    forks = SimpleNamespace(run=command.run_own, DEVNULL=subprocess.DEVNULL)
+    for module in ("replay_process", "replay_named"):
+        monkeypatch.setattr(f"trainer_cli.runs.{module}.subprocess", forks)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from trainer_cli.commands.main import main
 
+pytestmark = pytest.mark.usefixtures("forked_replays")
+
 BASE = (
     "+experiment=digits_mlp", "loop.max_duration=4", "loop.log_interval=1", "loop.eval_interval=null",
     "logging.console=off", "loggers.tensorboard=null",

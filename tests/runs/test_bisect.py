@@ -17,6 +17,8 @@ from trainer_cli.runs.bisect import Condition, search
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.step_samples import find_sample
 
+pytestmark = pytest.mark.usefixtures("forked_replays")
+
 PARTS = '''
 import pathlib
 

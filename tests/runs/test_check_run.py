@@ -80,6 +80,7 @@ def test_a_run_that_equals_itself_is_proved_in_a_file(run: Path, capsys: pytest.
     assert sorted(path.name for path in (run / "replayed").iterdir()) == ["check.json"]
 
 
+@pytest.mark.usefixtures("forked_replays")
 def test_source_that_has_changed_since_is_named_before_the_stretches(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_file_that_cannot_be_written_is_named_before_the_stretches(
     assert "Name another file for the result: --output FILE." in printed.err
 
 
+@pytest.mark.usefixtures("forked_replays")
 def test_each_stretch_that_proves_nothing_says_why(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = (run / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]

@@ -20,6 +20,7 @@ import warm
 from printed import untimed
 
 import trainer_cli
+from trainer_cli.runs.fork_server import own_command
 
 ROOT = Path(trainer_cli.__file__).resolve().parents[1]
 LIMIT_S = 500.0
@@ -219,6 +220,23 @@ def start_program(
         settings = {**streams, "program": program, "imports": imports}
         return warm.WarmProcess(warm_server(), arguments, cwd=Path.cwd(), env=env, **settings)
     return subprocess.Popen([sys.executable, str(program), *arguments], env=env, text=True, **streams)
+
+
+def run_own(
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    capture_output: bool = False,
+    stdout: int | None = None,
+    **_: Any,
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` for a command that this program starts itself (`own_command`): a fork, where `start` has one."""
+    streams: dict[str, Any] = {} if capture_output else {"stdout": stdout, "stderr": None}
+    arguments = words[len(own_command([])) :]
+    with start(arguments, cwd or Path.cwd(), env, **streams) as process:
+        out, err = process.communicate(timeout=LIMIT_S)
+    return subprocess.CompletedProcess(words, process.returncode or 0, out, err)
 
 
 def run_program(text: str, *arguments: str, folder: Path, imports: Sequence[str] = ()) -> Result:
