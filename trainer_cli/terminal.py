@@ -181,6 +181,14 @@ def wrapped(text: str, width: int, indent: int = 2) -> str:
     return "\n".join(lines)
 
 
+def wrapped_report(text: str, width: int) -> str:
+    """Like `wrapped`, for rows of a title and a text. Lines that are commands stay whole, to be copied."""
+    return "\n".join(
+        line if line.lstrip().startswith("train ") else wrapped(line, width, 14 if line.startswith("  ") else 2)
+        for line in text.split("\n")
+    )
+
+
 def wrapped_help(text: str, width: int) -> str:
     """A text of help with its paragraphs filled, and its indented lines, such as examples, broken between words.
 

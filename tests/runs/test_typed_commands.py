@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from command import ROOT
 
+from trainer_cli.commands import data
 from trainer_cli.commands.choices import no_verb
 from trainer_cli.config.overrides import read_overrides
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.runs.ending import print_outcome
 from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument
+from trainer_cli.testing.divergence import Divergence, Stage, Value
+from trainer_cli.testing.divergence_report import Report
 
 NAMES = (
     "plain", "a b", " a", "a ", "a[1]", "[b]", "it's", 'say "x"', "'a'", '"a"', "$HOME", "${HOME}", "$(id)",
@@ -104,3 +111,59 @@ def test_the_quotes_that_a_string_is_advised_to_have_keep_it(shell: str) -> None
 
 def _lead(hint: str) -> str:
     return next(lead for lead in ("for a string ", "pairs: ", "quotes: ", ": ") if lead in hint)
+
+
+def report_of_divergence(run: Path) -> str:
+    first = Divergence((3, 3), Stage.loss, (Value("loss", "1", "2"),))
+    return str(Report(runs=(run, run), divergence=first))
+
+
+def request_for_a_step(run: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        data.run(argparse.Namespace(run_dir=run, steps=None, find=None, overrides=[]))
+    return str(caught.value.cure)
+
+
+PRINTED: dict[str, tuple[Callable[[Path], str], list[list[str]]]] = {
+    "diverge": (report_of_divergence, [["replay", "RUN", "3"], ["data", "RUN", "3", "--show"]]),
+    "data without a step": (request_for_a_step, [["data", "RUN", "1"]]),
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize("what", PRINTED)
+def test_a_command_that_looks_closer_names_the_run(shell: str, what: str) -> None:
+    show, expected = PRINTED[what]
+    # A backquote would end the quotes in which a sentence has its command.
+    runs = [Path("runs") / name for name in NAMES if "`" not in name]
+    commands = [re.findall(r"^  (train .*)$|`(train [^`]*)`", show(run), re.MULTILINE) for run in runs]
+    typed = iter(words_of(shell, ["".join(found) for of_run in commands for found in of_run]))
+    for run in runs:
+        for words in expected:
+            assert next(typed) == ["train", *(str(run) if word == "RUN" else word for word in words)]
+    assert next(typed, None) is None
+
+
+QUOTED = ("quote(", "shlex.join(", "ckpt_argument(")
+_COMMAND = re.compile(
+    r"(train (replay|data|ckpt|ckpt \w+|serve|validate|diverge|bisect|report|tail|top|predict|check \w+)|python|cd) $"
+)
+QUOTED_BEFORE = {
+    "run_name", "words",  # of shlex.quote
+    "args.action", "word", "name",  # a verb, an action, the name of a program
+}  # fmt: skip
+
+
+def test_what_a_printed_command_names_is_quoted_for_a_shell() -> None:
+    bare = [
+        f"{file.name}:{value.lineno}: {ast.unparse(value.value)}"
+        for file in sorted((ROOT / "trainer_cli").rglob("*.py"))
+        for text in ast.walk(ast.parse(file.read_text()))
+        if isinstance(text, ast.JoinedStr)
+        for before, value in zip(text.values, text.values[1:], strict=False)
+        if isinstance(before, ast.Constant) and isinstance(value, ast.FormattedValue)
+        if _COMMAND.search(str(before.value))
+        if not any(quotes in ast.unparse(value.value) for quotes in QUOTED)
+        if ast.unparse(value.value) not in QUOTED_BEFORE
+    ]
+    assert bare == []

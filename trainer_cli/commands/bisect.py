@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from trainer_cli.runs.bisect import Bisection, Condition, Tested
 from trainer_cli.runs.sample_view import as_dict, lines_of
 from trainer_cli.runs.samples import StepSamples
 from trainer_cli.runs.step_samples import data_overrides, read_step_samples
-from trainer_cli.terminal import print_json
+from trainer_cli.terminal import line_width, print_json, wrapped
 
 EXAMPLES = """examples:
   train bisect runs/digits 'val/loss > 2'                           the first step whose weights have such a loss
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     count = "1 evaluation" if change.evaluations == 1 else f"{change.evaluations} evaluations"
     print(f"\n{condition_text}: not at step {change.step - 1}, but at step {change.step} ({count})")
     if samples is not None:
-        print("\n".join(lines_of(samples)))
+        print(wrapped("\n".join(lines_of(samples)), line_width(sys.stdout)))
     print("\n  ".join(["next:", *commands]))
     return int(ExitCode.DONE)
 

@@ -12,7 +12,7 @@ from trainer_cli.commands.main import Parser, add_config_arguments
 from trainer_cli.errors import ExitCode, UserError
 from trainer_cli.runs.import_torch import showing_import
 from trainer_cli.runs.signals import SignalHandlers, stopping
-from trainer_cli.terminal import is_terminal
+from trainer_cli.terminal import is_terminal, line_width, wrapped
 
 EXAMPLES = """examples:
   train check resume +experiment=digits
@@ -67,7 +67,8 @@ def _check_run(args: argparse.Namespace) -> int:
         raise UserError(f"--stretches {args.stretches} is not a number of stretches", cure="Write 1 or more, or: all.")
     show = (lambda text: None) if args.json else lambda text: print(text, flush=True)
     check = check_run(args.run_dir, count, show=show, output=args.output)
-    print(json.dumps(check.as_dict(), indent=2) if args.json else check)
+    text = str(check)
+    print(json.dumps(check.as_dict(), indent=2) if args.json else wrapped(text, line_width(sys.stdout)))
     return int(ExitCode.DONE if check.equal else ExitCode.FAILED)
 
 
@@ -89,7 +90,8 @@ def _check_resume(args: argparse.Namespace) -> int:
     finally:
         # The line of progress is cleared before the report, or an error, is printed.
         show("")
-    print(json.dumps(report.as_dict(), indent=2) if args.json else report)
+    text = str(report)
+    print(json.dumps(report.as_dict(), indent=2) if args.json else wrapped(text, line_width(sys.stdout), indent=7))
     return int(ExitCode.DONE if report.exact else ExitCode.FAILED)
 
 

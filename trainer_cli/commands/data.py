@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from trainer_cli.runs.import_torch import showing_import
 from trainer_cli.runs.sample_view import as_dict, lines_of, lines_of_uses, use_as_dict
 from trainer_cli.runs.samples import StepSamples
 from trainer_cli.runs.step_samples import find_sample, read_step_samples
-from trainer_cli.terminal import print_json
+from trainer_cli.terminal import line_width, print_json, wrapped
 
 EXAMPLES = """examples:
   train data runs/digits 437              the samples of step 437: index, position in the epoch, rank and batch
@@ -48,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
         overrides.insert(0, args.steps)
         args.steps = None
     if args.steps is None and args.find is None:
-        raise UserError("data needs a step, or --find INDEX", cure=f"For example: train data {args.run_dir} 1")
+        run_name = shlex.quote(str(args.run_dir))
+        raise UserError("data needs a step, or --find INDEX", cure=f"For example: `train data {run_name} 1`")
     if args.steps is not None and args.find is not None:
         raise UserError("data takes a step or --find INDEX, not both")
     if args.images is not None and not args.show:
@@ -58,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print_json([use_as_dict(use) for use in uses])
         else:
-            print("\n".join(lines_of_uses(args.find, uses)))
+            print(wrapped("\n".join(lines_of_uses(args.find, uses)), line_width(sys.stdout)))
         return int(ExitCode.DONE)
     first, last = parse_steps(args.steps or "", keeps=False)
     if args.show:
@@ -70,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print_json([facts for facts, _ in shown])
     else:
         for _, lines in shown:
-            print("\n".join(lines))
+            print(wrapped("\n".join(lines), line_width(sys.stdout)))
     return int(ExitCode.DONE)
 
 

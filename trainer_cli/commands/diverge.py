@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer_cli.commands.main import add_config_dir, add_overrides
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.terminal import print_json
+from trainer_cli.terminal import line_width, print_json, wrapped_report
 
 EXAMPLES = """examples:
   train diverge runs/digits runs/other               the first step that differs, and what differs first in it
@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report.as_dict())
     else:
-        print(report)
+        print(wrapped_report(str(report), line_width(sys.stdout)))
     return int(ExitCode.DONE if report.equal else ExitCode.FAILED)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from bdb import BdbQuit
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.runs.sample_view import as_dict, lines_of
-from trainer_cli.terminal import print_json
+from trainer_cli.terminal import line_width, print_json, wrapped, wrapped_report
 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
@@ -173,7 +174,7 @@ def _replay(args: argparse.Namespace, plan: ReplayPlan, composed: Composed, step
         for path in replayed.kept.values():
             print(f"kept: {path}")
         if args.save is not None:
-            print(f"saved: {args.save}; to run the step: python {args.save / 'step.py'}")
+            print(f"saved: {args.save}; to run the step: python {shlex.quote(str(args.save / 'step.py'))}")
     return int(ExitCode.DONE if replayed.equal else ExitCode.FAILED)
 
 
@@ -198,7 +199,7 @@ def _print_views(views: Iterable[StepView], samples: Mapping[int, StepSamples] =
     for view in views:
         print(f"step {view.step} (epoch {view.epoch}, batch {view.batch_idx})")
         if view.step in samples:
-            print("\n".join(list(lines_of(samples[view.step]))[1:]))
+            print(wrapped("\n".join(list(lines_of(samples[view.step]))[1:]), line_width(sys.stdout)))
         rows: list[tuple[str, str]] = []
         for batch in view.batches:
             rank = f"rank {batch['rank']}, " if any(other["rank"] for other in view.batches) else ""
@@ -211,7 +212,8 @@ def _print_views(views: Iterable[StepView], samples: Mapping[int, StepSamples] =
             rows.append(("gradients", f"norm {view.grad_norm:.6g}, the largest of"))
             rows += [("", f"{name} {norm:.6g}") for name, norm in view.grad_norms.items()]
         rows.append(("not finite", view.not_finite or "nothing"))
-        print("\n".join(f"  {title:<11} {text}" for title, text in rows), end="\n\n", flush=True)
+        lines = "\n".join(f"  {title:<11} {text}" for title, text in rows)
+        print(wrapped_report(lines, line_width(sys.stdout)), end="\n\n", flush=True)
 
 
 def _numbers(values: Sequence[float]) -> str:

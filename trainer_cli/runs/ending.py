@@ -89,8 +89,8 @@ def print_outcome(
     validation = [key for key in metrics if not key.startswith("train/")]
     # Those first of which it is known what is best; the sort is stable.
     validation.sort(key=lambda key: key not in outcome.best_metrics)
-    names = map(cell_width, validation[:_MOST_METRICS])
-    width = max([16, *(name for name in names if name <= _LONGEST_NAME)])
+    widths = map(cell_width, validation[:_MOST_METRICS])
+    width = max([16, *(key_width for key_width in widths if key_width <= _LONGEST_NAME)])
     for key in validation[:_MOST_METRICS]:
         best_value = outcome.best_metrics.get(key)
         note = f"  (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""

@@ -11,6 +11,7 @@ If the replays begin to differ at once, the difference is older than the records
 from __future__ import annotations
 
 import math
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -300,8 +301,8 @@ def _compare_itself(first: _Run, second: _Run, last: int) -> Report:
         names = [f"{path}@step{run.until}" for run in (first, second)]
         raise UserError(
             f"{names[0]} and {names[1]} are two steps of one run, between which it was trained",
-            cure=f"`train ckpt diff {' '.join(names)}` compares their states; `train replay {path} {last + 1}` shows "
-            "what the next step changes.",
+            cure=f"`train ckpt diff {shlex.join(names)}` compares their states; `train replay {shlex.quote(str(path))} "
+            f"{last + 1}` shows what the next step changes.",
         )
     return Report(runs=(path, second.path), notes=["both are the same run"], last=last)
 
@@ -420,7 +421,7 @@ def _replay_in_process(words: Sequence[str], run: Path, first: int, last: int, f
     except (UserError, CheckpointError) as error:
         raise type(error)(
             f"steps {first} to {last} of {run} cannot be replayed: {error.what}",
-            cure=f"`train replay {run} {first}..{last}` shows more.",
+            cure=f"`train replay {shlex.quote(str(run))} {first}..{last}` shows more.",
         ) from None
 
 

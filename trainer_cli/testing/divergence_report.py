@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -144,7 +145,8 @@ class Report:
         if not self.causes and not divergence.by_design:
             yield "  likely      nothing that the runs recorded explains it: a file, a library or chance"
         step = divergence.steps[0] if not divergence.is_state or divergence.is_first else divergence.steps[0] - 1
-        yield f"look closer: train replay {self.runs[0]} {max(step, 1)}; train data {self.runs[0]} {max(step, 1)}"
+        words = f"{shlex.quote(str(self.runs[0]))} {max(step, 1)}"
+        yield from ("next:", f"  train replay {words}", f"  train data {words} --show")
 
 
 def explain(report: Report) -> Report:
