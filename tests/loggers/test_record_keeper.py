@@ -127,6 +127,74 @@ def test_a_record_that_a_service_never_takes_keeps_no_others_back(caplog: pytest
     assert "x lacks 1 records" in caplog.text
 
 
+class Refusing(Service):
+    """Refuses each record a number of times."""
+
+    def __init__(self, refusals: dict[int, int], error: Exception) -> None:
+        super().__init__()
+        self.refusals, self.error = dict(refusals), error
+
+    def log(self, record: Record) -> None:
+        if self.refusals.get(record.step):
+            self.refusals[record.step] -= 1
+            raise self.error
+        super().log(record)
+
+
+@pytest.mark.parametrize(
+    ("refusals", "error", "taken"),
+    [
+        ({2: 2}, ValueError("no"), [1, 2, 3, 4]),
+        ({2: 3}, ValueError("no"), [1, 3, 4]),
+        ({2: 2, 3: 2, 4: 2}, ValueError("no"), [1, 2, 3, 4]),
+        ({2: 3, 3: 2}, ValueError("no"), [1, 3, 4]),
+        ({2: 3, 3: 3}, ValueError("no"), [1, 4]),
+        ({2: 9}, OSError("away"), [1, 2, 3, 4]),
+    ],
+)
+def test_a_record_is_dropped_at_its_third_refusal_and_never_while_a_service_is_away(
+    refusals: dict[int, int], error: Exception, taken: list[int]
+) -> None:
+    logger = Refusing(refusals, error)
+    keeper = started(logger)
+    for step in (1, 2, 3, 4):
+        keeper.log(a_record(step))
+    for _ in range(12):
+        wait(keeper)
+        keeper.flush(durable=False)
+    assert logger.steps == taken
+
+
+def test_a_start_that_is_refused_often_drops_no_record_and_is_made_once_it_succeeds() -> None:
+    logger = Service()
+    logger.failure = RuntimeError("no")
+    keeper = started(logger, step=5)
+    keeper.log(a_record(6))
+    for _ in range(6):
+        wait(keeper)
+        keeper.flush(durable=False)
+    assert logger.starts == 7
+    logger.failure = None
+    for step in (7, 8):
+        wait(keeper)
+        keeper.log(a_record(step))
+    assert (logger.starts, logger.steps) == (8, [6, 7, 8])
+
+
+def test_the_thread_that_makes_a_checkpoint_durable_writes_no_kept_record() -> None:
+    """The kept records belong to the main thread."""
+    logger = Service()
+    keeper = started(logger)
+    logger.failure = OSError("away")
+    keeper.log(a_record(1))
+    logger.failure = None
+    wait(keeper)
+    keeper.flush(durable=True)
+    assert logger.steps == []
+    keeper.flush(durable=False)
+    assert logger.steps == [1]
+
+
 def test_a_service_that_cannot_be_reached_at_the_beginning_of_a_run_is_one_message() -> None:
     logger = Service()
     logger.failure = RuntimeError("no such server\nat all")
@@ -160,6 +228,30 @@ def test_the_memory_of_kept_records_is_bounded(caplog: pytest.LogCaptureFixture)
     assert caplog.text.count("the oldest records") == 1
 
 
+def test_a_record_larger_than_the_memory_is_kept_until_the_next() -> None:
+    logger = Service()
+    keeper = started(logger)
+    logger.failure = OSError("away")
+    keeper.log(Record(1, 0.0, 0.0, {}, images={"picture": np.broadcast_to(np.uint8(0), (100, 1000, 1000))}))
+    logger.failure = None
+    keeper.close()
+    assert logger.steps == [1]
+
+
+def test_records_that_a_rewind_takes_back_leave_their_memory_to_others() -> None:
+    logger = Service()
+    keeper = started(logger)
+    image = np.broadcast_to(np.uint8(0), (1000, 1000, 10))
+    logger.failure = OSError("away")
+    for _ in range(3):
+        keeper.start(RunFacts(start_step=5), 5)
+        for step in (6, 7, 8, 9):
+            keeper.log(Record(step, 0.0, 0.0, {}, images={"picture": image}))
+    logger.failure = None
+    keeper.close()
+    assert logger.steps == [6, 7, 8, 9]
+
+
 class Tracker(Service):
     """One that knows which records it has."""
 
@@ -182,6 +274,30 @@ def test_a_tracker_gets_records_again_only_if_they_may_differ(
         keeper.log(a_record(step))
     assert logger.steps == sent
     assert ("x has the records up to step 4, which are not sent again" in caplog.text) is repeats
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_tracker_that_has_exactly_the_records_of_the_checkpoint_is_no_reason_for_a_message(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, repeats: bool
+) -> None:
+    logger = Tracker()
+    logger.steps = [1, 2]
+    keeper = RecordKeeper("x", logger, Clock())
+    with caplog.at_level(logging.INFO):
+        keeper.start(RunFacts(run_dir=tmp_path, start_step=2, repeats=repeats), 2)
+    assert caplog.text == ""
+
+
+def test_what_a_tracker_had_at_an_earlier_start_does_not_count_after_a_rollback() -> None:
+    logger = Tracker()
+    logger.steps = [1, 2, 3, 4]
+    keeper = RecordKeeper("x", logger, Clock())
+    keeper.start(RunFacts(start_step=2, repeats=True), 2)
+    keeper.log(a_record(3))
+    keeper.start(RunFacts(start_step=2, repeats=False), 2)
+    for step in (3, 4, 5):
+        keeper.log(a_record(step))
+    assert logger.steps == [1, 2, 3, 4, 3, 4, 5]
 
 
 def test_a_tracker_that_is_reached_later_is_asked_then() -> None:
@@ -298,6 +414,40 @@ def test_missing_records_hold_no_step_up_for_long(tmp_path: Path, caplog: pytest
     assert logger.steps == list(range(1, len(logger.steps) + 1))
     assert 0 < lacking < 100
     assert f"x lacks {lacking} records" in caplog.text
+
+
+def test_the_memory_is_bounded_with_missing_records_too(tmp_path: Path) -> None:
+    logger = Tracker()
+    keeper = started(logger)
+    logger.failure = OSError("away")
+    image = np.broadcast_to(np.uint8(0), (30, 1000, 1000))
+    facts = write_metrics(tmp_path, range(1, 3))
+    for step in (3, 4):
+        keeper.log(Record(step, 0.0, 0.0, {}, images={"picture": image}))
+    log, logger.log = logger.log, lambda record: (_ for _ in ()).throw(OSError("away"))  # type: ignore[method-assign]
+    logger.failure = None
+    keeper.start(facts, 4)
+    keeper.log(Record(5, 0.0, 0.0, {}, images={"picture": image}))
+    logger.log = log  # type: ignore[method-assign]
+    keeper.close()
+    assert logger.steps == [4, 5]
+
+
+def test_a_slow_service_with_many_kept_records_takes_half_of_the_time_at_most(tmp_path: Path) -> None:
+    clock, waits = Clock(), 0.0
+
+    class SlowTracker(Tracker):
+        def log(self, record: Record) -> None:
+            nonlocal waits
+            clock.now, waits = clock.now + 0.1, waits + 0.1
+            super().log(record)
+
+    keeper = RecordKeeper("x", SlowTracker(), clock)
+    keeper.start(write_metrics(tmp_path, range(1, 1_001)), 1_000)
+    for step in range(1_001, 2_001):
+        clock.now += 0.01
+        keeper.log(a_record(step))
+    assert waits <= clock.now / 2 + 1.2
 
 
 @pytest.mark.parametrize("exists", [True, False])

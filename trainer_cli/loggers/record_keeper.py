@@ -192,11 +192,9 @@ class RecordKeeper:
         except Exception as error:
             if not self._tolerates(error):
                 raise
-            # An OSError means that nothing can be written now; another error may be about this record.
-            self._refusals += self._unstarted is None and not isinstance(error, OSError)
+            self._fail(error, began)
             if self._refusals >= _MOST_REFUSALS:
                 self._drop_oldest()
-            self._fail(error, began)
         else:
             if self._failing:
                 self._failing = False
@@ -220,11 +218,13 @@ class RecordKeeper:
         return self.logger.is_remote or (self.tolerant and isinstance(error, OSError))
 
     def _fail(self, error: Exception, began: float) -> None:
-        """Warn of the first of several failures, and set the time of the next attempt.
+        """Count it, warn of the first of several failures, and set the time of the next attempt.
 
         Args:
             began: when the attempt began; the training has waited since.
         """
+        # An OSError means that nothing can be written now; another error may be about the oldest record.
+        self._refusals += self._unstarted is None and not isinstance(error, OSError)
         now = self._clock()
         self._retry_at = now + max(_RETRY_S, _RETRY_FACTOR * (now - began))
         if not self._failing:
