@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.intervals import Duration, Interval, Unit, epoch_steps, limited_batches, total_steps
+from trainer_cli.core.intervals import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
 from trainer_cli.core.progress import Progress
 
 
@@ -21,6 +21,8 @@ from trainer_cli.core.progress import Progress
         ("500st", 500, Unit.STEP),
         ("1 step", 1, Unit.STEP),
         ("3ep", 3, Unit.EPOCH),
+        ("1e18tok", 10**18, Unit.TOKEN),
+        (10**18 + 1, None, None),
         ("0.25ep", Fraction(1, 4), Unit.EPOCH),
         ("0.1 epochs", Fraction(1, 10), Unit.EPOCH),
         ("1e9tok", 10**9, Unit.TOKEN),
@@ -230,6 +232,7 @@ def test_leftover_batches_make_one_more_step(
         ("10sp", 3, 1, None, 10, 3),
         ("14sp", 3, 1, None, 10, 4),
         ("15sp", 3, 2, None, 10, 3),
+        ("16sp", 2, 1, None, 10, 4),
         ("14sp", None, 1, None, None, None),
         ("9tok", 3, 1, None, 10, None),
         ("9s", 3, 1, None, 10, None),
@@ -263,3 +266,35 @@ def test_the_total_is_reported_where_it_can_be(
 )
 def test_the_share_of_a_duration_that_has_passed(interval: Interval, now: Progress, share: float) -> None:
     assert interval.share(now) == share
+
+
+@pytest.mark.parametrize("offset", [3, -3])
+def test_part_epochs_of_another_length_are_due_where_a_run_that_far_has_them(offset: int) -> None:
+    interval = Interval(Duration.parse("0.5ep"), steps_per_epoch=10, offset=offset)
+    due = [step for step in range(4, 40) if interval.due(Progress(step=step))]
+    assert due == [step for step in range(4, 40) if (step + offset) % 5 == 0]
+    assert [interval.next_step(Progress(step=step - 1)) for step in due] == due
+    assert [interval.next_step(Progress(step=step)) for step in due[:-1]] == due[1:]
+
+
+def test_whole_epochs_of_another_length_are_due_where_the_count_says_so() -> None:
+    interval = Interval(Duration.parse("1ep"), steps_per_epoch=10, offset=3)
+    assert interval.due(Progress(step=12, epoch=1, last_epoch=0))
+    assert not interval.due(Progress(step=7, epoch=1, last_epoch=1))
+
+
+@pytest.mark.parametrize("offset", [0, 3, -3])
+def test_a_duration_ends_at_the_first_step_at_which_it_is_reached(offset: int) -> None:
+    interval = Interval(Duration.parse("2.5ep"), steps_per_epoch=10, offset=offset)
+    assert interval.end == 25 - offset
+    assert [interval.reached(Progress(step=interval.end + more)) for more in (-1, 0, 1)] == [False, True, True]
+
+
+def test_the_counts_at_the_start_are_those_that_were_counted_up_to_it() -> None:
+    start = Progress(7, 1, 2, 8, 28, 0, 0.0, last_samples=25, last_epoch=1)
+    assert StepCounts(start=start, epoch_batches=5, batch_size=4, epoch_samples=20).at(7) == start
+
+
+def test_epochs_without_batches_are_counted_by_their_steps() -> None:
+    epochs = [StepCounts(steps_per_epoch=3).at(step) for step in range(1, 7)]
+    assert [(now.last_epoch, now.epoch) for now in epochs] == [(0, 0), (0, 0), (0, 1), (1, 1), (1, 1), (1, 2)]

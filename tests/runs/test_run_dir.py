@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from dying_disk import Died, die_at
 from trainer_cli.core import files
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.runs.environment import environment, git_facts, versions
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, RunStatus
 
 CONFIG = "name: x\ndata:\n  path: ${oc.env:SECRET_PATH}\n"
 ROOT = Path(__file__).parents[2]
@@ -69,13 +70,57 @@ def test_a_value_keeps_its_place_when_its_own_config_is_composed_again(tmp_path:
     assert run.read_provenance() == own
 
 
+@pytest.mark.parametrize("locked_before", [False, True])
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints/step1/a"])
-def test_a_directory_that_is_something_else_is_refused_and_left_alone(name: str, tmp_path: Path) -> None:
+def test_a_directory_that_is_something_else_is_refused_and_left_alone(
+    name: str, locked_before: bool, tmp_path: Path
+) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
+    if locked_before:
+        (tmp_path / ".lock").touch()
+    before = tree(tmp_path)
     with pytest.raises(RunDirectoryError, match=name.partition("/")[0]):
         RunDir(tmp_path).create(CONFIG, [], {})
-    assert [entry.name for entry in tmp_path.iterdir()] == [name.partition("/")[0]]
+    assert tree(tmp_path) == before
+    (tmp_path / ".lock").touch()
+    RunDir(tmp_path).lock().release()
+
+
+def test_of_two_creations_at_once_one_has_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, lock = RunDir(tmp_path / "x"), RunDir.lock
+
+    def create_before(run: RunDir) -> RunLock:
+        monkeypatch.setattr(RunDir, "lock", lock)
+        first.create(CONFIG, [], {}).release()
+        return lock(run)
+
+    monkeypatch.setattr(RunDir, "lock", create_before)
+    with pytest.raises(RunDirectoryError, match="already holds a run"):
+        RunDir(tmp_path / "x").create("name: y\n", [], {})
+    assert first.read_config() == CONFIG
+
+
+def test_a_new_run_is_durable_with_the_entry_of_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, usual = list[Path](), files.sync_folder
+    monkeypatch.setattr("trainer_cli.runs.run_dir.sync_folder", lambda folder: (synced.append(folder), usual(folder)))
+    created(tmp_path / "runs" / "x")
+    assert synced == [tmp_path / "runs"]
+
+
+@pytest.mark.parametrize("nth", range(1, 10))
+def test_a_change_of_the_config_that_dies_anywhere_leaves_the_old_or_is_whole(
+    nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start compares with the config that is there."""
+    run = created(tmp_path / "x")
+    with monkeypatch.context() as patch:
+        die_at(patch, nth, ("fsync", "replace"))
+        with contextlib.suppress(Died):
+            run.write_config("name: y\n", ["name=y"], {"name": "command line"})
+    if run.read_config() != CONFIG:
+        assert yaml.safe_load(run.overrides_file.read_text()) == ["name=y"]
+        assert run.read_provenance() == {"name": "command line"}
 
 
 def test_an_empty_folder_of_checkpoints_does_not_hinder_a_run(tmp_path: Path) -> None:
@@ -123,6 +168,28 @@ def test_a_new_run_is_locked_from_the_start_and_refused_with_its_holder(tmp_path
     lock.release()
     lock.release()
     run.lock().release()
+
+
+def test_a_lock_names_its_holder_alone(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.lock_file.write_text(f"process 123456789 on {'a' * 200}\n")
+    with run.lock() as lock:
+        lock.name_holder()
+        assert run.lock_file.read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+
+
+def test_readers_hold_off_a_training_and_not_each_other(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    first, second = run.share(), RunDir(run.path).share()
+    assert first is not None
+    assert second is not None
+    assert not run.is_locked()
+    first.release()
+    with pytest.raises(RunDirectoryError, match="is being replayed by another process"):
+        run.lock()
+    second.release()
+    with run.lock():
+        assert run.share() is None
 
 
 def test_a_lock_and_a_look_at_it_change_nothing_in_the_directory(tmp_path: Path) -> None:
@@ -194,6 +261,12 @@ def test_the_summary_reports_how_it_ended_and_adds_up_the_attempts(tmp_path: Pat
         ("finished", 10),
     ]
     assert list(summary)[-1] == "attempts"
+
+
+def test_the_number_of_an_attempt_is_used_once_though_others_are_damaged(tmp_path: Path) -> None:
+    run = created(tmp_path / "x")
+    run.summary_file.write_text('{"attempts": [7, {"attempt": 2, "status": "stopped"}, null]}')
+    assert run.begin_attempt(name="x", start_step=0, now=1e9, environment={}) == 3
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"attempts": 3}'])

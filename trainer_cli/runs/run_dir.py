@@ -42,7 +42,7 @@ from trainer_cli.runs.spent_time import seconds_of, seconds_of_killed
 _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""
 # What a `create` that crashed before its last file leaves behind.
-_CREATED_FIRST = frozenset({".lock", "overrides.yaml", "environment.json", "provenance.json"})
+_CREATED_FIRST = frozenset({"overrides.yaml", "environment.json"})
 
 
 class RunStatus(StrEnum):
@@ -225,7 +225,6 @@ class RunDir:
                 raise
             return None
         return descriptor
-        return False
 
     def create(
         self,
