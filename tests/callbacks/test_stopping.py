@@ -58,6 +58,9 @@ def _fit(*callbacks: Any, scores: tuple[float, ...] = (), folder: Path | None = 
         ((5, 4, 3), {"mode": "max"}, 3, 5, "has not been above 5 (step 1)"),
         ((3, 2.9, 2.8, 2.7), {"min_delta": 0.5}, 3, 3, "has not been below 3 (step 1) by more than 0.5 for 2 steps"),
         ((3, 2.7, 2.4, 2.3, 2.2), {"min_delta": 0.5}, 5, 2.4, "has not been below 2.4"),
+        ((3, 2.5, 2.5), {"min_delta": 0.5}, 3, 3, "has not been below 3 (step 1) by more than 0.5 for 2 steps"),
+        ((3, 3.5, 3.5), {"min_delta": 0.5, "mode": "max"}, 3, 3, "above 3 (step 1) by more than 0.5 for 2 steps"),
+        ((3, 2.6, 3.6, 3), {"min_delta": 0.5, "mode": "max"}, 5, 3.6, "above 3.6 (step 3)"),
         ((NAN, NAN, NAN), {}, 3, None, "has been no number for 2 steps"),
         ((NAN, NAN, 5, NAN, 4, NAN), {}, 7, 4, "below 4"),
         ((INF, 5, NAN, 4, 5, 5), {}, 6, 4, "below 4"),
@@ -78,6 +81,21 @@ def test_it_ends_the_run_once_nothing_was_better_for_as_long_as_patience(
     assert (result.step, result.finished, stopping.best) == (ends, True, best)
     assert reason in result.reason
     assert ends == 12 or result.reason.startswith("task/score ")
+
+
+@pytest.mark.parametrize(
+    ("metric", "settings"), [("task/score", {"eval_interval": 4}), ("train/loss", {"log_interval": 4, "mode": "max"})]
+)
+def test_a_value_that_there_is_only_because_the_run_ends_does_not_count(metric: str, settings: dict[str, Any]) -> None:
+    stopping = _stopping(metric=metric, patience=1, mode=settings.pop("mode", "min"))
+    logger = ListLogger()
+    _, result = _fit(stopping, scores=(1, 1, 1, 1, 2), max_duration=5, logger=logger, **settings)
+    values = {record.step: record.metrics[metric] for record in logger.records if metric in record.metrics}
+    assert list(values) == [4, 5]
+    assert (values[5] < values[4]) is (metric == "train/loss"), "it is no better"
+    assert "max_duration" in result.reason
+    assert stopping.since is not None
+    assert stopping.since["step"] == 4
 
 
 def test_a_value_that_is_not_finite_ends_the_run_by_default() -> None:
@@ -205,7 +223,12 @@ def test_without_a_metric_to_watch_no_batch_is_evaluated_beforehand() -> None:
 
 @pytest.mark.parametrize(
     ("metric", "mode", "threshold"),
-    [("task/score", "max", 5), ("train/loss", "min", 0.5), ("train/samples_per_s", "max", 1e-3)],
+    [
+        ("task/score", "max", 5),
+        ("task/score", "min", 0),
+        ("train/loss", "min", 0.5),
+        ("train/samples_per_s", "max", 1e-3),
+    ],
 )
 def test_the_first_value_at_the_threshold_or_beyond_ends_the_run(metric: str, mode: str, threshold: float) -> None:
     logger = ListLogger()
@@ -239,6 +262,14 @@ def test_a_registered_function_is_asked_until_its_handle_is_removed() -> None:
     assert _fit(callback)[1].step == 12
 
 
+def test_a_function_may_remove_itself_and_the_others_are_still_asked() -> None:
+    callback, asked = EarlyExit(), list[str]()
+    first = callback.register(lambda trainer: (asked.append("first"), first.remove())[1])
+    callback.register(lambda trainer: (asked.append("second"), len(asked) == 3)[1])
+    assert _fit(callback)[1].step == 2
+    assert asked == ["first", "second", "second"]
+
+
 def _enough(trainer: Any) -> Any:
     return trainer.progress.step == 4 and "enough"
 
@@ -270,6 +301,32 @@ def test_a_run_that_a_callback_ended_stays_ended(name: str, tmp_path: Path) -> N
         assert _fit(folder=tmp_path / "without", max_duration=8)[1].step == 8
     if other is not None:
         assert _fit(other(), folder=tmp_path, max_duration=8)[1].step > 4
+
+
+STOPPING = {"metric": "task/score", "mode": "min", "patience": 2, "min_delta": 0.0, "check_finite": True}
+THRESHOLD = {"metric": "task/score", "mode": "max", "threshold": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "change"),
+    [
+        *(
+            (EarlyStopping, STOPPING, change)
+            for change in (
+                {"metric": "val/loss"}, {"mode": "max"}, {"patience": "2ep"}, {"min_delta": 0.1},
+                {"check_finite": False},
+            )
+        ),
+        *(
+            (ThresholdStopper, THRESHOLD, change)
+            for change in ({"metric": "val/loss"}, {"mode": "min"}, {"threshold": 3.0})
+        ),
+    ],
+)  # fmt: skip
+def test_a_change_of_any_setting_is_another_rule(kind: Any, settings: dict[str, Any], change: dict[str, Any]) -> None:
+    rule = kind(**settings).end_rule()
+    assert kind(**settings).end_rule() == rule
+    assert kind(**{**settings, **change}).end_rule() != rule
 
 
 @pytest.mark.parametrize("change", [{"max_duration": 13}, {"max_duration": "9ep"}, {"hard_stop": 6}])

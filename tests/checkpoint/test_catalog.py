@@ -294,7 +294,7 @@ def test_a_failure_of_that_work_is_its_own_and_sets_nothing_aside(catalog):
     with pytest.raises(ImportError, match="no torch"):
         newest_intact(catalog, "r", check=partial(verify_beside, fails))
     assert len(catalog.entries()) == 3
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint-proof")]
+    assert not [thread for thread in threading.enumerate() if thread.name == "checkpoint-verifying"]
 
 
 def state_of(value: str) -> bytes:
