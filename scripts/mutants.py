@@ -409,7 +409,11 @@ def main(names: list[str]) -> int:
     if unknown := set(chosen) - set(MUTANTS):
         print(f"there is no mutant called {', '.join(sorted(unknown))}", file=sys.stderr)
         return 2
-    import torch  # noqa: F401 - once, for all the processes that are forked below
+    # Once, for all the processes that are forked below: most of the time of a test is that of its imports.
+    import hydra  # noqa: F401
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+    import torch  # noqa: F401
 
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
@@ -442,7 +446,7 @@ def _killer(copy: Path, tests: Iterable[str]) -> str | None:
 
 
 def _passes(copy: Path, *tests: str) -> bool:
-    """Run tests in a process of their own, which has torch already."""
+    """Run tests in a process of their own, which has torch and other packages already."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -455,7 +459,8 @@ def _passes(copy: Path, *tests: str) -> bool:
         sys.dont_write_bytecode = True
         os.environ.update(TRAIN_HISTORIES=HISTORIES, TRAIN_SHRINKS="no")
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", *tests]))
+            # Without the rewriting of asserts, which warns of packages that are imported already.
+            status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--assert=plain", *tests]))
     finally:
         os._exit(status)
 
