@@ -222,3 +222,53 @@ assert all(torch.equal(loaded[name], value) for name, value in state.items())
 def test_a_state_may_have_more_tensors_than_files_may_be_open(tmp_path: Path) -> None:
     done = run_program(MANY, str(tmp_path), folder=tmp_path)
     assert done.code == 0, done.out
+
+
+COUNTED = """
+import os, sys, time
+from pathlib import Path
+import torch
+from trainer_cli import Callback, CheckpointerCallback, Logging, Trainer, TrainingLoop
+
+torch.set_num_threads(2)
+dtype = getattr(torch, sys.argv[1])
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(300, 300, dtype=dtype))
+
+    def forward(self, batch):
+        return {"loss": (batch.to(dtype) @ self.weight).sum().float() * 1e-6}
+
+
+class Count(Callback):
+    def on_train_step_end(self, trainer, *_):
+        if trainer.progress.step == 3:
+            while not Path(str(how), "step2", "manifest.json").exists():
+                time.sleep(0.01)
+            threads.append(len(os.listdir("/proc/self/task")))
+
+
+threads = []
+for how in (False, True):
+    saves = CheckpointerCallback(str(how), save_interval=2, save_async=how, pre_train_checkpoint=False)
+    trainer = Trainer(
+        model=Net(), optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), checkpoint=saves,
+        callbacks=[Count()], loop=TrainingLoop(max_duration=4, eval_interval=None), logging=Logging(console="off"),
+    )
+    trainer.fit([torch.ones(200, 300)] * 4)
+print(threads[1] - threads[0])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_writes_is_one_thread_and_has_none_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """With more threads of OpenMP than processors, each operation of the training would wait for its own to wake up."""
+    monkeypatch.chdir(tmp_path)
+    done = run_program(COUNTED, dtype, folder=tmp_path)
+    assert done.out.splitlines()[-1] == "1", done.out

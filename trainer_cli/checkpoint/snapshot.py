@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_SERIAL = 32_768
+"""Elements that torch processes in the calling thread alone (`at::internal::GRAIN_SIZE`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
@@ -49,7 +52,11 @@ class Snapshot:
 
     def is_finite(self) -> bool:
         """Whether the trained tensors hold neither NaN nor infinity."""
-        return self.others_finite and are_finite(self.trained)
+        if self.image is None:
+            return self.others_finite and are_finite(self.trained)
+        # Another thread examines the copies, in pieces for which torch starts no threads: with those, OpenMP would
+        # count more threads than processors, and the training's own would sleep between all operations from then on.
+        return self.others_finite and all(are_finite(torch.split(copy.reshape(-1), _SERIAL)) for copy in self.trained)
 
     def write(self, folder: WritableFolder) -> dict[str, Mapping[str, str]]:
         """Write the files of this state, the same bytes from a copy and from live tensors."""
