@@ -201,6 +201,66 @@ def _size(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (function.end_lineno or 0) - function.lineno + 1 - docstring
 
 
+SHORTEST_LIMIT_S = 500
+"""A limit of a test is a guard against hanging, for a machine that is busy with other things as well."""
+_CLOCKS = ("monotonic", "perf_counter", "process_time", "time")
+
+
+@pytest.mark.parametrize(
+    ("code", "is_short"),
+    [
+        ("assert begun.wait(60)", True),
+        ("saving.written.result(60)", True),
+        ("subprocess.run(words, timeout=120)", True),
+        ("from_environment(os.environ, timeout_s=60)", True),
+        ("until = time.monotonic() + 60", True),
+        ("assert time.monotonic() - began < 600", True),
+        ("assert LIMIT_S > time.perf_counter() - began", True),
+        ("assert begun.wait(500)", False),
+        ("until = time.monotonic() + LIMIT_S", False),
+        # These are to expire.
+        ("is_done.wait(0.2)", False),
+        ("from_environment(address, timeout_s=1)", False),
+    ],
+)
+def test_a_short_limit_and_a_measured_time_are_found(code: str, is_short: bool) -> None:
+    assert bool(list(_short_limits(ast.parse(code)))) is is_short
+
+
+def test_no_test_fails_because_the_machine_is_busy() -> None:
+    tests = PACKAGE.parent / "tests"
+    short = [
+        f"{path.relative_to(tests)}:{line}"
+        for path in sorted(tests.rglob("*.py"))
+        for line in _short_limits(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+    assert not short, f"a limit is at least {SHORTEST_LIMIT_S} s, and no test compares a measured time"
+
+
+def _short_limits(tree: ast.AST) -> Iterator[int]:
+    """The lines with a limit of more than ten seconds and less than a guard, or a measured time that is compared."""
+    for node in ast.walk(tree):
+        limits: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            limits = [keyword.value for keyword in node.keywords if keyword.arg in ("timeout", "timeout_s", "limit_s")]
+            if isinstance(node.func, ast.Attribute) and node.func.attr in ("wait", "result"):
+                limits += node.args
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add) and _reads_clock(node.left):
+            limits = [node.right]
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(isinstance(side, ast.BinOp) and _reads_clock(side.left) for side in sides):
+                yield node.lineno
+        for limit in limits:
+            seconds = limit.value if isinstance(limit, ast.Constant) else None
+            if isinstance(seconds, int | float) and 10 < seconds < SHORTEST_LIMIT_S:
+                yield node.lineno
+
+
+def _reads_clock(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CLOCKS
+
+
 def _loaded_after(code: str, cwd: Path) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after running the code."""
     script = (

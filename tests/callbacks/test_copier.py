@@ -169,7 +169,7 @@ def test_nothing_is_removed_while_it_is_copied_and_a_slow_folder_gets_the_newest
     class Slow(Disk):
         def mkdir(self, path: Path) -> None:
             begun.set()
-            assert go.wait(20)
+            assert go.wait(500)
             super().mkdir(path)
 
     seen: list[list[str]] = []
@@ -177,7 +177,7 @@ def test_nothing_is_removed_while_it_is_copied_and_a_slow_folder_gets_the_newest
     class Look(Callback):
         def on_train_step_end(self, trainer: Trainer, *results: object) -> None:
             if trainer.progress.step == 3:
-                assert begun.wait(20)
+                assert begun.wait(500)
             if trainer.progress.step == 6:
                 seen.append(sorted(name for name in os.listdir(run.own) if not name.startswith(".")))
             if trainer.progress.step == 7:

@@ -150,7 +150,7 @@ class Blocks(Disk):
     def fsync(self, fd: int) -> None:
         if threading.current_thread() is not threading.main_thread():
             self.began.set()
-            assert self.go_on.wait(60)
+            assert self.go_on.wait(500)
         if self.full:
             raise OSError(28, os.strerror(28))
         super().fsync(fd)
@@ -164,7 +164,7 @@ class Raises(Callback):
 
     def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
         if trainer.progress.step == 3:
-            assert self.disk.began.wait(60)
+            assert self.disk.began.wait(500)
             self.do()
             raise self.error
 
@@ -252,7 +252,7 @@ def test_training_goes_on_while_a_save_is_written_and_the_next_one_waits(tmp_pat
     class Frees(Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
             if trainer.progress.step == 5 and not disk.go_on.is_set():
-                assert disk.began.wait(60)
+                assert disk.began.wait(500)
                 assert not (tmp_path / "step3").exists()
                 disk.go_on.set()
 
@@ -266,7 +266,7 @@ def test_training_goes_on_while_the_save_before_its_first_step_is_written(tmp_pa
 
     class Slow(Disk):
         def fsync(self, fd: int) -> None:
-            assert later.wait(60), "the training stands still until the save before its first step is written"
+            assert later.wait(500), "the training stands still until the save before its first step is written"
             super().fsync(fd)
 
     class GoesOn(Callback):

@@ -91,7 +91,7 @@ def _read_all(lines: Mapping[str, str], good: list[str], cwd: Path) -> dict[str,
             text=True,
             cwd=cwd,
             env={**os.environ, "TMPDIR": str(cwd), "OMP_NUM_THREADS": "1"},
-            timeout=300,
+            timeout=500,
         )
         found = [json.loads(line) for line in run.stdout.splitlines()]
         assert [one["error"] for one in found[: len(good)]] == [None] * len(good), run.stdout + run.stderr

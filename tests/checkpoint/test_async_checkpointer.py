@@ -31,7 +31,7 @@ class SlowDisk(Disk):
 
     def fsync(self, fd: int) -> None:
         self.began.set()
-        assert self.may_end.wait(60)
+        assert self.may_end.wait(500)
         super().fsync(fd)
 
 
@@ -70,7 +70,7 @@ def test_a_save_whose_folder_cannot_be_made_fails_and_the_next_one_works(tmp_pat
     background = make_async_checkpointer()
     with pytest.raises(SaveError):
         background.save(small_state(), tmp_path / "file" / "step1").raise_failure()
-    background.save(small_state(), tmp_path / "step2").written.result(60)
+    background.save(small_state(), tmp_path / "step2").written.result(500)
     background.close()
 
 
@@ -80,7 +80,7 @@ def test_whether_the_trained_are_finite_is_judged_by_the_bytes_that_are_saved(
 ) -> None:
     background, value = AsyncCheckpointer(stager=CopyStager(lambda: available)), torch.tensor([1.0, float("nan")])
     for name, trained in (("step1", [value]), ("step2", [])):
-        background.save({"model": {"w": value}}, tmp_path / name, trained=trained).written.result(60)
+        background.save({"model": {"w": value}}, tmp_path / name, trained=trained).written.result(500)
     assert [SyncCheckpointer().manifest(tmp_path / name).finite for name in ("step1", "step2")] == [False, True]
     background.close()
 
@@ -89,7 +89,7 @@ def test_one_save_is_in_flight_and_close_ends_it(tmp_path: Path) -> None:
     disk = SlowDisk()
     background = on_disk(disk)
     first = background.save(small_state(1), tmp_path / "step1")
-    assert disk.began.wait(60)
+    assert disk.began.wait(500)
     assert not background.drain(0.0)
     freed = threading.Timer(0.05, disk.may_end.set)
     freed.start()
@@ -113,7 +113,7 @@ def test_a_save_that_does_not_end_keeps_its_memory_and_is_reported(
     assert background.stager.held_bytes
     assert "a checkpoint is still being written or deleted after 0 s" in caplog.text
     disk.may_end.set()
-    assert saving.written.result(60) is None
+    assert saving.written.result(500) is None
 
 
 def test_a_save_that_an_interrupt_stopped_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_a_save_that_an_interrupt_stopped_is_not_waited_for(tmp_path: Path, monk
             with pytest.raises(KeyboardInterrupt):
                 background.save({"model": {"weight": weight}}, tmp_path / "step1")
     weight.fill_(2)
-    background.save({"model": {"weight": weight}}, tmp_path / "step2").written.result(30)
+    background.save({"model": {"weight": weight}}, tmp_path / "step2").written.result(500)
     assert torch.equal(background.load(tmp_path / "step2")["model"]["weight"], weight)
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith("step")] == ["step2"]
     background.close()
@@ -166,7 +166,7 @@ def test_memory_that_is_held_already_is_not_looked_for_again(tmp_path: Path) -> 
     asked = []
     background = AsyncCheckpointer(stager=CopyStager(lambda: asked.append(1)))
     for step in (1, 2, 3):
-        background.save(small_state(step), tmp_path / f"step{step}").written.result(60)
+        background.save(small_state(step), tmp_path / f"step{step}").written.result(500)
     background.close()
     assert asked == [1]
 
@@ -199,7 +199,7 @@ def test_no_more_memory_is_prepared_than_the_host_can_spare(tmp_path: Path, avai
     assert background.drain(60)
     held = background.stager.held_bytes
     assert (held > 0) is (available != 1000)
-    background.save(small_state(), tmp_path / "step1").written.result(60)
+    background.save(small_state(), tmp_path / "step1").written.result(500)
     assert background.stager.held_bytes == held
     background.close()
 

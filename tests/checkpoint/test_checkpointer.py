@@ -42,7 +42,7 @@ class Awaited(AsyncCheckpointer):
 
     def save(self, *args, **kwargs):
         saving = super().save(*args, **kwargs)
-        saving.staged.result(60)
+        saving.staged.result(500)
         saving.raise_failure()
         return saving
 

@@ -299,5 +299,5 @@ def test_torch_is_set_up_before_the_checkpoint_to_begin_with_is_verified(run: Pa
         "print(os.environ['GOMP_SPINCOUNT'], gc.get_freeze_count() > 100_000)"
     )
     env = {name: value for name, value in os.environ.items() if name not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=500)
     assert done.stdout == "10000 True\n", done.stderr

@@ -230,7 +230,7 @@ def on_a_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
 
 def until(terminal: int, expected: str | None) -> str:
     """What is shown until a text, or until the terminal is closed."""
-    seen, limit = "", time.monotonic() + 60
+    seen, limit = "", time.monotonic() + 500
     while expected is None or expected not in seen:
         ready, _, _ = select.select([terminal], [], [], max(0.0, limit - time.monotonic()))
         assert ready, f"{expected!r} is not in {seen!r}"

@@ -33,7 +33,7 @@ print("\\n" + json.dumps({"codes": codes, "connections": before, "control": len(
 
 def test_importing_the_package_help_config_and_a_training_make_no_connection(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, text=True, timeout=120, capture_output=True, check=True
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, text=True, timeout=500, capture_output=True, check=True
     )
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["codes"] == [0, 0, 0], done.stderr

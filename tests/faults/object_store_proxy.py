@@ -85,7 +85,7 @@ def proxy(endpoint: str, schedule: Schedule) -> Iterator[str]:
             return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
         def _pass_on(self, body: bytes, fault: str | None) -> None:
-            server = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=30)
+            server = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=500)
             headers = {key: value for key, value in self.headers.items() if key.lower() != "transfer-encoding"}
             server.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
             answer = server.getresponse()

@@ -309,7 +309,7 @@ def _damage(path: Path) -> None:
 
 def main(jobs: list[list[str]]) -> None:
     torch.set_num_threads(1)
-    group = from_environment(os.environ, timeout_s=300)
+    group = from_environment(os.environ, timeout_s=500)
     ends = []
     for overrides in jobs:
         try:

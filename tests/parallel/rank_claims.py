@@ -383,7 +383,7 @@ def death(folder: Path, group: ProcessGroup) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    group = from_environment(os.environ, timeout_s=60)
+    group = from_environment(os.environ, timeout_s=500)
     answers: dict[str, Any] = exchanges(group)
     answers["blocks"] = blocks(group)
     answers |= saves(folder, group)

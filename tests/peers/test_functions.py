@@ -197,7 +197,7 @@ def test_master_weights_are_written_in_the_background(folder: Path) -> None:
         saving = checkpointer.save(state, folder / "step2")
         state["master"]["0.weight"].zero_()
         assert saving is not None
-        saving.written.result(60)
+        saving.written.result(500)
     assert same(dict(make_sync_checkpointer().load(folder / "step2")), expected)
 
 

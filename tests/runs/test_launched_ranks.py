@@ -123,11 +123,9 @@ def test_rank_0_has_time_to_save_after_the_failure_of_another(
 
 
 def test_a_suspended_rank_0_is_not_waited_for(ranks: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_AFTER_A_FAILURE", ((0.1, TERM, 1), (0.5, KILL, 1), (LIMIT_S, KILL, 0)))
-    began = time.monotonic()
+    monkeypatch.setattr(module, "_AFTER_A_FAILURE", ((0.1, TERM, 1), (0.5, KILL, 1), (3600.0, KILL, 0)))
     assert end(ranks, ["kill -STOP $$", "sleep 0.2; exit 4"]) == 4
     assert ranks[0].returncode == -KILL
-    assert time.monotonic() - began < LIMIT_S
 
 
 def test_ranks_that_handle_no_signal_are_killed_after_a_second_ctrl_c(

@@ -222,7 +222,7 @@ def test_the_lock_of_a_killed_process_is_free_while_its_worker_still_runs(tmp_pa
         with pytest.raises(RunDirectoryError, match=f"process {holder.pid} "):
             run.lock()
         holder.kill()
-        holder.wait(timeout=10)
+        holder.wait(timeout=500)
         run.lock().release()
     finally:
         os.kill(worker, signal.SIGKILL)

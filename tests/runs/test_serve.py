@@ -23,7 +23,7 @@ from trainer_cli.runs.run_dir import RunDir
 
 def ask(server: RunServer, path: str, method: str = "GET", **headers: str) -> tuple[int, Any, dict[str, str]]:
     """Status, content and headers of an answer; JSON is decoded."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=500)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()

@@ -95,7 +95,7 @@ def swept(*submit: str, **behaviour: str) -> ExitCode:
 
 def until(reached: Callable[[], bool]) -> None:
     """Wait for a state."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 500
     while not reached():
         assert time.monotonic() < limit
         time.sleep(0.02)

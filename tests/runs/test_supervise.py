@@ -160,10 +160,10 @@ def test_a_file_that_asks_counts_once_and_is_deleted_and_none_is_read_after_the_
 
     with TriggerFiles(tmp_path, {name: lambda name=name: grant(name) for name in ("save", "stop")}, interval_s=0.01):
         (tmp_path / "save").touch()
-        assert seen.wait(30)
+        assert seen.wait(500)
         seen.clear()
         (tmp_path / "stop").touch()
-        assert seen.wait(30)
+        assert seen.wait(500)
     assert granted == ["save", "stop"]
     assert list(tmp_path.iterdir()) == []
     assert not [thread for thread in threading.enumerate() if thread.name == "trigger_files"]
