@@ -479,6 +479,64 @@ def test_a_users_plain_dataloader_is_walked_without_loading_what_was_seen() -> N
         assert len(loaded) == sum(map(len, whole[3:]))
 
 
+class Shuffling(Sampler[Any]):
+    """Draws its order when it is started, then a number for each entry; from one of three generators."""
+
+    def __init__(self, kind: str, size: int = 1) -> None:
+        self.kind, self.size = kind, size
+
+    def __len__(self) -> int:
+        return 20 // self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        order = self._order()
+        entries = [order[first : first + self.size] for first in range(0, 20, self.size)]
+        return (self._turn(entry) if self.size > 1 else self._turn(entry)[0] for entry in entries)
+
+    def _order(self) -> list[int]:
+        if self.kind == "python":
+            return random.sample(range(20), 20)
+        return np.random.permutation(20).tolist() if self.kind == "numpy" else torch.randperm(20).tolist()
+
+    def _turn(self, entry: list[int]) -> list[int]:
+        draws = {"python": random.random, "numpy": np.random.rand, "torch": lambda: float(torch.rand(()))}
+        return [(index + int(20 * draws[self.kind]())) % 20 for index in entry]
+
+
+@pytest.mark.parametrize("kind", ["python", "numpy", "torch"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        lambda sampler: {"batch_size": 4, "sampler": sampler(1)},
+        lambda sampler: {"batch_size": 3, "sampler": sampler(1), "drop_last": True},
+        lambda sampler: {"batch_sampler": sampler(4)},
+        lambda sampler: {"batch_size": None, "sampler": sampler(1)},
+        lambda sampler: {"batch_size": None, "sampler": sampler(4)},
+        lambda sampler: {"batch_sampler": BatchSampler(sampler(1), 4, drop_last=False)},
+    ],
+    ids=["samples", "dropping the last", "batches", "no batches", "lists of samples", "a BatchSampler of it"],
+)
+def test_a_sampler_may_draw_when_it_is_started_and_at_each_entry(kind: str, settings: Any) -> None:
+    made = settings(lambda size: Shuffling(kind, size))
+    if made.get("batch_size", 1) is None:
+        made["collate_fn"] = lambda sample: torch.as_tensor(sample)
+    loader = UserLoader(DataLoader(Numbered(), **made), seed=3)
+    whole = batches(loader, 1)
+    sizes = [len(batch) if isinstance(batch, list) else 1 for batch in whole]
+    for seen in (1, 3):
+        assert batches(loader, 1, batch=seen, samples=sum(sizes[:seen])) == whole[seen:]
+
+
+class Numbered(Dataset[Any]):
+    """Samples that are their index; lists of them are read at once."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_error_in_a_users_dataloader_names_the_batch(workers: int) -> None:
     with pytest.raises(FileNotFoundError) as caught:

@@ -86,10 +86,15 @@ class Fetcher:
 
 
 class WalkedSampler:
-    """A sampler that skips its first `skip` entries."""
+    """A sampler that skips its first `skip` entries.
 
-    def __init__(self, sampler: Any) -> None:
+    Args:
+        in_batches: whether a BatchSampler draws from it, which starts it with its first batch, and not before.
+    """
+
+    def __init__(self, sampler: Any, *, in_batches: bool = False) -> None:
         self.sampler = sampler
+        self.in_batches = in_batches
         self.skip = 0
         self.before: Callable[[int], None] = lambda number: None
         """Called with the number of each skipped entry before its draw, and then with `skip`, to seed the sampler."""
@@ -98,13 +103,17 @@ class WalkedSampler:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
+        if self.skip and self.in_batches:
+            # A sampler may draw its order here already, in the state in which the first batch is drawn.
+            self.before(0)
         # Not in the generator, so that the sampler's first draw comes before the seed of the workers.
         iterator = iter(self.sampler)
         return self._walk(iterator) if self.skip else iterator
 
     def _walk(self, iterator: Iterator[Any]) -> Iterator[Any]:
         for number in range(self.skip):
-            self.before(number)
+            if number or not self.in_batches:
+                self.before(number)
             next(iterator, None)
         self.before(self.skip)
         yield from iterator
@@ -137,7 +146,7 @@ def rebuild_loader(
     if isinstance(loader.dataset, IterableDataset):
         settings |= batching
     elif loader.batch_size is not None and length_of(loader.sampler) is not None:
-        walked = settings["sampler"] = WalkedSampler(loader.sampler)
+        walked = settings["sampler"] = WalkedSampler(loader.sampler, in_batches=True)
         settings |= batching
     elif loader.batch_sampler is not None:
         walked = settings["batch_sampler"] = WalkedSampler(loader.batch_sampler)
