@@ -127,14 +127,15 @@ class Text(str):
     ],
 )
 def test_everything_else_is_refused_by_its_owners_name(tree, message):
-    with pytest.raises(UnsavableState, match=message):
+    with pytest.raises(UnsavableState, match=message) as caught:
         encode(tree)
+    assert caught.value.cure
 
 
 def test_a_state_that_holds_itself_is_refused():
     loop: list = []
     loop.append(loop)
-    with pytest.raises(UnsavableState, match=r"a/0/0/0.* deeper than"):
+    with pytest.raises(UnsavableState, match=r"a/0/0/0.* deeper than.*flat list"):
         encode({"a": loop})
 
 

@@ -253,6 +253,24 @@ def test_a_schedule_by_epochs_steps_at_their_ends_and_goes_on_bit_for_bit(tmp_pa
     assert [*rates["straight"].values()] == [*rates["parts"].values()] == expected
 
 
+@pytest.mark.parametrize(
+    "schedulers",
+    [
+        Scheduled(lambda o: lr.ExponentialLR(o, 0.5), "step"),
+        lambda o: Scheduled(lr.ExponentialLR(o, 0.5), "step"),
+        [lambda o: Scheduled(lr.ExponentialLR(o, 0.5), "step")],
+        {"decay": lambda o: Scheduled(lr.ExponentialLR(o, 0.5), "step")},
+        lambda o: Scheduled(lambda other: lr.ExponentialLR(other, 0.5), "step"),
+    ],
+    ids=["around a function", "returned", "in a list", "in a mapping", "returned around a function"],
+)
+def test_an_interval_is_given_around_a_function_or_by_what_it_returns(schedulers: Any, tmp_path: Path) -> None:
+    rates: dict[int, float] = {}
+    _fit(schedulers, tmp_path, _rates(rates), length=3)
+    first = rates[1]
+    assert [*rates.values()] == [first, first / 2, first / 4]
+
+
 def _plateau(metric: str | None, folder: Path, *callbacks: Callback) -> Any:
     plateau = Scheduled(lambda o: lr.ReduceLROnPlateau(o, factor=0.5, patience=0), metric=metric)
     return _fit(plateau, folder, *callbacks, length=12, eval_interval=2)

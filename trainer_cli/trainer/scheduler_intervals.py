@@ -23,7 +23,7 @@ class Scheduled:
     """A schedule with the interval at which it steps.
 
     Args:
-        schedule: a schedule, or a function `optimizer -> schedule`.
+        schedule: a schedule, or a function `optimizer -> schedule`. A function may also return a Scheduled itself.
         interval: `step`, `epoch`, `evaluation` or `log`. None: `evaluation` for schedules that take a metric, or `log`
             for a metric of training; `epoch` for torch's own schedules except OneCycleLR and CyclicLR, as torch
             documents them; `step` for all others, and for a LambdaLR or MultiplicativeLR that a function returns.

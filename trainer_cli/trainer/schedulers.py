@@ -199,6 +199,9 @@ class Schedulers:
         for name, (owner, schedule) in named.items():
             scheduled = schedule if isinstance(schedule, Scheduled) else Scheduled(schedule)
             live = scheduled(self._optimizers[owner])
+            if isinstance(live, Scheduled):
+                # A function may return a schedule with its interval.
+                scheduled, live = live, live(self._optimizers[owner])
             _check_schedule(name, live, self._optimizers[owner])
             self.live[name] = live
             self._timing[name] = scheduled.resolve(live, name)
@@ -470,7 +473,10 @@ def _check_schedule(name: str, schedule: Any, optimizer: Optimizer) -> None:
     for method in ("step", "state_dict", "load_state_dict"):
         if not hasattr(schedule, method):
             kind = type(schedule).__name__
-            raise UserError(f"schedulers: expected a schedule, got {kind} without {method}", where=name)
+            cure = "A schedule has step, state_dict and load_state_dict, as those of torch.optim.lr_scheduler."
+            if isinstance(schedule, list | tuple | Mapping):
+                cure = f"Give a {kind} of functions, each of which returns one schedule."
+            raise UserError(f"schedulers: expected a schedule, got {kind} without {method}", where=name, cure=cure)
     owner = getattr(schedule, "optimizer", optimizer)
     if isinstance(owner, torch.optim.Optimizer) and not isinstance(owner, TaggedGroups) and owner is not optimizer:
         raise UserError("schedulers: the schedule is of another optimizer than the trainer's", where=name)

@@ -207,23 +207,29 @@ def memory_of(tensor: torch.Tensor) -> memoryview:
     return memoryview(raw).cast("B")
 
 
+_CURE = "Give it as plain, dense tensors. A buffer that the model computes when it is made may have persistent=False."
+
+
 def _code_of(name: str, leaf: Leaf, shapes_only: bool) -> tuple[str, int]:
     """The name and the size of the element type. UnsavableState if no format supports the tensor."""
     if isinstance(leaf, np.ndarray):
         code = _ARRAY_CODES.get(leaf.dtype)
         if code is None or not leaf.dtype.isnative:
-            raise UnsavableState(f"{name} is an array of {leaf.dtype}, which cannot be saved in a checkpoint")
+            raise UnsavableState(
+                f"{name} is an array of {leaf.dtype}, which cannot be saved in a checkpoint",
+                cure="Give it as an array of numbers in the machine's byte order, or as a list of numbers or strings.",
+            )
         return code, leaf.dtype.itemsize
     plain = type(leaf) in _PLAIN or isinstance(leaf, torch.nn.Parameter | torch.nn.Buffer)
     if not plain or torch.nn.parameter.is_lazy(leaf):
         kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
-        raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint")
+        raise UnsavableState(f"{name} is a {kind}, which cannot be saved in a checkpoint", cure=_CURE)
     absent = leaf.is_meta and not shapes_only
     code_and_size = _CODES.get(leaf.dtype)
     if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized or absent or code_and_size is None:
         description = f"a tensor of {leaf.dtype}, {'nested' if leaf.is_nested else leaf.layout}"
         description = "a tensor without memory" if absent else description
-        raise UnsavableState(f"{name} is {description}, which cannot be saved in a checkpoint")
+        raise UnsavableState(f"{name} is {description}, which cannot be saved in a checkpoint", cure=_CURE)
     return code_and_size
 
 

@@ -55,7 +55,9 @@ def encode(tree: Mapping[str, Any], *, share_views: bool = True) -> tuple[bytes,
     state = {}
     for key, value in tree.items():
         if type(key) is not str:
-            raise UnsavableState(f"the state has the top-level key {key!r}, which is not a string")
+            raise UnsavableState(
+                f"the state has the top-level key {key!r}, which is not a string", cure=f"Write it as {str(key)!r}."
+            )
         state[key] = encoder.value(value, (key,))
     # After the whole tree: a view may come before its base.
     if share_views:
@@ -220,7 +222,10 @@ class _Encoder:
 
     def value(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _DEEPEST:
-            raise UnsavableState(f"{_shown(path)} is nested deeper than {_DEEPEST} levels, or holds itself")
+            raise UnsavableState(
+                f"{_shown(path)} is nested deeper than {_DEEPEST} levels, or holds itself",
+                cure="Give it as a flat list or mapping.",
+            )
         # The exact type: a subclass would be loaded as its base, so it is refused.
         kind = type(value)
         if value is None or kind is bool:
@@ -253,7 +258,10 @@ class _Encoder:
 
     def _key(self, key: Any, path: tuple[str, ...]) -> Any:
         if type(key) not in _KEYS or not _is_plain_key(key):
-            raise UnsavableState(f"{_shown(path)} has the key {key!r}, a {_name_of(type(key))}, which cannot be saved")
+            raise UnsavableState(
+                f"{_shown(path)} has the key {key!r}, a {_name_of(type(key))}, which cannot be saved",
+                cure="Use strings, numbers, or tuples of them as keys.",
+            )
         return self.value(key, path)
 
     def _leaf(self, value: Any, path: tuple[str, ...]) -> Any:
