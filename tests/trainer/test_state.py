@@ -215,6 +215,69 @@ def test_the_prefixes_of_wrappers_are_understood_in_every_part(tmp_path: Path, p
     assert_resumes_exactly(fit, tmp_path, 3)
 
 
+class Remembering(Noisy):
+    """A queue that grows up to 20 rows, buffers that are None at first, and one in a part of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(0, 2))
+        self.register_buffer("first", None)
+        self.register_buffer("scratch", None, persistent=False)
+        self.body[0].register_buffer("counts", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, batch: Any) -> Any:
+        loss, outputs = super().forward(batch)
+        if self.training:
+            self.first = batch[0][:1].clone() if self.first is None else self.first
+            self.queue = torch.cat([self.queue, batch[0]])[-20:]
+            self.body[0].counts = torch.arange(len(self.queue))
+        terms = [self.queue.mean(), self.first.mean(), self.body[0].counts.float().mean()]
+        return loss + sum(terms) * self.body[0].bias.mean(), outputs
+
+
+def test_buffers_have_the_shape_of_the_checkpoint_on_a_resume_and_in_an_evaluation(tmp_path: Path) -> None:
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        more = {f"more_{index}": one for index, one in enumerate(callbacks)}
+        made = _trainer(folder, model=Remembering, callbacks=more, length=6)
+        made.fit(loader())
+        return made
+
+    straight, _ = assert_resumes_exactly(fit, tmp_path, 1, 3, 5)
+    state = straight.model.state_dict()
+    assert (state["queue"].shape, state["first"].shape, state["body.0.counts"].shape) == ((20, 2), (1, 2), (20,))
+    newest = straight.checkpoint.newest()
+    made = _trainer(tmp_path / "other", model=Remembering, callbacks={})
+    assert made.validate(loader(), ckpt_path=newest) == straight.validate(loader())
+    assert not same(made.model.state_dict(), state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: model.update(queue=torch.zeros(3, 2).double()), "queue: has shape"),
+        (lambda model: model.update(queue=7), "queue: is a Tensor in this model, but a int"),
+        (lambda model: model.update(scratch=torch.ones(1)), "scratch: not in this model"),
+        (lambda model: model.update(frozen=torch.ones(4)), "frozen: has shape"),
+        (lambda model: model.pop("queue"), "queue: missing in the checkpoint"),
+    ],
+    ids=["type of numbers", "no tensor", "not persistent", "a parameter", "missing"],
+)
+def test_nothing_but_the_shape_of_a_persistent_buffer_may_differ(tmp_path: Path, change: Any, message: str) -> None:
+    spoil = Spoil(lambda state: change(state["model"]))
+    _trainer(tmp_path, model=Remembering, callbacks=[spoil], length=1).fit(loader())
+    made = _trainer(tmp_path, model=Remembering, callbacks=[])
+    with pytest.raises(UserError, match=message):
+        made.fit(loader())
+    assert made.model.first is None
+
+
+def test_other_shapes_of_buffers_are_refused_where_a_new_run_takes_the_weights(tmp_path: Path) -> None:
+    _trainer(tmp_path / "a", model=Remembering, callbacks={}, length=1).fit(loader())
+    made = _trainer(tmp_path / "b", model=Remembering, callbacks={})
+    with pytest.raises(UserError, match="queue: has shape"):
+        made.fit(loader(), ckpt_path=tmp_path / "a" / "step1", load=LoadOptions(states=["model"]))
+
+
 def test_weights_alone_that_do_not_fit_are_a_table_too(tmp_path: Path) -> None:
     _trainer(tmp_path / "a", Spoil(_spoil), length=1).fit(loader())
     with pytest.raises(UserError, match=r"step1 does not fit this run:\n  model  body\.0\.weight: has shape"):

@@ -79,13 +79,20 @@ def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
 
 
 def fit_model(
-    model: nn.Module, state: Mapping[str, Any], options: LoadOptions = WHOLE, *, cast: bool = False
+    model: nn.Module,
+    state: Mapping[str, Any],
+    options: LoadOptions = WHOLE,
+    *,
+    cast: bool = False,
+    reshape_buffers: bool = False,
 ) -> tuple[Fitting, LoadReport]:
     """The parts of a captured state that do not fit a model, and what `load` will copy into it.
 
     Args:
-        options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape is always a fault.
+        options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape of a parameter is always a fault.
         cast: floating-point tensors of another precision are cast; else they are faults, as in a resume.
+        reshape_buffers: the state is of the same model later in its training: a buffer that has changed its shape
+            since, or was None, becomes as it was saved.
     """
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
@@ -94,6 +101,9 @@ def fit_model(
     options.warn_unmatched(map(clean_name, state), {*live, *saved})
     ignored = options.ignored({*live, *saved})
     saved = {name: value for name, value in saved.items() if name not in ignored}
+    buffers = _reshaped_buffers(inner, live, saved) if reshape_buffers else {}
+    live |= {name: (name, saved[name]) for name in buffers.keys() - live.keys()}
+    live |= {name: (live[name][0], saved[name]) for name in buffers}
     targets = {name: value for name, (_, value) in live.items() if name not in ignored}
     report = LoadReport(
         loaded=[name for name in targets if name in saved],
@@ -113,6 +123,8 @@ def fit_model(
         rows += report.one_sided
 
     def load() -> None:
+        for name, (module, leaf) in buffers.items():
+            module._buffers[leaf] = torch.empty_like(saved[name], device=_device_of(module, leaf, inner))
         # Not strict: what the options leave out was compared above, and would be an error here.
         inner.load_state_dict({live[name][0]: saved[name] for name in report.loaded}, strict=False)
 
@@ -214,6 +226,30 @@ def _fault(live: Any, saved: Any) -> str | None:
     if live.dtype != saved.dtype:
         return f"is {live.dtype} in this model, but {saved.dtype} in the checkpoint"
     return None
+
+
+def _reshaped_buffers(
+    model: nn.Module, live: Mapping[str, tuple[str, Any]], saved: Mapping[str, Any]
+) -> dict[str, tuple[nn.Module, str]]:
+    """Name -> (module, name in it) of the persistent buffers that are None or have another shape than in a state."""
+    found = {}
+    for prefix, module in model.named_modules():
+        for leaf, buffer in module._buffers.items():
+            name = clean_name(f"{prefix}.{leaf}" if prefix else leaf)
+            value = saved.get(name)
+            if leaf in module._non_persistent_buffers_set or type(value) is not torch.Tensor:
+                continue
+            is_replaceable = type(buffer) is torch.Tensor and name in live and buffer.dtype == value.dtype
+            if (buffer is None and name not in live) or (is_replaceable and buffer.shape != value.shape):
+                found[name] = module, leaf
+    return found
+
+
+def _device_of(module: nn.Module, leaf: str, model: nn.Module) -> torch.device | None:
+    """The device of a buffer; if it is None, that of the model's first tensor; None for a model without tensors."""
+    others = (value for values in (model.parameters(), model.buffers()) for value in values)
+    tensor = next(others, None) if (buffer := module._buffers[leaf]) is None else buffer
+    return None if tensor is None else tensor.device
 
 
 def _may_cast(live: Any, saved: Any) -> bool:

@@ -107,7 +107,7 @@ def load_checkpoint(
             where=str(path),
             cure=None if finetune else "To load the model alone, add finetune=True.",
         )
-    fitting, report = fit_model(model, state["model"], options, cast=finetune)
+    fitting, report = fit_model(model, state["model"], options, cast=finetune, reshape_buffers=not finetune)
     fittings: dict[str, Fitting] = {"model": fitting}
     if not finetune and optimizer is not None:
         fittings["optimizer"] = fit_optimizer(

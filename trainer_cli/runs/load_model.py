@@ -80,7 +80,7 @@ def load_model(
     finally:
         model_state.restore_rng(generators)
     weights, _ = evaluated_weights(checkpoint, average)
-    fitting, _ = model_state.fit_model(model, weights, WEIGHTS, cast=True)
+    fitting, _ = model_state.fit_model(model, weights, WEIGHTS, cast=True, reshape_buffers=True)
     if fitting.faults:
         table = model_state.table(f"{checkpoint} does not fit", {"model": fitting.faults})
         raise UserError(f"{table}\n", cure=OTHER_MODEL)

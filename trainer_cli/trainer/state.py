@@ -186,7 +186,7 @@ def load_weights(
 
 def load_for_evaluation(trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, path: Path) -> None:
     """Load the model, and the state of every callback that changes evaluations, if the checkpoint has callbacks."""
-    fitting, report = _fit_model(trainer, state, options, cast=True)
+    fitting, report = _fit_model(trainer, state, options, cast=True, reshape_buffers=True)
     fittings = {"model": fitting}
     saved = state.get("callbacks")
     for name, callback in trainer.callbacks.items():
@@ -218,7 +218,9 @@ def load_all(
     report = LoadReport()
     state = rank_state_of(state, trainer)
     if options.takes("model"):
-        fittings["model"], report = _fit_model(trainer, state, options, cast=not options.resumes)
+        fittings["model"], report = _fit_model(
+            trainer, state, options, cast=not options.resumes, reshape_buffers=options.resumes
+        )
     if options.takes("optimizer"):
         fittings |= _fit_optimizers(trainer, state, options, keep_settings)
     if options.takes("schedulers"):
@@ -327,12 +329,14 @@ def _fit_saved(state: Mapping[str, Any], owner: str, fit: Callable[[Any], Fittin
 
 
 def _fit_model(
-    trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, *, cast: bool
+    trainer: Trainer, state: Mapping[str, Any], options: LoadOptions, *, cast: bool, reshape_buffers: bool = False
 ) -> tuple[Fitting, LoadReport]:
     reports = [LoadReport()]
 
     def fit(weights: Any) -> Fitting:
-        fitting, report = model_state.fit_model(trainer.model, weights, options, cast=cast)
+        fitting, report = model_state.fit_model(
+            trainer.model, weights, options, cast=cast, reshape_buffers=reshape_buffers
+        )
         reports.append(report)
         return fitting
 
