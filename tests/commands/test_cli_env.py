@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from trainer_cli.commands import env
 from trainer_cli.commands.main import main
+from trainer_cli.runs import environment
 
 SECRETS = {
     "HF_TOKEN": "hf_abcdefgh",
@@ -42,6 +44,21 @@ def test_it_reports_versions_devices_paths_and_listed_variables(
     assert message["paths"]["configs"][0] == str(made / "configs")  # type: ignore[index]
     assert message["paths"]["project_root"] == str(made)
     assert message["variables"]["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+@pytest.mark.parametrize("package", ["torch", "a-package-that-is-not-installed"])
+def test_the_version_of_a_package_is_read_once(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    version = metadata.version
+
+    def count(name: str) -> str:
+        asked.append(name)
+        return version(name)
+
+    monkeypatch.setattr(metadata, "version", count)
+    environment._installed_version.cache_clear()
+    assert environment.versions([package]) == environment.versions([package])
+    assert asked == [package]
 
 
 def test_people_read_the_same_facts(made: Path, capsys: pytest.CaptureFixture[str]) -> None:

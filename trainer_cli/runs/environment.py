@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,16 @@ def environment(project_root: Path, argv: Sequence[str], *, now: float) -> dict[
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str | None]:
     """Installed versions of packages, without importing them; None for a package that is not installed."""
-    installed: dict[str, str | None] = {}
-    for package in packages:
-        try:
-            installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            installed[package] = None
-    return installed
+    return {package: _installed_version(package) for package in packages}
+
+
+@cache
+def _installed_version(package: str) -> str | None:
+    # Read once: a start of a training asks twice, and each answer parses a file.
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def git_facts(folder: Path) -> dict[str, Any] | None:
