@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,37 @@ def test_a_stop_is_gathered_where_a_rank_has_one_and_that_of_the_lowest_rank_is_
 
     expected = [7.25, None, 0, 9.5, Stop("of rank 1", finished=False), True, False, 1]
     assert on_ranks(3, share) == [expected] * 3
+
+
+class Meanwhile(Adding):
+    """Rank 0 requests something while the ranks exchange their requests, as another thread may."""
+
+    def __init__(self, group: ThreadGroup) -> None:
+        super().__init__(group)
+        self.request: Callable[[], None] = lambda: None
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        total = super().sum(tensor)
+        if self.rank == 0:
+            request, self.request = self.request, lambda: None
+            request()
+        return total
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "roll_back"])
+def test_a_request_that_comes_during_the_exchange_is_of_all_ranks_at_the_next_one(kind: str) -> None:
+    def take(threads: ThreadGroup) -> list[bool]:
+        group = Meanwhile(threads)
+        requests = Requests(group, Agreement(group), None, may_hold=False)
+        group.request = getattr(requests, kind)
+        taken = []
+        for _ in range(3):
+            evaluates = requests.take_evaluation(holds=False)
+            taken.append(evaluates or requests.roll_back_requested)
+            requests.end_roll_back()
+        return taken
+
+    assert on_ranks(2, take) == [[False, True, False]] * 2
 
 
 def test_names_of_metrics_are_gathered_only_when_a_rank_has_counted_others() -> None:

@@ -19,6 +19,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.trainer.model_call import ForwardState
 from trainer_cli.trainer.scheduler_intervals import Scheduled
 from trainer_cli.trainer.train_step import TrainStep
+from trainer_cli.trainer.validation_loop import Due, loader_of
 
 
 class Following(nn.Module):
@@ -285,6 +286,16 @@ def test_a_metric_that_such_an_evaluation_lacks_is_refused_before_step_1() -> No
     made = trainer(Detector, callbacks=[Metrics({"box": Boxes()}, None, 1), EarlyStopping(patience=1)])
     with pytest.raises(UserError, match="'val/loss', which no validation loader or callback reports"):
         made.fit(loader(), loader(5, 2, shuffle=False))
+
+
+def test_a_metric_is_of_the_loader_with_the_longest_name() -> None:
+    loaders = {"easy": 1, "easy/long": 2, "hard": 3}
+    names = ["easy/loss", "easy/long/loss", "easy/longer", "hard/a/b", "mine/loss", "easy"]
+    assert [loader_of(name, loaders) for name in names] == ["easy", "easy/long", "easy", "hard", "mine", "easy"]
+    for due_by_interval in loaders:
+        by_interval = Due({due_by_interval: 0}, callbacks=False, is_all=False)
+        counted = [name for name in loaders if Due(loaders, by_interval=by_interval).counts(f"{name}/loss")]
+        assert counted == [due_by_interval]
 
 
 @pytest.mark.parametrize("end", [{"hard_stop": 4}, {"max_duration": 4}], ids=["hard_stop", "max_duration"])

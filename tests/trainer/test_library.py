@@ -14,6 +14,7 @@ import trainer_cli
 from trainer_cli import CheckpointerCallback, EarlyStopping, Logging, Trainer, ValidationLoop, add_global_callback
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.trainer import messages
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metric_logger import MetricLogger
 
@@ -218,6 +219,46 @@ def test_messages_go_where_logging_says_while_a_trainer_works(
     assert logging.getLogger("trainer_cli").propagate
     with pytest.raises(UserError, match=r"logging\.console is 'loud'"):
         Logging(console="loud")
+
+
+class Scores(Line):
+    """Returns a value for each sample."""
+
+    def forward(self, batch: Any) -> Any:
+        return {**super().forward(batch), "score": batch[1]}
+
+
+@pytest.mark.parametrize("kind", ["validate", "predict"])
+def test_what_a_callback_evaluates_in_a_fit_leaves_the_messages_of_the_fit(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = logging.getLogger("trainer_cli.mine")
+
+    def evaluate(trainer: Trainer, *_: Any) -> None:
+        getattr(trainer, kind)(loader(4, shuffle=False), None)
+        log.info("after %d", trainer.progress.step)
+
+    speaks = on(on_train_batch_end=evaluate, on_enter_validate_all=lambda *_: log.info("within"))
+    shown = Logging(level="info", file=tmp_path / "own.log", console="off")
+    trainer(Scores, callbacks=[speaks], logging=shown, settings={"max_duration": 2}).fit(loader())
+    for text in (capsys.readouterr().err, (tmp_path / "own.log").read_text()):
+        assert [text.count(words) for words in ("within\n", "after 1\n", "after 2\n")] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(("level", "propagate"), [(logging.WARNING, True), (logging.ERROR, False)])
+def test_logging_is_set_up_as_before_once_a_trainer_has_worked(level: int, propagate: bool) -> None:
+    logger = logging.getLogger("trainer_cli")
+    before = logger.level, logger.propagate, list(logger.handlers)
+    messages.to_console("error")
+    logger.propagate = propagate
+    logger.setLevel(level)
+    handlers = list(logger.handlers)
+    try:
+        trainer(logging=Logging(level="info", console="off"), settings={"max_duration": 1}).fit(loader())
+        assert (logger.level, logger.propagate, logger.handlers) == (level, propagate, handlers)
+    finally:
+        logger.setLevel(before[0])
+        logger.propagate, logger.handlers[:] = before[1:]
 
 
 def test_a_list_of_loaders_is_named_by_number_and_a_loop_may_be_given() -> None:

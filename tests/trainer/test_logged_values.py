@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 from pathlib import Path
@@ -13,13 +14,15 @@ import torch
 from tiny import ListLogger, StopAt, StopInEvaluation, loader, on, trainer
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.core.progress import Progress
 from trainer_cli.errors import SaveError, UserError
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.media import MediaLogger
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
 from trainer_cli.loggers.text_files import JsonlLogger
+from trainer_cli.trainer import metric_logger
 from trainer_cli.trainer.hooks import VOCABULARY, Callback
-from trainer_cli.trainer.metric_logger import histogram_medium, image_medium
+from trainer_cli.trainer.metric_logger import histogram_medium, image_medium, table_medium
 from trainer_cli.trainer.train_step import TrainStep
 
 _BEFORE_THE_TRAINER_LOGS = ("pre_setup",)
@@ -139,6 +142,83 @@ def test_an_evaluation_inside_a_fit_leaves_the_steps_record_alone() -> None:
     assert logger.steps("val/loss") == []
 
 
+def _fail_on_the_second(trainer: Any, *_: Any) -> None:
+    if trainer.name_scope_path == "second/":
+        raise ValueError("planned")
+
+
+def _evaluate_two(trainer: Any, path: Path | None) -> None:
+    with pytest.raises(ValueError, match="planned"):
+        trainer.validate({name: loader(6, shuffle=False) for name in ("first", "second")}, path)
+
+
+def test_an_evaluation_that_fails_inside_a_fit_leaves_the_steps_record_alone() -> None:
+    def evaluate(trainer: Any, *_: Any) -> None:
+        trainer.log_metrics(before=1.0)
+        _evaluate_two(trainer, None)
+
+    logger = ListLogger()
+    _fit(on(on_train_batch_end=evaluate, on_validate_start=_fail_on_the_second), logger=logger).fit(loader())
+    assert logger.steps("before") == [1, 2, 3, 4, 5, 6]
+    assert logger.steps("first/loss") == []
+
+
+def test_an_evaluation_of_a_checkpoint_that_fails_logs_nothing_at_another_step(tmp_path: Path) -> None:
+    _fit(logger=ListLogger(), folder=tmp_path).fit(loader())
+    logger = ListLogger()
+    _evaluate_two(_fit(on(on_validate_start=_fail_on_the_second), logger=logger), tmp_path / "ckpt/step6")
+    assert logger.records == []
+
+
+class FailingStart(ListLogger):
+    """Cannot be started once."""
+
+    fails = True
+
+    def start(self, facts: RunFacts) -> None:
+        if self.fails:
+            self.fails = False
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().start(facts)
+
+
+def test_a_logger_that_cannot_be_opened_for_an_evaluation_loses_nothing() -> None:
+    first, failing = ListLogger(), FailingStart()
+    made = trainer(loggers={"first": first, "failing": failing})
+    made.log_metrics(before=1.0)
+    with pytest.raises(OSError, match="No space"):
+        made.validate(loader(6, shuffle=False), None)
+    assert first.closed == 1
+    assert made.validate(loader(6, shuffle=False), None)["val"]["loss"] > 0
+    made.fit(loader())
+    assert first.steps("before") == failing.steps("before") == [0]
+
+
+def test_a_value_that_cannot_be_logged_after_a_fit_is_logged_with_the_next() -> None:
+    failing = FailingStart()
+    failing.fails = False
+    made = _fit(logger=failing)
+    made.fit(loader())
+    failing.fails = True
+    with pytest.raises(OSError, match="No space"):
+        made.log_metrics(first=1.0)
+    made.log_metrics(second=2.0)
+    assert dict(failing.records[-1].metrics) == {"first": 1.0, "second": 2.0}
+
+
+def test_records_that_wait_behind_a_wrong_one_are_logged_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metric_logger, "_is_on_device", lambda value: True)
+    log = ListLogger()
+    logger = metric_logger.MetricLogger({"list": log})
+    for step, value in enumerate([1.0, torch.ones(2), 3.0, 4.0]):
+        logger.add({"x": value})
+        logger.flush(Progress(step), 0.0, wait=False)
+    with pytest.raises(UserError, match="'x' is a tensor of shape"):
+        logger.settle()
+    logger.settle()
+    assert log.steps("x") == [0, 2, 3]
+
+
 def test_a_value_logged_after_a_fit_is_written_at_once(tmp_path: Path) -> None:
     logger = ListLogger()
     made = _fit(logger=logger)
@@ -226,6 +306,25 @@ RAMP = [[0.0, 0.5, 1.0]]
 def test_an_image_becomes_bytes_with_its_channels_last(value: Any, shape: tuple[int, ...], expected: list[int]) -> None:
     found = image_medium("x", value).value
     assert (found.dtype, found.shape, found.reshape(-1).tolist()) == (np.uint8, shape, expected)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [torch.ones(2), np.ones(3), np.zeros(0), object(), [1, 2]],
+    ids=["tensor", "array", "empty", "object", "list"],
+)
+def test_a_cell_that_is_no_text_and_no_number_is_refused(cell: Any) -> None:
+    with pytest.raises(UserError, match="table 'x' has the row"):
+        table_medium("x", ["a"], [[cell]])
+    assert table_medium("x", ["a"], [[torch.tensor(1.5)], [np.int64(2)]]).value.rows == ((1.5,), (2,))
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, -(10**400), "many", [1.0], torch.ones(2)], ids=["large", "small", "text", "list", "tensor"]
+)
+def test_a_metric_that_is_no_number_is_refused_with_its_name(value: Any) -> None:
+    with pytest.raises(UserError, match=r"the metric 'x' is .*, and no number"):
+        metric_logger.metrics_in({"x": value})
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (2, 3, 4), (8, 8, 3), (1, 1, 3, 3), (0, 5), (3, 0, 4)])

@@ -257,5 +257,5 @@ def read_number(value: Any) -> float | None:
     """A value of a record as a number, or None if it is not one: JSON has NaN and infinity as strings."""
     try:
         return float(value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None

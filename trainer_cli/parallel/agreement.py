@@ -68,7 +68,10 @@ class Agreement:
             total = weight.detach().double()
             self._device_weight, weight = (total, self.group.start_sum(total)), 0
         numbers[_WEIGHT], numbers[_SAMPLES] = float(weight), self.batch_samples
-        numbers[_REQUESTS], self._requested = self._requested, False
+        numbers[_REQUESTS] = requested = self._requested
+        # Only then: another thread may have requested something since the line above.
+        if requested:
+            self._requested = False
         numbers[_WRITTEN], numbers[_FAILED] = self._written, self._has_failed
         self._started, self._work = True, self.group.start_sum(self._values)
 

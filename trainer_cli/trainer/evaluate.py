@@ -26,7 +26,13 @@ from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
 from trainer_cli.trainer.model_call import ForwardState
 from trainer_cli.trainer.setup import check_type, loader_settings, name_loaders
 from trainer_cli.trainer.state import load_for_evaluation
-from trainer_cli.trainer.validation_loop import Due, EvaluationInterruptedError, ValidationLoop, exceptions_reported
+from trainer_cli.trainer.validation_loop import (
+    Due,
+    EvaluationInterruptedError,
+    ValidationLoop,
+    exceptions_reported,
+    loader_of,
+)
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -122,7 +128,8 @@ def evaluate_all(
         load = replace(load, states=("model",))
         if loop is not None:
             trainer.hooks.add_family(check_type("loop", loop, ValidationLoop).hook)
-        stack.enter_context(trainer.logging.shown())
+        if not trainer.fitting:
+            stack.enter_context(trainer.logging.shown())
         if any(path is not None for path in paths):
             stack.enter_context(training_kept(trainer))
         return Evaluations(row for path in paths for row in evaluate_checkpoint(trainer, loaders, path, load, loop))
@@ -171,20 +178,15 @@ def evaluate_checkpoint(
         state = load_checkpoint(trainer, path, load)
         progress = Progress(trainer.loaded_step, int(state.get("progress", {}).get("epoch", 0)))
         epoch = float(progress.epoch)
-    record = trainer.metric_logger.record
-    before = dict(record)
-    record.clear()
-    _run(trainer, Due(loaders), is_last=True, loop=loop)
-    rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
-    for key, value in metrics_in(record).items():
-        # The longest name: one loader may be called `easy`, and another `easy/long`.
-        prefixes = [name for name in loaders if key.startswith(f"{name}/")]
-        name = max(prefixes, key=len, default=key.partition("/")[0])
-        rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
-    if not trainer.fitting:
-        trainer.metric_logger.flush_evaluation(progress, epoch)
-    record.clear()
-    record.update(before)
+    # Also after an error: what was measured until then belongs to no record of the trainer.
+    with trainer.metric_logger.record_kept():
+        _run(trainer, Due(loaders), is_last=True, loop=loop)
+        rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
+        for key, value in metrics_in(trainer.metric_logger.record).items():
+            name = loader_of(key, loaders)
+            rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
+        if not trainer.fitting:
+            trainer.metric_logger.flush_evaluation(progress, epoch)
     return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]
 
 
@@ -311,8 +313,7 @@ def _find_reported_metrics(trainer: Trainer, val_loaders: Mapping[str, Any], nee
 @contextmanager
 def _undone(trainer: Trainer) -> Iterator[None]:
     """Undo what the block changes of the trainer."""
-    generators, record = model_state.capture_rng(), dict(trainer.metric_logger.record)
-    trainer.metric_logger.record.clear()
+    generators = model_state.capture_rng()
     states = {
         name: copy.deepcopy(callback.state_dict())
         for name, callback in trainer.callbacks.items()
@@ -323,7 +324,8 @@ def _undone(trainer: Trainer) -> Iterator[None]:
     began = time.monotonic()
     trainer.set_sanity_checking(True)
     try:
-        yield
+        with trainer.metric_logger.record_kept():
+            yield
     finally:
         trainer.set_sanity_checking(False)
         for name, state in states.items():
@@ -332,8 +334,6 @@ def _undone(trainer: Trainer) -> Iterator[None]:
         forward_state.restore()
         if step_state:
             trainer.step.load_state_dict(step_state)
-        trainer.metric_logger.record.clear()
-        trainer.metric_logger.record.update(record)
         trainer.metric_logger.exclude_time(time.monotonic() - began)
         # Last: restoring the states may draw numbers.
         model_state.restore_rng(generators)

@@ -95,7 +95,7 @@ class _FileHandler(logging.Handler):
 def to_console(level: str) -> None:
     """Print messages of this package from `level` on to stderr; other packages' logging is unchanged."""
     logger = logging.getLogger(ROOT)
-    for earlier in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
+    for earlier in _printing(logger):
         logger.removeHandler(earlier)
     handler = _StderrHandler()
     handler.setLevel(level.upper())
@@ -144,15 +144,22 @@ class Logging:
         """Show the messages while the block runs."""
         with ExitStack() as stack:
             if self.level is not None:
-                stack.callback(_restore, logging.getLogger(ROOT))
+                logger = logging.getLogger(ROOT)
+                stack.callback(_restore, logger, _printing(logger), logger.level, propagate=logger.propagate)
                 to_console(self.level)
             if self.file is not None:
                 stack.enter_context(to_file(Path(self.file)))
             yield
 
 
-def _restore(logger: logging.Logger) -> None:
-    for handler in [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]:
+def _printing(logger: logging.Logger) -> list[_StderrHandler]:
+    return [handler for handler in logger.handlers if isinstance(handler, _StderrHandler)]
+
+
+def _restore(logger: logging.Logger, handlers: list[_StderrHandler], level: int, *, propagate: bool) -> None:
+    for handler in _printing(logger):
         logger.removeHandler(handler)
-    logger.setLevel(logging.NOTSET)
-    logger.propagate = True
+    for handler in handlers:
+        logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = propagate

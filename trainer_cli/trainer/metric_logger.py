@@ -94,13 +94,21 @@ def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     Raises:
         UserError: a row has more or fewer values than there are columns, or something else than texts and numbers.
     """
-    cells = tuple(tuple(cell.item() if hasattr(cell, "item") else cell for cell in row) for row in rows)
+    cells = tuple(tuple(map(_plain_number, row)) for row in rows)
     for row in cells:
         if len(row) != len(columns) or not all(isinstance(cell, str | int | float | None) for cell in row):
             raise UserError(f"table {name!r} has the row {row!r} under the columns {list(columns)!r}")
         if matrix and not all(isinstance(cell, int | float) for cell in row[1:]):
             raise UserError(f"matrix {name!r} has the row {row!r}", cure="Give a label, and numbers after it.")
     return Medium(Kind.tables, name, Table(tuple(map(str, columns)), cells, matrix))
+
+
+def _plain_number(cell: Any) -> Any:
+    """A number of numpy or torch as one of Python; anything else as it is."""
+    try:
+        return cell.item() if hasattr(cell, "item") else cell
+    except (RuntimeError, ValueError):
+        return cell  # An array of many numbers, or of none.
 
 
 def _host_array(value: Any) -> NDArray[Any]:
@@ -156,10 +164,21 @@ class MetricLogger:
 
     def reopen(self, facts: RunFacts) -> None:
         """Start every logger for records outside of a fit."""
-        self.is_open = True
         with kept_random_state():
             for keeper in self._keepers:
                 keeper.start(facts, None)
+        self.is_open = True
+
+    @contextmanager
+    def record_kept(self) -> Iterator[None]:
+        """Begin with an empty record, and put the present one back after the block, also after an error."""
+        before = dict(self.record)
+        self.record.clear()
+        try:
+            yield
+        finally:
+            self.record.clear()
+            self.record.update(before)
 
     def add(self, metrics: Mapping[str, float | Tensor]) -> None:
         """Add to the record of the current step.
@@ -218,10 +237,9 @@ class MetricLogger:
 
     def settle(self) -> None:
         """Wait for the metrics of kept records, and pass these on."""
-        # Emptied first: a logger that fails must not get the same record again.
-        waiting, self._waiting = self._waiting, []
-        for progress, epoch, logged_at, content in waiting:
-            self._pass_on(progress, epoch, logged_at, content)
+        while self._waiting:
+            # Removed first: a logger that fails must not get the same record again.
+            self._pass_on(*self._waiting.pop(0))
 
     def _pass_on(
         self, progress: Progress, epoch: float, logged_at: float, content: Mapping[str, float | Tensor | Medium]
@@ -344,7 +362,7 @@ def metrics_in(record: Mapping[str, float | Tensor | Medium]) -> dict[str, float
         if not isinstance(value, Medium):
             try:
                 metrics[name] = float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
                 raise UserError(
                     f"the metric '{name}' is {got}, and no number", cure="Log a number, or use log_histogram, log_text."

@@ -47,7 +47,7 @@ def predict_all(
     with ExitStack() as stack:
         if not trainer.fitting:
             stack.enter_context(finalized(trainer))
-        stack.enter_context(trainer.logging.shown())
+            stack.enter_context(trainer.logging.shown())
         if (path := _find_checkpoint(trainer, ckpt_path)) is not None:
             stack.enter_context(training_kept(trainer))
             load_checkpoint(trainer, path, replace(load, states=("model",)))

@@ -136,19 +136,14 @@ class Recording:
 
         What was logged before the first fit stays in the record of that fit.
         """
-        record = self.metric_logger.record
-        # After a fit nothing waits for a later one: everything in the record is written now.
-        before = {} if self.metric_logger.was_closed else dict(record)
-        for name in before:
-            del record[name]
-        self.metric_logger.reopen(self._facts())
-        try:
+        # On the way out in reverse: write, close, put back.
+        with ExitStack() as stack:
+            # After a fit nothing waits for a later one: everything in the record is written now.
+            if not self.metric_logger.was_closed:
+                stack.enter_context(self.metric_logger.record_kept())
+            stack.callback(self.close)
+            self.metric_logger.reopen(self._facts())
             yield
-        finally:
-            with ExitStack() as stack:
-                # In reverse: write, close, put back.
-                stack.callback(record.update, before)
-                stack.callback(self.close)
 
     def close(self, *, writes_rest: bool = True) -> None:
         """Close all loggers, also after an error in one.

@@ -37,6 +37,8 @@ class Requests:
         """Whether the loop must go back to the newest checkpoint after this step."""
         self._stop_of_rank: Stop | None = None
         """The stop that this rank has requested, and that the other ranks may not know yet."""
+        self._evaluates_on_rank = self._rolls_back_on_rank = False
+        """What else this rank has requested, and has not shared yet."""
 
     def stop(self, stop: Stop) -> None:
         """Request an end after the current step; see `Trainer.stop`."""
@@ -63,12 +65,18 @@ class Requests:
 
     def evaluate(self) -> None:
         """Request an evaluation after the current step; from any thread."""
-        self.evaluation_requested = True
+        if self._agreement is None:
+            self.evaluation_requested = True
+        else:
+            self._evaluates_on_rank = True
         self.interrupt()
 
     def roll_back(self) -> None:
         """Request a roll-back after the current step; see `Trainer.ask_to_roll_back`."""
-        self.roll_back_requested = True
+        if self._agreement is None:
+            self.roll_back_requested = True
+        else:
+            self._rolls_back_on_rank = True
         self.interrupt()
 
     def interrupt(self) -> None:
@@ -88,16 +96,21 @@ class Requests:
         """Make every rank's requests those of all. Returns rank 0's `seconds`. Collective."""
         if self._agreement is None:
             return seconds
-        # Read once: another thread may request a stop meanwhile.
-        stop = self._stop_of_rank
-        rank_requests = [stop is not None, self.evaluation_requested, self.roll_back_requested]
+        # Read once: another thread may request something meanwhile, which is shared by the next exchange.
+        stop, evaluates, rolls_back = self._stop_of_rank, self._evaluates_on_rank, self._rolls_back_on_rank
+        if evaluates:
+            self._evaluates_on_rank = False
+        if rolls_back:
+            self._rolls_back_on_rank = False
         # One exchange for all requests and the time: each costs a round trip of all ranks.
-        numbers = torch.tensor([*rank_requests, seconds if self._group.is_main else 0.0], dtype=torch.float64)
+        rank_seconds = seconds if self._group.is_main else 0.0
+        numbers = torch.tensor([stop is not None, evaluates, rolls_back, rank_seconds], dtype=torch.float64)
         stops, evaluations, roll_backs, seconds = self._group.sum(numbers).tolist()
         if stops > 0 and self.stop_request is None:
             # The lowest rank wins, so that all ranks have the same reason.
             self.stop_request = next(filter(None, self._group.gather(stop)))
-        self.evaluation_requested, self.roll_back_requested = evaluations > 0, roll_backs > 0
+        self.evaluation_requested |= evaluations > 0
+        self.roll_back_requested |= roll_backs > 0
         return seconds
 
     def hold_stop(self, *, holds: bool) -> None:
@@ -125,7 +138,10 @@ class Requests:
             self.interrupt_requested = True
         if self.roll_back_requested:
             return False
-        requested, self.evaluation_requested = self.evaluation_requested, False
+        requested = self.evaluation_requested
+        # Only then: another thread may have requested one since the line above.
+        if requested:
+            self.evaluation_requested = False
         return requested
 
     def end_roll_back(self) -> None:

@@ -134,6 +134,13 @@ def exceptions_reported(trainer: Trainer) -> Iterator[None]:
         raise
 
 
+def loader_of(metric: str, loaders: Iterable[str]) -> str:
+    """The loader that a metric is of; of a metric of none of them, the name before its first slash."""
+    # The longest name: one loader may be called `easy`, and another `easy/long`.
+    names = (name for name in loaders if metric.startswith(f"{name}/"))
+    return max(names, key=len, default=metric.partition("/")[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """What one evaluation is made on."""
@@ -150,7 +157,7 @@ class Due:
         """Whether schedules and patience count a metric of it: a longer training has no evaluation at this end."""
         if self.by_interval is None:
             return True
-        loader = metric.partition("/")[0]
+        loader = loader_of(metric, self.loaders)
         of_callback = loader not in self.loaders and self.by_interval.callbacks
         return of_callback or loader in self.by_interval.loaders
 
