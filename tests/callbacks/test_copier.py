@@ -300,6 +300,18 @@ def test_a_failed_copy_follows_on_save_error_and_leaves_nothing_that_is_read(
     assert run.copied[-1] == 6
 
 
+@pytest.mark.parametrize("failure", [SystemExit(3), KeyboardInterrupt()], ids=["exit", "interrupt"])
+def test_a_failure_that_only_ends_a_thread_is_one_of_the_copy(
+    run: Run, failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **more: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(Copier, "_copy", fail)
+    with pytest.raises(SaveError, match=f"could not be copied: {failure or type(failure).__name__}"):
+        run.fit(3)
+
+
 def save(folder: Path) -> None:
     metadata = CheckpointMetadata(run_id="ours", step=3)
     make_sync_checkpointer().save({"w": torch.arange(9.0)}, folder / "step3", metadata=metadata)

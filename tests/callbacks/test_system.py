@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import tiny
 
+from trainer_cli.callbacks import system
 from trainer_cli.callbacks.nvml import Nvml
 from trainer_cli.callbacks.system import SYSTEM_FILE, SystemMonitor, Usage, open_nvml
+from trainer_cli.core.files import AppendedFile
 from trainer_cli.errors import ConfigError
 from trainer_cli.loggers.text_files import JsonlLogger
 
@@ -74,6 +77,24 @@ def test_an_error_in_the_fit_ends_the_thread_and_a_folder_that_is_gone_ends_no_f
     with pytest.raises(RuntimeError):
         trainer.fit(tiny.loader())
     assert fit(tmp_path / "missing", interval_s=0.1, sleep_s=0.05) == []
+
+
+def test_a_file_that_cannot_be_opened_at_first_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [OSError(errno.ENOSPC, "No space left on device") for _ in range(2)]
+
+    def open_later(file: Path) -> AppendedFile:
+        if failures:
+            raise failures.pop()
+        return AppendedFile(file)
+
+    monkeypatch.setattr(system, "AppendedFile", open_later)
+    written = threading.Event()
+    wait = tiny.on(on_train_batch_end=lambda *arguments: written.wait(20))
+    monkeypatch.setattr(AppendedFile, "append", lambda file, content: written.set())
+    tiny.trainer(callbacks=[SystemMonitor(0.1), wait], run_dir=tmp_path).fit(tiny.loader())
+    assert written.is_set()
 
 
 @pytest.mark.parametrize("interval_s", [0.0, -1.0, float("nan"), float("inf")])

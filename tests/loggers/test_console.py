@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import logging
 import re
+import threading
 import time
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -241,6 +243,16 @@ def test_metric_names_are_not_taken_for_markup() -> None:
 
 def test_a_terminal_that_went_away_does_not_stop_the_training() -> None:
     assert shown("plain", GoneTerminal(), Record(1, 0.0, 101.0, {}), Record(2, 0.0, 102.0, {})) == ""
+
+
+@pytest.mark.parametrize("style", ["plain", "rich"])
+def test_a_terminal_that_is_gone_at_the_start_does_not_stop_the_training(style: str) -> None:
+    before = warnings.formatwarning, list(SAVES.handlers)
+    facts = replace(FACTS, now=lambda: Now(0))
+    record = Record(1, 0.0, 101.0, {"train/loss": 1.0})
+    assert shown(style, GoneTerminal(), record, record, facts=facts) == ""
+    assert (warnings.formatwarning, SAVES.handlers) == before
+    assert "progress-bar" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_unknown_style_is_refused_with_the_known_ones() -> None:

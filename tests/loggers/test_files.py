@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import random
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainer_cli.loggers import tensorboard, text_files
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
@@ -204,6 +206,41 @@ def test_records_neither_repeat_nor_vanish_where_there_is_space_again(
     assert read(tmp_path) == list(range(1, 10))
     assert caplog.text.count("cannot be written") == 1
     assert len(list(tmp_path.glob(pattern))) <= 2
+
+
+@every_kind
+def test_a_start_that_fails_again_and_again_leaves_no_file_open_and_no_second_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, pattern, read = FILES[kind]
+    attempt(kind, tmp_path / "import", [1])
+    failures = [OSError(errno.EIO, "no answer") for _ in range(3)]
+
+    def sync(folder: Path) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(text_files, "sync_folder", sync)
+    monkeypatch.setattr(tensorboard, "sync_folder", sync)
+    lowest = _lowest_descriptor()
+    now = [0.0]
+    keeper = RecordKeeper("x", make(), lambda: now[0])
+    keeper.tolerant = True
+    keeper.start(RunFacts(run_dir=tmp_path, start_step=1), 0)
+    for step in range(1, 6):
+        now[0] += 100
+        keeper.log(a_record(step))
+    keeper.close()
+    assert read(tmp_path) == [1, 2, 3, 4, 5]
+    assert len(list(tmp_path.glob(pattern))) == 1
+    assert _lowest_descriptor() == lowest
+
+
+def _lowest_descriptor() -> int:
+    """The lowest number that no open file has."""
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
 
 
 @every_kind

@@ -213,6 +213,24 @@ def test_another_exception_of_a_local_logger_is_raised() -> None:
         keeper.log(a_record(1))
 
 
+def test_a_logger_whose_last_write_fails_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    class Closing(LocalLogger):
+        closed = 0
+
+        def close(self) -> None:
+            self.closed += 1
+
+    logger = Closing()
+    keeper = started(logger)
+    logger.failure = OSError("away")
+    keeper.log(a_record(1))
+    logger.failure = ValueError("a fault of its own")
+    with pytest.raises(ValueError, match="a fault of its own"):
+        keeper.close()
+    assert logger.closed == 1
+    assert "x lacks 1 records" in caplog.text
+
+
 def test_the_memory_of_kept_records_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
     logger = Service()
     keeper = started(logger)

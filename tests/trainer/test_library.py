@@ -207,9 +207,11 @@ def test_wrong_settings_of_a_validation_loop_are_refused(bad: dict[str, Any]) ->
 
 
 def test_messages_go_where_logging_says_while_a_trainer_works(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = logging.getLogger("trainer_cli.mine")
+    # As in a process that has not set it.
+    monkeypatch.setattr(logging.getLogger("trainer_cli"), "propagate", True)
     shown = Logging(level="info", file=tmp_path / "own.log", console="off")
     speaks = on(on_fit_start=lambda *_: log.info("begun"))
     trainer(callbacks=[speaks], logging=shown, settings={"max_duration": 1}).fit(loader())

@@ -187,7 +187,8 @@ class Copier:
         try:
             self._open()
             work()
-        except Exception as error:  # Reported by raise_failure: no caller waits for this thread's result.
+        # Of any kind, and reported by raise_failure: no caller waits for this thread's result.
+        except BaseException as error:
             if not self._abandoned:
                 self._keep(self._failed(self.folder / name, error))
 
@@ -230,7 +231,7 @@ class Copier:
         self.on_failure()
 
     @staticmethod
-    def _failed(path: Path, error: Exception) -> SaveError:
+    def _failed(path: Path, error: BaseException) -> SaveError:
         if isinstance(error, TrainError):
             return SaveError(f"the checkpoint could not be copied: {error.what}", where=str(path), cure=error.cure)
         why, cure = str(error) or type(error).__name__, "The checkpoint itself is not changed."

@@ -74,31 +74,35 @@ class SystemMonitor(Callback):
         file = in_run_dir(self.path, trainer.run_dir)
         with suppress(OSError), ExitStack() as stack:
             usage = Usage(file.parent)
-            # The GPUs are looked up at the first line, when the fit has long chosen its device.
             nvml: Nvml | None = None
             appended: AppendedFile | None = None
             while not stopped.wait(self.interval_s):
-                if appended is None:
-                    nvml, appended = open_nvml(trainer), _opened(file)
-                    stack.callback(appended.close)
-                progress = trainer.progress
-                facts = {
-                    "step": progress.step,
-                    "epoch": trainer.loop.epochs_at(progress),
-                    "time": round(time.time(), 3),
-                }
-                values = {**dict(usage.read()), **dict(nvml.read() if nvml is not None else ())}
                 # A disk without space may have some again later; a line that fails leaves nothing behind.
                 with suppress(OSError):
+                    if appended is None:
+                        appended = _opened(file)
+                        stack.callback(appended.close)
+                        # Looked up at the first line, when the fit has long chosen its device.
+                        nvml = open_nvml(trainer)
+                    progress = trainer.progress
+                    facts = {
+                        "step": progress.step,
+                        "epoch": trainer.loop.epochs_at(progress),
+                        "time": round(time.time(), 3),
+                    }
+                    values = {**dict(usage.read()), **dict(nvml.read() if nvml is not None else ())}
                     appended.append(f"{strict_json({**facts, **values})}\n".encode())
 
 
 def _opened(file: Path) -> AppendedFile:
     """The file, opened to append whole lines: a last line that a crash has torn is ended."""
-    appended = AppendedFile(file)
-    with open(file, "rb") as content:
-        if content.seek(0, os.SEEK_END) and content.seek(-1, os.SEEK_END) and content.read() != b"\n":
-            appended.append(b"\n")
+    with ExitStack() as stack:
+        appended = AppendedFile(file)
+        stack.callback(appended.close)
+        with open(file, "rb") as content:
+            if content.seek(0, os.SEEK_END) and content.seek(-1, os.SEEK_END) and content.read() != b"\n":
+                appended.append(b"\n")
+        stack.pop_all()
     return appended
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TextIO
 
 from trainer_cli.core.memory import peak_resident_bytes, resident_bytes
@@ -66,7 +67,9 @@ class ProgressBar:
         if facts.now is not None:
             SAVES.addHandler(self._saves)
             warnings.formatwarning = self._wrapped_warning
-            self._draw()
+            # A terminal that is gone is met again by the thread, which then ends.
+            with suppress(OSError):
+                self._draw()
             # A daemon: an error that skips `close` must not keep the process alive.
             self._thread = threading.Thread(target=self._run, name="progress-bar", daemon=True)
             self._thread.start()
@@ -91,10 +94,12 @@ class ProgressBar:
             self._thread.join(_JOIN_S)
         SAVES.removeHandler(self._saves)
         warnings.formatwarning = self._format_warning
-        # Not with the lock, which a thread that blocks in a write may hold.
-        self._write_row(float("inf"))
-        # Last: the thread must no longer draw on lines that are released.
-        self._lines.close()
+        try:
+            # Not with the lock, which a thread that blocks in a write may hold.
+            self._write_row(float("inf"))
+        finally:
+            # Last: the thread must no longer draw on lines that are released.
+            self._lines.close()
 
     def _write_row(self, seconds: float) -> None:
         if self._waiting is None or seconds - self._row_at < _ROW_S:

@@ -121,10 +121,15 @@ class RecordKeeper:
 
     def close(self) -> None:
         """Try to write the kept records once more, and close the logger."""
-        if self._kept:
-            self._write(_CLOSE_S)
-        if self._kept or self._dropped:
-            log.error("%s lacks %d records, which could not be written", self.name, len(self._kept) + self._dropped)
+        try:
+            if self._kept:
+                self._write(_CLOSE_S)
+        finally:
+            if self._kept or self._dropped:
+                log.error("%s lacks %d records, which could not be written", self.name, len(self._kept) + self._dropped)
+            self._close_logger()
+
+    def _close_logger(self) -> None:
         try:
             self.logger.close()
         except Exception as error:

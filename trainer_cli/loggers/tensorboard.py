@@ -182,6 +182,8 @@ class TensorBoardLogger(Logger):
                     if not is_current.get(tag) and writer.file_writer is not None:
                         writer.file_writer.add_summary(summary, facts.start_step)
                 writer.flush()
+                # Without it a power failure may lose the new file itself, though its content is synced.
+                sync_folder(folder)
             except OSError:
                 # On a full disk each retry would leave another file.
                 for path in tb.event_files(folder):
@@ -194,8 +196,6 @@ class TensorBoardLogger(Logger):
                 self._earlier_marks = {name: mark.state_dict(folder / name) for name, mark in marked.items()}
                 self._described, self._end = described, LogEnd()
                 self._end.add(self._file.stat().st_size, max(facts.start_step, purge_step), {})
-        # Without it a power failure may lose the new file itself, though its content is synced.
-        sync_folder(folder)
         # A later writer, of records outside of a fit, drops nothing.
         self._first_step = None
         return writer

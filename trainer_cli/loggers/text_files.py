@@ -82,6 +82,8 @@ class FileLogger(Logger):
                 start += len(line)
 
     def start(self, facts: RunFacts) -> None:
+        # An earlier start may have failed after it had opened the file.
+        self._close_file()
         path = self._full_path = in_run_dir(self.path, facts.run_dir)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = AppendedFile(path)
@@ -108,6 +110,9 @@ class FileLogger(Logger):
             self._file.sync()
 
     def close(self) -> None:
+        self._close_file()
+
+    def _close_file(self) -> None:
         # Taken away first, so that a second call after a failed close does not fail again.
         file, self._file = self._file, None
         if file is not None:

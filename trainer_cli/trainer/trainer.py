@@ -230,10 +230,10 @@ class Trainer:
             self.loop.follow(self._fitted_loop)
         self._fitted_loop = self.loop
         self.loading.restore_generators()
-        self.loading.is_untouched, self.fitting = False, True
         # Gradients that an interrupted fit left would be added to the first step's.
         for optimizer in self.optimizers.values():
             optimizer.zero_grad()
+        self.loading.is_untouched, self.fitting = False, True
         try:
             with ExitStack() as stack:
                 stack.enter_context(self.logging.shown())

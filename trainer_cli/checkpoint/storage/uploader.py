@@ -60,9 +60,15 @@ class Uploader:
 
     def _start(self) -> None:
         if not self._running:
-            self._running = True
             # A daemon: a store that hangs must not keep the process alive. `wait` is where a run waits, with a limit.
-            threading.Thread(target=self._run, name="checkpoint-upload", daemon=True).start()
+            thread = threading.Thread(target=self._run, name="checkpoint-upload", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                logger.warning("checkpoints are sent to the store later: %s", error)
+            else:
+                # The thread waits for the lock, so it cannot have ended yet.
+                self._running = True
 
     def _run(self) -> None:
         tried: set[str] = set()
@@ -78,7 +84,8 @@ class Uploader:
             tried.add(name)
             try:
                 self._send(name)
-            except Exception as error:  # Reported here: no caller waits for this thread's result.
+            # Of any kind, and reported here: `wait` waits for this thread, and no caller for its result.
+            except BaseException as error:
                 if isinstance(error, StoreAwayError):
                     # Each of the other checkpoints would wait for the same time-out.
                     with self._changed:
@@ -89,7 +96,7 @@ class Uploader:
                     logger.warning(
                         "%s is not in the store yet: %s; its local copy stays, and is sent again later",
                         self._location(name),
-                        error,
+                        str(error) or type(error).__name__,
                     )
             else:
                 self._failed.discard(name)
