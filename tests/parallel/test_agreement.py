@@ -24,7 +24,7 @@ from thread_ranks import ThreadGroup, on_ranks
 
 
 class Others(ProcessGroup):
-    """A group in which the other ranks add given numbers: weight, samples, requests, written, failed."""
+    """A group in which the other ranks add given numbers: weight, samples, requests, written."""
 
     def __init__(self, *numbers: float, world_size: int = 2) -> None:
         self.world_size = world_size  # type: ignore[misc]
@@ -54,28 +54,28 @@ class Adding(ThreadGroup):
 
 
 @pytest.mark.parametrize(
-    ("others", "own", "interrupt", "written", "failed"),
+    ("others", "reports", "interrupt", "written"),
     [
-        ((0, 0, 0, 0, 0), {}, False, False, False),
-        ((0, 0, 1, 0, 0), {}, True, False, False),
-        ((0, 0, 0, 1, 0), {}, False, False, False),
-        ((0, 0, 0, 1, 0), {"written": True}, True, True, False),
-        ((0, 0, 0, 0, 1), {"written": True}, True, False, True),
-        ((0, 0, 0, 0, 0), {"failed": True}, True, False, True),
+        ((0, 0, 0, 0), False, False, False),
+        ((0, 0, 1, 0), False, True, False),
+        ((0, 0, 0, 1), False, False, False),
+        ((0, 0, 0, 0), True, False, False),
+        ((0, 0, 0, 1), True, True, True),
     ],
 )  # fmt: skip
-def test_all_written_any_failed_or_a_request_interrupts(
-    others: tuple[float, ...], own: dict[str, bool], interrupt: bool, written: bool, failed: bool
+def test_all_written_or_a_request_interrupts(
+    others: tuple[float, ...], reports: bool, interrupt: bool, written: bool
 ) -> None:
     agreement = Agreement(Others(*others))
-    agreement.report(**own)
+    if reports:
+        agreement.report_written()
     agreement.start()
     agreement.finish()
-    assert (agreement.interrupt, agreement.all_written, agreement.any_failed) == (interrupt, written, failed)
+    assert (agreement.interrupt, agreement.all_written) == (interrupt, written)
 
 
 def test_weights_and_samples_are_added_and_a_request_is_sent_once() -> None:
-    agreement = Agreement(Others(1.5, 3, 0, 0, 0))
+    agreement = Agreement(Others(1.5, 3, 0, 0))
     agreement.request()
     agreement.batch_samples = 4
     agreement.start(torch.tensor(2.0))
@@ -87,10 +87,10 @@ def test_weights_and_samples_are_added_and_a_request_is_sent_once() -> None:
 
 
 def test_an_interruption_lasts_until_it_is_handled() -> None:
-    agreement = Agreement(Others(0, 0, 1, 0, 0))
+    agreement = Agreement(Others(0, 0, 1, 0))
     agreement.start()
     agreement.finish()
-    agreement.group = Others(0, 0, 0, 0, 0)
+    agreement.group = Others(0, 0, 0, 0)
     agreement.start()
     agreement.finish()
     assert agreement.interrupt

@@ -240,7 +240,7 @@ class StateSaver(SaveCaller):
         if self.trainer.agreement is None:
             self.trainer.interrupt()
         else:
-            self.trainer.agreement.report(written=True)
+            self.trainer.agreement.report_written()
 
     def prepare(self) -> None:
         """Reserve memory for copies, once."""

@@ -11,14 +11,14 @@ from trainer_cli.parallel.process_group import ProcessGroup
 
 Number = int | float
 
-_WEIGHT, _SAMPLES, _REQUESTS, _WRITTEN, _FAILED, _COUNT = range(6)
+_WEIGHT, _SAMPLES, _REQUESTS, _WRITTEN, _COUNT = range(5)
 
 
 class Agreement:
     """Sums over the ranks of a step: its weight, its samples, and the flags that ranks request and report.
 
     `start` and `finish` are collective. Every rank has the same results after the same `finish`, so a decision that
-    depends on these alone is the same on every rank. `request` and `report` may be called by any thread.
+    depends on these alone is the same on every rank. `request` and `report_written` may be called by any thread.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
@@ -28,12 +28,10 @@ class Agreement:
         self.samples = 0
         """Samples of all ranks in the last step; those of a tensor group are counted once."""
         self.interrupt = False
-        """Set if a rank had a request, all writers are done, or one has failed. The caller sets it to False."""
+        """Set if a rank had a request, or all writers are done. The caller sets it to False."""
         self.all_written = False
-        """Whether every rank has reported that its checkpoint is written."""
-        self.any_failed = False
-        """Whether a rank has reported that its checkpoint could not be written."""
-        self._requested = self._written = self._has_failed = False
+        """Whether every rank has reported that its writer is done, with its part written or not."""
+        self._requested = self._written = False
         # In 64 bits sums of samples are exact. Numpy's view of the same memory is faster to read and write.
         self._values = torch.zeros(_COUNT, dtype=torch.float64)
         self._numbers = self._values.numpy()
@@ -45,15 +43,13 @@ class Agreement:
         """Set `interrupt` on every rank after the next `finish`."""
         self._requested = True
 
-    def report(self, *, written: bool = False, failed: bool = False) -> None:
-        """Report the state of this rank's writer of the checkpoint in flight, until the next report; both False: still
-        writing."""
-        self._written, self._has_failed = written, failed
+    def report_written(self) -> None:
+        """Report that this rank's writer of the checkpoint in flight is done."""
+        self._written = True
 
     def saved(self) -> None:
         """Reset the reports: the checkpoint in flight is committed, or has failed."""
-        self.report()
-        self.all_written = self.any_failed = False
+        self._written = self.all_written = False
 
     @property
     def started(self) -> bool:
@@ -72,7 +68,7 @@ class Agreement:
         # Only then: another thread may have requested something since the line above.
         if requested:
             self._requested = False
-        numbers[_WRITTEN], numbers[_FAILED] = self._written, self._has_failed
+        numbers[_WRITTEN] = self._written
         self._started, self._work = True, self.group.start_sum(self._values)
 
     def finish(self) -> float | Tensor:
@@ -83,8 +79,7 @@ class Agreement:
         numbers = self._numbers
         self.samples = int(numbers[_SAMPLES]) // self.group.tensor_size
         self.all_written = int(numbers[_WRITTEN]) == self.group.world_size
-        self.any_failed = numbers[_FAILED] > 0
-        if numbers[_REQUESTS] > 0 or self.all_written or self.any_failed:
+        if numbers[_REQUESTS] > 0 or self.all_written:
             self.interrupt = True
         if self._device_weight is None:
             return float(numbers[_WEIGHT])
