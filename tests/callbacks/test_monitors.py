@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import math
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import ListLogger, Noisy, everything, loader, same, trainer
+from tiny import ListLogger, Noisy, everything, loader, on, same, trainer
 from torch import nn
 
 import trainer_cli
+from trainer_cli.callbacks import profiling
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor, ParameterTable, parameter_table
 from trainer_cli.callbacks.profiling import DurationProfiler, MemoryMonitor, Throughput, TorchProfiler, peak_tflops
 from trainer_cli.callbacks.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
@@ -77,6 +79,21 @@ def _fit(folder: Path | None, callbacks: dict[str, Callback], logger: ListLogger
     )  # fmt: skip
     made.fit(loader(20), loader(6, shuffle=False))
     return made
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 10_000])
+def test_durations_of_a_run_without_logs_are_summed_up_on_the_way(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "_MOST_MARKS", most)
+    # Each mark a second after the one before.
+    monkeypatch.setattr(profiling.time, "perf_counter", itertools.count().__next__)
+    logger, durations = ListLogger(), DurationProfiler()
+    kept: list[int] = []
+    watch = on(on_train_batch_end=lambda *arguments: kept.append(len(durations._marks)))
+    trainer(callbacks=[durations, watch], loggers=[logger], settings={"max_duration": 9}).fit(loader(20))
+    (metrics,) = [record.metrics for record in logger.records if "train/time/data" in record.metrics]
+    parts = {name: metrics[f"train/time/{name}"] for name in ("data", "forward", "backward", "optimizer", "rest")}
+    assert parts == {"data": 1.0, "forward": 1.0, "backward": 1.0, "optimizer": 1.0, "rest": 4.0}
+    assert max(kept) <= most + 1
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.training_loop import TrainingLoop
 
 _PARTS = ("data", "forward", "backward", "optimizer", "rest")
+_MOST_MARKS = 10_000
+"""Marks that are kept: without logs (`loop.log_interval: null`) a long run would have millions."""
 
 
 class DurationProfiler(Callback):
@@ -40,6 +42,8 @@ class DurationProfiler(Callback):
     def __init__(self) -> None:
         self._marks: list[tuple[str, Any]] = []
         """What ended, and when."""
+        self._sums = dict.fromkeys(_PARTS, 0.0)
+        """Seconds since the last log, up to the first mark."""
         self._step = 0
         self._evaluation_s = 0.0
         self._pauses_s = {"saving": 0.0, "loading": 0.0}
@@ -55,6 +59,7 @@ class DurationProfiler(Callback):
         # The training goes back to it.
         self._step = trainer.progress.step
         self._marks.clear()
+        self._sums = dict.fromkeys(_PARTS, 0.0)
 
     def on_train_start(
         self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int
@@ -95,14 +100,9 @@ class DurationProfiler(Callback):
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         steps, self._step = max(1, trainer.progress.step - self._step), trainer.progress.step
-        sums = dict.fromkeys(_PARTS, 0.0)
-        # The events before it are complete then, too.
-        if self._on_cuda and self._marks:
-            self._marks[-1][1].synchronize()
-        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
-            if name:
-                sums[name] += before.elapsed_time(after) / 1000 if self._on_cuda else after - before
-        values = {f"train/time/{name}": spent / steps for name, spent in sums.items()}
+        self._sum_up()
+        values = {f"train/time/{name}": spent / steps for name, spent in self._sums.items()}
+        self._sums = dict.fromkeys(_PARTS, 0.0)
         if self._evaluation_s:
             values["train/time/evaluation"], self._evaluation_s = self._evaluation_s, 0.0
         spent = trainer.metric_logger.time.seconds()
@@ -116,7 +116,19 @@ class DurationProfiler(Callback):
     def _add_evaluation(self, seconds: float) -> None:
         self._evaluation_s += seconds
 
+    def _sum_up(self) -> None:
+        """Add the time between the marks to the sums, and forget all marks but the last."""
+        # The events before it are complete then, too.
+        if self._on_cuda and self._marks:
+            self._marks[-1][1].synchronize()
+        for (_, before), (name, after) in zip(self._marks, self._marks[1:], strict=False):
+            if name:
+                self._sums[name] += before.elapsed_time(after) / 1000 if self._on_cuda else after - before
+        del self._marks[:-1]
+
     def _mark(self, ended: str) -> None:
+        if len(self._marks) >= _MOST_MARKS:
+            self._sum_up()
         # The clock would show when kernels were launched; an event is recorded when the device comes to it.
         if self._on_cuda:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
