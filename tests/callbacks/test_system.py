@@ -91,7 +91,7 @@ def test_a_file_that_cannot_be_opened_at_first_is_written_later(
 
     monkeypatch.setattr(system, "AppendedFile", open_later)
     written = threading.Event()
-    wait = tiny.on(on_train_batch_end=lambda *arguments: written.wait(20))
+    wait = tiny.on(on_train_batch_end=lambda *arguments: written.wait(600))
     monkeypatch.setattr(AppendedFile, "append", lambda file, content: written.set())
     tiny.trainer(callbacks=[SystemMonitor(0.1), wait], run_dir=tmp_path).fit(tiny.loader())
     assert written.is_set()

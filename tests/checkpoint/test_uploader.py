@@ -10,7 +10,7 @@ import pytest
 
 from trainer_cli.checkpoint.storage.uploader import Uploader
 
-WAIT_S = 20.0
+WAIT_S = 600.0
 
 
 @pytest.mark.parametrize(
