@@ -66,6 +66,21 @@ def _fit(kind: str, divides: bool, *void: int, callbacks: Any = (), **settings: 
     return made, logger.records, gradients
 
 
+def test_a_step_of_weight_zero_gives_frozen_parameters_no_gradient() -> None:
+    """A gradient of zero is one that weight decay and moments act upon."""
+    gradients: list[Any] = []
+
+    def make() -> nn.Module:
+        model = Masked("number", divides=False)
+        model.line.bias.requires_grad_(False)
+        return model
+
+    keep = on(on_before_optimizer_step=lambda trainer, model, _: gradients.append(model.line.bias.grad))
+    made = trainer(make, callbacks=[keep], settings={"max_duration": 2})
+    made.fit(torch.utils.data.DataLoader(Targets(0, 1), 2))  # type: ignore[arg-type]
+    assert gradients == [None, None]
+
+
 @pytest.mark.parametrize("divides", [False, True], ids=["NaN loss", "NaN gradients"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_weight_zero_adds_nothing_to_an_accumulated_step(kind: str, divides: bool) -> None:

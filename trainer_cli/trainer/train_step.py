@@ -78,8 +78,6 @@ class TrainStep:
 
     def _train_microbatches(self, batch: Any, microbatches: Microbatches) -> Any:
         """Train a batch in microbatches. Returns their means and sums; for a single one, the outputs as they are."""
-        unit = self._unit
-        accumulated = [(entry, entry.pending, entry.weight) for entry in self._entries]
 
         def train_one(microbatch: Any, size: int) -> Any:
             raw = self.forward(microbatch)
@@ -89,9 +87,10 @@ class TrainStep:
             return raw, loss.detach(), outputs, weight
 
         def reset_weights() -> None:
-            self._unit = unit
-            for entry, pending, weight in accumulated:
-                entry.pending, entry.weight = pending, weight
+            # Only `auto` trains a batch again, and its batches are whole steps: there are none before this one.
+            self._unit = None
+            for entry in self._entries:
+                entry.weight = 0
 
         results = microbatches.train(self.trainer, batch, self.batch_size, train_one, reset_weights)
         if len(results) == 1:
