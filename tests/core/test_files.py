@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from pathlib import Path
 
@@ -54,6 +55,29 @@ def test_exactly_the_named_spans_are_kept(
     expected = b"".join(content[start:stop] for start, stop in spans)
     assert files.keep_spans(path, spans) == (expected != content)
     assert path.read_bytes() == expected
+
+
+def test_spans_of_any_size_are_kept_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    content = os.urandom(3_000_000)
+    path.write_bytes(content)
+    assert files.keep_spans(path, [(0, 2_500_000), (2_500_001, 3_000_000)])
+    assert path.read_bytes() == content[:2_500_000] + content[2_500_001:]
+
+
+def test_all_of_a_file_is_synced_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsync covers only what the kernel has, and not a buffer of Python."""
+    calls: list[object] = []
+    fsync, rename = os.fsync, os.replace
+
+    def noting(descriptor: int) -> None:
+        calls.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    monkeypatch.setattr(os, "replace", lambda old, new: (calls.append("rename"), rename(old, new)))
+    files.replace(tmp_path / "x", [b"n", b"ew"])
+    assert calls == [3, "rename", "folder"]
 
 
 def test_cutting_the_end_needs_no_room_for_a_copy(tmp_path: Path) -> None:

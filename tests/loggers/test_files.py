@@ -20,7 +20,7 @@ from trainer_cli.loggers import tensorboard, text_files
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
-from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger, encode
+from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger, encode, read_records
 
 
 def _of_jsonl(folder: Path) -> list[int]:
@@ -139,6 +139,24 @@ def test_every_value_comes_back_from_json_as_it_was_through_float(metrics: dict[
         assert repr(float(line[key])) == repr(float(metrics[key]))
 
 
+def test_the_records_between_two_steps_are_read_without_a_truncated_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [encode(a_record(step)) for step in (1, 2, 3, 3, 4, 3)]
+    path.write_bytes(b"".join(lines).rstrip(b"\n"))
+    assert [record.step for record in read_records(path, 1, 3)] == [2, 3, 3]
+    assert next(read_records(path, 1, 3)).metrics == a_record(2).metrics
+    assert list(read_records(tmp_path / "none", 1, 3)) == []
+
+
+def test_a_record_of_pictures_alone_has_no_line(tmp_path: Path) -> None:
+    logger = JsonlLogger()
+    logger.start(RunFacts(run_dir=tmp_path))
+    logger.log(Record(1, 0.0, 0.0, {}, texts={"sample": "a"}))
+    logger.log(Record(2, 0.0, 0.0, {}))
+    logger.close()
+    assert _of_jsonl(tmp_path) == [2]
+
+
 def test_each_metric_of_a_step_has_a_row_of_csv_with_its_exact_value_below_one_header(tmp_path: Path) -> None:
     for step in (1, 2):
         logger = CsvLogger()
@@ -157,6 +175,27 @@ def test_a_line_is_readable_as_soon_as_it_is_logged_and_an_absolute_path_is_take
     assert _of_jsonl(tmp_path / "elsewhere") == [1]
     logger.close()
     assert not (tmp_path / "run").exists()
+
+
+@every_kind
+def test_what_was_flushed_for_a_checkpoint_survives_a_power_cut_with_the_name_of_its_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, pattern, _ = FILES[kind]
+    synced, fsync = set[int](), os.fsync
+
+    def noting(descriptor: int) -> None:
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    logger = make()
+    logger.start(RunFacts(run_dir=tmp_path))
+    logger.log(a_record(1))
+    logger.flush(durable=True)
+    (path,) = tmp_path.glob(pattern)
+    assert {path.stat().st_ino, path.parent.stat().st_ino} <= synced
+    logger.close()
 
 
 # A full disk

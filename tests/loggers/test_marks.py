@@ -63,6 +63,33 @@ def test_a_resume_reads_no_record_before_the_one_of_the_checkpoints_step(keep: i
     assert second.metric_ranges(tmp_path / "metrics.jsonl") == read_ranges(tmp_path / "metrics.jsonl")
 
 
+def test_a_mark_lies_before_all_records_of_its_newest_step(tmp_path: Path) -> None:
+    logger = logged(tmp_path, range(1, 101))
+    logger.log(Record(100, 1.0, 2e9, {"test/loss": 0.5}))
+    second = resumed(tmp_path, logger.state_dict(), 99)
+    logger.close()
+    assert second.lines_read == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([2.0, 1.0, 3.0], (1.0, 2, 3.0, 3, 3.0)),
+        ([1.0, 1.0, 1.0], (1.0, 3, 1.0, 3, 1.0)),
+        ([2.0, -math.inf, math.inf, math.nan], (2.0, 1, 2.0, 1, math.nan)),
+        ([math.nan, 2.0], (2.0, 2, 2.0, 2, 2.0)),
+        ([math.inf], (None, 0, None, 0, math.inf)),
+    ],
+)
+def test_the_newest_of_equal_values_is_best_and_none_that_is_not_finite(
+    values: list[float], expected: tuple[float | None, int, float | None, int, float]
+) -> None:
+    mark = Mark()
+    for step, value in enumerate(values, 1):
+        mark = mark.after(1, step, {"val/loss": value})
+    assert repr(tuple(mark.ranges["val/loss"])) == repr(expected)
+
+
 def test_a_record_that_the_checkpoints_step_got_after_its_save_stays(tmp_path: Path) -> None:
     logger = logged(tmp_path, range(1, 11))
     state = logger.state_dict()
@@ -131,9 +158,11 @@ def test_a_log_of_another_program_has_no_mark_and_one_that_grows_beside_us_has_n
     logger.rewind(tmp_path, 3)
     logger.start(RunFacts(run_dir=tmp_path))
     assert logger.state_dict() != {}
+    assert logger.metric_ranges(tmp_path / "metrics.jsonl") is not None
     with open(tmp_path / "metrics.jsonl", "ab") as file:
         file.write(b"x")
     assert logger.state_dict() == {}
+    assert logger.metric_ranges(tmp_path / "metrics.jsonl") is None
 
 
 @pytest.mark.parametrize("make", [JsonlLogger, CsvLogger])
