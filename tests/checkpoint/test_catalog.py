@@ -20,6 +20,7 @@ from trainer_cli.checkpoint.catalog import (
     Catalog,
     newest_intact,
     newest_of_all,
+    read_small,
     verify_beside,
     why_damaged,
 )
@@ -349,3 +350,116 @@ def test_damaged_copies_are_an_error_unless_the_run_has_a_checkpoint_of_its_own(
     else:
         with pytest.raises(CheckpointError, match=f"{'own' if own == 'damaged' else 'copies'} holds checkpoints, but"):
             choose()
+
+
+def test_one_that_became_another_runs_since_it_was_remembered_is_not_chosen(catalog):
+    assert len(catalog.remembered()) == 3
+    path = catalog.storage.root / "step3" / "manifest.json"
+    path.write_bytes(replace(Manifest.parse(path.read_bytes()), run_id="other").to_bytes())
+    assert catalog.newest_valid("r").step == 2
+
+
+@pytest.mark.parametrize(("limit", "step"), [(None, 3), (3, 3), (2, 2)])
+def test_a_run_that_went_back_resumes_that_step_and_no_later_one(catalog, caplog, limit, step):
+    assert newest_intact(catalog, "r", limit=limit).step == step
+    assert ("step3 is not used: the run went back to step 2" in caplog.text) is (limit == 2)
+    assert len(catalog.entries()) == 3
+
+
+def test_a_look_sets_nothing_aside(catalog):
+    damage(catalog, 3)
+    assert newest_intact(catalog, "r", quarantine=False).step == 2
+    assert [entry.step for entry in catalog.entries()] == [1, 2, 3]
+
+
+def test_a_partial_one_is_no_reason_for_a_message_and_none_alone_is_an_error(catalog, caplog):
+    (catalog.storage.root / "step4").mkdir()
+    assert newest_intact(catalog, "r").step == 3
+    assert caplog.text == ""
+    for step in (1, 2, 3):
+        shutil.rmtree(catalog.storage.root / f"step{step}")
+    assert newest_intact(catalog, "r") is None
+
+
+UNREAD = {
+    "the disk fails": OSError(errno.EIO, "Input/output error"),
+    "there is no memory": MemoryError(),
+}
+
+
+@pytest.mark.parametrize("error", UNREAD.values(), ids=UNREAD)
+def test_one_that_cannot_be_read_now_is_reported_and_stays(catalog, caplog, error):
+    def check(folder, manifest):
+        if manifest.step == 3:
+            raise error
+
+    assert newest_intact(catalog, "r", check=check).step == 2
+    assert "step3 is not used: it cannot be read: " in caplog.text
+    assert [entry.step for entry in catalog.entries()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_one_with_an_unreadable_manifest_is_reported_and_stays(catalog, caplog, alone):
+    (catalog.storage.root / "step3" / "manifest.json").write_bytes(b"{")
+    if alone:
+        for step in (1, 2):
+            shutil.rmtree(catalog.storage.root / f"step{step}")
+        with pytest.raises(CheckpointError, match="none is valid:\n  step3: "):
+            newest_intact(catalog, "r")
+    else:
+        assert newest_intact(catalog, "r").step == 2
+        assert "step3 is not used: " in caplog.text
+    assert (catalog.storage.root / "step3").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("own", "copies", "newest", "verified"),
+    [
+        ([2], [2], ("own", 2), ["own"]),
+        ([2], [1], ("own", 2), ["own"]),
+        ([2], [3], ("copies", 3), ["own", "copies"]),
+        ([], [1], ("copies", 1), ["copies"]),
+        ([], [], None, []),
+    ],
+)
+def test_a_copy_is_verified_and_taken_only_if_it_is_newer(tmp_path, own, copies, newest, verified):
+    catalogs, read = [], []
+    for name, steps in (("own", own), ("copies", copies)):
+        catalogs.append(Catalog(LocalStorage(tmp_path / name)))
+        for step in steps:
+            metadata = CheckpointMetadata(run_id="r", step=step)
+            SyncCheckpointer().save(small_state(), tmp_path / name / f"step{step}", metadata=metadata)
+    found = newest_of_all(catalogs, "r", check=lambda folder, manifest: read.append(manifest.step))
+    assert (found and (found[0].folder.name, found[1].step)) == newest
+    assert len(read) == len(verified)
+
+
+def test_a_copy_that_is_damaged_and_newer_is_passed_over_for_an_older_one_of_the_run(tmp_path):
+    catalogs = [Catalog(LocalStorage(tmp_path / name)) for name in ("own", "copies")]
+    for catalog, step in ((catalogs[0], 2), (catalogs[1], 1), (catalogs[1], 3)):
+        metadata = CheckpointMetadata(run_id="r", step=step)
+        SyncCheckpointer().save(small_state(), catalog.folder / f"step{step}", metadata=metadata)
+    damage(catalogs[1], 3)
+    found = newest_of_all(catalogs, "r", quarantine=False)
+    assert found is not None
+    assert (found[0].folder.name, found[1].step) == ("own", 2)
+
+
+def test_a_pin_that_cannot_be_read_counts_as_one(root, monkeypatch, caplog):
+    def fails(name):
+        raise OSError(errno.EIO, "Input/output error")
+
+    catalog = Catalog(LocalStorage(root))
+    monkeypatch.setattr(catalog.storage, "is_pinned", fails)
+    assert all(entry.pinned for entry in catalog.entries())
+    assert "cannot see whether step10 is pinned, so it is kept" in caplog.text
+
+
+@pytest.mark.parametrize("content", [b"", b"altered", None])
+def test_a_small_file_that_is_not_what_was_written_is_damage(root, content):
+    storage, entry = LocalStorage(root), Catalog(LocalStorage(root)).entry("step10")
+    path = root / "step10" / "rank0.json"
+    assert read_small(storage, "step10", "rank0.json", entry.manifest) == path.read_bytes()
+    path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(DamagedCheckpoint, match=r"rank0\.json is missing, or not what was written"):
+        read_small(storage, "step10", "rank0.json", entry.manifest)
