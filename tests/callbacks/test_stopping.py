@@ -98,6 +98,14 @@ def test_a_value_that_there_is_only_because_the_run_ends_does_not_count(metric: 
     assert stopping.since["step"] == 4
 
 
+def test_a_part_of_an_epoch_passes_at_a_step_and_not_at_a_rounding_error_after_it() -> None:
+    stopping = _stopping(patience="0.3ep")
+    made = trainer(
+        callbacks={"stopping": stopping, "scores": Scores(1, 2)}, settings={"max_duration": 12, "eval_interval": 1}
+    )
+    assert made.fit(loader(20, 2)).step == 4, "three of ten steps after the best"
+
+
 def test_a_value_that_is_not_finite_ends_the_run_by_default() -> None:
     assert EarlyStopping().check_finite
 

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from trainer_cli.core.order import ORDER_VERSION, sample_indices, sample_seed
 from trainer_cli.data.adapt import as_loader
-from trainer_cli.data.loader import Loader, PaddingBatch
+from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
 from trainer_cli.data.position import STATE_VERSION, timeout_seconds
 from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.stream import StreamLoader
@@ -696,3 +696,55 @@ def test_a_seed_gives_the_numbers_that_each_library_gives_for_it() -> None:
     assert python[0] == random.Random(0x0123456789ABCDEF).random()
     assert numpy == np.random.RandomState(0x89ABCDEF).randn(3).tolist()
     assert tensor == torch.rand(2, generator=torch.Generator().manual_seed(0x0123456789ABCDEF)).tolist()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_collate_function_draws_from_the_seed_of_one_sample(deterministic: bool) -> None:
+    """Other numbers would make a resume of an old checkpoint another training; see `STATE_VERSION`."""
+    dataset = Plain(10)
+    dataset.deterministic = deterministic
+    loader = Loader(dataset, 4, shuffle=True, seed=3, collate_fn=lambda samples: [*samples, torch.rand(()).item()])
+    for *keys, drawn in loader.iterate(2):
+        with kept_random_state():
+            torch.manual_seed(sample_seed(3, 2, keys[0] if deterministic else keys[-1]))
+            assert drawn == torch.rand(()).item()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_the_samples_of_a_batch_are_those_of_this_rank_when_it_is_used(world_size: int) -> None:
+    for rank in range(world_size):
+        loader = Loader(Plain(10), 2, shuffle=True, seed=3, rank=rank, world_size=world_size)
+        counts = [
+            (loader.batch_samples, 0 if isinstance(batch, PaddingBatch) else len(batch)) for batch in loader.iterate(0)
+        ]
+        assert counts
+        assert all(told == held for told, held in counts)
+
+
+class Uneven:
+    """A loader of the user's, with batches of 1, 2, 3 … samples, that keeps its position."""
+
+    batch_samples: int | None = None
+
+    def __len__(self) -> int:
+        return 7
+
+    def batches_after(self, samples: int) -> int:
+        return 7 - samples
+
+    def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Iterator[list[int]]:
+        for number in range(batch, 7):
+            self.batch_samples = number + 1
+            yield [number] * (number + 1)
+
+    def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, int]:
+        return {"epoch": epoch, "batch": batch}
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_shared_loader_counts_the_batches_of_all_ranks(rank: int) -> None:
+    loader = SharedLoader(Uneven(), rank=rank, world_size=3)
+    assert (len(loader), loader.batches_after(0), loader.batches_after(3), loader.batches_after(6)) == (3, 3, 2, 1)
+    assert loader.state_dict(2, batch=2) == {"epoch": 2, "batch": 6}
+    counts = [(loader.batch_samples, len(batch)) for batch in loader.iterate(0) if not isinstance(batch, PaddingBatch)]
+    assert counts == [(number + 1, number + 1) for number in range(rank, 7, 3)]
