@@ -207,6 +207,33 @@ def test_a_lock_and_a_look_at_it_change_nothing_in_the_directory(tmp_path: Path)
     assert tree(run.path) == before
 
 
+@pytest.mark.parametrize("starts", ["again", "for the first time"])
+def test_a_run_whose_lock_file_was_removed_lets_no_second_process_in(tmp_path: Path, starts: str) -> None:
+    run = RunDir(tmp_path / "x")
+    lock = run.create(CONFIG, [], {})
+    if starts == "again":
+        lock.release()
+        lock = run.lock()
+    with lock:
+        run.lock_file.unlink()
+        # Twice: the first attempt may make a new lock file.
+        for _ in range(2):
+            with pytest.raises(RunDirectoryError, match="in use by another process"):
+                run.lock()
+            assert run.is_locked()
+            assert run.share() is None
+    run.lock().release()
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o000])
+def test_an_environment_that_cannot_be_written_leaves_the_lock_to_the_lock_file(tmp_path: Path, mode: int) -> None:
+    run = created(tmp_path / "x")
+    run.environment_file.chmod(mode)
+    with run.lock(), pytest.raises(RunDirectoryError, match="in use"):
+        run.lock()
+    assert not run.is_locked()
+
+
 def test_the_lock_of_a_killed_process_is_free_while_its_worker_still_runs(tmp_path: Path) -> None:
     run = created(tmp_path / "x")
     code = (

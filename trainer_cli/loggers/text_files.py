@@ -194,7 +194,9 @@ def encode(record: Record) -> bytes:
 
 def strict_json(value: Any, indent: int | None = None) -> str:
     """JSON that a strict parser reads: NaN and infinity, which JSON lacks, are the strings "nan", "inf" and "-inf"."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    # Bytes of a path that are no UTF-8 are surrogates, which cannot be encoded; `\\udcff` is an escape of JSON too.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _finite(value: Any) -> Any:

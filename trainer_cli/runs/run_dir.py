@@ -9,7 +9,7 @@
       summary.json                    how it ended, and the list of attempts
       checkpoints.jsonl               each save and removal, and why
       replayed/                       checkpoints of steps that were computed again
-      .lock                           held while a process trains here
+      .lock                           held while a process trains here, as environment.json is
 
 `config.yaml` is written last when a directory is made, so one without it was never a run.
 """
@@ -23,7 +23,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -80,29 +81,37 @@ class Outcome:
 
 
 class RunLock:
-    """The held lock of a run directory; released by `release`, `with`, or the end of the process."""
+    """The held lock of a run directory; released by `release`, `with`, or the end of the process.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor: int | None = descriptor
+    Args:
+        descriptors: of the locked files, that of `.lock` first.
+    """
+
+    def __init__(self, descriptors: Iterable[int]) -> None:
+        self._descriptors = [*descriptors]
         # A forked data worker that outlives a killed process must not keep the directory locked.
         os.register_at_fork(after_in_child=self.release)
 
     def name_holder(self) -> None:
         """Write the process id and host, for the message that a second process shows."""
-        if self._descriptor is not None:
+        if self._descriptors:
             # Truncated only under the lock: until then the file names the process that holds it.
             try:
-                os.ftruncate(self._descriptor, 0)
-                os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+                os.ftruncate(self._descriptors[0], 0)
+                os.pwrite(self._descriptors[0], f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
             except OSError as error:
                 message = f"the lock file of the run directory cannot be written: {error.strerror}. Free space, or"
                 raise RunDirectoryError(f"{message} make the disk writable, and start again.") from error
 
+    def hold(self, descriptor: int) -> None:
+        """Hold one more locked file."""
+        self._descriptors.append(descriptor)
+
     def release(self) -> None:
-        """Release the lock; a second call does nothing. A forked child closes only its own descriptor."""
+        """Release the lock; a second call does nothing. A forked child closes only its own descriptors."""
         # Cleared before the close: a second release must not close a descriptor that something else has by then.
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
+        descriptors, self._descriptors = self._descriptors, []
+        for descriptor in descriptors:
             os.close(descriptor)
 
     def __enter__(self) -> RunLock:
@@ -150,6 +159,9 @@ class RunDir:
     def lock(self) -> RunLock:
         """Lock the directory against other processes, without waiting.
 
+        `environment.json`, which is written once, is locked too: people remove files that are called locks, and a
+        second process would lock a new `.lock`.
+
         Raises:
             RunDirectoryError: another process trains here (named), or the filesystem has no locks.
         """
@@ -163,6 +175,7 @@ class RunDir:
             ) from error
         try:
             _lock(descriptor)
+            return RunLock([descriptor, *self._lock_environment()])
         except OSError as error:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
             os.close(descriptor)
@@ -179,18 +192,34 @@ class RunDir:
                 f"{self.path} cannot be locked: {error.strerror}",
                 cure="Its filesystem has no file locks; choose a run_dir= on another.",
             ) from error
-        return RunLock(descriptor)
+
+    def _lock_environment(self) -> list[int]:
+        """Lock `environment.json`; empty without it, or if it cannot be locked: then `.lock` alone decides.
+
+        Raises:
+            BlockingIOError: another process holds it.
+        """
+        for flag in (os.O_RDWR, os.O_RDONLY):
+            with suppress(OSError):
+                descriptor = os.open(self.environment_file, flag | os.O_CLOEXEC)
+                break
+        else:
+            return []
+        try:
+            _lock(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            if isinstance(error, BlockingIOError):
+                raise
+            return []
+        return [descriptor]
 
     def share(self) -> RunLock | None:
-        """Hold off trainings, beside other readers; None while a training holds the directory, or without a lock file.
-
-        Nothing is written.
-        """
+        """Hold off trainings, beside other readers; None while a training holds the directory. Nothing is written."""
         try:
-            descriptor = self._lock_shared()
+            return RunLock(self._lock_shared())
         except BlockingIOError:
             return None
-        return None if descriptor is None else RunLock(descriptor)
 
     def is_locked(self) -> bool:
         """Whether a process trains here now.
@@ -199,32 +228,36 @@ class RunDir:
         """
         try:
             # Shared, so that readers do not see each other as a training.
-            descriptor = self._lock_shared()
+            descriptors = self._lock_shared()
         except BlockingIOError:
             return True
-        if descriptor is not None:
+        for descriptor in descriptors:
             # Which ends the lock.
             os.close(descriptor)
         return False
 
-    def _lock_shared(self) -> int | None:
-        """The descriptor of a lock beside other readers; None without a lock file, or where its filesystem has none.
+    def _lock_shared(self) -> list[int]:
+        """Lock beside other readers, without waiting, the files that are there and can be locked.
 
         Raises:
             BlockingIOError: a process trains here now.
         """
-        try:
-            descriptor = os.open(self.lock_file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if isinstance(error, BlockingIOError):
+        descriptors: list[int] = []
+        for path in (self.lock_file, self.environment_file):
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            descriptors.append(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                for descriptor in descriptors:
+                    os.close(descriptor)
                 raise
-            return None
-        return descriptor
+            except OSError:
+                pass  # Its file system has no locks.
+        return descriptors
 
     def create(
         self,
@@ -265,6 +298,8 @@ class RunDir:
             replace(self.overrides_file, [_yaml_list(overrides).encode()])
             write_json(self.provenance_file, places or {})
             write_json(self.environment_file, {"run_id": secrets.token_hex(8), **environment})
+            for descriptor in self._lock_environment():
+                lock.hold(descriptor)
             # Last, because a directory without a config is no run.
             replace(self.config_file, [config_yaml.encode()])
             # The entry of the directory itself must survive a power failure too.
