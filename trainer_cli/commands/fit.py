@@ -11,7 +11,7 @@ from trainer_cli.commands.main import (
     add_allow_pickle,
     add_config_arguments,
     add_no_replay,
-    tolerate_closed_pipes,
+    tolerate_lost_output,
 )
 from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, UserError
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compose and check the config, then fit; or do so for each job of a sweep."""
-    tolerate_closed_pipes()
+    tolerate_lost_output()
     if args.multirun:
         if args.json:
             raise UserError("--json is for one run, and -m starts several", cure="`train top --json` lists them.")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer_cli.commands.main import add_config_dir
+from trainer_cli.commands.main import add_config_dir, tolerate_lost_output
 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from trainer_cli.runs.supervise import stop_with_parent
 
     stop_with_parent()
+    tolerate_lost_output()
     with recording_error(args.file):
         # Imported here: an error of these imports is recorded too.
         from trainer_cli.commands.report_at_end import ReportAtEnd

@@ -417,12 +417,13 @@ def prepare_streams() -> None:
                 setattr(sys, name, _tolerate(stream, errno.EIO))
 
 
-def tolerate_closed_pipes() -> None:
-    """Let a training continue, and end with its own exit code, after the reader of its output is gone."""
+def tolerate_lost_output() -> None:
+    """Let a training continue, and end with its own exit code, when its output cannot be written: the reader of a pipe
+    is gone, or the disk of a file is full. Its log is in the run directory too."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and not isinstance(_raw(stream), _TolerantFile):
-            setattr(sys, name, _tolerate(stream, errno.EPIPE))
+            setattr(sys, name, _tolerate(stream))
 
 
 def _is_utf8(stream: io.TextIOWrapper) -> bool:
@@ -445,13 +446,13 @@ def _raw(stream: io.TextIOWrapper) -> object:
     return getattr(stream.buffer, "raw", None)
 
 
-def _tolerate(stream: io.TextIOWrapper, error_number: int) -> io.TextIOWrapper:
-    """A stream to the same file that discards what is written once a write fails with an error of this number."""
+def _tolerate(stream: io.TextIOWrapper, error_number: int | None = None) -> io.TextIOWrapper:
+    """A stream to the same file that discards what cannot be written, by an error of this number or by any."""
     # What is buffered goes first: two buffers of one file would mix their order.
     try:
         stream.flush()
-    except BrokenPipeError:
-        if error_number != errno.EPIPE:
+    except OSError as error:
+        if error_number not in (error.errno, None):
             raise
     try:
         raw = _TolerantFile(stream.fileno(), error_number)
@@ -465,12 +466,12 @@ def _tolerate(stream: io.TextIOWrapper, error_number: int) -> io.TextIOWrapper:
 
 
 class _TolerantFile(io.FileIO):
-    """A terminal, or a pipe, whose reader may go away.
+    """A terminal or a pipe whose reader may go away, or a file whose disk may be full.
 
     After a terminal is closed each write fails with EIO, while SIGHUP lets the run save and exit.
     """
 
-    def __init__(self, descriptor: int, error_number: int) -> None:
+    def __init__(self, descriptor: int, error_number: int | None) -> None:
         super().__init__(descriptor, "w", closefd=False)
         self._error_number = error_number
 
@@ -478,7 +479,7 @@ class _TolerantFile(io.FileIO):
         try:
             return super().write(data)  # type: ignore[arg-type]
         except OSError as error:
-            if error.errno != self._error_number:
+            if self._error_number not in (error.errno, None):
                 raise
             # Reported as written: a short count would make the buffer above try again for ever.
             return memoryview(data).nbytes  # type: ignore[arg-type]
