@@ -6,7 +6,8 @@
 `time_s` has the seconds of the attempt so far by activity, and `kept_s` those of training over all attempts
 (`core/goodput.py`); they account for an attempt that is killed.
 
-It is only a report: nothing that saves, loads or removes reads it. A line that cannot be written is reported once.
+Nothing that saves, loads or removes reads it; a start asks it only whether checkpoints are missing that the run has
+saved. A line that cannot be written is reported once.
 After a crash the line of the last commit or removal may be missing.
 """
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from trainer_cli.checkpoint.history import CheckpointHistory
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.naming import MANIFEST_FILE, is_run_id
-from trainer_cli.errors import CheckpointError
-from trainer_cli.runs.folders import id_of
+from trainer_cli.errors import CheckpointError, TrainError
+from trainer_cli.runs.folders import checkpoints_of, id_of, run_that_saved
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import Named, best_of, select_all
 
@@ -189,18 +190,31 @@ def remove(items: Iterable[Item], reasons: Mapping[Path, str] | None = None) -> 
     removed: list[Path] = []
     refused: dict[Path, str] = {}
     for item in items:
-        storage, name = _storage_of(item), item.path.name
+        # Before the removal of the config that names the run.
+        run, storage, name = _run_of(item), _storage_of(item), item.path.name
         # A partial one has no manifest, by which `remove` would mark the begin of the removal.
         done = storage.clear(name) if item.entry.partial else storage.remove(name)
         # Gone is gone: the run itself may have removed it at the same time.
         if done or not item.path.exists():
             removed.append(item.path)
-            if item.run is not None and not item.entry.partial:
+            if run is not None and not item.entry.partial:
                 reason = (reasons or {}).get(item.path, "train ckpt rm")
-                CheckpointHistory(RunDir(item.run).history_file).removed(name, reason)
+                CheckpointHistory(RunDir(run).history_file).removed(name, reason)
         else:
             refused[item.path] = "it is a link" if item.path.is_symlink() else "it is being read"
     return removed, refused
+
+
+def _run_of(item: Item) -> Path | None:
+    """The run that saves in the folder of a checkpoint; None if it is not found. Copies are in another folder."""
+    if item.run is not None:
+        return item.run
+    # A damaged checkpoint may be removed too.
+    with suppress(OSError, TrainError):
+        run = run_that_saved(item.path)
+        if run is not None and os.path.realpath(checkpoints_of(run)) == os.path.realpath(item.path.parent):
+            return run
+    return None
 
 
 def _storage_of(item: Item) -> Storage:

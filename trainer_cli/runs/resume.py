@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -12,16 +13,18 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, catalog_of, newest_of_all, why_damaged
 from trainer_cli.checkpoint.format.verified_file import verify
+from trainer_cli.checkpoint.history import lives
 from trainer_cli.config.arguments import steps_by_evaluation, steps_by_log
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Newer
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
-from trainer_cli.core.url_path import as_path
+from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.runs.run_dir import RunDir, RunStatus
 from trainer_cli.runs.select import ckpt_argument, named_path
+from trainer_cli.runs.spent_time import read_lines
 from trainer_cli.terminal import table
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,24 @@ def holds_training(run: RunDir, folder: Path, now: CheckpointConfig) -> bool:
         return True
     copies = now.copy_to.folder
     return copies is not None and bool(catalog_of(as_path(copies), run.copies_cache).names())
+
+
+def refuse_absent_folder(run: RunDir, folder: Path) -> None:
+    """Refuse to begin anew, which drops the run's records, while its checkpoints may be on a disk that is not mounted.
+
+    Their folder is somewhere else then, or a link. A folder in the run's directory was emptied by its user.
+
+    Raises:
+        CheckpointError: it is empty, though the run has saved checkpoints that it has not removed.
+    """
+    inside = Path(os.path.realpath(run.path)) in Path(os.path.realpath(folder)).parents
+    saved = [life.name for life in lives(read_lines(run.history_file)) if life.removed_at is None]
+    if saved and (is_url(folder) or not inside):
+        raise CheckpointError(
+            f"{folder} holds no checkpoint now, but the run has saved {saved[-1]}",
+            where=str(run.path),
+            cure="Mount its disk, or restore the folder. To begin anew, use name=OTHER or move the run directory away.",
+        )
 
 
 def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path) -> None:

@@ -35,6 +35,7 @@ from trainer_cli.runs.resume import (
     choose,
     folder_of_checkpoints,
     holds_training,
+    refuse_absent_folder,
     refuse_changes,
     unsaved_end,
     why_finished,
@@ -138,6 +139,8 @@ def start_existing(
         check=_check(None if stays_finished and summary.get("status") == RunStatus.finished else meanwhile, group),
         quarantine=not read_only,
     )
+    if choice.entry is None:
+        refuse_absent_folder(run, folder)
     finished = None if choice.entry is None else why_finished(choice.entry, summary)
     if choice.entry is not None:
         if finished is not None:

@@ -1,0 +1,92 @@
+"""The start of a run whose checkpoints are not where it saves: their disk may only be not mounted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trainer_cli.commands.main import main
+from trainer_cli.config.compose import compose
+from trainer_cli.errors import CheckpointError
+from trainer_cli.runs.fit import fit
+from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.start import start_existing
+
+RUN = [
+    "+experiment=digits_mlp", "name=mine", "loop.max_duration=4", "loop.eval_interval=null", "loop.log_interval=1",
+    "checkpoint.save_interval=2", "logging.console=off",
+]  # fmt: skip
+OWN, ELSEWHERE = Path("runs/mine/checkpoints"), Path("disk/mine")
+
+
+@pytest.fixture(scope="module", params=[OWN, ELSEWHERE], ids=["own folder", "folder elsewhere"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder in which a run was trained, and the folder of its checkpoints."""
+    place = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        assert fit(compose([*RUN, *_folder(request.param)])) == 0
+    return place, request.param
+
+
+def _folder(checkpoints: Path) -> list[str]:
+    return [] if checkpoints == OWN else [f"checkpoint.folder={checkpoints}"]
+
+
+def _delete(checkpoints: Path) -> None:
+    shutil.rmtree(checkpoints)
+
+
+def _empty(checkpoints: Path) -> None:
+    shutil.rmtree(checkpoints)
+    checkpoints.mkdir()
+
+
+def _link_to_nothing(checkpoints: Path) -> None:
+    shutil.rmtree(checkpoints)
+    checkpoints.symlink_to("/not/mounted")
+
+
+def _link_to_an_empty_folder(checkpoints: Path) -> None:
+    shutil.rmtree(checkpoints)
+    Path("mount point").mkdir()
+    checkpoints.symlink_to(Path("mount point").absolute())
+
+
+def _remove_by_command(checkpoints: Path) -> None:
+    assert main(["ckpt", "rm", f"{checkpoints}/step*", "--yes", "--force"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("lose", "refused"),
+    [
+        (_delete, {ELSEWHERE}),
+        (_empty, {ELSEWHERE}),
+        (_link_to_nothing, {OWN, ELSEWHERE}),
+        (_link_to_an_empty_folder, {OWN, ELSEWHERE}),
+        (_remove_by_command, set()),
+    ],
+)
+def test_a_run_begins_anew_only_if_its_user_has_removed_its_checkpoints(
+    trained: tuple[Path, Path],
+    lose: Callable[[Path], None],
+    refused: set[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place, checkpoints = trained
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    lose(checkpoints)
+    run, longer = RunDir("runs/mine"), compose([*RUN, *_folder(checkpoints), "loop.max_duration=6"])
+    records = run.metrics_file.read_bytes()
+    if checkpoints in refused:
+        with pytest.raises(CheckpointError, match=r"holds no checkpoint now, but .* saved step4 .*Mount its disk"):
+            fit(longer)
+        assert run.metrics_file.read_bytes() == records
+    else:
+        start = start_existing(run, longer, read_only=True)
+        assert getattr(start, "entry", ...) is None
