@@ -111,6 +111,8 @@ class FullDiskError(TrainError):
 
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+OF_ONE_FILE = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors that say nothing about a disk: a user's code may meet them at any file."""
 DISK_CURES = {
     errno.ENOSPC: "Free some space on the disk.",
     errno.EDQUOT: "Free some space, or have the quota raised.",
@@ -119,6 +121,9 @@ DISK_CURES = {
     errno.EROFS: "The file system is read-only: check it and its disk, or mount it for writing.",
     errno.EBUSY: "It is in use: try again later.",
     errno.ESTALE: "Check the file system and the server that it is mounted from.",
+    errno.EACCES: "Check that the directory is writable, and that the file is yours.",
+    errno.EPERM: "Check that the directory is writable, and that the file is not immutable.",
+    errno.ENAMETOOLONG: "Choose a shorter name or path.",
 }
 """What to do about errors of a disk, by errno; none of these is a fault of the program."""
 

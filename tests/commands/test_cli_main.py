@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,46 @@ def test_a_disk_that_is_full_or_fails_is_one_message_with_what_to_do(
     said = capsys.readouterr().err
     intact = "What was committed before is intact."
     assert said == f"error: {os.strerror(number)}\n  --> runs/x/metrics.jsonl\nhelp: {intact} {DISK_CURES[number]}\n"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
+@pytest.mark.parametrize("module", ["trainer_cli.runs.record", "pathlib", "mine.model"])
+def test_a_file_that_may_not_be_opened_shows_a_traceback_only_in_a_users_code(
+    module: str, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    namespace: dict[str, Any] = {"__name__": module, "error": OSError(number, os.strerror(number), "runs/x/file")}
+    exec("def run(args):\n    raise error", namespace)
+    verb_that(monkeypatch, namespace["run"])
+    code, output = main(["probe"]), capsys.readouterr().err
+    if module == "mine.model":
+        assert code == 1
+        assert "Traceback" in output
+        return
+    assert code == (2 if number == errno.ENAMETOOLONG else 1)
+    assert output.startswith(f"error: {os.strerror(number)}\n  --> runs/x/file\nhelp: What was committed before is ")
+    assert DISK_CURES[number] in output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["fit", "+experiment=digits_mlp", "run_dir=runs/{name}"],
+        ["plan", "+experiment=digits_mlp", "checkpoint.folder={name}"],
+        ["report", "runs/{name}"],
+        ["tail", "runs/{name}"],
+        ["top", "runs/{name}", "--once"],
+        ["validate", "ckpt=runs/{name}"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_name_that_is_too_long_is_a_mistake_of_the_user(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, output = main([word.format(name="x" * 300) for word in command]), capsys.readouterr().err
+    assert code in (2, 3), output
+    assert "Traceback" not in output
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_the_traceback_of_a_mistake_is_shown_on_demand(

@@ -19,7 +19,16 @@ from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 from trainer_cli.core.gc_pause import gc_paused
-from trainer_cli.errors import DISK_CURES, NO_SPACE, ConfigErrors, ExitCode, TrainError, UserError, disk_cure
+from trainer_cli.errors import (
+    DISK_CURES,
+    NO_SPACE,
+    OF_ONE_FILE,
+    ConfigErrors,
+    ExitCode,
+    TrainError,
+    UserError,
+    disk_cure,
+)
 from trainer_cli.terminal import (
     LOADING_TORCH,
     clear_status,
@@ -125,14 +134,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_disk_error(error) and not _wants_traceback():
             cure = f"What was committed before is intact. {disk_cure(error)}"
             print_error(TrainError(error.strerror or str(error), where=error.filename, cure=cure))
-        else:
-            print_crash(error, whole=_wants_traceback())
+            # A name of which the user has chosen a part.
+            return int(ExitCode.USER if error.errno == errno.ENAMETOOLONG else ExitCode.FAILED)
+        print_crash(error, whole=_wants_traceback())
         return int(ExitCode.FAILED)
 
 
 def _is_disk_error(error: Exception) -> TypeGuard[OSError]:
     """Whether an error needs no traceback: the disk is full, or a file cannot be written."""
     if not isinstance(error, OSError) or error.errno not in DISK_CURES:
+        return False
+    if error.errno in OF_ONE_FILE and not _is_without_user_code(error.__traceback__):
         return False
     return error.errno in NO_SPACE or error.filename is not None
 
@@ -389,6 +401,14 @@ def _is_ours(trace: TracebackType | None) -> bool:
     while trace.tb_next is not None:
         trace = trace.tb_next
     return _package(trace) in _OURS
+
+
+def _is_without_user_code(trace: TracebackType | None) -> bool:
+    """Whether only this package, torch and Python's own modules were in the calls that led to an error."""
+    known = {*_OURS, "torch", "__main__", *sys.stdlib_module_names}
+    while trace is not None and _package(trace) in known:
+        trace = trace.tb_next
+    return trace is None
 
 
 def _first_foreign_call(trace: TracebackType | None) -> TracebackType | None:
