@@ -393,3 +393,13 @@ def test_the_length_of_the_training_is_in_the_summary_of_every_attempt(tmp_path:
     run.begin_attempt(name="x", start_step=10, now=1e9, environment={})
     run.record_total_steps(None)
     assert (run.read_summary()["total_steps"], list(run.read_summary())[-1]) == (None, "attempts")
+
+
+def test_the_records_of_a_run_hold_paths_that_are_not_utf8(tmp_path: Path) -> None:
+    folder = os.fsdecode(b"/data/gr\xf6\xdfe")
+    run = RunDir(tmp_path / "x")
+    run.create(CONFIG, [], {"project_root": folder}).release()
+    run.begin_attempt(name="x", start_step=0, now=1e9, environment={"argv": [f"{folder}/train"]})
+    assert run.project_roots == [Path(folder)]
+    assert run.attempts[0]["changed_environment"]["argv"] == [f"{folder}/train"]
+    run.environment_file.read_bytes().decode()
