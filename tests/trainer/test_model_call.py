@@ -117,6 +117,37 @@ def test_a_call_that_cannot_be_bound_names_batch_signature_and_cure(how: str, ba
     assert message in str(told)
 
 
+class Unwritten(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+
+class Lightning(Unwritten):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.net(batch[0]).sum()
+
+
+@pytest.mark.parametrize("how", ["batch", "args", "kwargs"])
+@pytest.mark.parametrize(
+    ("model", "cure"),
+    [(Unwritten, "Define forward(self, batch)"), (Lightning, "forward(self, batch) compute what training_step")],
+)
+def test_a_model_without_a_forward_is_refused_with_the_way_to_write_it(how: str, model: Any, cure: str) -> None:
+    trainer = Trainer(
+        model=model,
+        model_call=how,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1),
+        loop=TrainingLoop(max_duration=1),
+        logging=Logging(console="off"),
+    )
+    data = [NAMED] if how == "kwargs" else [PAIR]
+    for call in (trainer.fit, trainer.validate):
+        with pytest.raises(UserError, match=f"{model.__name__} has no forward") as caught:
+            call(torch.utils.data.DataLoader(data, batch_size=None))
+        assert cure in str(caught.value)
+
+
 BATCH_OF_LISTS = {"x": [torch.zeros(4), torch.zeros(4)], "y": PAIR[1]}
 
 

@@ -33,7 +33,10 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
     [
         ({"model": 3}, "model: expected Module, got int"),
         ({"model": lambda: "net"}, "model: expected Module, got str"),
-        ({"optimizer": 3}, "optimizer: expected Optimizer, got int"),
+        ({"optimizer": 3}, "optimizer: expected Optimizer, got int. Give an optimizer, or a function such as"),
+        ({"optimizer": "adam"}, "optimizer: expected Optimizer, got str. Give an optimizer, or a function such as"),
+        ({"optimizer": lambda model: ([_sgd(model)], [])}, "got tuple. Give several .* schedules as `schedulers`"),
+        ({"optimizer": {"a": lambda model: [_sgd(model)]}}, r"optimizer\.a: .* got list. Give several .* as a mapping"),
         ({"optimizer": lambda model: model}, "optimizer: expected Optimizer, got Line"),
         ({"optimizer": torch.optim.SGD}, r"got the class SGD\. Give `lambda model: SGD\(model.parameters\(\), …\)`"),
         ({"optimizer": {"a": torch.optim.SGD}}, "got the class SGD"),

@@ -85,8 +85,15 @@ def make_arguments(how: ModelCall, batch: Any) -> tuple[list[Any], dict[str, Any
 def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception:
     """Explain an error of a model's call if the batch does not match the signature of its forward.
 
-    Returns a UserError if the arguments cannot be bound, else the error itself, perhaps with a note.
+    Returns a UserError if there is no forward or the arguments cannot be bound, else the error itself, perhaps with a
+    note.
     """
+    name = type(model).__name__
+    if getattr(model.forward, "__func__", None) is nn.Module.forward:
+        cure = f"Define forward(self, batch), for training and evaluation. {_RETURNS}"
+        if hasattr(model, "training_step"):
+            cure = f"Let forward(self, batch) compute what training_step computes. {_RETURNS}"
+        return UserError(f"{name} has no forward, so it cannot be called with a batch", where="model", cure=cure)
     try:
         signature = inspect.signature(model.forward)
     except (ValueError, TypeError):
@@ -111,7 +118,7 @@ def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any
     cure = f"Give the model a forward that takes what is in the batch. {_RETURNS}"
     if unpacking is not None and _can_bind(signature, *make_arguments(unpacking, batch)):
         cure = f"Set model_call={unpacking}. {_RETURNS}"
-    forward = f"{type(model).__name__}.forward"
+    forward = f"{name}.forward"
     reason = str(error).removeprefix(f"{forward}() ")
     return UserError(f"{forward} cannot be called with a batch: {reason}\n{shown}", cure=cure)
 

@@ -145,6 +145,15 @@ def parameters_of(
     return {optimizer: [name for name in trained if owner.get(name) == optimizer] for optimizer in chosen}
 
 
+def _check_kind(slot: str, value: Any) -> Optimizer:
+    cure = "Give an optimizer, or a function such as `lambda model: torch.optim.AdamW(model.parameters(), lr=0.001)`."
+    if isinstance(value, list | tuple):
+        # What configure_optimizers of Lightning returns.
+        cure = "Give several optimizers as a mapping of names to them, and schedules as `schedulers`."
+    optimizer: Optimizer = check_type(slot, value, Optimizer, cure)
+    return optimizer
+
+
 def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
     """Make the optimizers of a trainer, by name.
 
@@ -168,9 +177,9 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
             _refuse_class(value)
             if not str(name).isidentifier() or name == ONLY:
                 raise UserError(f"an optimizer is called {name!r}", cure="Give it another name, of letters and digits.")
-            optimizers[name] = check_type(f"optimizer.{name}", make_instance(value, Optimizer, model), Optimizer)
+            optimizers[name] = _check_kind(f"optimizer.{name}", make_instance(value, Optimizer, model))
         else:
-            optimizers[name] = check_type(ONLY, value, Optimizer)
+            optimizers[name] = _check_kind(ONLY, value)
         for group in optimizers[name].param_groups:
             for parameter in group["params"]:
                 if owner.setdefault(parameter, name) != name:

@@ -188,10 +188,10 @@ def refuse_lazy(model: nn.Module) -> None:
             )
 
 
-def check_type(slot: str, value: Any, kind: type) -> Any:
+def check_type(slot: str, value: Any, kind: type, cure: str | None = None) -> Any:
     """Return the value, or raise UserError if it is not of this kind."""
     if not isinstance(value, kind):
-        got, cure = type(value).__name__, None
+        got = type(value).__name__
         if isinstance(value, type) and issubclass(value, kind):
             got, cure = f"the class {value.__name__}", f"Give an instance of it: {value.__name__}(…)."
         elif kind.__name__ in SUBCLASSED:

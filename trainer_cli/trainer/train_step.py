@@ -115,7 +115,7 @@ class TrainStep:
             else:
                 with context:
                     outputs = self._called(*args, **kwargs)
-        except (TypeError, AttributeError) as error:
+        except (TypeError, AttributeError, NotImplementedError) as error:
             if (explained := explain_error(error, self.model, batch, args, kwargs)) is error:
                 raise
             raise explained from None
