@@ -76,6 +76,51 @@ window.boomed = 0; window.boom = () => { boomed += 1; };
 })();
 """
 
+STALE = """
+(async () => {
+  const told = {}, answering = window.fetch, problem = () => byId("problem").textContent;
+  const until = async (isDone) => {
+    for (let n = 0; n < 300 && !isDone(); n += 1) await new Promise((done) => setTimeout(done, 50));
+    return Boolean(isDone());
+  };
+  const hang = (_, { signal }) => new Promise((_, fail) => signal.addEventListener("abort", () => fail(signal.reason)));
+  const failures = { hangs: hang };
+  for (const text of ["Failed to fetch", "Load failed", "NetworkError when attempting to fetch resource."]) {
+    failures[text] = () => Promise.reject(new TypeError(text));
+  }
+  try {
+    told.drawn = await until(() => overview && live.page);
+    scrollTo(0, document.documentElement.scrollHeight);
+    told.stale = {};
+    for (const [name, failing] of Object.entries(failures)) {
+      window.fetch = failing;
+      await until(problem);
+      const { top, bottom } = byId("problem").getBoundingClientRect();
+      const text = problem().replace(/\\d.*\\d.*(?=\\.)/, "TIME");
+      window.fetch = answering;
+      told.stale[name] = [text, top < innerHeight && bottom <= innerHeight, await until(() => !problem())];
+    }
+  } catch (error) { told.error = `${error.stack}`; }
+  told.problem = problem();
+  document.body.dataset.told = JSON.stringify(told);
+})();
+"""
+
+
+def test_a_page_whose_server_does_not_answer_says_since_when_wherever_it_is_scrolled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "runs/one", steps=20)
+    probed = tmp_path / "probed.js"
+    probed.write_text(Path(serve_http._SCRIPT).read_text() + STALE)
+    monkeypatch.setattr(serve_http, "_SCRIPT", probed)
+    with served(tmp_path / "runs") as server:
+        found = look(server.url, tmp_path / "profile", height=400, most_ms=60_000)
+    assert found["drawn"]
+    assert len(found["stale"]) == 4
+    text = "The server does not answer: was train serve ended? This page is as of TIME."
+    assert found["stale"] == dict.fromkeys(found["stale"], [text, True, True])
+
 
 def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for lr, size in ((0.1, "a"), (0.2, "a"), (0.3, "b")):
