@@ -119,7 +119,7 @@ def test_a_page_whose_server_does_not_answer_says_since_when_wherever_it_is_scro
     assert found["drawn"]
     assert len(found["stale"]) == 4
     text = "The server does not answer: was train serve ended? This page is as of TIME."
-    assert found["stale"] == dict.fromkeys(found["stale"], [text, True, True])
+    assert found["stale"] == {name: [text, True, True] for name in found["stale"]}
 
 
 def test_the_page_shows_filters_groups_and_refreshes_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

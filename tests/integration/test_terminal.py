@@ -12,6 +12,7 @@ import termios
 import threading
 from pathlib import Path
 
+import pytest
 import torch
 from command import LIMIT_S, command, environment, hold, make_project
 
@@ -108,8 +109,8 @@ def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> N
     assert drawn[-1] == ["\x1b[r"]
     assert all(len(line) < 80 for lines in drawn for line in lines)
     printed = DRAWING.sub("", run.shown).replace("\x1b[2A", "").replace("\r\n", "\n")
-    loading, cleared, printed = printed.partition("\r\x1b[K")
-    assert (loading, bool(cleared)) == ("loading torch …\x1b[K", True), "the first line, which the next replaces"
+    statuses, cleared, printed = printed.rpartition("…\x1b[K\r\x1b[K")
+    assert statuses.startswith("loading torch …\x1b[K\r"), "the first line, which the next replaces"
     above, cleared, after = printed.partition("\x1b[J")
     assert cleared
     assert "\x1b" not in above + after
@@ -123,6 +124,41 @@ def test_lines_are_whole_above_a_bar_that_ctrl_c_takes_away(tmp_path: Path) -> N
     assert "^C\nCtrl-C: stopping after this step; Ctrl-C again stops at once\n" in above
     assert "committed" not in above, "the status line shows it"
     assert re.match(r"\nstopped at step \d+: Ctrl-C ", after)
+
+
+SLOW = """
+from mine.parts import Line, pass_by
+
+
+class Slow(Line):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        pass_by("model")
+"""
+
+
+@pytest.mark.parametrize(("place", "status"), [("start", "reading the data …"), ("model", "building the model …")])
+def test_what_takes_long_before_the_first_message_is_named(tmp_path: Path, place: str, status: str) -> None:
+    project = make_project(tmp_path, **{"mine/slow.py": SLOW})
+    held = hold(project, place)
+    run = Terminal(command("fit", "experiment=mine", "model._target_=mine.slow.Slow", "loop.max_duration=1"), project)
+    wait_for((project / f"at-{place}").exists, run.process)
+    wait_for(lambda: run.shown.endswith(f"{status}\x1b[K\r"), run.process)
+    held.unlink()
+    assert run.end() == 0, run.shown
+    first = re.sub(r"[^\r\n]*\x1b\[K\r", "", run.shown).removeprefix("\x1b[K")
+    assert first.startswith("run     runs/mine"), "nothing is left of the status"
+
+
+def test_a_resume_names_the_search_for_its_checkpoint_and_its_reading(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    for steps in (1, 2):
+        run = Terminal(command("fit", "experiment=mine", f"loop.max_duration={steps}"), project)
+        assert run.end() == 0, run.shown
+    assert re.findall(r"([a-z][^\r\n]*) …\x1b\[K\r", run.shown) == [
+        "loading torch", "looking for a checkpoint", "loading torch", "reading the checkpoint", "reading the data",
+        "building the model",
+    ]  # fmt: skip
 
 
 def test_a_closed_window_saves_and_ends_as_any_other_signal(tmp_path: Path) -> None:

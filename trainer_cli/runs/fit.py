@@ -60,6 +60,7 @@ from trainer_cli.runs.start import (
     start_new,
 )
 from trainer_cli.runs.trigger_files import TriggerFiles
+from trainer_cli.terminal import LOADING_TORCH, show_status
 from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
 if TYPE_CHECKING:
@@ -185,11 +186,20 @@ def _begin(run: RunDir, composed: Composed, stack: ExitStack, group: ProcessGrou
     # Before anything is read: another process may be writing checkpoints.
     lock = stack.enter_context(run.lock())
     stack.enter_context(to_file(run.log_file))
-    start = start_existing(run, composed, meanwhile=import_torch, group=group)
+    # A store may take long to list its objects.
+    show_status("looking for a checkpoint …")
+    start = start_existing(run, composed, meanwhile=_import_beside_reading, group=group)
     if not isinstance(start, Done):
         _log_start(start)
         lock.name_holder()
     return start
+
+
+def _import_beside_reading() -> None:
+    """Import torch while another thread reads the checkpoint, which may take longer."""
+    show_status(LOADING_TORCH)
+    import_torch()
+    show_status("reading the checkpoint …")
 
 
 def _open_run(
@@ -293,6 +303,8 @@ def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: s
     # Before the data: ranks of one tensor-parallel group read the same samples.
     group.divide_layers(composed.config.parallel.tensor_size)
     builder = Builder(composed.config, composed.trust, group)
+    if group.is_main:
+        show_status("reading the data …")
     data = builder.data()
     origin = origin_of(data.loaders, composed.project_root)
     identity = make_identity(
@@ -304,6 +316,8 @@ def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: s
         local_folder=start.run.checkpoints_folder,
         history_file=start.run.history_file,
     )
+    if group.is_main:
+        show_status("building the model …")
     trainer = builder.trainer(data, identity=identity, run_dir=start.run.path, hparams=hparams(composed.raw))
     return trainer, data, origin
 
