@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import trainer_cli
 from trainer_cli.terminal import (
     beside,
     cell_width,
@@ -14,6 +18,7 @@ from trainer_cli.terminal import (
     format_age,
     format_bytes,
     format_clock,
+    format_count,
     format_first,
     format_rate,
     padded,
@@ -208,3 +213,37 @@ def test_records_of_a_narrow_terminal_have_their_values_in_one_column(monkeypatc
     header = [name for name, _ in NAMES.values()]
     lines = table(header, [["0.123456789"] * len(header)], right=header).splitlines()
     assert {cell_width(line.partition("0.1")[0]) for line in lines} == {12}
+
+
+@pytest.mark.parametrize(
+    ("noun", "plural"),
+    [("step", "steps"), ("batch", "batches"), ("process", "processes"), ("stretch", "stretches"), ("job", "jobs")],
+)
+def test_a_count_agrees_with_its_noun_and_has_separators(noun: str, plural: str) -> None:
+    counts = [format_count(count, noun) for count in (0, 1, 2, 1234)]
+    assert counts == [f"0 {plural}", f"1 {noun}", f"2 {plural}", f"1,234 {plural}"]
+
+
+_NOUN = re.compile(
+    r" (more )?(step|sample|batche|run|checkpoint|job|file|record|chart|tensor|processe|stretche)s\b(?!/s)"
+)
+# Counts that are at least 2, by the condition before them or by what they count.
+_SEVERAL = {
+    "len(step.batches)", "len(named)", "len(paths)", "len(shares)", "len(chosen)", "len(matches)", "most",
+    "len(winners)", "len(rates)", "len(result.rates)", "len(records)", "group.world_size", "world_size",
+    "ranks.world_size", "group.data_size",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["commands", "loggers", "runs"])
+def test_a_count_on_the_screen_is_written_by_format_count(folder: str) -> None:
+    bare = [
+        f"{file.name}:{value.lineno}: {ast.unparse(value.value)}{after.value}"
+        for file in sorted((Path(trainer_cli.__file__).parent / folder).rglob("*.py"))
+        for text in ast.walk(ast.parse(file.read_text()))
+        if isinstance(text, ast.JoinedStr)
+        for value, after in zip(text.values, text.values[1:], strict=False)
+        if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)
+        if _NOUN.match(str(after.value)) and ast.unparse(value.value) not in _SEVERAL
+    ]
+    assert bare == []

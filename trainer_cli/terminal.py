@@ -238,11 +238,17 @@ def format_age(seconds: float) -> str:
 
 
 def format_clock(seconds: float) -> str:
-    """Minutes and seconds as `2:05`, or hours, minutes and seconds as `1:02:05`."""
+    """Minutes and seconds as `2:05`, or hours, minutes and seconds as `1:02:05`; a clock set back gives `0:00`."""
     # Rounded before the division, or 59.6 s would become 0:60.
-    minutes, second = divmod(round(seconds), 60)
+    minutes, second = divmod(round(max(seconds, 0)), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
+
+
+def format_count(count: int, noun: str) -> str:
+    """A number and its noun, such as `1 step`, `1,234 steps` or `2 processes`."""
+    plural = "es" if noun.endswith(("s", "x", "ch", "sh")) else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def format_rate(per_s: float) -> str:

@@ -167,6 +167,22 @@ ALL_ODD = ["late-7", "step1", "step2", "step3", "step4", "step5", "step6"]
 ALL_FINE = ["step10", "step20", "step30"]
 
 
+@pytest.mark.parametrize("metric", ["val/loss", "val/z_score"])
+def test_ls_shows_the_metric_that_decides_which_is_best_before_others(
+    metric: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kept = f"checkpoint:\n  keep_best:\n    metric: {metric}\n"
+    begin(tmp_path, "many", f"name: many\nrun_dir: runs/many\n{kept}")
+    metrics = {**{f"val/{letter}": 1.0 for letter in "abcdefg"}, "val/loss": 0.5, "val/z_score": 0.25}
+    state = {"model": {"weight": torch.ones(1)}}
+    save(tmp_path, "runs/many/checkpoints/step1", state, run_id="many", step=1, metrics=metrics)
+    assert main(["ckpt", "ls", "runs/many"]) == 0
+    _, header, row = capsys.readouterr().out.splitlines()
+    assert header.split()[4:] == [metric, "val/a", "val/b", "val/c", "state", "marks", "reason"]
+    assert "best" in row
+
+
 def test_ls_shows_each_checkpoint_of_a_run_with_what_matters(ckpt: Ckpt) -> None:
     said = ckpt("ls", "runs/fine")
     folder, header, *rows = said.out.splitlines()

@@ -19,7 +19,16 @@ from trainer_cli.commands import ckpt_export
 from trainer_cli.commands.main import Parser
 from trainer_cli.errors import CheckpointError, ExitCode, TrainError, UserError, disk_cure
 from trainer_cli.runs.import_torch import showing_import
-from trainer_cli.terminal import beside, format_age, format_bytes, is_terminal, line_width, print_json, table
+from trainer_cli.terminal import (
+    beside,
+    format_age,
+    format_bytes,
+    format_count,
+    is_terminal,
+    line_width,
+    print_json,
+    table,
+)
 
 if TYPE_CHECKING:
     from trainer_cli.commands.ckpt_inspect import Content
@@ -137,10 +146,17 @@ def _size_of(folder: Path) -> int:
 
 
 def _listing(items: Sequence[Item], now: float) -> str:
+    # Here: the other actions do without.
+    from trainer_cli.runs.folders import run_config
+    from trainer_cli.runs.metrics import best_rule, keep_best_of
+
     manifests = [item.entry.manifest for item in items]
     measured = dict.fromkeys(key for manifest in manifests if manifest is not None for key in manifest.metrics)
-    # Without those of the training, by which no checkpoint is chosen.
-    metrics = [key for key in measured if not key.startswith("train/")][:_METRIC_COLUMNS]
+    run = next((item.run for item in items if item.run is not None), None)
+    rule = best_rule(None if run is None else keep_best_of(run_config(run)), measured)
+    # Without those of the training, by which no checkpoint is chosen; first the one that decides which is best.
+    shown = [key for key in measured if not key.startswith("train/")]
+    metrics = sorted(shown, key=lambda key: rule is None or key != rule.metric)[:_METRIC_COLUMNS]
     # A name such as step500 says the step already.
     plain = all(item.path.name == f"step{item.entry.step}" for item in items)
     rows = []
@@ -230,16 +246,15 @@ def _facts(content: Content) -> dict[str, Any]:
 
 def _fact_lines(content: Content) -> list[tuple[str, str]]:
     manifest = content.manifest
-    processes = f"{manifest.world_size} process{'' if manifest.world_size == 1 else 'es'}"
     facts = [
         ("path", str(content.path)),
-        ("step", f"{manifest.step} (epoch {manifest.epoch})"),
+        ("step", f"{manifest.step:,} (epoch {manifest.epoch})"),
         ("kind", f"{manifest.kind} ({manifest.reason})" + (", pinned" if content.entry.pinned else "")),
         ("finished", manifest.finished or ""),
         ("weights", "" if manifest.finite else "NOT FINITE: a resume skips it"),
         ("left out", ", ".join(manifest.left_out)),
-        ("size", f"{format_bytes(content.entry.size_bytes)} in {len(manifest.files)} files"),
-        ("run", f"{manifest.run_id} (attempt {manifest.attempt}, {processes})"),
+        ("size", f"{format_bytes(content.entry.size_bytes)} in {format_count(len(manifest.files), 'file')}"),
+        ("run", f"{manifest.run_id} (attempt {manifest.attempt}, {format_count(manifest.world_size, 'process')})"),
         ("versions", ", ".join(f"{name} {version}" for name, version in sorted(manifest.versions.items()))),
         ("packages", ", ".join(manifest.target_packages)),
         ("config", manifest.config_digest or ""),
@@ -443,7 +458,7 @@ def _confirmed(args: argparse.Namespace, paths: Sequence[Path]) -> bool:
     """Whether the user confirms the removal."""
     if args.yes:
         return True
-    count = f"{len(paths)} checkpoint{'' if len(paths) == 1 else 's'}"
+    count = format_count(len(paths), "checkpoint")
     # A script that pipes text into the command has not read the question.
     if not sys.stdin.isatty():
         raise UserError(

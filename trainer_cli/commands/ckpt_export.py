@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.core.url_path import local_path
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.runs.import_torch import showing_import
-from trainer_cli.terminal import format_bytes, print_json
+from trainer_cli.terminal import format_bytes, format_count, print_json
 
 if TYPE_CHECKING:
     from trainer_cli.runs.export import Written
@@ -160,7 +160,9 @@ def _report(args: argparse.Namespace, outcome: str, written: Written) -> int:
         facts = {"tensors": written.tensors, "size_bytes": written.size_bytes, "average": written.average}
         print_json({outcome: str(written.path), **facts})
     else:
-        print(f"{outcome}: {written.path} ({written.tensors} tensors, {format_bytes(written.size_bytes)})")
+        print(
+            f"{outcome}: {written.path} ({format_count(written.tensors, 'tensor')}, {format_bytes(written.size_bytes)})"
+        )
         if written.average is not None and args.ema is None:
             print(
                 f"weights: the average of callback '{written.average}', which evaluations saw; "

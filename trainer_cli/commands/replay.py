@@ -18,7 +18,7 @@ from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.ranks import ranks_in
 from trainer_cli.errors import ExitCode, TrainError, UserError
 from trainer_cli.runs.sample_view import as_dict, lines_of
-from trainer_cli.terminal import line_width, print_json, wrapped, wrapped_report
+from trainer_cli.terminal import format_count, line_width, print_json, wrapped, wrapped_report
 
 if TYPE_CHECKING:
     from trainer_cli.config.compose import Composed
@@ -203,7 +203,7 @@ def _print_views(views: Iterable[StepView], samples: Mapping[int, StepSamples] =
         rows: list[tuple[str, str]] = []
         for batch in view.batches:
             rank = f"rank {batch['rank']}, " if any(other["rank"] for other in view.batches) else ""
-            rows.append(("batch", f"{rank}{batch['samples']} samples: {batch['batch']}"))
+            rows.append(("batch", f"{rank}{format_count(batch['samples'], 'sample')}: {batch['batch']}"))
             rows += [("", f"{name} {value:.6g}") for name, value in batch.items() if name not in _OF_BATCH]
             if "sample_losses" in batch:
                 rows.append(("", f"of each sample: {' '.join(f'{loss:.4g}' for loss in batch['sample_losses'])}"))

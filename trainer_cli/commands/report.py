@@ -29,7 +29,7 @@ from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, s
 from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir
-from trainer_cli.terminal import format_bytes
+from trainer_cli.terminal import format_bytes, format_count
 
 EXAMPLES = """examples:
   train report runs/digits                     into report.html
@@ -63,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"file": str(args.output), **result._asdict()}))
         return 0
-    runs = f"{result.runs} run{'' if result.runs == 1 else 's'}, " if result.runs else ""
-    print(f"{args.output}: {runs}{result.charts} charts, {format_bytes(result.size_bytes)}; open it in a browser")
+    holds = [format_count(result.runs, "run")] if result.runs else []
+    holds += [format_count(result.charts, "chart"), format_bytes(result.size_bytes)]
+    print(f"{args.output}: {', '.join(holds)}; open it in a browser")
     return 0
 
 

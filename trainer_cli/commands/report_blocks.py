@@ -18,7 +18,7 @@ from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.runs.curves import Array, Columns, Series, reduce
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, rank_metrics
-from trainer_cli.terminal import format_clock
+from trainer_cli.terminal import format_clock, format_rate
 
 Block = dict[str, Any]
 _DIGITS = 6
@@ -200,7 +200,7 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
         yield "where the time went", shares
     rate = summary.get("throughput")
     if isinstance(rate, dict) and isinstance(rate.get("samples_per_s"), int | float):
-        yield "throughput", f"{rate['samples_per_s']:,.0f} samples/s in the last attempt"
+        yield "throughput", f"{format_rate(rate['samples_per_s'])} samples/s in the last attempt"
     yield "attempts", str(len(record.attempts))
     yield "device", environment.get("device_name") or environment.get("device", "unknown")
     yield "began", f"{clock_time(record.began)} UTC"

@@ -19,7 +19,7 @@ from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import GrowingFile, best_rule, keep_best_of, parse_json_lines
 from trainer_cli.runs.record import RunReader, RunView
 from trainer_cli.runs.run_dir import RunDir, RunStatus
-from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, padded, painted
+from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, format_count, padded, painted
 
 _DRAW_S = 1.0
 _MOST_RECORDS = 100_000
@@ -176,7 +176,7 @@ class SweepDisplay:
             value == 1.0 and row.key not in self._running for row, value in zip(self._rows, shares, strict=True)
         )
         counts = Counter(row.status for row in self._rows if row.status in (RunStatus.running, RunStatus.failed))
-        parts = [f"{ended}/{len(self._rows)} jobs", f"{int(100 * share)}%"]
+        parts = [f"{ended}/{format_count(len(self._rows), 'job')}", f"{int(100 * share)}%"]
         parts += [f"{count} {status}" for status, count in counts.items()]
         parts.append(f"elapsed {format_clock(elapsed_s)}")
         if share - self._first_share > 0:

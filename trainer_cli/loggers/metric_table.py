@@ -11,7 +11,7 @@ from trainer_cli.core.metric_modes import mode_of
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
 from trainer_cli.loggers.marks import is_validation_metric
-from trainer_cli.terminal import cell_width, cut_begin, format_clock, painted
+from trainer_cli.terminal import cell_width, cut_begin, format_clock, format_count, painted
 
 LOSS = f"{TRAIN_PREFIX}loss"
 _NUMBER_WIDTH = 9
@@ -138,7 +138,7 @@ class MetricTable:
         names = {name: cut_begin(name, self._widths[name]) for row in rows for name in row}
         lines = [self._line(row, names, {}, indent=index > 0) for index, row in enumerate(rows)]
         if hidden:
-            lines.append(f"({hidden} more metrics are in metrics.jsonl)")
+            lines.append(f"({format_count(hidden, 'more metric')} {'is' if hidden == 1 else 'are'} in metrics.jsonl)")
         return [painted(line, "dim", self._stream) for line in lines]
 
     def _line(self, row: Sequence[str], cells: Mapping[str, str], colours: Mapping[str, str], *, indent: bool) -> str:

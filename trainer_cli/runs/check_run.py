@@ -29,6 +29,7 @@ from trainer_cli.runs.folders import open_run
 from trainer_cli.runs.origin import other_source
 from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.run_dir import RunDir, write_json
+from trainer_cli.terminal import format_count
 
 CHECK_FILE = "check.json"
 
@@ -45,7 +46,7 @@ class Stretch:
     """The first difference, or why the steps could not be made; None if all is equal."""
 
     def __str__(self) -> str:
-        outcome = f"equal at {self.records} records" if self.problem is None else self.problem
+        outcome = f"equal at {format_count(self.records, 'record')}" if self.problem is None else self.problem
         return f"steps {self.start + 1:,} to {self.last:,}: {outcome}"
 
 
@@ -68,11 +69,10 @@ class RunCheck:
     def __str__(self) -> str:
         if not self.equal:
             differing = sum(stretch.problem is not None for stretch in self.stretches)
-            return f"not equal: {differing} of {len(self.stretches)} stretches"
+            return f"not equal: {differing} of {format_count(len(self.stretches), 'stretch')}"
         steps = sum(stretch.last - stretch.start for stretch in self.stretches)
-        return (
-            f"verified: {len(self.stretches)} of {self.of} stretches, {steps:,} steps, equal in every record and tensor"
-        )
+        verified = f"{len(self.stretches)} of {format_count(self.of, 'stretch')}, {format_count(steps, 'step')}"
+        return f"verified: {verified}, equal in every record and tensor"
 
     def as_dict(self) -> dict[str, Any]:
         """The content of `check.json`."""
@@ -99,7 +99,7 @@ def check_run(run: Path, count: int | None, *, show: Callable[[str], None], outp
     all_stretches = stretches_between([entry.step for entry, _ in kept], begins_at_0=begins_at_0)
     if not all_stretches:
         raise CheckpointError(
-            f"{run} has {len(kept)} valid checkpoint{'' if len(kept) == 1 else 's'}, and no steps between two",
+            f"{run} has {format_count(len(kept), 'valid checkpoint')}, and no steps between two",
             cure="A stretch needs a checkpoint at its start and one at its end.",
         )
     file = output or directory.replayed_folder / CHECK_FILE

@@ -23,7 +23,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.runs.start import Start, fork_of, load_options
-from trainer_cli.terminal import format_bytes
+from trainer_cli.terminal import format_bytes, format_count
 
 if TYPE_CHECKING:
     from trainer_cli.runs.build import Data
@@ -89,7 +89,7 @@ def _decide_batch_size(composed: Composed, group: ProcessGroup, start: Start) ->
         fitting = [trial.size for trial in trials if trial.fits]
         if not fitting:
             raise UserError(
-                f"no batch of {trials[0].size} samples fits into {memory}",
+                f"no batch of {format_count(trials[0].size, 'sample')} fits into {memory}",
                 where=BATCH_SIZE,
                 cure="Use a smaller model, precision=bf16, or a larger device.",
             )

@@ -17,7 +17,18 @@ from trainer_cli.runs.metrics import best_rule
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.runs.start import Done
-from trainer_cli.terminal import cell_width, clear_status, columns, format_first, is_terminal, padded, wrapped
+from trainer_cli.terminal import (
+    cell_width,
+    clear_status,
+    columns,
+    format_clock,
+    format_count,
+    format_first,
+    format_rate,
+    is_terminal,
+    padded,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -26,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _MOST_METRICS = 12
 _LONGEST_NAME = 32
+_LONGEST_IN_SECONDS = 100
 
 
 def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[str, Any]) -> dict[str, str]:
@@ -56,7 +68,7 @@ def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[st
     values = {rule.metric: best_of_run["value"]}
     if rule.value(values) is not None and rule.loss(values) < rule.loss(best.metrics):
         cure = f"; checkpoint.keep_best.metric={rule.metric} keeps the best" if keep_best.metric is None else ""
-        rows["better, not kept"] = f"step {best_of_run['step']} ({_measured(rule.metric, values)}){cure}"
+        rows["better, not kept"] = f"step {best_of_run['step']:,} ({_measured(rule.metric, values)}){cure}"
     return rows
 
 
@@ -67,7 +79,7 @@ def _measured(metric: str, values: Mapping[str, float]) -> str:
 def print_already_finished(run: RunDir, done: Done) -> None:
     """Print that a finished run was started again."""
     clear_status()
-    _print(f"{run.path} is finished at step {done.step} ({done.reason}); nothing to do.")
+    _print(f"{run.path} is finished at step {done.step:,} ({done.reason}); nothing to do.")
     kept = run.read_summary().get("checkpoints")
     _print(f"To train further, give a larger loop.max_duration{'; to evaluate:' if kept else '.'}")
     if kept:
@@ -84,8 +96,10 @@ def print_outcome(
         best: rows about the best checkpoint.
     """
     rate = outcome.throughput.get("samples_per_s", 0.0)
-    duration = f"{outcome.wall_time_s:.1f}s, {rate:,.0f} samples/s"
-    _print(f"\n{outcome.status} at step {outcome.step}: {outcome.reason} ({duration})")
+    seconds = outcome.wall_time_s
+    duration = f"{seconds:.1f}s" if seconds < _LONGEST_IN_SECONDS else format_clock(seconds)
+    ended = f"{outcome.status} at step {outcome.step:,}: {outcome.reason}"
+    _print(f"\n{ended} ({duration}, {format_rate(rate)} samples/s)")
     validation = [key for key in metrics if not key.startswith("train/")]
     # Those first of which it is known what is best; the sort is stable.
     validation.sort(key=lambda key: key not in outcome.best_metrics)
@@ -93,10 +107,10 @@ def print_outcome(
     width = max([16, *(key_width for key_width in widths if key_width <= _LONGEST_NAME)])
     for key in validation[:_MOST_METRICS]:
         best_value = outcome.best_metrics.get(key)
-        note = f"  (best {best_value['value']:.4g} at step {best_value['step']})" if best_value else ""
+        note = f"  (best {best_value['value']:.4g} at step {best_value['step']:,})" if best_value else ""
         _print(f"  {padded(key, width)} {metrics[key]:<9.4g}{note}".rstrip())
     if len(validation) > _MOST_METRICS:
-        _print(f"  and {len(validation) - _MOST_METRICS} more metrics in {run.summary_file}")
+        _print(f"  and {format_count(len(validation) - _MOST_METRICS, 'more metric')} in {run.summary_file}")
     _print(f"  {'run directory':<16} {run.path}")
     for title, text in best.items():
         _print(f"  {title:<16} {text}")

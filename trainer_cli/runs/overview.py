@@ -10,6 +10,7 @@ import torch
 
 from trainer_cli.config.compose import Composed
 from trainer_cli.runs.start import Start
+from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.runs.build import Data
@@ -37,8 +38,8 @@ def overview_rows(
     batch_size = getattr(data.train, "batch_size", None)
     if batch_size is not None:
         total = group.data_size * batch_size * settings.grad_accum_steps
-        processes = "1 process" if group.data_size == 1 else f"{group.data_size} processes"
-        yield "batch", f"{total:,} samples = {processes} x {batch_size:,} x {settings.grad_accum_steps} accumulated"
+        factors = f"{format_count(group.data_size, 'process')} x {batch_size:,} x {settings.grad_accum_steps}"
+        yield "batch", f"{format_count(total, 'sample')} = {factors} accumulated"
 
 
 def _beginning(start: Start, fork: Path | None) -> str:
@@ -72,17 +73,17 @@ def _model(trainer: Trainer, node: Mapping[str, Any]) -> str:
     total, frozen = sum(size for size, _ in sizes), sum(size for size, trained in sizes if not trained)
     name = str(node.get("_target_", "")).rpartition(".")[2]
     trained = f"{total - frozen:,} trained, {frozen:,} frozen" if frozen else "all trained"
-    return f"{name + ', ' if name else ''}{total:,} parameters, {trained}"
+    return f"{name + ', ' if name else ''}{format_count(total, 'parameter')}, {trained}"
 
 
 def _data(trainer: Trainer, data: Data) -> str:
     loop = trainer.loop
     samples, batches = getattr(data.train, "length", None), loop.epoch_batches
-    sizes = [f"{samples:,} samples"] if samples is not None else []
-    sizes.append(f"{batches:,} batches an epoch" if batches is not None else "an epoch of unknown length")
+    sizes = [format_count(samples, "sample")] if samples is not None else []
+    sizes.append(f"{format_count(batches, 'batch')} an epoch" if batches is not None else "an epoch of unknown length")
     for name, loader in data.val.items():
         if (length := getattr(loader, "length", None)) is not None:
-            sizes.append(f"{name}: {length:,} samples")
+            sizes.append(f"{name}: {format_count(length, 'sample')}")
     return ", ".join(sizes)
 
 

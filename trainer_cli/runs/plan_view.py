@@ -12,7 +12,7 @@ from trainer_cli.core.simulation import Timeline
 from trainer_cli.runs.failures import BestInterval
 from trainer_cli.runs.plan import Plan
 from trainer_cli.runs.start import Done
-from trainer_cli.terminal import format_bytes, line_width, table
+from trainer_cli.terminal import format_bytes, format_count, line_width, table
 
 _WIDTH = 64
 _ROWS = 40
@@ -96,7 +96,7 @@ def _failures(best: BestInterval | None) -> list[str]:
 def _interval(best: BestInterval | None) -> str:
     if best is None:
         return ""
-    steps = "" if best.steps is None else f", {best.steps:,} step{'' if best.steps == 1 else 's'}"
+    steps = "" if best.steps is None else f", {format_count(best.steps, 'step')}"
     return f"{best.interval_s:.3g} s{steps}"
 
 
@@ -124,7 +124,7 @@ def _length(reason: str, steps_per_epoch: int | None) -> str:
     if steps_per_epoch is None or length == "1 epoch":
         return length
     return (
-        f"{length} of {steps_per_epoch:,} steps"
+        f"{length} of {format_count(steps_per_epoch, 'step')}"
         if length.endswith("epochs")
         else f"{length}, {steps_per_epoch:,} an epoch"
     )
@@ -147,8 +147,9 @@ def sweep_table(plans: Mapping[str, Plan]) -> str:
     header: tuple[str, ...] = ("job", "steps", "evaluations", "checkpoints", "on the disk at most", "best interval")
     if not any(plan.best_interval for plan in plans.values()):
         header, rows = header[:-1], [row[:-1] for row in rows]
-    total = f"{len(plans):,} jobs, {steps:,} steps{f', {format_bytes(most)} on the disk at most' if most else ''}"
-    return f"{table(header, rows, right=header[2:4])}\n\n{total}"
+    totals = [format_count(len(plans), "job"), format_count(steps, "step")]
+    totals += [f"{format_bytes(most)} on the disk at most"] if most else []
+    return f"{table(header, rows, right=header[2:4])}\n\n{', '.join(totals)}"
 
 
 def _summary(plan: Plan) -> Iterator[str]:
@@ -241,7 +242,7 @@ def _listed(steps: Sequence[int]) -> str:
 
 
 def _counted(steps: Sequence[int], noun: str) -> str:
-    many = f"{len(steps):,} {noun}{'' if len(steps) == 1 else 's'}" if steps else f"no {noun}"
+    many = format_count(len(steps), noun) if steps else f"no {noun}"
     return f"{many} ({_spread(steps)})" if steps else many
 
 

@@ -44,6 +44,7 @@ from trainer_cli.runs.replay_records import RecordComparison, RecordDifference, 
 from trainer_cli.runs.replayed import UNPROVEN
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.start import fork_path, kept_settings, load_options
+from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.checkpointer import Checkpointer
@@ -93,7 +94,7 @@ class Replayed:
         if not self.records and not self.states:
             return "nothing to compare: no record and no kept checkpoint is among these steps"
         states = f", and {len(self.states)} kept checkpoint{'s' * (len(self.states) > 1)}" if self.states else ""
-        return f"verified: equal at {self.records} of {self.records} records{states}"
+        return f"verified: equal at {self.records} of {format_count(self.records, 'record')}{states}"
 
 
 def compose_replay(

@@ -30,6 +30,7 @@ from trainer_cli.runs.attempts import (
 from trainer_cli.runs.import_torch import import_torch, showing_import
 from trainer_cli.runs.replayed import beginnings_of, is_on_course, replayed_entries
 from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class ReplayPlan:
         path = self.origin.start
         start = "the start of the run" if path is None else path.name
         took = "" if self.seconds is None else f", about {max(1, round(self.seconds)):,} s"
-        return f"replays {self.steps:,} step{'' if self.steps == 1 else 's'} from {start}{took}"
+        return f"replays {format_count(self.steps, 'step')} from {start}{took}"
 
 
 def find_step(run: Path, step: int) -> Path | None:
@@ -268,7 +269,7 @@ def _check_step(history: RunHistory, step: int) -> int:
     # The step that raised an error was begun too, and it is the one to look at.
     begun = reached + (not history.is_finished)
     if not 0 <= step <= begun:
-        raise UserError(f"{path} has made {reached} steps, so there is no step {step}")
+        raise UserError(f"{path} has made {format_count(reached, 'step')}, so there is no step {step}")
     return max(history.entries[-1][0].step if history.entries else 0, history.recorded)
 
 

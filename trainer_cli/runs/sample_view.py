@@ -7,13 +7,14 @@ from itertools import groupby
 from typing import Any
 
 from trainer_cli.runs.samples import Batch, Sample, StepSamples, Use
+from trainer_cli.terminal import format_count
 
 
 def lines_of(step: StepSamples) -> Iterator[str]:
     """The lines that show the samples of a step."""
-    position = "" if step.position is None else f", after {step.position:,} batches"
+    position = "" if step.position is None else f", after {format_count(step.position, 'batch')}"
     many = "" if len(step.batches) == 1 else f" in {len(step.batches)} batches"
-    samples = "1 sample" if step.size == 1 else f"{step.size:,} samples"
+    samples = format_count(step.size, "sample")
     yield f"step {step.step:,}: {samples}{many}, epoch {step.epoch}{position} (attempt {step.attempt})"
     if step.doubt is not None:
         yield f"  not certain: {step.doubt}"
@@ -29,7 +30,7 @@ def _lines_of_batch(batch: Batch, ranks: int, count: int) -> Iterator[str]:
     if positions:
         facts.append(f"positions {positions[0]:,} to {positions[-1]:,} of the epoch")
     if batch.digest is not None:
-        facts += [f"{batch.size} samples", f"digest {batch.digest}"]
+        facts += [format_count(batch.size, "sample"), f"digest {batch.digest}"]
     if not batch.size:
         facts = ["no samples: a padding batch, which does not count"]
     yield f"  {', '.join([*names, *facts])}".rstrip()
@@ -54,8 +55,8 @@ def lines_of_uses(name: str, uses: Sequence[Use]) -> Iterator[str]:
     """The lines that show the uses of a sample."""
     past = sum(use.is_past for use in uses)
     later = len(uses) - past
-    to_come = f", and will be {later} more time{'s' * (later != 1)}" if later else ""
-    yield f"sample {name} was used {past} time{'s' * (past != 1)}{to_come}"
+    to_come = f", and will be {format_count(later, 'more time')}" if later else ""
+    yield f"sample {name} was used {format_count(past, 'time')}{to_come}"
     for use in uses:
         origin = "" if use.rank == 0 and use.batch == 1 else f", rank {use.rank}, batch {use.batch}"
         yield f"  step {use.step:,}: epoch {use.epoch}{origin}{'' if use.is_past else ' (to come)'}"

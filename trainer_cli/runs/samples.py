@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from trainer_cli.core.order import sample_indices, sample_position
 from trainer_cli.errors import UserError
 from trainer_cli.runs.course import Course, Stretch
+from trainer_cli.terminal import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,9 @@ class ComputedReader:
 
 def no_sample(name: str, length: int) -> UserError:
     """The error for a name of no sample."""
-    return UserError(f"there is no sample {name!r}", cure=f"The train data has {length:,} samples, from 0 on.")
+    return UserError(
+        f"there is no sample {name!r}", cure=f"The train data has {format_count(length, 'sample')}, from 0 on."
+    )
 
 
 def has_name(sample: Sample, name: str) -> bool:

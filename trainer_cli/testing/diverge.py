@@ -190,9 +190,10 @@ class _Search:
         """Compare runs whose steps have different numbers of samples: twice up to where both have seen as many."""
         samples = 2 * math.lcm(*(max(1, round(size)) for size in sizes))
         lasts = [min(report.last, math.ceil(samples / size)) for size in sizes]
+        samples_of_first = f"{sizes[0]:g} {'sample' if sizes[0] == 1 else 'samples'}"
         note = (
-            f"a step has {sizes[0]:g} samples in {report.runs[0]} and {sizes[1]:g} in {report.runs[1]}: "
-            "aligned by the samples seen, so that records and checkpoints are not compared"
+            f"a step has {samples_of_first} in {report.runs[0]} and {sizes[1]:g} in {report.runs[1]}: aligned by the "
+            "samples seen, so that records and checkpoints are not compared"
         )
         replays = self._replay_both((1, lasts[0]), (1, lasts[1]))
         divergence = first_divergence(replays[0].moments, replays[1].moments)
