@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from trainer_cli.core.ranks import Ranks
 from trainer_cli.errors import ExitCode, TrainError, UserError
+from trainer_cli.runs.predict import _write_missing
 from trainer_cli.runs.prediction_files import PredictionFile
 from trainer_cli.runs.prediction_writers import PredictionWriter
 
@@ -156,3 +159,40 @@ def test_two_processes_that_write_the_same_part_do_not_mix(tmp_path: Path, monke
 
     first.write(0, rows())
     assert first.part(0).read_text() == '{"sample": 0}\n{"sample": 1}\n'
+
+
+class Numbers:
+    """A loader of 10 batches of 512 samples, two of which are a part; a batch is its rows."""
+
+    samples_per_batch = 512
+
+    def __len__(self) -> int:
+        return 10
+
+    def iterate(self, epoch: int, *, batch: int, samples: int) -> Iterator[list[dict[str, int]]]:
+        assert samples == 512 * batch
+        for number in range(batch, 10):
+            yield [{"value": 512 * number + row} for row in range(512)]
+
+
+class AsTheyAre:
+    def divide(self, rows: list[dict[str, int]]) -> list[dict[str, int]]:
+        return rows
+
+
+@pytest.mark.parametrize("there", [(), (0,), (1,), (0, 2), (1, 3), (4,)])
+def test_the_parts_that_are_missing_hold_their_own_samples_also_after_a_gap(
+    there: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another number of processes leaves gaps."""
+    monkeypatch.setattr("trainer_cli.trainer.predict.RowDivider", AsTheyAre)
+    monkeypatch.setattr("trainer_cli.trainer.predict.predict_batch", lambda trainer, batch, *_: (batch,))
+    file = predictions(tmp_path)
+    for number in there:
+        file.write(
+            number, ({"sample": sample, "value": sample} for sample in range(1024 * number, 1024 * number + 1024))
+        )
+    _write_missing(cast("Any", None), Numbers(), file, (), Ranks())
+    assert file.finish()
+    rows = [json.loads(line) for line in file.path.read_text().splitlines()]
+    assert rows == [{"sample": sample, "value": sample} for sample in range(5120)]
