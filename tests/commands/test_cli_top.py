@@ -21,7 +21,8 @@ import pytest
 from printed import message as printed_message
 
 from trainer_cli.commands.main import main
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, RunStatus
+from trainer_cli.core.run_status import RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 from trainer_cli.terminal import cell_width
 
 Captured = pytest.CaptureFixture[str]
@@ -83,10 +84,22 @@ def test_a_folder_without_runs_says_so(empty_folder: Path, capsys: Captured) -> 
 
 def test_a_run_that_ended_is_tailed_to_its_end(empty_folder: Path, capsys: Captured) -> None:
     ended(Path("runs/done"), RunStatus.finished, "max_duration reached")
-    for arguments, last in ((["runs/done"], ""), (["-f", "runs/done"], "finished at step 20: max_duration reached\n")):
+    for arguments in (["runs/done"], ["-f", "runs/done"]):
         assert main(["tail", "-n", "1", *arguments]) == 0
         out = capsys.readouterr().out
+        last = "finished at step 20: max_duration reached\n"
         assert re.fullmatch(rf".* METRICS step 20  train/loss 0.25\n{last}", out), out
+
+
+def test_a_tail_ends_with_the_error_of_a_failed_run_and_without_its_traceback(
+    empty_folder: Path, capsys: Captured
+) -> None:
+    ended(Path("runs/broken"), RunStatus.failed, "ValueError: no data")
+    log = "2026-01-31 12:00:00,500 INFO    begun\n2026-01-31 12:00:01,000 DEBUG   the run failed\nTraceback …\n"
+    RunDir("runs/broken").log_file.write_text(log)
+    assert main(["tail", "runs/broken"]) == 0
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert (first[24:], last) == ("INFO    begun", "failed at step 20: ValueError: no data")
 
 
 def test_a_tail_for_programs_is_one_object_a_line(empty_folder: Path, capsys: Captured) -> None:

@@ -11,7 +11,8 @@ from trainer_cli.runs.run_dir import RunDir
 
 FAKE = """
 import json, os, signal, sys, time
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.core.run_status import RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir
 
 run, what = RunDir(sys.argv[1]), sys.argv[2]
 if what == "mistake":

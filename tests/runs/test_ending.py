@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from trainer_cli.commands.main import main
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.ending import print_outcome
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir
 
 RISING = """# @package _global_
 model: {_target_: rising.Net, in_features: 2, out_features: 1}

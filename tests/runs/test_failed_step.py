@@ -10,9 +10,10 @@ import pytest
 from reported import outcome, save, write_metrics
 
 from trainer_cli.core.policy import Kind
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import NotFiniteError, SaveError, UserError
 from trainer_cli.runs.failed_step import describe_commands, suggest_replay
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 
 
 def make_run(

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from trainer_cli.config.compose import compose, to_yaml
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import ConfigError
 from trainer_cli.runs import fit, supervise
 from trainer_cli.runs.ending import print_outcome
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.supervise import fit_in_processes
 
 AGAIN = ["_job", "seed=1.yaml", "--supervised"]

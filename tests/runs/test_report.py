@@ -17,7 +17,7 @@ from reported import BEGAN, HOSTILE, make_run, make_sweep, validate, write_metri
 from trainer_cli.commands.main import main
 from trainer_cli.commands.report import report
 from trainer_cli.commands.report_sweep import importance, parameter_axis
-from trainer_cli.runs.run_dir import RunStatus
+from trainer_cli.core.run_status import RunStatus
 
 Captured = pytest.CaptureFixture[str]
 

@@ -14,8 +14,9 @@ from reported import make_run, outcome
 
 from trainer_cli.commands import report_at_end
 from trainer_cli.commands.report_at_end import ReportAtEnd
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 
 
 def fit(

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs import find_runs
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
 from trainer_cli.runs.record import RunReader, RunsBelow, RunView, short_keys
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 
 NOW = 1.5e9
 """Before any of these files is written, so that they are new unless `last_written` says otherwise."""

@@ -18,8 +18,9 @@ from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, SyncCheckpoi
 from trainer_cli.checkpoint.find import expanded
 from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.config.overrides import read_overrides
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import CheckpointError
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, select, select_all, select_one, suggest_nearby
 from trainer_cli.runs.validate import Holds, select_held, watched
 

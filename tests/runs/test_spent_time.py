@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 from trainer_cli.checkpoint.history import CheckpointHistory, Spent
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.record import RunReader
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock, RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir, RunLock
 
 NOW = 1.5e9
 STOPPED = {"start": 1.0, "training": 10.0, "saving": 1.0}

@@ -12,8 +12,9 @@ from faked import FAKE, attempts, fake, message
 
 from trainer_cli.commands.main import main
 from trainer_cli.commands.sweep import Planned, Sweep, exit_code, folder_of, job_file, plan
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import ConfigError, ExitCode, RunDirectoryError
-from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json
+from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.runs.supervise import Children
 
 

@@ -18,9 +18,9 @@ def stamp(second: float) -> str:
     return datetime.fromtimestamp(BEGIN + second).isoformat(" ", "milliseconds").replace(".", ",")
 
 
-def log(run: Path, second: float, message: str) -> None:
+def log(run: Path, second: float, message: str, level: str = "INFO") -> None:
     with open(run / "train.log", "a") as file:
-        file.write(f"{stamp(second)} INFO    {message}\n")
+        file.write(f"{stamp(second)} {level:7} {message}\n")
 
 
 def record(run: Path, second: float, step: int, **metrics: float | str) -> None:
@@ -77,3 +77,24 @@ def test_torn_lines_and_control_characters_reach_no_terminal(tmp_path: Path) -> 
     log(tmp_path, 1, "\x1b[2Jcleared")
     (tmp_path / "metrics.jsonl").write_bytes(b'\0\0\n[]\n{"step": 1}\n{"step": 1, "time": 1, "x": [1]}\n\xff\n')
     assert Tail(tmp_path, 10).read() == [f"{stamp(1)} INFO    ?[2Jcleared"]
+
+
+@pytest.mark.parametrize("level", [None, "debug", "info"])
+@pytest.mark.parametrize("most", [0, 1, 2, 1000])
+def test_the_messages_are_those_of_the_console(tmp_path: Path, most: int, level: str | None) -> None:
+    if level is not None:
+        (tmp_path / "config.yaml").write_text(f"logging:\n  level: {level}\n")
+    log(tmp_path, 1, "first")
+    log(tmp_path, 2, "lost", "WARNING")
+    # More lines than are read at first.
+    below = [f"  line {number}" for number in range(450)]
+    log(tmp_path, 3, "\n".join(["the run failed", *below]), "DEBUG")
+    lines = [f"{stamp(1)} INFO    first", f"{stamp(2)} WARNING lost"]
+    failure = [f"{stamp(3)} DEBUG   the run failed", *below] if level == "debug" else []
+    tail = Tail(tmp_path, most)
+    lines += failure
+    assert tail.read() == lines[max(0, len(lines) - most) :]
+    log(tmp_path, 4, "again", "DEBUG")
+    log(tmp_path, 5, "last")
+    again = [f"{stamp(4)} DEBUG   again"] if level == "debug" else []
+    assert tail.read() == [*again, f"{stamp(5)} INFO    last"]

@@ -16,9 +16,10 @@ from command import ROOT
 from trainer_cli.commands import data
 from trainer_cli.commands.choices import no_verb
 from trainer_cli.config.overrides import read_overrides
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.runs.ending import print_outcome
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.testing.divergence import Divergence, Stage, Value
 from trainer_cli.testing.divergence_report import Report

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,13 +70,7 @@ def _table(group: str, choices: Choices) -> Iterator[str]:
 def _files(group: str, choices: Choices) -> Iterator[str]:
     yield "\nfiles"
     for option, file in choices.options(group).items():
-        yield f"  {option}: {_near(file)}"
-
-
-def _near(file: Path) -> str:
-    """The path relative to the current folder, if it is below it."""
-    relative = os.path.relpath(file)
-    return relative if not relative.startswith("..") else str(file)
+        yield f"  {option}: {search_path.label(file, Path.cwd())}"
 
 
 def _keys(group: str) -> Iterator[str]:

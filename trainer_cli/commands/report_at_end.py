@@ -7,8 +7,9 @@ import time
 from types import FrameType, TracebackType
 
 from trainer_cli.core.files import FileIdentity, identity_of, staged_path
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TrainConfig
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.signals import SignalHandlers
 
 log = logging.getLogger(__name__)

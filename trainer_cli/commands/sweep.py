@@ -42,12 +42,13 @@ from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.files import replace
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import ParallelConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.fork_server import own_command
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
@@ -367,11 +368,13 @@ class Sweep:
         error = recorded_error(self._file(job, "yaml"))
         write_failure(self._file(job, "failure"), code, job.run, error)
         output = self._file(job, "log")
+        # The table at the end has the reasons of all jobs but those that are finished.
+        reason = f": {error}" if error and self._row(job).finished else ""
         log.error(
             "%s failed: %s%s%s",
             job.key,
             f"signal {-code}" if code < 0 else f"exit code {code}",
-            f": {error}" if error else "",
+            reason,
             f" (output: {output})" if output.is_file() else "",
         )
 

@@ -12,13 +12,14 @@ from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, JobStatus
 from trainer_cli.core.checkpoint_config import Mode
 from trainer_cli.core.metric_modes import mode_of
 from trainer_cli.core.policy import BestRule
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.marks import is_validation_metric
 from trainer_cli.loggers.progress_bar import BarStyle
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import GrowingFile, best_rule, keep_best_of, parse_json_lines
 from trainer_cli.runs.record import RunReader, RunView
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, format_count, padded, painted
 
 _DRAW_S = 1.0

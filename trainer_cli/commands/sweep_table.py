@@ -14,9 +14,10 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.core.files import replace
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import best_rule, keep_best_of, shared_keep_best
-from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json
+from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.terminal import table
 
 NOT_BEGUN, QUEUED = "not begun", "queued"

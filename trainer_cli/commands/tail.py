@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.schema import LogLevel
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.find_runs import RunFinder
+from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 from trainer_cli.runs.record import RunReader
 from trainer_cli.runs.run_dir import RunDir
@@ -30,7 +33,9 @@ EXAMPLES = """examples:
 _POLL_S = 0.5
 """Pause between two reads of the files."""
 _RUNS = Path("runs")
-_TIME_LETTERS = len("2026-01-31 12:00:00,000")
+_MESSAGE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (\w+)")
+"""The time and the level at the beginning of a message; its other lines, such as a traceback, have neither."""
+_FIRST_LINES = 100
 _RESUME_RECORDS = 1000
 """Records to read again after a resume has cut the file back: more than a run makes between two reads."""
 _HIDDEN = ("step", "epoch", "time")
@@ -71,7 +76,8 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
         if not continues:
             break
         time.sleep(_POLL_S)
-    if follow and (view := RunReader(path).look(time.time())) is not None:
+    # As the console of the run did: the log has the error that ended a run only as a traceback, at the level debug.
+    if not run.is_locked() and (view := RunReader(path).look(time.time())) is not None:
         if as_json:
             print(strict_json({"state": view.state, "step": view.step, "reason": view.reason}))
             return
@@ -94,12 +100,20 @@ class _Line(NamedTuple):
 
 
 class Tail:
-    """Follows `train.log` and `metrics.jsonl` of a run. With `as_json` a line is a JSON object."""
+    """Follows `train.log` and `metrics.jsonl` of a run. With `as_json` a line is a JSON object.
+
+    As on the run's console, messages of the level debug are shown only with `logging.level=debug`.
+    """
 
     def __init__(self, run: Path, most: int, *, as_json: bool = False) -> None:
         self._most: int | None = most
         self._as_json = as_json
-        self._log = GrowingFile(RunDir(run).log_file, most)
+        section = run_config(run).get("logging")
+        self._shows_debug = isinstance(section, dict) and section.get("level") == LogLevel.debug
+        self._is_shown = False
+        """Whether the last message is shown, to which lines without a time belong."""
+        self._log_file = RunDir(run).log_file
+        self._log: GrowingFile | None = None
         # More than are shown: the records before a resume's cut must be known, or they would be printed twice.
         self._metrics = GrowingFile(RunDir(run).metrics_file, max(most, _RESUME_RECORDS))
         self._log_time = self._metrics_time = 0.0
@@ -119,14 +133,29 @@ class Tail:
         most, self._most = self._most, None
         return lines if most is None else lines[max(0, len(lines) - most) :]
 
-    def _log_lines(self) -> Iterator[_Line]:
-        for line in self._log.read().lines:
+    def _log_lines(self) -> list[_Line]:
+        if self._log is not None:
+            return list(self._shown(self._log.read().lines))
+        count, most = _FIRST_LINES, self._most or 0
+        while True:
+            # As many lines as it takes: any number of them may belong to messages that are not shown.
+            self._log, self._is_shown = GrowingFile(self._log_file, count), False
+            lines = self._log.read().lines
+            shown = list(self._shown(lines))
+            if len(shown) >= most or len(lines) < count:
+                return shown
+            count *= 4
+
+    def _shown(self, lines: Iterable[bytes]) -> Iterator[_Line]:
+        for line in lines:
             text = line.decode(errors="replace")
-            # A line without a time belongs to the message above it, such as a traceback.
-            with contextlib.suppress(ValueError):
-                self._log_time = datetime.strptime(text[:_TIME_LETTERS], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-            shown = strict_json({"time": self._log_time, "message": text}) if self._as_json else one_line(text)
-            yield _Line(self._log_time, shown)
+            if (message := _MESSAGE.match(text)) is not None:
+                self._is_shown = self._shows_debug or message[2] != "DEBUG"
+                with contextlib.suppress(ValueError):
+                    self._log_time = datetime.strptime(message[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+            if self._is_shown:
+                shown = strict_json({"time": self._log_time, "message": text}) if self._as_json else one_line(text)
+                yield _Line(self._log_time, shown)
 
     def _records(self) -> Iterator[_Line]:
         new = self._metrics.read()

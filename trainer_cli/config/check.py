@@ -32,8 +32,8 @@ from trainer_cli.config.overrides import (
     unknown_key_error,
     unknown_option_error,
 )
-from trainer_cli.config.provenance import Provenance, label
-from trainer_cli.config.search_path import SearchPath, groups, options
+from trainer_cli.config.provenance import Provenance
+from trainer_cli.config.search_path import SearchPath, groups, label, options
 from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
 from trainer_cli.core.auto import replace_auto
 from trainer_cli.core.field_rules import check_field

@@ -29,12 +29,13 @@ from trainer_cli.config.files import ConfigFiles, find_choices, find_overruled, 
 from trainer_cli.config.hydra_errors import translate_error
 from trainer_cli.config.modules import refuse_shadows
 from trainer_cli.config.overrides import COMMAND_LINE, Append, CommandLine, line_of, override_error, parse_overrides
-from trainer_cli.config.provenance import DEFAULT, Assignment, Choice, Provenance, Source, label
+from trainer_cli.config.provenance import DEFAULT, Assignment, Choice, Provenance, Source
 from trainer_cli.config.resolvers import register_resolvers, substitute_now
 from trainer_cli.config.search_path import (
     PACKAGE,
     SearchPath,
     find,
+    label,
     options,
     own_config_dirs,
     primaries,

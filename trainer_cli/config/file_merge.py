@@ -23,8 +23,8 @@ from trainer_cli.config.fields import KeyPath, defaults
 from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_groups, value_at
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
 from trainer_cli.config.overrides import line_of, parse_overrides
-from trainer_cli.config.provenance import Provenance, Source, label
-from trainer_cli.config.search_path import SearchPath, find
+from trainer_cli.config.provenance import Provenance, Source
+from trainer_cli.config.search_path import SearchPath, find, label
 from trainer_cli.config.yaml import Reading
 
 

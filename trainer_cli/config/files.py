@@ -19,8 +19,8 @@ from hydra.core.override_parser.types import Override
 from trainer_cli.config.fields import OPEN, KeyPath, sections, unknown_key, whole_values
 from trainer_cli.config.hydra_compat import SCHEMA, Loaded, Merged
 from trainer_cli.config.overrides import COMMAND_LINE, line_of, override_error
-from trainer_cli.config.provenance import Choice, Origin, Provenance, label
-from trainer_cli.config.search_path import SearchPath, every_group, find, options, search_folders
+from trainer_cli.config.provenance import Choice, Origin, Provenance
+from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, search_folders
 from trainer_cli.config.yaml import Reading, read_file
 from trainer_cli.core.patterns import nearest
 from trainer_cli.errors import Code, ConfigError

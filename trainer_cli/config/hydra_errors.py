@@ -18,8 +18,7 @@ from trainer_cli.config.fields import unknown_key
 from trainer_cli.config.files import Entry, read_entries, write_entry
 from trainer_cli.config.hydra_compat import SCHEMA, resolver_names
 from trainer_cli.config.overrides import COMMAND_LINE, CommandLine, line_of, unknown_option_error
-from trainer_cli.config.provenance import label
-from trainer_cli.config.search_path import SearchPath, every_group, find, options, primaries
+from trainer_cli.config.search_path import SearchPath, every_group, find, label, options, primaries
 from trainer_cli.config.yaml import Reading
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import Code, ConfigError

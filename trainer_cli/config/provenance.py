@@ -6,8 +6,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -15,7 +13,6 @@ from hydra.core.override_parser.types import Override
 
 from trainer_cli.config.fields import OPEN, KeyPath, whole_values
 from trainer_cli.config.overrides import COMMAND_LINE, line_of, path_of
-from trainer_cli.config.search_path import FOLDER, PACKAGE, shipped_configs
 from trainer_cli.core.types import MISSING
 
 DEFAULT = "default"
@@ -194,22 +191,6 @@ class Provenance:
             above = settings.get(path[:length])
             if above is not None and not above.is_mapping and not path[length].isdecimal():
                 settings[path[:length]] = setting._replace(is_mapping=True)
-
-
-def label(path: Path, cwd: Path) -> str:
-    """The path as messages show it: relative to `cwd`, or `trainer_cli/configs/…` for a shipped config outside it."""
-    if path.is_relative_to(cwd):
-        return str(path.relative_to(cwd))
-    shipped = _shipped()
-    if shipped is not None and path.is_relative_to(shipped):
-        return str(Path(PACKAGE.name, FOLDER, path.relative_to(shipped)))
-    return str(path)
-
-
-@cache
-def _shipped() -> Path | None:
-    folder = shipped_configs(PACKAGE)
-    return None if folder is None else folder.resolve()
 
 
 def _reads_as(word: str, number: float) -> bool:

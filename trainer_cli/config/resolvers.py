@@ -27,7 +27,8 @@ from omegaconf import OmegaConf
 
 from trainer_cli.config.fields import KeyPath, fields
 from trainer_cli.config.hydra_compat import register_hydras_resolvers, resolver_names
-from trainer_cli.config.provenance import Provenance, label
+from trainer_cli.config.provenance import Provenance
+from trainer_cli.config.search_path import label
 from trainer_cli.config.targets import import_from
 from trainer_cli.core.types import kind_of
 from trainer_cli.errors import Code, ConfigError

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -249,3 +250,19 @@ def _is_checkout(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(project, dict) and project.get("name") == PROJECT
+
+
+def label(path: Path, cwd: Path) -> str:
+    """The path as messages show it: relative to `cwd`, or `trainer_cli/configs/…` for a shipped config outside it."""
+    if path.is_relative_to(cwd):
+        return str(path.relative_to(cwd))
+    shipped = _shipped()
+    if shipped is not None and path.is_relative_to(shipped):
+        return str(Path(PACKAGE.name, FOLDER, path.relative_to(shipped)))
+    return str(path)
+
+
+@cache
+def _shipped() -> Path | None:
+    folder = shipped_configs(PACKAGE)
+    return None if folder is None else folder.resolve()

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import CheckpointError, TrainError, UserError
 from trainer_cli.runs.course import read_records
@@ -33,7 +34,7 @@ from trainer_cli.runs.metrics import read_json_lines
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.replay_plan import find_step
 from trainer_cli.runs.replayed import SEARCHES
-from trainer_cli.runs.run_dir import RunDir, RunStatus, write_json
+from trainer_cli.runs.run_dir import RunDir, write_json
 
 if TYPE_CHECKING:
     from trainer_cli.runs.results import Results

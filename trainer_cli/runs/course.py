@@ -22,6 +22,7 @@ from trainer_cli.checkpoint.history import lives
 from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.progress import Progress
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.step_batches import EpochLayout, divide_step
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, RunDirectoryError, TrainError, UserError
@@ -29,7 +30,7 @@ from trainer_cli.runs.attempts import environment_of, kept_entries, split_attemp
 from trainer_cli.runs.folders import advise_run, config_of, manifest_of, read_small_file, run_config
 from trainer_cli.runs.metrics import read_last_record
 from trainer_cli.runs.replayed import is_on_course
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one
 
 log = logging.getLogger(__name__)

@@ -31,6 +31,7 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.core.load_options import LoadOptions
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import ExitCode
 from trainer_cli.loggers.text_files import JsonlLogger, read_ranges
@@ -47,7 +48,7 @@ from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
 from trainer_cli.runs.resume import stored_config
-from trainer_cli.runs.run_dir import Outcome, RunDir, RunStatus
+from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import (
     Done,

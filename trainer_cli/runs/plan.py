@@ -24,6 +24,7 @@ from trainer_cli.core.left_out import left_out
 from trainer_cli.core.naming import Naming
 from trainer_cli.core.policy import Saved, retention_rules, save_rules, settings_of
 from trainer_cli.core.progress import Progress
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.core.simulation import Simulation, Timeline, simulate
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
@@ -32,7 +33,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import group_without_processes
 from trainer_cli.runs.failures import BestInterval, find_best_interval
 from trainer_cli.runs.import_torch import import_torch
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.start import Done, Start, fork_of, load_options, refuse_no_optimizer, start_existing, start_new
 from trainer_cli.trainer.messages import to_console
 

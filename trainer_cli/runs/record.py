@@ -22,6 +22,7 @@ from trainer_cli.config.fields import whole_values
 from trainer_cli.core.files import FileIdentity, identify
 from trainer_cli.core.goodput import compute_goodput
 from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, step_within
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
 from trainer_cli.runs.environment import unix
@@ -29,7 +30,7 @@ from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.folders import checkpoints_of, run_config
 from trainer_cli.runs.metrics import GrowingFile, best_rule, modes_of, parse_json_lines, shared_keep_best
 from trainer_cli.runs.results import Row, read_validation
-from trainer_cli.runs.run_dir import RunDir, RunStatus, attempts_of
+from trainer_cli.runs.run_dir import RunDir, attempts_of
 from trainer_cli.runs.spent_time import read_lines, sum_until
 
 if TYPE_CHECKING:

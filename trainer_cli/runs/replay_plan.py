@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Entry, catalog_of, why_damaged
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.loggers.text_files import read_number
 from trainer_cli.runs.attempts import (
@@ -29,7 +30,7 @@ from trainer_cli.runs.attempts import (
 )
 from trainer_cli.runs.import_torch import import_torch, showing_import
 from trainer_cli.runs.replayed import beginnings_of, is_on_course, replayed_entries
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)

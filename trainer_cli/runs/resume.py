@@ -19,10 +19,11 @@ from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
 from trainer_cli.config.fields import BY_GLOBAL_BATCH_SIZE, matches_any, why_may_change
 from trainer_cli.core.checkpoint_config import CheckpointConfig, Newer
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import ckpt_argument, named_path
 from trainer_cli.runs.spent_time import read_lines
 from trainer_cli.terminal import table

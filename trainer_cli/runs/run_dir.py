@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.core.files import replace, sync_folder
 from trainer_cli.core.goodput import Seconds, compute_goodput, sum_attempts
 from trainer_cli.core.naming import COPIES_CACHE
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.loggers.text_files import strict_json
@@ -44,19 +44,6 @@ _READERS_S = 0.1
 """How long to retry a held lock: a reader in `is_locked` holds it only for an instant."""
 # What a `create` that crashed before its last file leaves behind.
 _CREATED_FIRST = frozenset({"overrides.yaml", "environment.json"})
-
-
-class RunStatus(StrEnum):
-    """State of an attempt."""
-
-    running = "running"
-    finished = "finished"
-    stopped = "stopped"
-    """Ended early with a checkpoint: a signal, `loop.max_time`, or a full disk."""
-    failed = "failed"
-    interrupted = "interrupted"
-    killed = "killed"
-    """Still `running` when the next attempt began: its process ended without a summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

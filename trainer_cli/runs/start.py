@@ -23,6 +23,7 @@ from trainer_cli.core.auto import AUTO, BATCH_SIZE, auto_keys, largest_batch_siz
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import LoadConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.core.url_path import as_path
@@ -40,7 +41,7 @@ from trainer_cli.runs.resume import (
     unsaved_end,
     why_finished,
 )
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_nearby
 
 

@@ -35,6 +35,7 @@ from trainer_cli.config.sweep import text_of
 from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Unit
 from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_without_srun
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.core.url_path import as_path
@@ -43,7 +44,7 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environ
 from trainer_cli.parallel.rendezvous import LostRankError, PeerError, is_of_peer, noted_activity, noting
 from trainer_cli.runs.fork_server import Process, ProcessStarter, own_command
 from trainer_cli.runs.launch import launch, set_rank_variables
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import run_of
 from trainer_cli.runs.signals import SignalHandlers
 from trainer_cli.trainer.messages import to_console

@@ -30,6 +30,7 @@ from trainer_cli.config.arguments import EVALUATED
 from trainer_cli.config.compose import Composed, compose, from_yaml
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.naming import CONFIG_FILE
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
@@ -38,7 +39,7 @@ from trainer_cli.runs.metrics import shared_keep_best
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.results import Results, Row, show_table
-from trainer_cli.runs.run_dir import RunDir, RunStatus
+from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import Selection, select
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import load_options
