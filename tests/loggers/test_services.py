@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts, Table, import_extra, read_id
 from trainer_cli.loggers.mlflow import LegalNames, MlflowLogger, legal_name
@@ -39,6 +40,7 @@ def _two_attempts(folder: Path, make: Callable[[], Logger], *, knows: bool = Tru
             media = MEDIA if step == 3 else {}
             logger.log(Record(step, step / 2, 1e9 + step, {"train/loss": 1 / step, "odd": float("nan")}, **media))
         logger.flush(durable=True)
+        logger.note_end(RunStatus.finished)
         logger.close()
         logger.close()
 
@@ -139,6 +141,50 @@ def test_trackio_continues_one_run_in_its_folder(
     assert {"samples/0", "val/grey", "val/rgb", "weights", "worst"} <= set(logs[-1])
     assert len(list((tmp_path / "store").rglob("*.png"))) == 2
     assert capsys.readouterr().out == ""
+
+
+class FakeClient:
+    """A run of W&B and a client of MLflow, which record how they are told of an end."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def mark_preempting(self) -> None:
+        self.told.append("preempting")
+
+    def finish(self, exit_code: int | None = None) -> None:
+        self.told.append(exit_code)
+
+    def set_terminated(self, run_id: str, status: str) -> None:
+        self.told.append(status)
+
+
+ENDS: dict[RunStatus, tuple[list[Any], str]] = {
+    RunStatus.finished: ([0], "FINISHED"),
+    RunStatus.stopped: (["preempting", 75], "SCHEDULED"),
+    RunStatus.failed: ([1], "FAILED"),
+    RunStatus.interrupted: ([255], "KILLED"),
+}
+"""What W&B and MLflow are told for each end."""
+
+
+@pytest.mark.parametrize("status", ENDS)
+def test_a_service_is_told_once_how_the_run_ended(status: RunStatus) -> None:
+    wandb_run, client = FakeClient(), FakeClient()
+    wandb, mlflow = WandbLogger(), MlflowLogger()
+    wandb._run, mlflow._client = wandb_run, client
+    for logger in (wandb, mlflow):
+        logger.note_end(status)
+        logger.close()
+        logger.close()
+    assert (wandb_run.told, client.told) == (ENDS[status][0], [ENDS[status][1]])
+
+
+def test_a_run_of_mlflow_that_has_not_ended_stays_running() -> None:
+    mlflow = MlflowLogger()
+    mlflow._client = client = FakeClient()
+    mlflow.close()
+    assert client.told == []
 
 
 LEGAL = ("train/loss", "acc", "a b-c_d.e/f", "épreuve", "a..b", "a" * 250)

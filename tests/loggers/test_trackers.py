@@ -42,6 +42,9 @@ class Hold(Callback):
             Path("held").touch()
             while Path("hold").exists():
                 time.sleep(0.01)
+                Path("ping").unlink(missing_ok=True)
+        if trainer.progress.step == 13 and Path("break").exists():
+            raise RuntimeError("broken")
         if trainer.progress.step == 13 and Path("spoil").exists():
             Path("spoil").unlink()
             next(model.parameters()).data.fill_(math.nan)
@@ -91,6 +94,10 @@ class Wandb(Tracker):
     def count_runs(self) -> int:
         return len(self.server.runs)
 
+    def state(self) -> str:
+        (run,) = self.server.runs.values()
+        return run.state
+
 
 @dataclass
 class Mlflow(Tracker):
@@ -102,6 +109,10 @@ class Mlflow(Tracker):
 
     def count_runs(self) -> int:
         return len(self.server.metrics)
+
+    def state(self) -> str:
+        (state,) = self.server.states.values()
+        return state
 
 
 class Trackio(Tracker):
@@ -283,6 +294,44 @@ def test_a_tracker_that_cannot_be_reached_at_the_start_is_one_message(tracker: W
     assert f"the logger {tracker.name} cannot be started" in result.err
     assert f"loggers.{tracker.name}=null" in result.err
     assert "Traceback" not in result.err
+
+
+ENDS = {
+    "error": (1, "failed", "FAILED"),
+    "SIGTERM": (75, "preempted", "SCHEDULED"),
+    "second Ctrl-C": (130, "killed", "KILLED"),
+}
+"""How a training ends -> exit code, state in W&B and in MLflow."""
+
+
+@pytest.mark.slow
+@served
+@pytest.mark.parametrize("end", ENDS)
+def test_a_tracker_shows_how_the_run_ended_and_that_it_goes_on(tracker: Wandb | Mlflow, end: str) -> None:
+    code, *states = ENDS[end]
+    Path("hold").touch()
+    env = {**tracker.env, "HOLD_AT": str(HELD_AT)}
+    with running(*FIT, f"loggers={tracker.name}", cwd=tracker.folder, **env) as process:
+        process.wait_for(Path("held").exists, "held")
+        if end == "error":
+            Path("break").touch()
+        else:
+            process.signal(signal.SIGTERM if end == "SIGTERM" else signal.SIGINT)
+        if end == "second Ctrl-C":
+            process.notice()
+            process.signal(signal.SIGINT)
+        Path("hold").unlink()
+        result = process.end()
+    assert result.code == code, result.err
+    assert tracker.state() == states[tracker.name == "mlflow"]
+    Path("break").unlink(missing_ok=True)
+    fit(tracker)
+    assert tracker.state() in ("finished", "FINISHED")
+    assert tracker.sent() == logged()
+    if isinstance(tracker, Mlflow):
+        # No history is asked for, whatever its length: the answer to this has the newest value of each metric.
+        assert tracker.server.asked.count("runs/get") == 5, "two of MLflow's own in each attempt, and one of the resume"
+        assert "metrics/get-history" not in tracker.server.asked
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ids=["ENOSPC", "EDQUOT", "checkpoint"],
 )
 def test_a_full_disk_stops_a_run_that_can_be_resumed(trained: Any, error: Exception, what: str, help: str) -> None:
-    stop = explain_disk_failure(error, HERE, trained, attempt=2)
+    stop = explain_disk_failure(error, HERE, trained)
     assert stop is not None
     assert (stop.exit_code, stop.what, stop.where) == (ExitCode.STOPPED_EARLY, what, "run/metrics.jsonl")
     assert str(stop.cure).endswith(f"{help} Then run the same command again to resume at step 4.")
@@ -57,26 +57,30 @@ def test_a_full_disk_stops_a_run_that_can_be_resumed(trained: Any, error: Except
     "error", [disk_error(errno.EIO), SaveError("failed"), RuntimeError("no space")], ids=["EIO", "save", "other"]
 )
 def test_no_other_error_is_a_stop(trained: Any, error: Exception) -> None:
-    assert explain_disk_failure(error, HERE, trained, attempt=2) is None
+    assert explain_disk_failure(error, HERE, trained) is None
 
 
 @pytest.mark.parametrize(
     "error", [disk_error(errno.ENOENT), SaveError("failed"), disk_error(errno.ENOSPC)], ids=["ENOENT", "save", "ENOSPC"]
 )
 def test_a_run_directory_that_is_gone_is_the_reason(trained: Any, tmp_path: Path, error: Exception) -> None:
-    failure = explain_disk_failure(error, tmp_path / "gone", trained, attempt=2)
+    failure = explain_disk_failure(error, tmp_path / "gone", trained)
     assert failure is not None
     assert (failure.exit_code, failure.where) == (ExitCode.FAILED, str(tmp_path / "gone"))
     assert failure.what == "the run directory is gone: it was moved or deleted during the run"
-    assert explain_disk_failure(RuntimeError("mine"), tmp_path / "gone", trained, attempt=2) is None
+    assert explain_disk_failure(RuntimeError("mine"), tmp_path / "gone", trained) is None
 
 
-def test_an_attempt_that_committed_nothing_has_failed(trained: Any, tmp_path: Path) -> None:
+def test_an_attempt_that_committed_nothing_has_failed(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A start on a disk that is still full makes no progress, and ends with 1."""
-    assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, trained, attempt=3) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(trained.checkpoint, "identity", RunIdentity(run_id="ours", attempt=3))
+        assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, trained) is None
     without = trainer(settings={"max_duration": 4}, checkpoint=CheckpointerCallback(tmp_path / "none"))
-    assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, without, attempt=1) is None
-    assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, trainer(), attempt=1) is None
+    assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, without) is None
+    assert explain_disk_failure(disk_error(errno.ENOSPC), HERE, trainer()) is None
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
@@ -87,4 +91,4 @@ def test_a_file_system_that_does_not_answer_is_not_a_run_directory_that_is_gone(
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(Path, "stat", fails)
-    assert explain_disk_failure(SaveError("failed"), tmp_path, trained, attempt=2) is None
+    assert explain_disk_failure(SaveError("failed"), tmp_path, trained) is None

@@ -86,6 +86,15 @@ class StoredRun:
     """Name of a streamed file -> its lines."""
     uploads: list[str] = field(default_factory=list)
     """Names of the files that were uploaded."""
+    is_preempting: bool = False
+    exit_code: int | None = None
+    """Of the last process that has finished the run."""
+
+    @property
+    def state(self) -> str:
+        """How the end of the last process is shown."""
+        shown = {None: "running", 0: "finished", 255: "killed"}
+        return shown.get(self.exit_code, "preempted" if self.is_preempting else "failed")
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -146,6 +155,9 @@ class WandbServer(TrackerServer):
         name = variables["name"]
         inserted = name not in self.runs
         run = self.runs.setdefault(name, StoredRun(name))
+        # A process sends this also later than at its start.
+        if run.exit_code is not None:
+            run.is_preempting, run.exit_code = False, None
         run.display_name = variables.get("displayName") or run.display_name
         run.config.update(json.loads(variables.get("config") or "{}"))
         project = {"id": "1", "name": variables["project"], "entity": {"id": "1", "name": "me"}}
@@ -160,7 +172,9 @@ class WandbServer(TrackerServer):
         return {"bucket": bucket, "inserted": inserted}
 
     def _stream(self, run: StoredRun, request: dict[str, Any]) -> None:
-        """Store lines of the file stream at their offsets."""
+        """Store lines of the file stream at their offsets, and how the run ended."""
+        run.is_preempting |= bool(request.get("preempting"))
+        run.exit_code = request["exitcode"] if request.get("complete") else run.exit_code
         for file, chunk in (request.get("files") or {}).items():
             lines = run.files.setdefault(file, [])
             lines[chunk["offset"] : chunk["offset"] + len(chunk["content"])] = chunk["content"]
@@ -192,9 +206,12 @@ class MlflowServer(TrackerServer):
         super().__init__()
         self.metrics: dict[str, list[dict[str, Any]]] = {}
         self.states: dict[str, str] = {}
+        self.asked: list[str] = []
+        """The requests, by their path."""
 
     def answer(self, path: str, request: dict[str, Any], key: str) -> tuple[int, dict[str, Any]]:
         run_id = request.get("run_id", "")
+        self.asked.append(path.removeprefix("/api/2.0/mlflow/"))
         match path.removeprefix("/api/2.0/mlflow/"):
             case "experiments/get-by-name":
                 return 404, {"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "no such experiment"}
@@ -205,15 +222,16 @@ class MlflowServer(TrackerServer):
                 self.metrics[run_id], self.states[run_id] = [], "RUNNING"
                 return 200, {"run": {"info": self._info(run_id), "data": {}}}
             case "runs/get":
-                return 200, {"run": {"info": self._info(run_id), "data": {}}}
+                newest: dict[str, dict[str, Any]] = {}
+                for item in self.metrics[run_id]:
+                    newest[item["key"]] = max(item, newest.get(item["key"], item), key=lambda item: int(item["step"]))
+                return 200, {"run": {"info": self._info(run_id), "data": {"metrics": list(newest.values())}}}
             case "runs/update":
                 self.states[run_id] = request.get("status", self.states[run_id])
                 return 200, {"run_info": self._info(run_id)}
             case "runs/log-batch":
                 self.metrics[run_id] += request.get("metrics", [])
                 return 200, {}
-            case "metrics/get-history":
-                return 200, {"metrics": [item for item in self.metrics[run_id] if item["key"] == request["metric_key"]]}
         self.unknown.append(path)
         return 404, {"error_code": "ENDPOINT_NOT_FOUND", "message": path}
 

@@ -16,3 +16,8 @@ class RunStatus(StrEnum):
     interrupted = "interrupted"
     killed = "killed"
     """Still `running` when the next attempt began: its process ended without a summary."""
+
+    @classmethod
+    def after(cls, error: BaseException) -> RunStatus:
+        """How an error ends a run. Python raises KeyboardInterrupt at the second Ctrl-C."""
+        return cls.interrupted if isinstance(error, KeyboardInterrupt) else cls.failed

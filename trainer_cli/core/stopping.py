@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.progress import Progress
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import LoopConfig
 
 
@@ -19,6 +20,11 @@ class Stop:
     """The name of the callback that requested it, if it said so."""
     rule: tuple[str | float, ...] = ()
     """The settings of that callback's decision, from `Callback.end_rule`."""
+
+    @property
+    def status(self) -> RunStatus:
+        """How a run ends by it."""
+        return RunStatus.finished if self.finished else RunStatus.stopped
 
 
 @dataclass(frozen=True, slots=True)

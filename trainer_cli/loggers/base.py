@@ -8,10 +8,12 @@ The order of calls over a run's life:
     log(record) …             one record a step, steps rising; then one more of the last step, if more was logged at it
     flush(durable) …          before every checkpoint, durably: what is logged up to it must not be lost
     state_dict()              at a save, after the flush: what a rewind to this step can use
+    note_end(status)          before `close`, if the fit ends by it: not before a rollback
     close()                   always, also after an error
 
 For an evaluation outside of a training, and for records after one, the loggers are started, called and closed again
-without `rewind`. The steps of these records are those of the evaluated checkpoints.
+without `rewind`. The steps of these records are those of the evaluated checkpoints. The end of the fit before is noted
+again, and without one that of the evaluation.
 
 `read_id` and `save_id` keep the id of a run at a service in the run directory, so that every attempt continues it.
 """
@@ -30,6 +32,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.core.files import replace
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.types import CheckedArguments
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.marks import MetricRange
@@ -179,6 +182,10 @@ class Logger(CheckedArguments, ABC):
 
     def flush(self, durable: bool = False) -> None:
         """Write everything logged so far to the operating system; `durable`: fsync it."""
+
+    def note_end(self, status: RunStatus) -> None:
+        """Note how the run ended, as `summary.json` says it: `finished`; `stopped`, to be started again; `failed`; or
+        `interrupted`, by a second Ctrl-C. Called after the last record and before `close`, and only after `start`."""
 
     def close(self) -> None:
         """Flush and close. It may be called twice, or without `start`."""

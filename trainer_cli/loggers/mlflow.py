@@ -9,6 +9,7 @@ from posixpath import normpath
 from typing import Any
 from zlib import crc32
 
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,13 @@ _TIMEOUT_S = "20"
 """Limit of a request that is not answered. MLflow's own is 120."""
 _MOST_PARAMS, _MOST_METRICS = 100, 1000
 """Limits of one request."""
+_STATUSES = {
+    RunStatus.finished: "FINISHED",
+    # To run at a later time. KILLED looks as FAILED does.
+    RunStatus.stopped: "SCHEDULED",
+    RunStatus.failed: "FAILED",
+    RunStatus.interrupted: "KILLED",
+}
 
 
 class LegalNames:
@@ -79,6 +87,7 @@ class MlflowLogger(Logger):
         self.tracking_uri, self.experiment, self.tags = tracking_uri, experiment, tags
         self._client: Any = None
         self._run_id = ""
+        self._status: str | None = None
         self._entities: Any = None
         self._names = LegalNames()
 
@@ -104,7 +113,7 @@ class MlflowLogger(Logger):
                 client.log_batch(run_id, params=params[start : start + _MOST_PARAMS])
         else:
             client.update_run(run_id, status="RUNNING")
-        self._client, self._run_id = client, run_id
+        self._client, self._run_id, self._status = client, run_id, None
 
     def log(self, record: Record) -> None:
         if self._client is None:
@@ -127,11 +136,15 @@ class MlflowLogger(Logger):
             client.log_dict(run_id, rows, f"{self._names(name)}/step{record.step}.json")
 
     def last_step(self) -> int | None:
-        # Sent with all metrics of a record.
-        history = self._client.get_metric_history(self._run_id, "epoch")
-        return max((metric.step for metric in history), default=-1)
+        # The value of each metric at its greatest step: the history of a long run would be read as a whole. `epoch` is
+        # sent with all metrics of a record. Only the message of the service has the step.
+        newest = self._client.get_run(self._run_id).data.to_proto().metrics
+        return max((int(metric.step) for metric in newest if metric.key == "epoch"), default=-1)
+
+    def note_end(self, status: RunStatus) -> None:
+        self._status = _STATUSES[status]
 
     def close(self) -> None:
         client, self._client = self._client, None
-        if client is not None:
-            client.set_terminated(self._run_id)
+        if client is not None and self._status is not None:
+            client.set_terminated(self._run_id, self._status)

@@ -10,7 +10,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.text_files import METRICS_FILE, read_records
@@ -49,6 +51,7 @@ class RecordKeeper:
         self._kept_bytes = self._dropped = self._refusals = 0
         self._retry_at = 0.0
         self._failing = False
+        self._is_started = False
         self._unstarted: RunFacts | None = None
         """The facts of a start that failed and is retried."""
         self._rewound_to: int | None = None
@@ -119,19 +122,29 @@ class RecordKeeper:
                 raise
             self._warn(error)
 
-    def close(self) -> None:
-        """Try to write the kept records once more, and close the logger."""
+    def close(self, status: RunStatus | None = None) -> None:
+        """Try to write the kept records once more, and close the logger.
+
+        Args:
+            status: how the run ended; None: it has not.
+        """
         try:
             if self._kept:
                 self._write(_CLOSE_S)
+        except BaseException as error:
+            status = status and RunStatus.after(error)
+            raise
         finally:
             if self._kept or self._dropped:
                 log.error("%s lacks %d records, which could not be written", self.name, len(self._kept) + self._dropped)
-            self._close_logger()
+            self._close_logger(status)
 
-    def _close_logger(self) -> None:
+    def _close_logger(self, status: RunStatus | None) -> None:
         try:
-            self.logger.close()
+            with closing(self.logger):
+                is_started, self._is_started = self._is_started, False
+                if status is not None and is_started:
+                    self.logger.note_end(status)
         except Exception as error:
             if not self._tolerates(error):
                 raise
@@ -141,6 +154,7 @@ class RecordKeeper:
     def _start(self, facts: RunFacts) -> None:
         """Start the logger, and find out which records a service lacks, and which of those to come it has already."""
         self.logger.start(facts)
+        self._is_started = True
         last = self.logger.last_step() if self.logger.is_remote and self._rewound_to is not None else None
         if last is None or self._rewound_to is None:
             return

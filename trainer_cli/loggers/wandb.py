@@ -6,6 +6,7 @@ import logging
 import os
 from typing import Any
 
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
 
 log = logging.getLogger(__name__)
@@ -15,6 +16,8 @@ STEP = "step"
 _LONGEST_NAME = 128
 _FINISH_TIMEOUT_S = "60"
 """Time for the upload at the end of a run."""
+_EXIT_CODES = {RunStatus.finished: 0, RunStatus.stopped: 75, RunStatus.failed: 1, RunStatus.interrupted: 255}
+"""W&B itself gives 255 for a Ctrl-C, and shows the run as killed."""
 
 
 class WandbLogger(Logger):
@@ -23,6 +26,8 @@ class WandbLogger(Logger):
     Its run's id is kept in `wandb.json` of the run directory, so that a resume continues that run. Records of steps
     after the resumed checkpoint are not sent again if the resume is exact; offline they are, as the service is not
     asked.
+
+    A run that is stopped to be resumed is `preempted` there.
 
     Args:
         project, entity, group, tags: see `wandb.init`.
@@ -43,12 +48,12 @@ class WandbLogger(Logger):
         self.project, self.entity, self.group, self.tags, self.mode = project, entity, group, tags, mode
         self._run: Any = None
         self._wandb: Any = None
-        self._start_step = 0
+        self._start_step = self._exit_code = 0
 
     def start(self, facts: RunFacts) -> None:
         # Without a limit a run whose server is gone would never end. `wandb sync` sends the rest.
         os.environ.setdefault("WANDB_FINISH_TIMEOUT", _FINISH_TIMEOUT_S)
-        self._start_step = facts.start_step
+        self._start_step, self._exit_code = facts.start_step, 0
         self._wandb = wandb = import_extra("wandb", "wandb")
         file = None if facts.run_dir is None else facts.run_dir / "wandb.json"
         self._run = wandb.init(
@@ -97,10 +102,16 @@ class WandbLogger(Logger):
         # A run with records has a last value, unless its owner has changed it.
         return None if self._run.starting_step else -1
 
+    def note_end(self, status: RunStatus) -> None:
+        self._exit_code = _EXIT_CODES[status]
+        if status is RunStatus.stopped and self._run is not None:
+            # With an exit code other than 0 the run is `preempted`: neither finished nor failed.
+            self._run.mark_preempting()
+
     def close(self) -> None:
         run, self._run = self._run, None
         if run is not None:
-            run.finish()
+            run.finish(exit_code=self._exit_code)
 
 
 def shorten_name(name: str) -> str:

@@ -380,7 +380,7 @@ def _train(
         reason = f"{type(error).__name__}: {error}"
         # For train.log; commands/main.py prints the message for the terminal.
         log.debug("the run failed", exc_info=True)
-        if (failure := explain_disk_failure(error, run.path, trainer, start.attempt)) is not None:
+        if (failure := explain_disk_failure(error, run.path, trainer)) is not None:
             if failure.exit_code is ExitCode.STOPPED_EARLY:
                 status = RunStatus.stopped
             raise failure from error

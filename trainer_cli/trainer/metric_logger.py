@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from trainer_cli.core.goodput import Activity
 from trainer_cli.core.progress import Progress
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.data.random_state import kept_random_state
 from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
@@ -335,15 +338,30 @@ class MetricLogger:
         """The evaluations and the saves of this process."""
         return tuple(self._pauses.values())
 
-    def close(self) -> None:
-        """Close every logger, also after an error in one."""
+    def close(self, status: RunStatus | None = None) -> None:
+        """Close every logger, also after an error in one, which then is how the run ended for those closed later.
+
+        Args:
+            status: how the run ended; None: it has not.
+        """
         # First: what callbacks log from here on has no record to join.
         self.is_open, self.was_closed = False, True
         # In a stack: one logger's error must not keep others open. Waiting records are passed on first.
         with ExitStack() as stack:
-            for keeper in self._keepers:
-                stack.callback(keeper.close)
+            # Those of services last: a file that cannot be closed fails the run.
+            for keeper in sorted(self._keepers, key=lambda keeper: not keeper.logger.is_remote):
+                stack.push(partial(_close, keeper, status))
             self.settle()
+
+
+def _close(
+    keeper: RecordKeeper,
+    status: RunStatus | None,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    trace: TracebackType | None,
+) -> None:
+    keeper.close(status if status is None or error is None else RunStatus.after(error))
 
 
 def _is_on_device(value: float | Tensor | Medium) -> bool:

@@ -6,13 +6,16 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.base import Logger, Now, RunFacts, in_run_dir
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import JsonlLogger
+from trainer_cli.trainer.full_disk import status_after
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metric_logger import (
     EVALUATING,
@@ -39,6 +42,8 @@ class Recording:
         self.first_step_recorded = False
         """Whether an earlier process has written the record of the step that this fit began with."""
         self._repeats = False
+        self._ended: RunStatus | None = None
+        """How the last fit ended; None: there was none."""
         self._scopes: list[str] = []
         self._warned = False
 
@@ -141,14 +146,22 @@ class Recording:
             # After a fit nothing waits for a later one: everything in the record is written now.
             if not self.metric_logger.was_closed:
                 stack.enter_context(self.metric_logger.record_kept())
-            stack.callback(self.close)
+            stack.push(self._close_opened)
             self.metric_logger.reopen(self._facts())
             yield
 
-    def close(self, *, writes_rest: bool = True) -> None:
+    def _close_opened(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        status = RunStatus.finished if error is None else RunStatus.after(error)
+        # Records after a fit do not change how it ended.
+        self.close(self._ended or status)
+
+    def close(self, status: RunStatus, *, writes_rest: bool = True) -> None:
         """Close all loggers, also after an error in one.
 
         Args:
+            status: how the run ended.
             writes_rest: write what was logged after the last record.
         """
         try:
@@ -156,15 +169,23 @@ class Recording:
                 self._write_rest()
             else:
                 self.metric_logger.record.clear()
+        except BaseException as error:
+            status = RunStatus.after(error)
+            raise
         finally:
-            self.metric_logger.close()
+            self.metric_logger.close(status)
 
-    def end_fit(self, *, writes_rest: bool = True) -> None:
+    def end_fit(self, status: RunStatus, *, writes_rest: bool = True) -> None:
         """Finalize all callbacks and close all loggers, also after an error in one; arguments as in `close`."""
-        with ExitStack() as stack:
-            # Loggers last: a save in flight, which `finalize` waits for, makes durable what was logged before it.
-            stack.callback(self.close, writes_rest=writes_rest)
-            stack.callback(self._trainer.hooks.call_all, "finalize")
+        self._ended = status
+        try:
+            # First: a save in flight, which `finalize` waits for, makes durable what was logged before it.
+            self._trainer.hooks.call_all("finalize")
+        except BaseException as error:
+            self._ended = RunStatus.after(error)
+            raise
+        finally:
+            self.close(self._ended, writes_rest=writes_rest)
 
     def end_failed_fit(self, error: BaseException) -> None:
         """Let the callbacks know of the error that ended a fit, then end it. A second error becomes a note of it."""
@@ -174,7 +195,7 @@ class Recording:
                 self._trainer.hooks.call_all("on_fit_exception", self._trainer, error)
         finally:
             with second_to(error):
-                self.end_fit()
+                self.end_fit(status_after(error, self._trainer))
 
     def _write_rest(self) -> None:
         """Pass on what was logged after the last record. What a failed step has logged belongs to that step."""

@@ -262,7 +262,8 @@ class Trainer:
             # Also after an error: a stop was for this fit, and must not end the next one.
             self.requests.clear()
         # A resumed fit without a step is that of a finished run, whose end was logged before.
-        self.recording.end_fit(writes_rest=not self.recording.first_step_recorded or self.step.step_idx >= 0)
+        writes_rest = not self.recording.first_step_recorded or self.step.step_idx >= 0
+        self.recording.end_fit(stop.status, writes_rest=writes_rest)
         return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics())
 
     def validate(
