@@ -326,6 +326,9 @@ def test_what_cannot_be_saved_is_said_before_the_first_step(tmp_path: Path) -> N
         def state_dict(self) -> dict[str, Any]:
             return {"of": {1, 2}}
 
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise AssertionError
+
     made = trainer(callbacks={"strange": Strange()}, checkpoint=CheckpointerCallback(tmp_path))
     with pytest.raises(UserError, match="callbacks/strange/of"):
         made.fit(loader())

@@ -121,7 +121,7 @@ class Forgetful(Callback):
 
 
 def test_what_is_lost_but_changes_nothing_is_a_remark(check: Check) -> None:
-    code = """
+    code = '''
 class Counting(Callback):
     def __init__(self):
         self.steps, self.began = 0, time.time()
@@ -131,7 +131,10 @@ class Counting(Callback):
 
     def state_dict(self):
         return {"seconds": time.time() - self.began}
-"""
+
+    def load_state_dict(self, state):
+        """What is saved is for those who read the checkpoint."""
+'''
     report = check(code, "+callbacks.counting._target_=parts.Counting")
     assert report.exact, report
     assert [remark.split()[0] for remark in report.remarks] == ["callbacks.counting.steps"]

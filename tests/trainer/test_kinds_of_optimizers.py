@@ -332,3 +332,57 @@ def test_a_fused_kernel_of_torch_steps_on_the_cpu(kind: Any) -> None:
     before = model.weight.detach().clone()
     optimizer.step()
     assert not torch.equal(model.weight, before)
+
+
+class _Wrapper(torch.optim.Optimizer):
+    """Steps by another optimizer, as those do that look ahead or sharpen."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.base.step(closure)
+
+
+class _Shared(_Wrapper):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.state = self.base.state
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.base.param_groups, self.base.state = self.param_groups, self.state
+
+
+class _Owned(_Wrapper):
+    def state_dict(self) -> dict[str, Any]:
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.base.load_state_dict(state_dict)
+        self.param_groups = self.base.param_groups
+
+
+@pytest.mark.parametrize(("kind", "is_saved"), [(_Wrapper, False), (_Shared, True), (_Owned, True), (SGD, True)])
+def test_an_optimizer_within_another_is_saved_or_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: Any, is_saved: bool
+) -> None:
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = kind(model.parameters())
+        return optimizer
+
+    whole = _fit(None, make)
+    _fit(tmp_path, make, settings={"hard_stop": 3})
+    resumed = _fit(tmp_path, make)
+    assert (same(everything(resumed), everything(whole)) == []) is is_saved
+    assert ("steps by an optimizer of its own (SGD) whose state is not in" in caplog.text) is not is_saved
+
+
+@pytest.mark.parametrize("kind", [_Wrapper, _Shared, _Owned])
+def test_a_fit_from_step_0_and_a_trial_leave_no_state_in_an_optimizer_within_another(kind: Any) -> None:
+    made = _fit(None, lambda model: kind(model.parameters()))
+    first = copy.deepcopy(everything(made))
+    made.fit(loader(), loader(6, shuffle=False), ckpt_path=None)
+    assert same(everything(made), first) == []

@@ -401,6 +401,9 @@ class Growing(Callback):
     def state_dict(self) -> dict[str, Any]:
         return dict(self.state)
 
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = dict(state)
+
 
 def test_a_callback_that_cannot_begin_anew_is_refused() -> None:
     growing = Growing()
@@ -439,3 +442,41 @@ def test_an_evaluation_of_a_checkpoint_leaves_a_training_as_it_is(in_fit: bool, 
         evaluate(other)
         other.fit(loader(22, 4))
     assert same(everything(straight), everything(other)) == []
+
+
+class SavesOnly(Callback):
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": 1}
+
+
+class LoadsOnly(Callback):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+class LoadsToo(SavesOnly):
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+class StepSavesOnly(TrainStep):
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": 1}
+
+
+@pytest.mark.parametrize(
+    ("part", "missing"),
+    [
+        (SavesOnly, "SavesOnly has state_dict and no load_state_dict"),
+        (LoadsOnly, "LoadsOnly has load_state_dict and no state_dict"),
+        (StepSavesOnly, "StepSavesOnly has state_dict and no load_state_dict"),
+        (LoadsToo, None),
+        (Callback, None),
+        (TrainStep, None),
+    ],
+)
+def test_what_saves_a_state_loads_it_too(part: Any, missing: str | None) -> None:
+    made = part()
+    parts: dict[str, Any] = {"step": made} if isinstance(made, TrainStep) else {"callbacks": [made]}
+    with contextlib.nullcontext() if missing is None else pytest.raises(UserError, match=missing):
+        trainer(**parts)

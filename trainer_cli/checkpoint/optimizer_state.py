@@ -33,6 +33,11 @@ class Groups:
     change: Callable[[], None]
 
 
+def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizer, and those that it keeps as attributes and steps by, as one that looks ahead does."""
+    return [optimizer, *(value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer))]
+
+
 def names_of(model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Optimizer) -> list[str]:
     """The name of each of the optimizer's parameters, in the order in which it counts them."""
     return [
@@ -363,8 +368,10 @@ def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> 
         if not isinstance(index, int):
             continue
         parameter = parameters[index]
-        for key, value in kept.items():
-            optimizer.state[parameter][key] = _as_saved(optimizer.state[parameter][key], value, parameter)
+        for holder in with_inner(optimizer):
+            state = holder.state.get(parameter, {})
+            for key in state.keys() & kept.keys():
+                state[key] = _as_saved(state[key], kept[key], parameter)
 
 
 def _as_saved(present: Any, saved: Any, parameter: torch.Tensor) -> Any:

@@ -118,8 +118,9 @@ class CallbackSet:
         """Copy the state of a callback or a step, or load the one in which an earlier trainer was given it.
 
         Raises:
-            UserError: the state cannot be that of this trainer.
+            UserError: the state cannot be that of this trainer, or it could be saved but not loaded.
         """
+        _check_state_methods(part)
         if (use := _uses.get(id(part))) is None:
             _note_use(part, self)
             return
@@ -158,6 +159,24 @@ class CallbackSet:
                     "state is that of one training",
                     cure="Give each trainer one of its own.",
                 )
+
+
+def _check_state_methods(part: Callback | TrainStep) -> None:
+    """Check that what saves a state also loads it, and the reverse.
+
+    Raises:
+        UserError: naming the method that is missing.
+    """
+    kind = type(part)
+    base = next(parent for parent in reversed(kind.__mro__) if "load_state_dict" in vars(parent))
+    names = ("state_dict", "load_state_dict")
+    missing = [name for name in names if getattr(kind, name) is getattr(base, name)]
+    if len(missing) == 1:
+        (present,) = set(names).difference(missing)
+        raise UserError(
+            f"{kind.__name__} has {present} and no {missing[0]}, so a resume would begin with another state",
+            cure=f"Define {missing[0]} too, or neither.",
+        )
 
 
 def _note_use(part: Callback | TrainStep, owner: CallbackSet) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint import model_state
+from trainer_cli.checkpoint.optimizer_state import with_inner
 from trainer_cli.core.load_options import WHOLE
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader
@@ -208,7 +209,8 @@ def _trial(trainer: Trainer) -> Iterator[None]:
             for group, before in zip(optimizer.param_groups, settings[name], strict=True):
                 group.update(before)
             # Loading the saved state would not remove the state of parameters that had none.
-            optimizer.state.clear()
+            for holder in with_inner(optimizer):
+                holder.state.clear()
         load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))
         with torch.no_grad():
             for buffer, value in buffers:

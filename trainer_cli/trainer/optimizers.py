@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from trainer_cli.checkpoint.optimizer_state import with_inner
 from trainer_cli.core.patterns import did_you_mean, matches
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.metrics import Number
@@ -193,6 +194,7 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
                         cure="Give a function `model -> optimizer`; add other trained parameters to the model.",
                     )
     _check_covered(model, owner, is_mapping=is_mapping)
+    _warn_of_unsaved(optimizers)
     return optimizers
 
 
@@ -219,6 +221,20 @@ def _check_covered(model: nn.Module, owner: Collection[torch.Tensor], *, is_mapp
         "s"[: len(missing) != 1],
         ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else ""),
     )
+
+
+def _warn_of_unsaved(optimizers: Mapping[str, Optimizer]) -> None:
+    """Warn of optimizers that step by another one, whose state no `state_dict` contains."""
+    for optimizer in optimizers.values():
+        kind = type(optimizer)
+        for inner in with_inner(optimizer)[1:]:
+            if inner.state is not optimizer.state and kind.state_dict is Optimizer.state_dict:
+                log.warning(
+                    "%s steps by an optimizer of its own (%s) whose state is not in checkpoints, so a resume is not "
+                    "exact. Give both the same `state`, or define state_dict and load_state_dict",
+                    kind.__name__,
+                    type(inner).__name__,
+                )
 
 
 def _refuse_class(optimizer: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from trainer_cli.checkpoint.optimizer_state import with_inner
 from trainer_cli.core.order import sample_seed
 from trainer_cli.core.patterns import did_you_mean, why_no_pattern
 from trainer_cli.data.adapt import as_loader, is_loader
@@ -324,7 +325,8 @@ def reset_optimizers(
     # In place: schedules, steps and compiled code hold the optimizer and its list of groups.
     for name, optimizer in optimizers.items():
         optimizer.zero_grad()
-        optimizer.state.clear()
+        for holder in with_inner(optimizer):
+            holder.state.clear()
         del optimizer.param_groups[len(settings[name]) :]
         for group, first in zip(optimizer.param_groups, settings[name], strict=True):
             params = group["params"]
