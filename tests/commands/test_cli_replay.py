@@ -153,7 +153,7 @@ def test_a_step_that_was_not_kept_is_computed_where_a_checkpoint_is_named(
     output = capfd.readouterr()
     assert json.loads(output.out)["kind"] == "replayed"
     assert f"{run}@step11 was not kept: replays 3 steps from step8" in output.err
-    assert "verified: equal at 1 of 1 records" in output.err
+    assert "verified: equal at 1 of 1 record" in output.err
     # It is there now.
     assert main(["validate", f"ckpt={run}@step11", "--no-replay"]) == 0
     assert main(["fit", "+experiment=digits_mlp", "name=fork", f"ckpt={run}@step11", "loop.max_duration=1"]) == 0

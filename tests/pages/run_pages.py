@@ -95,7 +95,7 @@ PAGES = {
     "docs/look-inside.md": Page(
         shows=(
             r"^runs/digits_mlp: replays 7 steps from step30",
-            r"^verified: equal at 1 of 1 records",
+            r"^verified: equal at 1 of 1 record",
             r"^runs/digits_mlp@step36 was not kept: replays 6 steps from step30",
             r"^\*? +runs/digits_mlp/replayed/step37 +37 ",
             r"^diverge before step 1: settings of the optimizer .*eps \(1e-08 -> 1e-06\)",
