@@ -41,6 +41,7 @@ _PROCESSES = (
     "tests/config/test_shadowing",
     "tests/config/test_targets",
     "tests/data/",
+    "tests/runs/test_absent_folder",
     "tests/runs/test_bisect",
     "tests/runs/test_copies",
     "tests/runs/test_cost_of_a_run",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import trainer_cli
+from trainer_cli import terminal
 from trainer_cli.terminal import (
     beside,
     cell_width,
@@ -188,6 +189,19 @@ def test_a_text_takes_the_columns_that_a_terminal_gives_it(kind: str) -> None:
         begin, end = cut_end(name, columns), cut_begin(name, columns)
         assert max(cell_width(begin), cell_width(end)) <= columns
         assert (begin == name) is (end == name) is (columns >= width)
+
+
+def test_a_long_text_is_measured_a_few_times_and_not_for_each_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def measure(text: object) -> int:
+        measured.append(len(str(text)))
+        return cell_width(text)
+
+    monkeypatch.setattr(terminal, "cell_width", measure)
+    text = "→精" * 10_000
+    assert (cut_end(text, 10), cut_begin(text, 10)) == ("→精→精→精…", "…→精→精→精")
+    assert sum(measured) < 3 * len(text)
 
 
 @pytest.mark.parametrize("kind", NAMES)

@@ -121,7 +121,7 @@ DISK_CURES = {
     errno.EROFS: "The file system is read-only: check it and its disk, or mount it for writing.",
     errno.EBUSY: "It is in use: try again later.",
     errno.ESTALE: "Check the file system and the server that it is mounted from.",
-    errno.EACCES: "Check that the directory is writable, and that the file is yours.",
+    errno.EACCES: "Check who may read and write the file and its directory.",
     errno.EPERM: "Check that the directory is writable, and that the file is not immutable.",
     errno.ENAMETOOLONG: "Choose a shorter name or path.",
 }

@@ -103,6 +103,8 @@ def cut_end(text: str, width: int) -> str:
     """The text if it fits into `width` columns, else its beginning and an ellipsis."""
     if cell_width(text) <= width:
         return text
+    # At first to as many letters as columns: each letter that is taken away measures the rest again.
+    text = text[: max(width, 0)]
     while text and cell_width(text) >= width:
         text = text[:-1]
     return f"{text}…" if width > 0 else ""
@@ -112,6 +114,7 @@ def cut_begin(text: str, width: int) -> str:
     """The text if it fits into `width` columns, else an ellipsis and its end, in which names of runs differ."""
     if cell_width(text) <= width:
         return text
+    text = text[len(text) - min(len(text), max(width, 0)) :]
     while text and cell_width(text) >= width:
         text = text[1:]
     return f"…{text}" if width > 0 else ""

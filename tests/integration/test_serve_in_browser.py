@@ -84,7 +84,8 @@ STALE = """
     return Boolean(isDone());
   };
   const hang = (_, { signal }) => new Promise((_, fail) => signal.addEventListener("abort", () => fail(signal.reason)));
-  const failures = { hangs: hang };
+  const stall = async (_, options) => ({ ok: true, text: () => hang(_, options) });
+  const failures = { hangs: hang, stalls: stall };
   for (const text of ["Failed to fetch", "Load failed", "NetworkError when attempting to fetch resource."]) {
     failures[text] = () => Promise.reject(new TypeError(text));
   }
@@ -112,12 +113,14 @@ def test_a_page_whose_server_does_not_answer_says_since_when_wherever_it_is_scro
 ) -> None:
     make_run(tmp_path / "runs/one", steps=20)
     probed = tmp_path / "probed.js"
-    probed.write_text(Path(serve_http._SCRIPT).read_text() + STALE)
+    script = Path(serve_http._SCRIPT).read_text()
+    assert "PATIENCE_MS = 30000" in script
+    probed.write_text(script.replace("PATIENCE_MS = 30000", "PATIENCE_MS = 2000") + STALE)
     monkeypatch.setattr(serve_http, "_SCRIPT", probed)
     with served(tmp_path / "runs") as server:
         found = look(server.url, tmp_path / "profile", height=400, most_ms=60_000)
     assert found["drawn"]
-    assert len(found["stale"]) == 4
+    assert len(found["stale"]) == 5
     text = "The server does not answer: was train serve ended? This page is as of TIME."
     assert found["stale"] == {name: [text, True, True] for name in found["stale"]}
 

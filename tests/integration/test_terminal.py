@@ -137,6 +137,17 @@ class Slow(Line):
 """
 
 
+def test_nothing_is_left_of_the_status_where_no_message_follows(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    run = Terminal(
+        command("fit", "experiment=mine", "loop.max_duration=1", "logging.level=error", "logging.console=off"), project
+    )
+    assert run.end() == 0, run.shown
+    before, _, after = run.shown.rpartition("building the model …\x1b[K\r")
+    assert "loading torch" in before
+    assert after.startswith("\x1b[K")
+
+
 @pytest.mark.parametrize(("place", "status"), [("start", "reading the data …"), ("model", "building the model …")])
 def test_what_takes_long_before_the_first_message_is_named(tmp_path: Path, place: str, status: str) -> None:
     project = make_project(tmp_path, **{"mine/slow.py": SLOW})

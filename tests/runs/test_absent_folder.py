@@ -90,3 +90,16 @@ def test_a_run_begins_anew_only_if_its_user_has_removed_its_checkpoints(
     else:
         start = start_existing(run, longer, read_only=True)
         assert getattr(start, "entry", ...) is None
+
+
+def test_a_run_that_began_anew_elsewhere_is_not_refused_for_what_it_had_saved_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fit(compose(RUN)) == 0
+    _empty(OWN)
+    elsewhere = [*RUN, *_folder(ELSEWHERE)]
+    none = ["checkpoint.pre_train_checkpoint=false", "checkpoint.save_final=false", "checkpoint.save_interval=9"]
+    assert fit(compose([*elsewhere, *none, "loop.max_duration=1"])) == 0, "it ends before it has saved anything"
+    start = start_existing(RunDir("runs/mine"), compose([*elsewhere, *none]), read_only=True)
+    assert getattr(start, "entry", ...) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -64,10 +65,12 @@ def test_a_full_disk_is_one_message_and_the_command_continues(method: str, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["val.jsonl", "val.jsonl.predictions.json"]
 
 
-def test_an_error_of_a_users_writer_stays_as_it_is(tmp_path: Path) -> None:
-    file = PredictionFile(tmp_path, "val", Filling("write", errno.ENOENT), 1, {})
-    with pytest.raises(FileNotFoundError):
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG])
+def test_an_error_of_a_users_writer_stays_as_it_is(tmp_path: Path, number: int) -> None:
+    file = PredictionFile(tmp_path, "val", Filling("write", number), 1, {})
+    with pytest.raises(OSError, match=re.escape(os.strerror(number))) as caught:
         file.write(0, [{"sample": 0}])
+    assert not isinstance(caught.value, TrainError)
 
 
 def predictions(folder: Path, parts: int = 5, **facts: Any) -> PredictionFile:

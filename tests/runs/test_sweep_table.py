@@ -75,6 +75,25 @@ def test_a_job_that_fails_before_its_directory_is_there_reports_of_what(tmp_path
     assert recorded_error(tmp_path / "other.yaml") == ""
 
 
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (1, "KEY: why", ("failed", "exit code 1: KEY: why")),
+        (1, "why", ("failed", "why")),
+        (1, "wh...", ("failed", "why")),
+        (2, "data: no such folder", ("failed", "exit code 2: data: no such folder")),
+        (-9, "", ("killed", "signal 9")),
+    ],
+)
+def test_the_reason_of_a_failed_job_is_that_of_its_last_start(
+    tmp_path: Path, code: int, error: str, message: tuple[str, str]
+) -> None:
+    """The summary is that of an earlier start if the job failed before it could begin an attempt."""
+    run = job(tmp_path, "failed")
+    write_failure(tmp_path / "failure", code, run, error)
+    assert stands(tmp_path, run) == message
+
+
 def test_a_noted_failure_is_forgotten_once_a_later_attempt_has_begun(tmp_path: Path) -> None:
     write_failure(tmp_path / "failure", 2, job(tmp_path, "stopped"))
     assert stands(tmp_path, job(tmp_path, "stopped", "stopped")) == ("stopped", "why")

@@ -13,6 +13,7 @@ from tiny import Line, ListLogger, StopAt, loader, on, trainer
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.base import Logger, Record
+from trainer_cli.trainer.trainer import Trainer
 
 
 class Told(ListLogger):
@@ -51,6 +52,7 @@ ENDS: dict[str, tuple[Any, str]] = {
     "by a second Ctrl-C": (on(on_train_batch_end=fail(KeyboardInterrupt())), "interrupted"),
     "by a full disk": (on(on_train_batch_end=fail(OSError(errno.ENOSPC, "full"))), "failed"),
     "by a full disk after a save": (on(on_fit_end=fail(OSError(errno.ENOSPC, "full"))), "stopped"),
+    "by a full disk after its end": (on(finalize=fail(OSError(errno.ENOSPC, "full"))), "stopped"),
 }
 
 
@@ -112,3 +114,17 @@ def test_a_logger_that_was_not_started_is_told_no_end() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         made.fit(loader())
     assert told.told == ["closed"]
+
+
+def test_a_service_is_told_of_a_rollback_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def go_back(trainer: Trainer, *_: Any) -> None:
+        if trainer.progress.step == 3:
+            trainer.ask_to_roll_back()
+
+    service = Service()
+    checkpoint = CheckpointerCallback(tmp_path / "checkpoints", save_interval=2)
+    made = trainer(Line, callbacks=[on(on_train_batch_end=go_back)], loggers=[service], checkpoint=checkpoint)
+    monkeypatch.setattr(made, "load_checkpoint", fail(RuntimeError("broken")))
+    with pytest.raises(RuntimeError, match="broken"):
+        made.fit(loader())
+    assert service.told == ["closed", "failed", "closed"]

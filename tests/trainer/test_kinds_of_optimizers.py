@@ -351,10 +351,6 @@ class _Shared(_Wrapper):
         super().__init__(parameters)
         self.state = self.base.state
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        super().load_state_dict(state_dict)
-        self.base.param_groups, self.base.state = self.param_groups, self.state
-
 
 class _Owned(_Wrapper):
     def state_dict(self) -> dict[str, Any]:
@@ -365,7 +361,18 @@ class _Owned(_Wrapper):
         self.param_groups = self.base.param_groups
 
 
-@pytest.mark.parametrize(("kind", "is_saved"), [(_Wrapper, False), (_Shared, True), (_Owned, True), (SGD, True)])
+class _Several(_Wrapper):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.all = [self.__dict__.pop("base")]
+
+    def step(self, closure: Any = None) -> Any:
+        return self.all[0].step(closure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_saved"), [(_Wrapper, False), (_Several, False), (_Shared, True), (_Owned, True), (SGD, True)]
+)
 def test_an_optimizer_within_another_is_saved_or_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: Any, is_saved: bool
 ) -> None:
@@ -380,7 +387,7 @@ def test_an_optimizer_within_another_is_saved_or_warned_of(
     assert ("steps by an optimizer of its own (SGD) whose state is not in" in caplog.text) is not is_saved
 
 
-@pytest.mark.parametrize("kind", [_Wrapper, _Shared, _Owned])
+@pytest.mark.parametrize("kind", [_Wrapper, _Several, _Shared, _Owned])
 def test_a_fit_from_step_0_and_a_trial_leave_no_state_in_an_optimizer_within_another(kind: Any) -> None:
     made = _fit(None, lambda model: kind(model.parameters()))
     first = copy.deepcopy(everything(made))

@@ -128,10 +128,21 @@ class Lightning(Unwritten):
         return self.net(batch[0]).sum()
 
 
+class LightningModule(Lightning):
+    """With the forward of Lightning's."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(*args, **kwargs)
+
+
 @pytest.mark.parametrize("how", ["batch", "args", "kwargs"])
 @pytest.mark.parametrize(
     ("model", "cure"),
-    [(Unwritten, "Define forward(self, batch)"), (Lightning, "forward(self, batch) compute what training_step")],
+    [
+        (Unwritten, "Define forward(self, batch)"),
+        (Lightning, "forward(self, batch) compute what training_step"),
+        (LightningModule, "forward(self, batch) compute what training_step"),
+    ],
 )
 def test_a_model_without_a_forward_is_refused_with_the_way_to_write_it(how: str, model: Any, cure: str) -> None:
     trainer = Trainer(

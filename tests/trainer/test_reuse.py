@@ -459,6 +459,15 @@ class LoadsToo(SavesOnly):
         self.seen = state["seen"]
 
 
+class Loading:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+class BesideAnother(Callback, Loading):
+    """Has the methods of Callback."""
+
+
 class StepSavesOnly(TrainStep):
     def state_dict(self) -> dict[str, Any]:
         return {"seen": 1}
@@ -471,6 +480,7 @@ class StepSavesOnly(TrainStep):
         (LoadsOnly, "LoadsOnly has load_state_dict and no state_dict"),
         (StepSavesOnly, "StepSavesOnly has state_dict and no load_state_dict"),
         (LoadsToo, None),
+        (BesideAnother, None),
         (Callback, None),
         (TrainStep, None),
     ],

@@ -254,6 +254,20 @@ def test_a_schedule_by_epochs_steps_at_their_ends_and_goes_on_bit_for_bit(tmp_pa
 
 
 @pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda o: lr.LambdaLR(o, lambda step: 0.5**step),
+        lambda o: Scheduled(lr.LambdaLR(o, lambda step: 0.5**step)),
+        Scheduled(lambda o: lr.LambdaLR(o, lambda step: 0.5**step)),
+    ],
+)
+def test_a_schedule_that_a_function_makes_has_one_interval_however_it_is_returned(schedule: Any) -> None:
+    made = trainer(schedulers=schedule, settings={"max_duration": 1})
+    made.fit(loader())
+    assert made.schedulers.has("step")
+
+
+@pytest.mark.parametrize(
     "schedulers",
     [
         Scheduled(lambda o: lr.ExponentialLR(o, 0.5), "step"),

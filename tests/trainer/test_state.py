@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from trainer_cli.callbacks.ema import EMA
 from trainer_cli.checkpoint import model_state
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
+from trainer_cli.trainer.find import find_learning_rate
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer
@@ -269,6 +271,52 @@ def test_nothing_but_the_shape_of_a_persistent_buffer_may_differ(tmp_path: Path,
     with pytest.raises(UserError, match=message):
         made.fit(loader())
     assert made.model.first is None
+
+
+def test_buffers_that_have_grown_begin_anew_with_a_fit_from_step_0_and_after_a_trial() -> None:
+    made = trainer(Remembering, settings={"max_duration": 3})
+    find_learning_rate(made, loader(), steps=5)
+    assert made.model.first is None
+    assert len(made.model.queue) == 0
+    made.fit(loader())
+    first = copy.deepcopy(everything(made))
+    made.fit(loader(), ckpt_path=None)
+    assert same(everything(made), first) == []
+
+
+class Late(nn.Module):
+    """A buffer that is None at first, and one that grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("late", None)
+        self.register_buffer("queue", torch.zeros(0, 2))
+
+
+def _compiled() -> nn.Module:
+    model = nn.Module()
+    model.part = torch.compile(Late(), backend="eager")
+    return model
+
+
+def _named_twice() -> nn.Module:
+    model = nn.Module()
+    model.part = model.other = Late()
+    return model
+
+
+@pytest.mark.parametrize("make", [_compiled, _named_twice])
+def test_a_buffer_has_its_values_under_each_name_of_its_module(make: Callable[[], nn.Module]) -> None:
+    state = {
+        f"{part}.{leaf}": value
+        for part in (("part",) if make is _compiled else ("part", "other"))
+        for leaf, value in (("late", torch.ones(3)), ("queue", torch.full((4, 2), 5.0)))
+    }
+    model = make()
+    fitting, _ = model_state.fit_model(model, state, reshape_buffers=True)
+    assert fitting.faults == []
+    fitting.load()
+    assert same({model_state.clean_name(name): value for name, value in model.state_dict().items()}, state) == []
 
 
 def test_other_shapes_of_buffers_are_refused_where_a_new_run_takes_the_weights(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def fit_model(
         options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape of a parameter is always a fault.
         cast: floating-point tensors of another precision are cast; else they are faults, as in a resume.
         reshape_buffers: the state is of the same model later in its training: a buffer that has changed its shape
-            since, or was None, becomes as it was saved.
+            since, or was None, becomes as it was saved. One that was None in the state and no longer is stays a fault.
     """
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
@@ -102,8 +102,7 @@ def fit_model(
     ignored = options.ignored({*live, *saved})
     saved = {name: value for name, value in saved.items() if name not in ignored}
     buffers = _reshaped_buffers(inner, live, saved) if reshape_buffers else {}
-    live |= {name: (name, saved[name]) for name in buffers.keys() - live.keys()}
-    live |= {name: (live[name][0], saved[name]) for name in buffers}
+    live |= {name: (live.get(name, (key,))[0], saved[name]) for name, (key, _, _) in buffers.items()}
     targets = {name: value for name, (_, value) in live.items() if name not in ignored}
     report = LoadReport(
         loaded=[name for name in targets if name in saved],
@@ -123,7 +122,7 @@ def fit_model(
         rows += report.one_sided
 
     def load() -> None:
-        for name, (module, leaf) in buffers.items():
+        for name, (_, module, leaf) in buffers.items():
             module._buffers[leaf] = torch.empty_like(saved[name], device=_device_of(module, leaf, inner))
         # Not strict: what the options leave out was compared above, and would be an error here.
         inner.load_state_dict({live[name][0]: saved[name] for name in report.loaded}, strict=False)
@@ -230,18 +229,21 @@ def _fault(live: Any, saved: Any) -> str | None:
 
 def _reshaped_buffers(
     model: nn.Module, live: Mapping[str, tuple[str, Any]], saved: Mapping[str, Any]
-) -> dict[str, tuple[nn.Module, str]]:
-    """Name -> (module, name in it) of the persistent buffers that are None or have another shape than in a state."""
+) -> dict[str, tuple[str, nn.Module, str]]:
+    """Name -> (key in the model's state, module, name in it) of the persistent buffers that are None or have another
+    shape than in a state."""
     found = {}
-    for prefix, module in model.named_modules():
+    # A module that the model has twice has two names in its state, too.
+    for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf, buffer in module._buffers.items():
-            name = clean_name(f"{prefix}.{leaf}" if prefix else leaf)
+            key = f"{prefix}.{leaf}" if prefix else leaf
+            name = clean_name(key)
             value = saved.get(name)
             if leaf in module._non_persistent_buffers_set or type(value) is not torch.Tensor:
                 continue
             is_replaceable = type(buffer) is torch.Tensor and name in live and buffer.dtype == value.dtype
             if (buffer is None and name not in live) or (is_replaceable and buffer.shape != value.shape):
-                found[name] = module, leaf
+                found[name] = key, module, leaf
     return found
 
 

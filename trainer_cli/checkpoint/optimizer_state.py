@@ -34,8 +34,9 @@ class Groups:
 
 
 def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizer, and those that it keeps as attributes and steps by, as one that looks ahead does."""
-    return [optimizer, *(value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer))]
+    """The optimizer, and those that it keeps as attributes, or in lists of these, and steps by."""
+    values = (value if isinstance(value, list | tuple) else [value] for value in vars(optimizer).values())
+    return [optimizer, *(value for kept in values for value in kept if isinstance(value, torch.optim.Optimizer))]
 
 
 def names_of(model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Optimizer) -> list[str]:
@@ -242,7 +243,7 @@ def fit_optimizer(
         trained = {name: kept.pop(_TRAINED) for name, kept in kept_of.items() if _TRAINED in kept}
         packed: dict[Any, Any] = {index_of[name]: kept for name, kept in kept_of.items()}
         packed |= state.get("other", {})
-        optimizer.load_state_dict({**state.get("more", {}), "state": packed, "param_groups": groups})
+        _load_with_inner(optimizer, {**state.get("more", {}), "state": packed, "param_groups": groups})
         # Torch casts states to the type of the parameter, which would round those of a 16-bit model.
         _undo_casts(optimizer, packed)
         with torch.no_grad():
@@ -356,6 +357,20 @@ def _arguments(kind: type) -> set[str]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return set()
     return {parameter.name for parameter in parameters}
+
+
+def _load_with_inner(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state into an optimizer, and have those by which it steps share with it what they shared before."""
+    shared = [
+        (inner, attribute)
+        for inner in with_inner(optimizer)[1:]
+        for attribute in ("state", "param_groups")
+        if getattr(inner, attribute) is getattr(optimizer, attribute)
+    ]
+    optimizer.load_state_dict(state)
+    # Torch replaces both in the optimizer alone.
+    for inner, attribute in shared:
+        setattr(inner, attribute, getattr(optimizer, attribute))
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> None:

@@ -1,6 +1,6 @@
 // Keeps the page of `train serve` up to date: the table of all runs, and below it the report of the chosen ones.
 "use strict";
-const EVERY_MS = 2000, PATIENCE_MS = 10000;
+const EVERY_MS = 2000, PATIENCE_MS = 30000;
 const FIRST_RUNS = 10;  // Number of newest runs that are shown at first.
 let overview = null, selected = new Set(), known = new Set(), shownVersion = null, asking = false, filtered = null;
 
@@ -21,17 +21,18 @@ async function ask(path, parameters = {}) {
   const query = new URLSearchParams(parameters), stopper = new AbortController();
   // Without a limit a server that hangs, or a tunnel that is gone, would leave an old page that looks live.
   const timer = setTimeout(() => stopper.abort(), PATIENCE_MS);
-  let answer;
+  let answer, text;
   try {
     answer = await fetch(`${path}?${query}`, { signal: stopper.signal });
+    text = await answer.text();
   } catch {
     throw new Error(`The server does not answer: was train serve ended? This page is as of ${answered.toLocaleTimeString()}.`);
   } finally {
     clearTimeout(timer);
   }
   answered = new Date();
-  if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
-  return answer.json();
+  if (!answer.ok) throw new Error(`${answer.status}: ${text}`);
+  return JSON.parse(text);
 }
 
 live.isShown = (run) => shownRuns().includes(run);

@@ -65,10 +65,12 @@ def job_status(key: str, swept: Mapping[str, str], run: RunDir, failure: Path, *
     # A killed process writes no summary; its lock ends with it.
     elif status == RunStatus.running and not run.is_locked():
         status, reason = RunStatus.killed, "the process ended without a summary"
-    if status not in (RunStatus.running, RunStatus.finished, RunStatus.failed, QUEUED):
-        # The job may have ended before it could write into its run directory, or make it.
+    if status not in (RunStatus.running, RunStatus.finished, QUEUED):
+        # The job may have ended before it could write into its run directory, or make it: a summary that says `failed`
+        # may be that of an earlier attempt.
         code, error = _failure(failure, attempts)
-        if code is not None:
+        is_told = status == RunStatus.failed and (code or 0) >= 0 and error.removesuffix("...") in reason
+        if code is not None and not is_told:
             status = RunStatus.killed if code < 0 else RunStatus.failed
             reason = f"signal {-code}" if code < 0 else f"exit code {code}"
             reason += f": {error}" if error else ""

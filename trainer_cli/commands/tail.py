@@ -76,7 +76,7 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
         if not continues:
             break
         time.sleep(_POLL_S)
-    # As the console of the run did: the log has the error that ended a run only as a traceback, at the level debug.
+    # The log has the error that ended a run only as a traceback, at the level debug.
     if not run.is_locked() and (view := RunReader(path).look(time.time())) is not None:
         if as_json:
             print(strict_json({"state": view.state, "step": view.step, "reason": view.reason}))
@@ -102,7 +102,7 @@ class _Line(NamedTuple):
 class Tail:
     """Follows `train.log` and `metrics.jsonl` of a run. With `as_json` a line is a JSON object.
 
-    As on the run's console, messages of the level debug are shown only with `logging.level=debug`.
+    Messages of the level debug are shown only with `logging.level=debug`.
     """
 
     def __init__(self, run: Path, most: int, *, as_json: bool = False) -> None:

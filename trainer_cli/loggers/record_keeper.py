@@ -68,6 +68,8 @@ class RecordKeeper:
         if keep is not None:
             self._kept = deque(record for record in self._kept if record.step <= keep)
             self._kept_bytes = sum(map(_size_bytes, self._kept))
+            # Of a record that may be dropped now.
+            self._refusals = 0
             if facts.run_dir is not None:
                 self.logger.rewind(facts.run_dir, keep)
         self._rewound_to, self._sent_step = keep, -1

@@ -47,7 +47,7 @@ from trainer_cli.runs.failed_step import suggest_replay
 from trainer_cli.runs.import_torch import import_torch
 from trainer_cli.runs.origin import Origin, check_same_origin, compare_forked, compare_resumed, origin_of
 from trainer_cli.runs.repeated_steps import find_differing_end, repeats_steps
-from trainer_cli.runs.resume import stored_config
+from trainer_cli.runs.resume import note_gone_checkpoints, stored_config
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import (
@@ -61,7 +61,7 @@ from trainer_cli.runs.start import (
     start_new,
 )
 from trainer_cli.runs.trigger_files import TriggerFiles
-from trainer_cli.terminal import LOADING_TORCH, show_status
+from trainer_cli.terminal import LOADING_TORCH, clear_status, show_status
 from trainer_cli.trainer.messages import SILENT, to_console, to_file
 
 if TYPE_CHECKING:
@@ -232,6 +232,8 @@ def _open_run(
         stack.enter_context(to_file(run.log_file))
         if start.entry is not None:
             _log_start(start)
+    elif start.entry is None:
+        note_gone_checkpoints(run)
     start_step = start.entry.step if start.entry is not None else 0
     run.begin_attempt(
         name=config.name or "default",
@@ -320,6 +322,8 @@ def _build(composed: Composed, start: Start, group: ProcessGroup, config_text: s
     if group.is_main:
         show_status("building the model …")
     trainer = builder.trainer(data, identity=identity, run_dir=start.run.path, hparams=hparams(composed.raw))
+    # With logging.level=error no message clears it.
+    clear_status()
     return trainer, data, origin
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.core.files import replace, staged_path, sync, sync_folder
-from trainer_cli.errors import DISK_CURES, TrainError, UserError, disk_cure
+from trainer_cli.errors import DISK_CURES, OF_ONE_FILE, TrainError, UserError, disk_cure
 from trainer_cli.runs.prediction_writers import PredictionWriter
 
 _FACTS = "predictions.json"
@@ -141,7 +141,8 @@ def _naming_file(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_CURES:
+        # The dataset and the model run in the block, too, and may meet a file of their own.
+        if error.errno not in DISK_CURES or error.errno in OF_ONE_FILE:
             raise
         cure = f"{disk_cure(error)} Then run the same command again: it continues with the parts that are missing."
         raise TrainError(f"cannot write predictions: {error.strerror}", where=str(path), cure=cure) from error

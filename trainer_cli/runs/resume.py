@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, catalog_of, newest_of_all, why_damaged
 from trainer_cli.checkpoint.format.verified_file import verify
-from trainer_cli.checkpoint.history import lives
+from trainer_cli.checkpoint.history import CheckpointHistory, Life, lives
 from trainer_cli.config.arguments import steps_by_evaluation, steps_by_log
 from trainer_cli.config.compose import Composed, diff, to_yaml
 from trainer_cli.config.diff import Change, changed_env_values, line_of_digests
@@ -73,13 +73,25 @@ def refuse_absent_folder(run: RunDir, folder: Path) -> None:
         CheckpointError: it is empty, though the run has saved checkpoints that it has not removed.
     """
     inside = Path(os.path.realpath(run.path)) in Path(os.path.realpath(folder)).parents
-    saved = [life.name for life in lives(read_lines(run.history_file)) if life.removed_at is None]
+    saved = _not_removed(run)
     if saved and (is_url(folder) or not inside):
         raise CheckpointError(
-            f"{folder} holds no checkpoint now, but the run has saved {saved[-1]}",
+            f"{folder} holds no checkpoint now, but the run has saved {saved[-1].name}",
             where=str(run.path),
             cure="Mount its disk, or restore the folder. To begin anew, use name=OTHER or move the run directory away.",
         )
+
+
+def note_gone_checkpoints(run: RunDir) -> None:
+    """Record that a run which begins anew has none of its checkpoints: a later start, from another folder, would take
+    them for those of a disk that is not mounted."""
+    history = CheckpointHistory(run.history_file)
+    for life in _not_removed(run):
+        history.removed(life.name, "it was gone when the run began anew")
+
+
+def _not_removed(run: RunDir) -> list[Life]:
+    return [life for life in lives(read_lines(run.history_file)) if life.removed_at is None]
 
 
 def refuse_changes(changes: Sequence[Change], composed: Composed, run_dir: Path) -> None:

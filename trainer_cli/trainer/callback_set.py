@@ -168,8 +168,8 @@ def _check_state_methods(part: Callback | TrainStep) -> None:
         UserError: naming the method that is missing.
     """
     kind = type(part)
-    base = next(parent for parent in reversed(kind.__mro__) if "load_state_dict" in vars(parent))
     names = ("state_dict", "load_state_dict")
+    base = next(parent for parent in reversed(kind.__mro__) if vars(parent).keys() >= set(names))
     missing = [name for name in names if getattr(kind, name) is getattr(base, name)]
     if len(missing) == 1:
         (present,) = set(names).difference(missing)

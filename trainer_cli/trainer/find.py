@@ -24,6 +24,7 @@ from trainer_cli.data.loader import Loader
 from trainer_cli.data.user_loader import generators_of
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.metrics import read_outputs, sample_count, to_device
+from trainer_cli.trainer.model_call import ForwardState
 from trainer_cli.trainer.setup import settings_of
 from trainer_cli.trainer.state import capture, load_all
 from trainer_cli.trainer.trainer import Trainer
@@ -191,8 +192,8 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     rng, training = trainer.loading.rng, trainer.model.training
     # A copy, because the tensors of a state are the live ones.
     saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
-    # Including those that are not persistent, which a checkpoint does not hold.
-    buffers = [(buffer, buffer.clone()) for buffer in trainer.model.buffers()]
+    # Including buffers that are not persistent, which a checkpoint does not hold, and those that a forward replaces.
+    before_trial = ForwardState(trainer.model)
     settings = {name: settings_of(optimizer) for name, optimizer in trainer.optimizers.items()}
     try:
         # Callbacks would count, log or save steps that are undone.
@@ -211,10 +212,8 @@ def _trial(trainer: Trainer) -> Iterator[None]:
             # Loading the saved state would not remove the state of parameters that had none.
             for holder in with_inner(optimizer):
                 holder.state.clear()
+        before_trial.restore()
         load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
         trainer.loading.keep_rng(rng)
         trainer.model.train(training)
         trainer.step.bind(trainer)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.model_state import is_finite
 from trainer_cli.errors import NotFiniteError
+from trainer_cli.trainer.hooks import second_to
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -88,15 +89,21 @@ def roll_back(trainer: Trainer, train_loader: Any) -> None:
     trainer.metric_logger.record.clear()
     trainer.metric_logger.close()
     position = trainer.progress.epoch, trainer.progress.batch, trainer.progress.epoch_samples
-    trainer.load_checkpoint(path)
-    loop.pending_eval_record = None
-    train_loader.check_state(data)
-    loop.pass_over(trainer, *position)
-    trainer.freezing.update(trainer)
-    # After the loader, whose passing over may draw random numbers.
-    trainer.loading.restore_rng()
-    # The steps are computed again with other data.
-    trainer.recording.set_repeats(False)
+    try:
+        trainer.load_checkpoint(path)
+        loop.pending_eval_record = None
+        train_loader.check_state(data)
+        loop.pass_over(trainer, *position)
+        trainer.freezing.update(trainer)
+        # After the loader, whose passing over may draw random numbers.
+        trainer.loading.restore_rng()
+        # The steps are computed again with other data.
+        trainer.recording.set_repeats(False)
+    except BaseException as error:
+        # Services are told how the run ended only by loggers that are started.
+        with second_to(error):
+            trainer.recording.start()
+        raise
     trainer.recording.start()
     trainer.requests.end_roll_back()
     log.warning(

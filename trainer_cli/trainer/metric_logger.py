@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -159,6 +159,8 @@ class MetricLogger:
         self._began, self._seconds_before = time.monotonic(), progress.seconds
         self._rate_mark = (self._began, progress.samples)
         self.is_open = True
+        # What an earlier fit could not pass on is of steps that this one makes again.
+        self._waiting.clear()
         # Libraries that a logger imports may draw random numbers (rich does), and the display must not change a run.
         with kept_random_state():
             for keeper in self._keepers:
@@ -338,11 +340,14 @@ class MetricLogger:
         """The evaluations and the saves of this process."""
         return tuple(self._pauses.values())
 
-    def close(self, status: RunStatus | None = None) -> None:
+    def close(
+        self, status: RunStatus | None = None, status_after: Callable[[BaseException], RunStatus] = RunStatus.after
+    ) -> None:
         """Close every logger, also after an error in one, which then is how the run ended for those closed later.
 
         Args:
             status: how the run ended; None: it has not.
+            status_after: how an error ends it.
         """
         # First: what callbacks log from here on has no record to join.
         self.is_open, self.was_closed = False, True
@@ -350,18 +355,19 @@ class MetricLogger:
         with ExitStack() as stack:
             # Those of services last: a file that cannot be closed fails the run.
             for keeper in sorted(self._keepers, key=lambda keeper: not keeper.logger.is_remote):
-                stack.push(partial(_close, keeper, status))
+                stack.push(partial(_close, keeper, status, status_after))
             self.settle()
 
 
 def _close(
     keeper: RecordKeeper,
     status: RunStatus | None,
+    status_after: Callable[[BaseException], RunStatus],
     kind: type[BaseException] | None,
     error: BaseException | None,
     trace: TracebackType | None,
 ) -> None:
-    keeper.close(status if status is None or error is None else RunStatus.after(error))
+    keeper.close(status if status is None or error is None else status_after(error))
 
 
 def _is_on_device(value: float | Tensor | Medium) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -82,6 +83,18 @@ def make_arguments(how: ModelCall, batch: Any) -> tuple[list[Any], dict[str, Any
     )
 
 
+def _lacks_forward(model: nn.Module, error: Exception) -> bool:
+    """Whether a call of the model ended in the forward of nn.Module, which only says that there is none."""
+    absent = nn.Module.forward
+    if getattr(model.forward, "__func__", None) is absent:
+        return True
+    # A base class, such as Lightning's, may define a forward that calls it, with what it was called with.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames and frames[-1].f_code is absent.__code__:
+        return frames[-1].f_locals["self"] is model
+    return isinstance(error, TypeError) and f"{absent.__name__}()" in str(error)
+
+
 def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception:
     """Explain an error of a model's call if the batch does not match the signature of its forward.
 
@@ -89,7 +102,7 @@ def explain_error(error: Exception, model: nn.Module, batch: Any, args: list[Any
     note.
     """
     name = type(model).__name__
-    if getattr(model.forward, "__func__", None) is nn.Module.forward:
+    if _lacks_forward(model, error):
         cure = f"Define forward(self, batch), for training and evaluation. {_RETURNS}"
         if hasattr(model, "training_step"):
             cure = f"Let forward(self, batch) compute what training_step computes. {_RETURNS}"

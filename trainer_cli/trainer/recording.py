@@ -153,7 +153,7 @@ class Recording:
     def _close_opened(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        status = RunStatus.finished if error is None else RunStatus.after(error)
+        status = RunStatus.finished if error is None else status_after(error, self._trainer)
         # Records after a fit do not change how it ended.
         self.close(self._ended or status)
 
@@ -170,10 +170,10 @@ class Recording:
             else:
                 self.metric_logger.record.clear()
         except BaseException as error:
-            status = RunStatus.after(error)
+            status = status_after(error, self._trainer)
             raise
         finally:
-            self.metric_logger.close(status)
+            self.metric_logger.close(status, lambda error: status_after(error, self._trainer))
 
     def end_fit(self, status: RunStatus, *, writes_rest: bool = True) -> None:
         """Finalize all callbacks and close all loggers, also after an error in one; arguments as in `close`."""
@@ -182,7 +182,7 @@ class Recording:
             # First: a save in flight, which `finalize` waits for, makes durable what was logged before it.
             self._trainer.hooks.call_all("finalize")
         except BaseException as error:
-            self._ended = RunStatus.after(error)
+            self._ended = status_after(error, self._trainer)
             raise
         finally:
             self.close(self._ended, writes_rest=writes_rest)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -200,8 +200,8 @@ class Schedulers:
             scheduled = schedule if isinstance(schedule, Scheduled) else Scheduled(schedule)
             live = scheduled(self._optimizers[owner])
             if isinstance(live, Scheduled):
-                # A function may return a schedule with its interval.
-                scheduled, live = live, live(self._optimizers[owner])
+                # A function may return a schedule with its interval. That it came from a function stays known.
+                scheduled, live = replace(live, schedule=scheduled.schedule), live(self._optimizers[owner])
             _check_schedule(name, live, self._optimizers[owner])
             self.live[name] = live
             self._timing[name] = scheduled.resolve(live, name)

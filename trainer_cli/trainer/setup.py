@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from trainer_cli.checkpoint.model_state import fit_model
 from trainer_cli.checkpoint.optimizer_state import with_inner
 from trainer_cli.core.order import sample_seed
 from trainer_cli.core.patterns import did_you_mean, why_no_pattern
@@ -315,7 +316,12 @@ def reset_model(model: nn.Module, source: Any, seed: int | None) -> None:
     seed_everything(seed)
     if not isinstance(source, nn.Module):
         # Into the same tensors, which the optimizers and the compiled forward hold.
-        model.load_state_dict(make_instance(source, nn.Module).state_dict())
+        first = make_instance(source, nn.Module)
+        for name, module in first.named_modules():
+            buffers = model.get_submodule(name)._buffers
+            # A buffer may have grown since, or have been None.
+            buffers.update({leaf: None for leaf, buffer in module._buffers.items() if buffer is None})
+        fit_model(model, first.state_dict(), reshape_buffers=True)[0].load()
 
 
 def reset_optimizers(
