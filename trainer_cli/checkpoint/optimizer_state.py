@@ -378,12 +378,12 @@ def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> 
 
     States shaped like their parameter also take its layout, as they had when they were made.
     """
-    parameters = _parameters(optimizer)
+    parameters, holders = _parameters(optimizer), with_inner(optimizer)
     for index, kept in packed.items():
         if not isinstance(index, int):
             continue
         parameter = parameters[index]
-        for holder in with_inner(optimizer):
+        for holder in holders:
             state = holder.state.get(parameter, {})
             for key in state.keys() & kept.keys():
                 state[key] = _as_saved(state[key], kept[key], parameter)
