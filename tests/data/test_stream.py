@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -149,25 +149,40 @@ def test_a_worker_that_dies_is_named() -> None:
 
 
 class Heavy(Stream):
-    """Its state takes milliseconds to copy."""
+    """Each copy of its state takes the next of `copies_s` seconds, of the processor or of waiting."""
 
-    class State(dict[str, Any]):
-        def __deepcopy__(self, memo: Any) -> Any:
-            time.sleep(0.005)
-            return dict(self)
+    def __init__(self, copies_s: Sequence[float], *, waits: bool = False) -> None:
+        super().__init__()
+        self.copies_s, self.waits = iter(copies_s), waits
 
     def state_dict(self) -> dict[str, Any]:
-        return self.State(super().state_dict())
+        took_s = next(self.copies_s, 0.0)
+        if self.waits:
+            time.sleep(took_s)
+        else:
+            until = time.thread_time() + took_s
+            while time.thread_time() < until:
+                pass
+        return super().state_dict()
 
 
+@pytest.mark.parametrize(
+    ("copies_s", "waits", "reports"),
+    [
+        pytest.param([0.05] * 9, False, 1, id="each is long"),
+        pytest.param([0.0, 0.05, 0.05, 0.05, 0.0], False, 1, id="three in a row"),
+        pytest.param([0.05, 0.05, 0.0, 0.05, 0.05], False, 0, id="never three in a row"),
+        pytest.param([0.05] * 9, True, 0, id="waiting is not counted"),
+        pytest.param([], False, 0, id="none"),
+    ],
+)
 def test_a_state_that_takes_long_to_copy_is_reported_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    copies_s: list[float], waits: bool, reports: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # On a busy machine any copy may take milliseconds, so the limits are far from them.
-    for limit_s, reports in ((60.0, 0), (0.001, 1)):
-        monkeypatch.setattr("trainer_cli.data.stream._LONG_S", limit_s)
-        assert len(list(StreamLoader(Heavy(), 2, seed=0).iterate(0))) > 2
-        assert caplog.text.count("ms to copy, for every batch: keep its state_dict() small") == reports
+    # Far from what any copy takes on a slow machine.
+    monkeypatch.setattr("trainer_cli.data.stream._LONG_S", 0.04)
+    assert len(list(StreamLoader(Heavy(copies_s, waits=waits), 2, seed=0).iterate(0))) > 5
+    assert caplog.text.count("ms to copy, for every batch: keep its state_dict() small") == reports
 
 
 @pytest.mark.parametrize("loader", ["stream", "dataloader"])

@@ -26,8 +26,9 @@ from trainer_cli.errors import UserError
 
 log = logging.getLogger(__name__)
 
-_LONG_S = 0.001
-"""A copy of the dataset's state that takes longer is reported, because it is made for every batch."""
+_LONG_S, _LONG_COPIES = 0.001, 3
+"""So many copies of the dataset's state in a row that take longer are reported, because one is made for every batch.
+A single one may have been slow because of the machine."""
 
 
 class Request(NamedTuple):
@@ -288,7 +289,7 @@ class StreamSource:
         self.collate = collate_fn or default_collate
         self.drop_last = drop_last
         self.stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
-        self._reported = False
+        self._reported, self._long_copies = False, 0
         # Before anything is read: each epoch begins from this state.
         self.initial = self._state()
         self.epochs = EpochParts(dataset, seed)
@@ -323,10 +324,12 @@ class StreamSource:
         """A copy of the dataset's state. Called for every batch, because each may be followed by a save."""
         if not self.stateful:
             return None
-        began = time.perf_counter()
+        # The processor time of this thread: on a busy machine a copy may wait longer than it takes.
+        began = time.thread_time()
         state = copy.deepcopy(self.dataset.state_dict())
-        took_s = time.perf_counter() - began
-        if took_s > _LONG_S and not self._reported:
+        took_s = time.thread_time() - began
+        self._long_copies = self._long_copies + 1 if took_s > _LONG_S else 0
+        if self._long_copies == _LONG_COPIES and not self._reported:
             self._reported = True
             log.warning(
                 "the state of %s takes %.1f ms to copy, for every batch: keep its state_dict() small",
