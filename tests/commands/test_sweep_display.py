@@ -89,7 +89,7 @@ def test_jobs_without_room_are_counted_and_the_table_is_drawn_once_a_second(tmp_
     display.update([status_of(key, NOT_BEGUN, run) for key in keys])
     lines = drawn(display, stream)
     assert len(lines) == 12, "half of the terminal"
-    assert lines[-2] == "… and 21 more"
+    assert lines[-2] == "… and 21 more: 21 not begun"
     assert all(cell_width(line) < 80 for line in lines)
     assert lines[1].startswith("…")
     assert re.search(",seed=0 +not begun", lines[1])
@@ -97,3 +97,37 @@ def test_jobs_without_room_are_counted_and_the_table_is_drawn_once_a_second(tmp_
     display.draw_if_due()
     assert stream.getvalue() == ""
     display.close()
+
+
+def test_hidden_jobs_are_counted_by_their_states_and_failures_are_not_hidden(tmp_path: Path) -> None:
+    run, stream = RunDir(tmp_path / "run"), Terminal()
+    states = {"finished": 12, NOT_BEGUN: 24, "failed": 2, "killed": 1, "running": 1}
+    rows = [status_of(f"{state}{number}", state, run) for state, count in states.items() for number in range(count)]
+    display = SweepDisplay(stream, {row.key: run for row in rows})
+    display.update(rows)
+    lines = drawn(display, stream)
+    assert [line.split()[0] for line in lines[1:6]] == ["running0", "failed0", "failed1", "killed0", "finished0"]
+    assert lines[-2] == "… and 31 more: 7 finished, 24 not begun"
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"),
+    [
+        (100, "2/40 jobs  5%  1 running  1 failed  elapsed 1:00  ETA 19:00"),
+        (59, "2/40 jobs  5%  1 running  1 failed  ETA 19:00"),
+        (44, "2/40 jobs  5%  1 failed  ETA 19:00"),
+        (40, "2/40 jobs  5%  1 failed"),
+        (26, "2/40 jobs  1 failed"),
+        (6, "2/4…"),
+    ],
+)
+def test_a_narrow_terminal_gets_whole_parts_of_the_bar(width: int, parts: str, tmp_path: Path) -> None:
+    run, stream = RunDir(tmp_path / "run"), Terminal()
+    display = SweepDisplay(stream, {f"seed={number}": run for number in range(40)})
+    display.update([status_of(f"seed={number}", NOT_BEGUN, run) for number in range(40)])
+    display.text(0.0, 80, 24)
+    states = [RunStatus.failed, RunStatus.finished, RunStatus.running, *[NOT_BEGUN] * 37]
+    display.update([status_of(f"seed={number}", state, run) for number, state in enumerate(states)])
+    bar = re.sub(r"\x1b\[[\d;]*m", "", display.text(60.0, width, 24)[-1])
+    assert bar.lstrip("━╸").lstrip() == parts
+    assert cell_width(bar) <= width

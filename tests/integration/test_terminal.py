@@ -199,3 +199,13 @@ def test_an_action_that_imports_torch_says_so_first(tmp_path: Path) -> None:
     assert run.end() == 0, run.shown
     assert run.shown.startswith("loading torch …\x1b[K\r\x1b[K")
     assert run.shown.endswith("1 of 1 valid\r\n")
+
+
+def test_the_check_of_a_sweep_says_how_far_it_is(tmp_path: Path) -> None:
+    project = make_project(tmp_path)
+    run = Terminal(command("plan", "-m", "experiment=mine", "seed=1,2,3"), project)
+    assert run.end() == 0, run.shown
+    assert re.findall(r"([a-z]+) job (\d) of 3 …\x1b\[K\r", run.shown) == [
+        (verb, number) for verb in ("checking", "planning") for number in "123"
+    ]
+    assert re.match(r"\s*job ", run.shown.rpartition("\x1b[K")[2]), "nothing is left of the status"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import signal
+import struct
+import termios
 import threading
 import time
 from functools import partial
@@ -18,7 +21,7 @@ from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.runs import supervise as module
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.signals import STOPPING, StopSignals
-from trainer_cli.runs.supervise import Child, supervise
+from trainer_cli.runs.supervise import Child, Children, supervise
 from trainer_cli.runs.trigger_files import TriggerFiles
 
 
@@ -129,6 +132,25 @@ def test_a_signal_that_came_before_anybody_listened_is_kept_and_the_handlers_are
         signals.listen(requests.append)
     assert requests == ["SIGUSR1"]
     assert [signal.getsignal(number) for number in STOPPING] == before
+
+
+@pytest.mark.parametrize("columns", [0, 20, 40, 80, 120])
+def test_the_promise_of_a_stop_is_broken_between_words_on_a_terminal(columns: int) -> None:
+    master, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    before = os.dup(2)
+    os.dup2(terminal, 2)
+    try:
+        with StopSignals(Children.promise):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(terminal)
+    shown = os.read(master, 10_000).decode()
+    os.close(master)
+    assert " ".join(shown.split()) == f"Ctrl-C: {Children.promise}; Ctrl-C again stops at once"
+    assert max(map(len, shown.splitlines())) < (columns or 80)
 
 
 def test_the_second_ctrl_c_interrupts_whatever_other_signals_came() -> None:

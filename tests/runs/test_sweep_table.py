@@ -143,6 +143,21 @@ def test_the_table_marks_the_best_job_and_says_why_others_failed() -> None:
     ]
 
 
+def test_a_reason_that_jobs_share_apart_from_their_folders_is_shown_once() -> None:
+    rows = [
+        *(row(key, "failed", reason=f"the loss is NaN, see runs/x/sweep/{key}/train.log") for key in "abcdef"),
+        row("g", "failed", reason="exit code 2"),
+        row("h", "stopped", reason="exit code 2"),
+    ]
+    _, shown = as_table(rows).split("h     mlp    stopped\n")
+    assert shown.splitlines() == [
+        "failed: a: the loss is NaN, see runs/x/sweep/a/train.log",
+        "  the same: b, c, d and 2 more",
+        "failed: g: exit code 2",
+        "stopped: h: exit code 2",
+    ]
+
+
 @pytest.mark.parametrize(
     ("rules", "marked", "note"),
     [

@@ -10,7 +10,7 @@ import sys
 from trainer_cli.commands.main import add_config_arguments
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.errors import ExitCode, UserError
-from trainer_cli.terminal import clear_status, line_width, wrapped
+from trainer_cli.terminal import clear_status, line_width, show_status, wrapped
 
 EXAMPLES = """examples:
   train plan +experiment=digits
@@ -97,7 +97,9 @@ def _plan_sweep(args: argparse.Namespace, between_failures_s: float | None) -> i
     from trainer_cli.runs.plan_view import as_dict, sweep_table
 
     plans = {}
-    for planned in plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name):
+    jobs = plan_jobs(args.overrides, config_dir=args.config_dir, config_name=args.config_name)
+    for number, planned in enumerate(jobs, 1):
+        show_status(f"planning job {number:,} of {len(jobs):,} …")
         # Composed anew with the directory of the job, in which a run to resume would be.
         overrides = [*planned.job.overrides, f"run_dir={text_of(str(planned.run.path))}"]
         composed = compose(overrides, config_dir=args.config_dir, config_name=args.config_name)

@@ -52,7 +52,7 @@ from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
-from trainer_cli.terminal import clear_status, is_terminal, line_width, wrapped_message
+from trainer_cli.terminal import clear_status, format_count, is_terminal, line_width, show_status, wrapped_message
 from trainer_cli.trainer.messages import to_console
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,8 @@ def plan(arguments: Sequence[str], *, config_dir: Path | None = None, config_nam
     planned: list[Planned] = []
     mistakes: dict[str, list[tuple[Job, TrainError]]] = {}
     all_jobs = jobs(arguments, options)
-    for job in all_jobs:
+    for number, job in enumerate(all_jobs, 1):
+        show_status(f"checking job {number:,} of {len(all_jobs):,} …")
         try:
             composed = compose(job.overrides, config_dir=config_dir, config_name=config_name)
             planned.append(_plan_job(job, composed))
@@ -298,7 +299,8 @@ class Sweep:
                 # Frozen now: a job that starts hours later must not see an edit of the configs.
                 replace(self._file(job, "yaml"), [job.frozen.encode()])
             finished = len(self.planned) - len(waiting)
-            log.info("%d jobs in %s%s", len(self.planned), self.folder, f", {finished} finished" if finished else "")
+            count = format_count(len(self.planned), "job")
+            log.info("%s in %s%s", count, self.folder, f", {finished} finished" if finished else "")
             with StopSignals(self.children.promise) as signals:
                 try:
                     self._work(waiting, signals, self._environment(len(waiting)))
@@ -311,11 +313,11 @@ class Sweep:
                     # After an error child processes may still run: they stop when this process ends.
                     self._write()
             rows = self._rows()
-            shown = wrapped_message(as_table(rows), line_width(sys.stdout))
-            print(f"\n{shown}\nresults: {self.folder / 'sweep.csv'}")
+            lines = [as_table(rows), f"results: {self.folder / 'sweep.csv'}"]
             if any(not row.finished for row in rows):
-                print("next: the same command again resumes, and repeats what failed.")
-            sys.stdout.flush()
+                lines.append("next: the same command again resumes, and repeats what failed.")
+            shown = wrapped_message("\n".join(lines), line_width(sys.stdout))
+            print(f"\n{shown}", flush=True)
             incomplete = any(job.key not in self.codes for job in waiting)
             stopped = signals.stop_request is not None
             return exit_code(list(self.codes.values()), stopped=stopped, incomplete=incomplete)
@@ -331,6 +333,8 @@ class Sweep:
         while queue or self.children:
             while queue and len(self.children) < self.at_once and signals.stop_request is None:
                 self._start(queue.pop(0), env)
+                # Before the next start, which may wait for seconds until the server of the forks has imported torch.
+                self._draw()
             if signals.stop_request is not None:
                 # No other job begins after the signal; those that run may save first.
                 queue.clear()
@@ -394,7 +398,7 @@ class Sweep:
             # Each job of torch would otherwise start a thread for every core.
             threads = max(1, self.cores // side_by_side)
             env["OMP_NUM_THREADS"] = str(threads)
-            log.info("%d jobs at a time, each with OMP_NUM_THREADS=%d", side_by_side, threads)
+            log.info("%s at a time, each with OMP_NUM_THREADS=%d", format_count(side_by_side, "job"), threads)
         return env
 
     def _file(self, job: Planned, suffix: str) -> Path:

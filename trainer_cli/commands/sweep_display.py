@@ -145,7 +145,9 @@ class SweepDisplay:
             colour = _COLOURS.get(state, "dim")
             lines.append(line.replace(f"  {state}", f"  {painted(state, colour, self._stream)}", 1))
         if len(shown) < len(rows):
-            lines.append(painted(f"… and {len(rows) - len(shown)} more", "dim", self._stream))
+            hidden = Counter(row.status for row in rows[len(shown) :])
+            states = ", ".join(f"{count:,} {status}" for status, count in hidden.items())
+            lines.append(painted(cut_end(f"… and {hidden.total():,} more: {states}", width), "dim", self._stream))
         return [*lines, self._bar(seconds, width)]
 
     def _cells(self, row: JobStatus, rule: BestRule | None) -> list[str]:
@@ -176,14 +178,22 @@ class SweepDisplay:
         ended = sum(
             value == 1.0 and row.key not in self._running for row, value in zip(self._rows, shares, strict=True)
         )
-        counts = Counter(row.status for row in self._rows if row.status in (RunStatus.running, RunStatus.failed))
-        parts = [f"{ended}/{format_count(len(self._rows), 'job')}", f"{int(100 * share)}%"]
-        parts += [f"{count} {status}" for status, count in counts.items()]
-        parts.append(f"elapsed {format_clock(elapsed_s)}")
+        counts = Counter(row.status for row in self._rows)
+        # Each with its rank; the highest rank is left out first where the terminal is narrow.
+        parts = [(0, f"{ended}/{format_count(len(self._rows), 'job')}"), (2, f"{int(100 * share)}%")]
+        parts += [
+            (rank, f"{counts[status]:,} {status}")
+            for rank, status in ((4, RunStatus.running), (1, RunStatus.failed), (1, RunStatus.killed))
+            if counts[status]
+        ]
+        parts.append((5, f"elapsed {format_clock(elapsed_s)}"))
         if share - self._first_share > 0:
-            parts.append(f"ETA {format_clock(elapsed_s * (1 - share) / (share - self._first_share))}")
-        length = max(min(width - 60, _LONGEST_BAR), 8)
-        return f"{self._style.bar(share, length)} {'  '.join(parts)[: max(width - length - 1, 0)]}"
+            parts.append((3, f"ETA {format_clock(elapsed_s * (1 - share) / (share - self._first_share))}"))
+        length = max(min(width - 60, _LONGEST_BAR), min(8, width // 4))
+        while len(parts) > 1 and length + 1 + len("  ".join(text for _, text in parts)) > width:
+            parts.remove(max(parts))
+        words = cut_end("  ".join(text for _, text in parts), max(width - length - 1, 0))
+        return f"{self._style.bar(share, length)} {words}"
 
 
 def _join(texts: Sequence[str], widths: Sequence[int]) -> str:

@@ -18,7 +18,7 @@ from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.metrics import best_rule, keep_best_of, shared_keep_best
 from trainer_cli.runs.run_dir import RunDir, write_json
-from trainer_cli.terminal import table
+from trainer_cli.terminal import format_first, table
 
 NOT_BEGUN, QUEUED = "not begun", "queued"
 ERROR = "error"
@@ -166,8 +166,19 @@ def as_table(rows: Sequence[JobStatus]) -> str:
     shown = [table(header, cells, right=["step", *best, "seconds"])]
     if winners:
         shown.append(f"* best {ranked}{f', equal in {len(winners)} jobs' if len(winners) > 1 else ''}")
-    shown += [f"{row.status}: {row.key}: {row.reason}" for row in rows if not row.finished and row.reason]
-    return "\n".join(shown)
+    return "\n".join([*shown, *_reasons(rows)])
+
+
+def _reasons(rows: Sequence[JobStatus]) -> Iterator[str]:
+    """Why jobs are unfinished. A reason that several jobs have, apart from their own folders, is shown once."""
+    groups: dict[tuple[str, str], list[JobStatus]] = {}
+    for row in rows:
+        if not row.finished and row.reason:
+            groups.setdefault((row.status, row.reason.replace(str(row.run_dir), "")), []).append(row)
+    for first, *others in groups.values():
+        yield f"{first.status}: {first.key}: {first.reason}"
+        if others:
+            yield f"  the same: {format_first([row.key for row in others], 3)}"
 
 
 def as_sentence(row: JobStatus) -> str:

@@ -76,11 +76,27 @@ def _say(number: int, text: str) -> None:
     """Write a message to stderr."""
     # To the descriptor, because the interrupted code may hold the lock of the stream.
     try:
-        if number == signal.SIGINT and os.isatty(2):
-            text = f"\n{text}"  # A terminal shows ^C where its cursor is.
+        if os.isatty(2):
+            # Some terminals, such as those of CI, report 0.
+            text = _broken(text, os.get_terminal_size(2).columns or 80)
+            if number == signal.SIGINT:
+                text = f"\n{text}"  # A terminal shows ^C where its cursor is.
         os.write(2, text.encode())
     except OSError:
         pass  # The terminal is closed.
+
+
+def _broken(text: str, width: int) -> str:
+    """The text in lines that fit into `width` columns, broken between words."""
+    # Not by `terminal.wrapped`: the interrupted code may be in the middle of that import.
+    first, *words = text.split(" ")
+    lines = [first]
+    for word in words:
+        if len(lines[-1]) + 1 + len(word.rstrip()) < width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"  {word}")
+    return "\n".join(lines)
 
 
 def _name(number: int) -> str:
