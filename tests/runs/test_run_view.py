@@ -39,7 +39,7 @@ def begun(path: Path, *, total: int | None = 100, start_step: int = 0, at: float
 
 
 def record(path: Path, step: int, time: float, **metrics: Any) -> None:
-    line = {"step": step, "epoch": 0.0, "time": time, "train/loss": 1 / step, **metrics}
+    line = {"step": step, "epoch": 0.0, "time": time, "train/loss": 1 / step if step else 1.0, **metrics}
     with open(path / "metrics.jsonl", "a") as file:
         file.write(f"{json.dumps(line)}\n")
 
@@ -73,8 +73,12 @@ def test_what_is_not_known_yet_is_left_open(tmp_path: Path) -> None:
         assert look(path) == RunView(path, "running")
     with begun(path, total=None, start_step=7):
         view = look(path)
-    assert (view.state, view.step) == ("running", 7)
-    assert (view.total_steps, view.steps_per_s, view.eta_s) == (None, None, None)
+        assert (view.state, view.step) == ("running", 7)
+        assert (view.total_steps, view.steps_per_s, view.eta_s) == (None, None, None)
+        record(path, 8, NOW - 10)
+        record(path, 9, NOW - 9)
+        view = look(path)
+        assert (view.total_steps, view.steps_per_s, view.eta_s) == (None, 1.0, None)
 
 
 @pytest.mark.parametrize("status", [RunStatus.finished, RunStatus.failed])
@@ -109,7 +113,7 @@ def test_a_running_process_without_a_sign_of_life_is_stale(
 ) -> None:
     path = tmp_path / "x"
     with begun(path, at=NOW - 5000):
-        for step in (1, 2, 3):
+        for step in (1, 2):
             record(path, step, NOW - 4000 + step * interval_s)
         last_written(path, NOW - age_s)
         assert look(path).state == state
@@ -131,6 +135,69 @@ def test_after_a_resume_only_its_own_records_count_for_step_and_rate(tmp_path: P
         record(path, 14, NOW - 89)
         assert (view := reader.look(NOW)) is not None
         assert (view.step, view.steps_per_s, view.loss) == (14, 2.0, 1 / 14)
+
+
+@pytest.mark.parametrize("newest", ["metrics.jsonl", "train.log", "summary.json", "checkpoints"])
+def test_the_file_that_was_written_last_is_the_sign_of_life(newest: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with begun(path):
+        record(path, 1, NOW - 900)
+        (path / "train.log").touch()
+        (path / "checkpoints").mkdir()
+        last_written(path, NOW - 700)
+        os.utime(path / newest, (NOW - 20, NOW - 20))
+        view = look(path)
+        assert (view.state, view.age_s) == ("running", 20.0)
+
+
+def test_a_loss_that_is_seldom_logged_is_shown_until_its_record_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "runs/x"
+    runs = RunsBelow(tmp_path / "runs")
+    with begun(path):
+        record(path, 1, NOW - 900, **{"train/loss": 0.5})
+        assert [view.loss for view in runs.look(NOW)] == [0.5]
+        with open(path / "metrics.jsonl", "a") as file:
+            file.writelines(f'{{"step": {step}, "time": {NOW - 900 + step}}}\n' for step in range(2, 102))
+        assert [(view.step, view.loss) for view in runs.look(NOW)] == [(101, 0.5)]
+        (path / "metrics.jsonl").write_text("")
+        assert [(view.step, view.loss, view.steps_per_s) for view in runs.look(NOW)] == [(0, None, None)]
+
+
+def test_what_a_reader_has_seen_is_forgotten_with_its_file(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "x", tmp_path / "elsewhere"
+    begun(path).release()
+    reader = RunReader(path)
+    assert (view := reader.look(NOW)) is not None
+    assert (view.total_steps, view.checkpoint) == (100, None)
+    (path / "summary.json").unlink()
+    (elsewhere / "step3").mkdir(parents=True)
+    (elsewhere / "step3" / "manifest.json").touch()
+    (path / "config.yaml").write_text(CONFIG.format(folder=elsewhere))
+    os.utime(path / "config.yaml", (1, 1))
+    assert (view := reader.look(NOW)) is not None
+    assert (view.total_steps, view.checkpoint) == (None, "step3")
+
+
+@pytest.mark.parametrize(
+    ("facts", "shown"),
+    [
+        ({"goodput": "most"}, ("stopped", "because", 23, None)),
+        ({"goodput": 0.5}, ("stopped", "because", 23, 0.5)),
+        ({"reason": None}, ("stopped", "", 23, None)),
+        ({"step": "many", "total_steps": [3]}, ("stopped", "because", None, None)),
+        ({"attempts": [3, {"started": "yesterday"}]}, ("stopped", "because", 23, None)),
+    ],
+)
+def test_values_of_a_summary_that_are_none_of_ours_are_unknown(
+    facts: dict[str, Any], shown: tuple[Any, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "x"
+    with begun(path):
+        RunDir(path).end_attempt(Outcome(status=RunStatus.stopped, reason="because", step=23, wall_time_s=1.0), now=NOW)
+    summary = {**RunDir(path).read_summary(), "goodput": None, **facts}
+    RunDir(path).summary_file.write_text(json.dumps(summary))
+    view = look(path)
+    assert (view.state, view.reason, view.step, view.goodput) == shown
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3', "\0\0\0\n", "[1]\n", '{"step": null, "time": 3}\n', "{}\n"])
@@ -160,6 +227,49 @@ def test_the_newest_checkpoint_has_the_highest_step_and_a_manifest(tmp_path: Pat
         assert look(tmp_path / "y").checkpoint == "ep10"
 
 
+@pytest.mark.parametrize(
+    "oldest_first",
+    [
+        ["step9", "step10"],
+        ["ep1-step200", "ep2-step1000"],
+        ["before", "ep2", "ep10"],
+        ["best", "step0"],
+        ["a-first", "b-second"],
+    ],
+)
+@pytest.mark.parametrize("folder", ["null", "s3://bucket/x"])
+def test_the_newest_checkpoint_is_known_by_the_numbers_of_its_name(
+    oldest_first: list[str], folder: str, tmp_path: Path
+) -> None:
+    with created(tmp_path / "x", folder):
+        for name in reversed(oldest_first):
+            (tmp_path / "x/checkpoints" / name).mkdir(parents=True)
+            (tmp_path / "x/checkpoints" / name / "manifest.json").touch()
+        assert look(tmp_path / "x").checkpoint == oldest_first[-1]
+
+
+def test_without_a_folder_that_is_known_there_is_no_newest_checkpoint(tmp_path: Path) -> None:
+    with created(tmp_path / "x", "${oc.env:SET_NOWHERE}/x"):
+        assert look(tmp_path / "x") == RunView(tmp_path / "x", "running")
+
+
+@pytest.mark.parametrize(
+    ("records", "steps_per_s"),
+    [
+        ([], None), ([(1, 1.0)], None), ([(1, 1.0), (3, 2.0)], 2.0), ([(1, 1.0), (2, 2.0)], 1.0),
+        ([(1, 1.0), (3, 1.0)], None), ([(1, 2.0), (3, 1.0)], None), ([(3, 1.0), (3, 2.0)], None),
+        ([(0, 1.0), (1, 1.5)], 2.0),
+    ],
+)  # fmt: skip
+def test_a_rate_is_of_steps_and_seconds_that_have_passed(
+    records: list[tuple[int, float]], steps_per_s: float | None, tmp_path: Path
+) -> None:
+    with begun(tmp_path / "x"):
+        for step, at in records:
+            record(tmp_path / "x", step, NOW - 100 + at, **{"train/loss": 1.0})
+        assert look(tmp_path / "x").steps_per_s == steps_per_s
+
+
 def test_nothing_is_written_or_held(tmp_path: Path) -> None:
     path = tmp_path / "x"
     begun(path).release()
@@ -179,6 +289,7 @@ def test_runs_are_shown_while_they_are_there_the_running_ones_first_then_those_t
         record(tmp_path / "runs" / name, 1, NOW)
         last_written(tmp_path / "runs" / name, NOW - age_s)
     with created(tmp_path / "runs/e"), created(tmp_path / "runs/d"):
+        last_written(tmp_path / "runs/d", NOW - 100)
         assert [view.path.name for view in runs.look(NOW)] == ["d", "e", "b", "c", "er"]
     reader = RunReader(tmp_path / "runs/b")
     shutil.rmtree(tmp_path / "runs/b")

@@ -97,6 +97,18 @@ def test_a_running_run_has_the_goodput_of_its_newest_save_and_a_killed_one_that_
     assert (view.state, view.goodput) == ("stopped", round(16 / 36, 4))
 
 
+def test_the_goodput_of_an_attempt_that_has_not_ended_is_of_all_before_it_too(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "x")
+    with created(run.path):
+        end(run, {**STOPPED, "training": 30.0}, 10.0)
+        run.begin_attempt(name="x", start_step=5, now=NOW + 40, environment={})
+        save(run, NOW + 52, STOPPED, 20.0)
+        assert (view := RunReader(run.path).look(NOW + 53)) is not None
+        assert (view.state, view.goodput) == ("running", round(20 / 44, 4))
+    assert (view := RunReader(run.path).look(NOW + 60)) is not None
+    assert (view.state, view.goodput) == ("killed", round(20 / 44, 4)), "without a record until its newest save"
+
+
 def test_an_attempt_of_an_earlier_version_counts_as_training(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "x")
     with created(run.path):

@@ -210,16 +210,19 @@ def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:
 
 
 def _checkpoints(run: RunDir, summary: Mapping[str, Any]) -> list[SavedCheckpoint]:
-    """All checkpoints on the disk or in the history, in order of their saves. An object store is not listed."""
+    """All checkpoints on the disk or in the history, in order of their saves.
+
+    An object store is not listed: there, and where the folder is unknown or cannot be read, the history decides.
+    """
     history = lives(read_lines(run.history_file))
     kept = summary.get("checkpoints") or ()
     reasons = {str(item.get("name")): str(item.get("why")) for item in kept if isinstance(item, dict)}
     try:
         folder = checkpoints_of(run.path)
-        is_remote = is_url(folder)
-        entries = {} if is_remote else {entry.name: entry for entry in run.catalog(folder).entries() if entry.manifest}
+        is_listed = not is_url(folder)
+        entries = {entry.name: entry for entry in run.catalog(folder).entries() if entry.manifest} if is_listed else {}
     except (TrainError, OSError):
-        return [SavedCheckpoint(life, False) for life in history]
+        is_listed, entries = False, {}
     checkpoints = []
     for life in history:
         # A name may be saved again after a removal: the checkpoint on the disk is the one not removed since.
@@ -228,7 +231,7 @@ def _checkpoints(run: RunDir, summary: Mapping[str, Any]) -> list[SavedCheckpoin
         if entry is not None:
             _complete(life, entry)
         why = reasons.get(life.name, "") if entry is None or not entry.pinned else "pinned"
-        checkpoints.append(SavedCheckpoint(life, entry is not None or (is_remote and is_last), why))
+        checkpoints.append(SavedCheckpoint(life, entry is not None or (is_last and not is_listed), why))
     for name, entry in entries.items():
         life = Life(name, saved_at=_modified(folder / name / MANIFEST_FILE))
         _complete(life, entry)
