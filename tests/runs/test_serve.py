@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import shutil
@@ -14,10 +15,12 @@ import pytest
 from reported import HOSTILE, make_run, make_sweep, record, write_metrics
 from serving import served
 
+from trainer_cli.commands import serve_run
 from trainer_cli.commands.main import main
 from trainer_cli.commands.serve_http import RunServer, is_local
 from trainer_cli.commands.serve_runs import ServedRuns
 from trainer_cli.loggers.text_files import strict_json
+from trainer_cli.runs.find_runs import FoundRun, RunFinder
 from trainer_cli.runs.run_dir import RunDir
 
 
@@ -224,6 +227,35 @@ def test_a_run_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None:
         assert sorted(overview["runs"].values()) == ["bad", "good"]
         status, page, _ = ask(server, f"/api/page?runs={','.join(overview['runs'])}")
         assert (status, page["sections"][0]["title"]) == (200, "Metrics")
+
+
+def test_a_run_without_permission_says_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fakes: the superuser reads everything.
+    for name in ("folder", "metrics"):
+        make_run(tmp_path / name, steps=20)
+    metrics = tmp_path / "metrics/metrics.jsonl"
+
+    def find(finder: RunFinder) -> Iterator[FoundRun]:
+        yield FoundRun(tmp_path / "folder", "Permission denied")
+        yield FoundRun(tmp_path / "metrics")
+
+    def read_run(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(metrics))
+
+    monkeypatch.setattr(RunFinder, "find", find)
+    monkeypatch.setattr(serve_run, "read_run", read_run)
+    problems = {
+        "folder": f"unreadable: {tmp_path / 'folder'} cannot be listed: Permission denied",
+        "metrics": f"unreadable: {metrics} cannot be read: Permission denied",
+    }
+    with served(tmp_path) as server:
+        _, overview, _ = ask(server, "/api/runs")
+        assert sorted(overview["runs"].values()) == ["folder", "metrics"]
+        assert ["folder", "unreadable"] in [row[:2] for row in overview["table"]["rows"]]
+        for name, number in numbers(overview).items():
+            _, page, _ = ask(server, f"/api/page?runs={number}")
+            (section,) = page["sections"]
+            assert section["blocks"][0]["items"] == [[str(tmp_path / name), problems[name]]]
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,6 @@ function drawParallel(block, plot) {
   const step = Math.max(110, ((plot.clientWidth || 800) - 150) / Math.max(1, block.axes.length - 1));
   const width = 150 + step * (block.axes.length - 1), height = 330, top = 40, bottom = height - 16;
   const svg = canvas(plot, width, height, `${block.title}: ${block.names.length} runs over ${block.axes.map((axis) => axis.label).join(", ")}`);
-  makeScrollable(plot, block.title);
   const scales = block.axes.map((axis) => { const [low, high] = rangeOf(axis.values); return scaleOf(low, high, bottom, top, false, 5); });
   const [least, most] = rangeOf(block.colour);
   const shares = block.colour.map((value) => (value - least) / (most - least)).map((share) => (block.smaller ? share : 1 - share));

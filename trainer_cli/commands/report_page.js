@@ -254,23 +254,82 @@ function watch(chart) {
   plot.addEventListener("blur", endHover);
   plot.addEventListener("keydown", (event) => {
     const line = chart.view && chart.view.lines.find((other) => !other.faint && other.x.length);
-    if (!line || !["ArrowLeft", "ArrowRight", "Enter", "Escape"].includes(event.key)) return;
+    const isMove = ["ArrowLeft", "ArrowRight", "Home", "End"].includes(event.key), scale = SCALES[event.key];
+    if (!line || !(isMove || scale || ["Enter", "Escape"].includes(event.key)) || isShortcut(event)) return;
     event.preventDefault();
     if (event.key === "Escape") return zoomTo(null);
+    if (scale) return scaleAt(chart, line.x[chart.at ?? 0], scale);
     if (event.key === "Enter") return lookAt(line.run, line.step[chart.at ?? 0]);
-    chart.at = Math.min(line.x.length - 1, Math.max(0, (chart.at ?? -1) + (event.key === "ArrowRight" ? 1 : -1)));
+    // Only points that are drawn: a zoomed chart leaves others out.
+    const { low, high } = chart.view.xs, inside = line.x.map((_, at) => at).filter((at) => line.x[at] >= low && line.x[at] <= high);
+    chart.at = inside[moved(inside.indexOf(chart.at), event.key, inside.length)] ?? chart.at ?? 0;
     const corner = plot.getBoundingClientRect(), x = line.x[chart.at];
     hoverAt(chart, x, 0, { x: corner.left + chart.view.xs.at(x), y: corner.top });
+    say();
   });
+}
+
+const SCALES = { "+": 0.5, "=": 0.5, "-": 2 };
+const isShortcut = (event) => event.ctrlKey || event.altKey || event.metaKey;
+
+// Zoom in around a value of x, or out of the middle: out of an end, that end would stay.
+function scaleAt(chart, x, scale) {
+  const { xs, box, lines, key } = chart.view, at = scale < 1 ? xs.at(x) : (box.left + box.right) / 2, [low, high] = extent(lines.map((line) => line.x));
+  if (key !== state.x || !(low < high)) return;
+  const [from, to] = [xs.value(at - (at - box.left) * scale), xs.value(at + (box.right - at) * scale)];
+  zoomTo(from <= low && to >= high ? null : [Math.max(low, from), Math.min(high, to)]);
+}
+
+// The index to which a key moves among marks or points; -1: none is chosen yet.
+function moved(index, key, count) {
+  const by = { Home: -Infinity, End: Infinity, ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[key];
+  return Math.min(count - 1, Math.max(0, index + by));
+}
+
+// Speak the tip that a key has shown. Those of the pointer are not spoken: they change with each of its moves.
+function say() {
+  const lines = [...byId("tip").children].map((line) => [...line.childNodes].map((node) => node.textContent).join(" ").trim());
+  byId("said").textContent = lines.join("; ");
+}
+
+function showTip(text, pointer) {
+  byId("tip").replaceChildren();
+  for (const line of text.split("\n")) element("div", line, byId("tip"));
+  place(byId("tip"), pointer);
+}
+
+// Show the tips of marks by keys.
+function watchMarks(plot, label, keys = ["ArrowLeft", "ArrowUp", "ArrowRight", "ArrowDown", "Home", "End"]) {
+  let at = -1;
+  plot.tabIndex = 0;
+  plot.setAttribute("role", "group");
+  plot.setAttribute("aria-label", label);
+  const end = () => {
+    byId("tip").hidden = true;
+    for (const mark of plot.querySelectorAll(".at")) mark.classList.remove("at");
+  };
+  plot.addEventListener("keydown", (event) => {
+    const marks = plot.querySelectorAll("[data-tip]");
+    if (event.target !== plot || !marks.length || isShortcut(event)) return;
+    if (event.key === "Escape") return end();
+    if (!keys.includes(event.key)) return;
+    event.preventDefault();
+    end();
+    at = moved(at, event.key, marks.length);
+    marks[at].classList.add("at");
+    marks[at].scrollIntoView({ block: "nearest", inline: "nearest" });
+    const { left, bottom, width } = marks[at].getBoundingClientRect();
+    showTip(marks[at].dataset.tip, { x: left + Math.min(width, 60), y: bottom });
+    say();
+  });
+  plot.addEventListener("blur", end);
 }
 
 // Checkpoints, runs of a sweep and the like say what they are where the pointer is.
 document.addEventListener("pointerover", (event) => {
   const text = event.target.dataset && event.target.dataset.tip;
   if (!text) return;
-  byId("tip").replaceChildren();
-  for (const line of text.split("\n")) element("div", line, byId("tip"));
-  place(byId("tip"), { x: event.clientX, y: event.clientY });
+  showTip(text, { x: event.clientX, y: event.clientY });
   event.target.addEventListener("pointerleave", () => { byId("tip").hidden = true; }, { once: true });
 });
 
@@ -324,9 +383,12 @@ function addChart(key, block, parent) {
     if (block.kind === "chart") {
       chart.plot.tabIndex = 0;
       chart.plot.setAttribute("role", "group");
-      chart.plot.setAttribute("aria-label", `${block.title}: arrow keys show the values at each point`);
+      chart.plot.setAttribute("aria-label", `${block.title}: arrow keys show the values at each point, + and - zoom, Enter chooses the step`);
       watch(chart);
-    }
+    } else if (block.kind === "timeline") watchMarks(chart.plot, `${block.title}: arrow keys show each checkpoint`);
+    else if (block.kind === "scatter") watchMarks(chart.plot, `${block.title}: arrow keys show each run`);
+    // The other arrow keys scroll it.
+    else if (block.kind === "parallel") watchMarks(chart.plot, `${block.title}: the arrow keys up and down show each run`, ["ArrowUp", "ArrowDown", "Home", "End"]);
     charts.set(key, chart);
     seen.observe(chart.plot);
   }
@@ -465,4 +527,9 @@ byId("find").addEventListener("input", findCharts);
 byId("step").addEventListener("input", showCommands);
 let resizing = null;
 new ResizeObserver(() => { clearTimeout(resizing); resizing = setTimeout(redraw, 100); }).observe(byId("sections"));
+// What the keyboard reaches is not scrolled behind the controls, where these stay at the top.
+new ResizeObserver(() => {
+  const controls = byId("controls"), isSticky = getComputedStyle(controls).position === "sticky";
+  document.documentElement.style.scrollPaddingTop = `${isSticky ? controls.offsetHeight + 6 : 0}px`;
+}).observe(byId("controls"));
 if (byId("data")) render(JSON.parse(byId("data").textContent));

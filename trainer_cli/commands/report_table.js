@@ -44,7 +44,7 @@ function addTable(key, block, parent) {
       const isChoice = !at && block.choose;
       const cell = element("td", isChoice ? null : text, row, block.columns[at].right ? "right" : "");
       if (isChoice) addChoice(block.runs[index], text, cell);
-      if (text.length > 60) cell.title = text;
+      if (text.length > 60) cell.classList.add("long");  // Else many short columns would squeeze it to a word a line.
     });
     return { row, cells };
   });

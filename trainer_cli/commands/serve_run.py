@@ -14,7 +14,7 @@ from trainer_cli.errors import TrainError
 from trainer_cli.loggers.media import MEDIA_FILE
 from trainer_cli.runs.curves import GrowingColumns
 from trainer_cli.runs.metrics import GrowingFile
-from trainer_cli.runs.record import RunReader, RunRecord, RunView, read_config, read_run
+from trainer_cli.runs.record import UNREADABLE, RunReader, RunRecord, RunView, read_config, read_run
 from trainer_cli.runs.run_dir import RunDir
 
 _LOG_LINES = 200
@@ -35,9 +35,15 @@ class ServedRun:
         self._curves: dict[tuple[str, str, int], str] = {}
         self._config: Mapping[str, str] = {}
         self._config_seen: Any = None
+        self.unreadable: str | None = None
+        """Why its directory cannot be listed."""
+        self.problem = ""
+        """Why there is no record of it."""
 
     def look(self, now: float) -> RunView | None:
         """Its state now; None if its directory is gone."""
+        if self.unreadable is not None:
+            return RunView(self.run.path, UNREADABLE, self.unreadable)
         return self._reader.look(now)
 
     @property
@@ -65,12 +71,15 @@ class ServedRun:
 
     def record(self, now: float) -> RunRecord | None:
         """Everything that its files hold; None if its directory is gone or cannot be read."""
+        if self.unreadable is not None:
+            self.problem = f"{self.run.path} cannot be listed: {self.unreadable}"
+            return None
         seen = self._signature()
         if self._record is None or seen != self._seen:
             try:
                 self._record = read_run(self.run.path, now, self._columns.read(), self._machine.read())
-            except (OSError, TrainError):
-                self._record = None
+            except (OSError, TrainError) as error:
+                self._record, self.problem = None, describe_error(error)
             self._seen = seen
             self._curves.clear()
         return self._record
@@ -105,6 +114,13 @@ class ServedRun:
         )  # fmt: skip
         # The lock tells a killed run from a running one: both have the same files.
         return (*(identity_of(file) for file in files), run.is_locked())
+
+
+def describe_error(error: OSError | TrainError) -> str:
+    """Why a file cannot be read, in one line."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename} cannot be read: {error.strerror}"
+    return str(error)
 
 
 def to_json(value: Any) -> str:

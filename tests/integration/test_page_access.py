@@ -1,0 +1,194 @@
+"""The report and the page of `train serve` for everyone: keys alone, contrast, narrow windows, a silent console."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Page, needs_chromium, page
+from serving import served
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
+
+from reported import BEGAN, make_run, make_sweep, validate
+
+from trainer_cli.commands.report import report
+from trainer_cli.runs.run_dir import RunDir
+
+pytestmark = needs_chromium
+
+AUDIT = Path(__file__).with_name("audit.js").read_text()
+LONG = "a_very_long_name_of_an_experiment_" * 5
+FOCUS = """(() => {
+  const { activeElement: node } = document, { top, bottom, height } = node.getBoundingClientRect();
+  const name = node.id || node.ariaLabel || node.dataset.focus || node.textContent;
+  const controls = byId("controls"), bar = controls.getBoundingClientRect();
+  const visible = Math.min(height, innerHeight / 2);
+  const covered = controls.contains(node) ? 0 : Math.min(bottom, bar.bottom) - Math.max(top, bar.top);
+  return {
+    name: node === document.body ? "" : name, outline: getComputedStyle(node).outlineStyle,
+    isSeen: Math.min(bottom, innerHeight) - Math.max(top, 0) >= visible / 2, isCovered: covered > height - visible / 2,
+  };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with page(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of runs, each of another kind."""
+    root = tmp_path_factory.mktemp("kinds")
+    one = make_run(root / "one/run", steps=60, **{"train/odd": lambda n: math.nan if n == 7 else n})
+    add_media(one)
+    machine = [{"step": n, "epoch": 0, "time": BEGAN + n, "cpu_percent": n, "gpu0_memory_bytes": 1e9} for n in range(9)]
+    one.system_file.write_text("".join(f"{json.dumps(line)}\n" for line in machine))
+    one.log_file.write_text(f"INFO saved {LONG}\n" * 30)
+    validate(one.validation_folder, {f"checkpoints/step{step}": (step, 1 / step) for step in (20, 40)})
+    make_sweep(root / "sweep", (1.0, 0.3, 0.1, 0.01))
+    for at in range(3):
+        named = make_run(root / "long" / f"{LONG}{at}", lr=at + 1, steps=20, **{f"val/{LONG}{at}": float})
+        named.config_file.write_text(f"name: {LONG}\nnotes: {'many words ' * 40}\n{LONG}: /{'deep/' * 30}{at}\n")
+    for at in range(100):
+        make_run(root / "hundred" / f"run{at}", lr=at + 1, steps=20)
+    (root / "empty").mkdir()
+    began = make_run(root / "began/run", steps=20, status=None)
+    began.metrics_file.unlink()
+    damaged = make_run(root / "damaged/run", steps=20)
+    for file in (damaged.metrics_file, damaged.summary_file, damaged.history_file, damaged.config_file):
+        file.write_bytes(b"\x00\xff{]\n" * 30)
+    return root
+
+
+def add_media(run: RunDir) -> None:
+    matrix = {"columns": ["class", *"abcdefghi"], "rows": [[f"{r}", *range(9)] for r in range(9)], "matrix": True}
+    media = {
+        "texts": {"sample": "some text " * 30},
+        "tables": {"matrix": matrix, "worst": {"columns": ["a", LONG], "rows": [[1, "x"]]}},
+    }
+    lines = [
+        {
+            "step": step,
+            "time": BEGAN + step,
+            **media,
+            "histograms": {"weights": {"counts": [1, step], "edges": [0, 1, step]}},
+        }
+        for step in (2, 5, 9)
+    ]
+    (run.path / "media.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+KINDS = ("one", "sweep", "long", "hundred", "empty", "began", "damaged")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_are_legible_in_both_themes_and_fit_narrow_windows_without_complaints(
+    kind: str, folder: Path, tmp_path: Path, chromium: Page
+) -> None:
+    with served(folder / kind) as server:
+        addresses = [server.url]
+        if kind != "empty":
+            report([folder / kind], tmp_path / "report.html", now=BEGAN + 5000)
+            addresses.append((tmp_path / "report.html").as_uri())
+        chromium.complaints.clear()
+        for address in addresses:
+            for width, dark in ((1400, False), (900, True), (400, False), (400, True)):
+                # High enough that all charts are in view, and so drawn.
+                chromium.open(address, width=width, height=30_000, dark=dark)
+                chromium.wait_for("byId('made').textContent && [...charts.values()].every((chart) => chart.drawn)")
+                chromium.wait_for("[...charts.values()].every((chart) => chart.plot.childElementCount)")
+                chromium.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+                found = chromium.run(AUDIT)
+                where = (address, width, dark, found)
+                assert found["text"][0] >= 4.5, where
+                assert "drawn" not in found or found["drawn"][0] >= 3, where
+                assert chromium.run("document.documentElement.scrollWidth - innerWidth") <= 0, where
+                assert chromium.run("byId('problem').textContent") == "", where
+        assert chromium.complaints == []
+
+
+@pytest.mark.parametrize("kind", ["one", "sweep"])
+def test_tab_reaches_everything_visibly_and_leaves_the_page(kind: str, folder: Path, chromium: Page) -> None:
+    with served(folder / kind) as server:
+        chromium.open(server.url)
+        chromium.wait_for("charts.size")
+        for shift in (False, True):
+            names: list[str] = []
+            while True:
+                chromium.press("Tab", shift=shift)
+                focus: dict[str, Any] = chromium.run(FOCUS)
+                if not focus["name"]:
+                    break
+                assert focus["outline"] != "none", focus
+                assert (focus["isSeen"], focus["isCovered"]) == (True, False), focus
+                names.append(focus["name"])
+                assert len(names) < 1000, "a trap"
+            plots = chromium.run("[...document.querySelectorAll('.plot[tabindex]')].map((plot) => plot.ariaLabel)")
+            assert set(plots) <= set(names)
+            boxes = "[...document.querySelectorAll('pre, .box')].filter((box) => box.checkVisibility())"
+            assert set(chromium.run(f"{boxes}.map((box) => box.ariaLabel)")) <= set(names)
+
+
+TIPS = {
+    "timeline": ("one", "ArrowRight", "step10\nsaved: every 10 steps\nremoved: ephemeral, and step20 is newer"),
+    "scatter": ("sweep", "ArrowRight", "lr=0.01\nlr: 0.01\nbest val/loss: 0.11"),
+    "parallel": ("sweep", "ArrowDown", "lr=0.01\nlr: 0.01\nbest val/loss: 0.11"),
+}
+
+
+@pytest.mark.parametrize("kind", TIPS)
+def test_arrow_keys_show_and_speak_the_tip_of_each_mark(
+    kind: str, folder: Path, tmp_path: Path, chromium: Page
+) -> None:
+    runs, key, text = TIPS[kind]
+    report([folder / runs], tmp_path / "report.html", now=BEGAN + 5000)
+    chromium.open((tmp_path / "report.html").as_uri(), height=9000)
+    chromium.wait_for(f"document.querySelector('.plot.{kind} [data-tip]')")
+    plot = f"document.querySelector('.plot.{kind}')"
+    assert "arrow keys" in chromium.run(f"{plot}.ariaLabel")
+    chromium.run(f"{plot}.focus()")
+    count = chromium.run(f"{plot}.querySelectorAll('[data-tip]').length")
+    seen = []
+    for _ in range(count + 1):
+        chromium.press(key)
+        assert chromium.run("!byId('tip').hidden")
+        seen.append(chromium.run(f"{plot}.querySelector('.at').dataset.tip"))
+        lines = chromium.run("[...byId('tip').children].map((line) => line.textContent)")
+        assert lines == seen[-1].split("\n")
+        assert chromium.run("byId('said').textContent") == "; ".join(lines)
+    assert seen[0].startswith(text)
+    assert len(set(seen)) == count, "each mark, and at the end the last one stays"
+    chromium.press("Home")
+    assert chromium.run(f"{plot}.querySelector('.at').dataset.tip") == seen[0]
+    chromium.press("Tab")
+    assert chromium.run(f"byId('tip').hidden && !{plot}.querySelector('.at')")
+
+
+def test_a_curve_is_read_and_zoomed_by_keys(folder: Path, tmp_path: Path, chromium: Page) -> None:
+    report([folder / "one"], tmp_path / "report.html", now=BEGAN + 5000)
+    chromium.open((tmp_path / "report.html").as_uri(), height=9000)
+    chromium.wait_for("charts.get('Metrics/chart/loss').view")
+    chromium.run("charts.get('Metrics/chart/loss').plot.focus()")
+    shown = "(() => { const { xs } = charts.get('Metrics/chart/loss').view; return [xs.low, xs.high]; })()"
+    whole = chromium.run(shown)
+    for key in ("End", "ArrowLeft", "+", "+"):
+        chromium.press(key)
+    low, high = chromium.run(shown)
+    assert (high - low) < (whole[1] - whole[0]) / 3
+    chromium.press("Home")
+    assert chromium.run("byId('said').textContent").startswith(f"step {math.ceil(low)}; "), "the first that is in view"
+    assert "train/loss 1.1" not in chromium.run("byId('said').textContent")
+    chromium.press("Enter")
+    assert chromium.run("byId('step').value") == str(math.ceil(low))
+    for _ in range(5):
+        chromium.press("-")
+    assert chromium.run("zoomed") is None
+    assert chromium.run(shown) == whole
