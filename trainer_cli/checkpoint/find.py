@@ -177,7 +177,7 @@ def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
     digests when it is loaded.
 
     Raises:
-        FileNotFoundError: no checkpoint matches; the message names the folder and what it holds.
+        NoCheckpointError: no checkpoint matches; the message names the folder and what it holds.
     """
     return _newest(folder, suffix, lambda entry: True, "checkpoint")
 
@@ -196,7 +196,7 @@ def checkpoint_path(
 
     Raises:
         ValueError: neither or both of `step` and `epoch` are given, or an epoch with `must_exist=False`.
-        FileNotFoundError: no checkpoint matches.
+        NoCheckpointError: no checkpoint matches.
     """
     if (step is None) is (epoch is None):
         raise ValueError("give either step or epoch")
@@ -276,7 +276,7 @@ def expanded(pattern: str | Path) -> list[Path]:
     `**` matches any folders, `{a,b}` either. Half-written and damaged ones are left out. Else as in `checkpoint_at`.
 
     Raises:
-        FileNotFoundError: it matches none.
+        NoCheckpointError: it matches none.
     """
     text = _named(pattern)
     if is_url(text) or not (any(sign in text for sign in "*?[{") and not os.path.exists(text)):
@@ -286,7 +286,7 @@ def expanded(pattern: str | Path) -> list[Path]:
     entries = [(path, catalog_of(path.parent).entry(path.name)) for path in matched if kind_of(path) is None]
     native = sorted((_order(entry), str(path)) for path, entry in entries if entry.problem is None)
     if not foreign and not native:
-        raise FileNotFoundError(f"{text} matches no valid checkpoint (from {Path.cwd()})")
+        raise NoCheckpointError(f"{text} matches no valid checkpoint (from {Path.cwd()})")
     return [checkpoint_at(path) for _, path in (*foreign, *native)]
 
 
@@ -315,7 +315,7 @@ def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool]
     contents = "; it holds " + ", ".join(passed[:5]) if passed else ", which holds none" if folder.is_dir() else ""
     ending = "" if suffix is None else f" with suffix {suffix!r}"
     missing = "" if folder.is_dir() or is_url(folder) else " (there is no such folder)"
-    raise FileNotFoundError(f"no valid {description}{ending} in {folder.absolute()}{missing}{contents}")
+    raise NoCheckpointError(f"no valid {description}{ending} in {folder.absolute()}{missing}{contents}")
 
 
 def _order(entry: Entry) -> tuple[Any, ...]:

@@ -15,8 +15,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
+from trainer_cli.core.argument_names import unknown_argument
 from trainer_cli.core.intervals import Duration, Unit
-from trainer_cli.core.patterns import did_you_mean, why_no_pattern
+from trainer_cli.core.patterns import why_no_pattern
 from trainer_cli.core.types import ConstructorSignature, converted, in_yaml, shown
 from trainer_cli.errors import Code, ConfigError
 
@@ -67,8 +68,7 @@ def build_section(section: type[S], owner: str, config: S | None, fields: Mappin
         declared = {field.name: field for field in dataclasses.fields(cast("Any", section))}
         for name in fields:
             if name not in declared:
-                hint = did_you_mean(name, declared).strip() or f"It takes: {', '.join(declared)}."
-                raise ConfigError(f"{owner} takes no argument '{name}'", location=name, code=Code.argument, hint=hint)
+                raise unknown_argument(owner, name, declared)
         return section(
             **{
                 name: value

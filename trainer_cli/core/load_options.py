@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trainer_cli.core.argument_names import checks_argument_names
 from trainer_cli.core.patterns import did_you_mean, matches, why_no_pattern
 from trainer_cli.errors import ConfigError
 
@@ -27,6 +28,7 @@ STATES: Mapping[str, tuple[str, ...]] = {
 """State of a training, as `load.states` names it -> the top-level keys of a checkpoint that hold it."""
 
 
+@checks_argument_names("LoadOptions")
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """Which states of a checkpoint to load, and how its names are mapped to those of the model.

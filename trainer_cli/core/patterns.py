@@ -14,7 +14,7 @@ _NAMES_ELSEWHERE = {
     "max_duration": "max_steps max_step max_epochs num_epochs epochs num_train_epochs total_steps max_iters",
     "grad_accum_steps": "accumulate_grad_batches gradient_accumulation_steps grad_accum accumulation_steps",
     "eval_interval": "val_check_interval check_val_every_n_epoch eval_every val_interval",
-    "eval_steps": "limit_val_batches eval_iters",
+    "eval_steps": "limit_val_batches limit_test_batches limit_predict_batches eval_iters",
     "log_interval": "log_every_n_steps logging_steps log_every",
     "save_interval": "save_steps save_every every_n_train_steps every_n_epochs checkpoint_interval",
     "max_checkpoints": "save_total_limit save_top_k keep_last max_to_keep",
@@ -31,6 +31,11 @@ _NAMES_ELSEWHERE = {
     "scheduler": "lr_scheduler lr_schedule",
     "loggers": "logger",
     "device": "accelerator",
+    "run_dir": "default_root_dir log_dir output_dir root_dir",
+    "ckpt_path": "resume resume_from resume_from_checkpoint checkpoint_path",
+    "train_loader": "train_dataloaders train_dataloader",
+    "val_loader": "val_dataloaders val_dataloader dataloaders test_loader",
+    "console": "enable_progress_bar progress_bar",
 }
 """Name here -> names in other trainers, as `_plain` writes them."""
 _NAME_HERE = {alias: name for name, aliases in _NAMES_ELSEWHERE.items() for alias in aliases.split()}

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 
 import yaml
 
+from trainer_cli.core.argument_names import unknown_argument
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import Code, ConfigError
 
@@ -385,11 +386,15 @@ class CheckedArguments:
 
 
 def _check_arguments(cls: type, positional: Sequence[Any], named: Mapping[str, Any]) -> None:
-    """Raise the first mistake in arguments that have a parameter; the call itself refuses the others."""
+    """Raise the first mistake in arguments; the call itself refuses too few or too many."""
     parameters = call_parameters(cls) or ()
     by_position = [parameter for parameter in parameters if parameter.by_position]
     by_name = {parameter.name: parameter for parameter in parameters if parameter.by_name}
     values = [*zip(by_position, positional, strict=False)]
+    takes_any_name = any(parameter.how is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    for name in named:
+        if name not in by_name and not takes_any_name:
+            raise unknown_argument(cls.__name__, name, by_name)
     values += [(by_name[name], value) for name, value in named.items() if name in by_name]
     for parameter, value in values:
         for mistake in parameter.mistakes(value, parameter.name):

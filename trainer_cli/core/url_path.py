@@ -54,8 +54,18 @@ def is_web(text: str | os.PathLike[str]) -> bool:
     return str(text).startswith(("http://", "https://"))
 
 
-def as_path(text: str | os.PathLike[str]) -> Path:
-    """The path that a string names: local, or in an object store. `~` is the home folder."""
+def as_path(text: str | os.PathLike[str], setting: str = "path") -> Path:
+    """The path that a string names: local, or in an object store. `~` is the home folder.
+
+    Args:
+        setting: its name, for messages.
+
+    Raises:
+        UserError: it is neither a string nor a path.
+    """
+    # Otherwise a folder called `3` or `None` would be made.
+    if not isinstance(text, str | os.PathLike):
+        raise UserError(f"{setting}: expected a path, got {type(text).__name__}")
     return UrlPath(text) if is_url(text) else Path(os.path.expanduser(str(text).removeprefix("file://")))
 
 
@@ -66,10 +76,10 @@ def local_path(text: str | os.PathLike[str], setting: str = "it") -> Path:
         setting: its name, for messages.
 
     Raises:
-        UserError: it is a URL: a folder called `s3:` would be made.
+        UserError: it is no path, or a URL: a folder called `s3:` would be made.
     """
     if is_url(text):
         raise UserError(
             f"{setting} is '{text}', but it must be a local path", cure="Write it locally, and copy it after."
         )
-    return as_path(text)
+    return as_path(text, setting)

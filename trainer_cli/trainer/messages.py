@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer_cli.core.argument_names import checks_argument_names
 from trainer_cli.core.field_rules import checked_values
 from trainer_cli.core.files import AppendedFile
 from trainer_cli.core.schema import LoggingConfig
@@ -119,6 +120,7 @@ def to_file(path: Path) -> Iterator[None]:
         handler.close()
 
 
+@checks_argument_names("Logging")
 @dataclass(frozen=True, slots=True)
 class Logging:
     """What is printed while a trainer fits or evaluates.

@@ -86,8 +86,15 @@ def image_medium(name: str, value: Any) -> Medium:
 
 
 def histogram_medium(name: str, values: Any) -> Medium:
-    """A histogram of the finite values."""
-    array = _host_array(values).reshape(-1).astype(np.float64)
+    """A histogram of the finite values.
+
+    Raises:
+        UserError: they are no numbers.
+    """
+    try:
+        array = _host_array(values).reshape(-1).astype(np.float64)
+    except (TypeError, ValueError):
+        raise UserError(f"histogram {name!r} has {type(values).__name__} values, which are no numbers") from None
     return Medium(Kind.histograms, name, array[np.isfinite(array)])
 
 
@@ -97,7 +104,10 @@ def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
     Raises:
         UserError: a row has more or fewer values than there are columns, or something else than texts and numbers.
     """
-    cells = tuple(tuple(map(_plain_number, row)) for row in rows)
+    try:
+        columns, cells = [*columns], tuple(tuple(map(_plain_number, row)) for row in rows)
+    except TypeError as error:
+        raise UserError(f"table {name!r}: {error}", cure="Give a list of columns, and a list of lists.") from None
     for row in cells:
         if len(row) != len(columns) or not all(isinstance(cell, str | int | float | None) for cell in row):
             raise UserError(f"table {name!r} has the row {row!r} under the columns {list(columns)!r}")

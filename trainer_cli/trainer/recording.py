@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainer_cli.core.run_status import RunStatus
+from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Now, RunFacts, in_run_dir
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import JsonlLogger
@@ -114,6 +115,8 @@ class Recording:
         self._write_after_fit()
 
     def _scoped(self, name: str) -> str:
+        if not isinstance(name, str):
+            raise UserError(f"what is logged needs a name, a string; got {name!r}")
         scope = self.name_scope_path
         return name if name.startswith(scope) else f"{scope}{name}"
 

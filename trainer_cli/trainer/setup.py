@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 from trainer_cli.checkpoint.model_state import fit_model
 from trainer_cli.checkpoint.optimizer_state import with_inner
 from trainer_cli.core.order import sample_seed
-from trainer_cli.core.patterns import did_you_mean, why_no_pattern
+from trainer_cli.core.patterns import did_you_mean, nearest, why_no_pattern
 from trainer_cli.data.adapt import as_loader, is_loader
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.loggers.base import Logger
@@ -35,6 +35,14 @@ _SMALLEST_RANDOM_SEED = 2**32
 """Torch starts with a random seed of 53 bits; seeds that people give are smaller."""
 CONSOLE = "console"
 """Name of the logger that shows metrics."""
+_EXAMPLES = {
+    "LoadOptions": "LoadOptions(states=['model'])",
+    "Logging": "Logging(console='off')",
+    "Precision": "Precision('bf16')",
+    "TrainingLoop": "TrainingLoop(max_duration='3ep')",
+    "ValidationLoop": "ValidationLoop(eval_steps=10)",
+}
+"""Class of an argument -> how it is made, for messages."""
 SUBCLASSED = ("Callback", "Logger", "TrainStep")
 """Public classes whose subclasses a user gives."""
 
@@ -136,7 +144,12 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
-        raise UserError(f"device: expected auto, cpu, cuda or mps, got {name!r}", where="device") from None
+        cure = None
+        if isinstance(name, str):
+            kind, colon, index = name.strip().partition(":")
+            match = nearest(kind, ("auto", *available))
+            cure = None if match is None else f"Did you mean '{match}{colon}{index}'?"
+        raise UserError(f"device: expected auto, cpu, cuda or mps, got {name!r}", where="device", cure=cure) from None
     if not available.get(device.type, False):
         have = ", ".join(kind for kind in available if available[kind])
         raise UserError(f"device is {name}, but this machine has none", where="device", cure=f"It has: {have}.")
@@ -198,8 +211,19 @@ def check_type(slot: str, value: Any, kind: type, cure: str | None = None) -> An
             got, cure = f"the class {value.__name__}", f"Give an instance of it: {value.__name__}(…)."
         elif kind.__name__ in SUBCLASSED:
             cure = f"Subclass it: from trainer_cli import {kind.__name__}."
+        elif cure is None and kind.__name__ in _EXAMPLES:
+            cure = f"Give it as {_EXAMPLES[kind.__name__]}."
         raise UserError(f"{slot}: expected {kind.__name__}, got {got}", cure=cure)
     return value
+
+
+def check_texts(slot: str, value: Any) -> None:
+    """Raise UserError unless the value is a sequence of strings. A string alone would be read as its letters."""
+    if isinstance(value, str):
+        raise UserError(f"{slot}: expected a list of strings, got {value!r}", cure=f"Give [{value!r}].")
+    wrong = value if not isinstance(value, Iterable) else next((one for one in value if not isinstance(one, str)), "")
+    if not isinstance(wrong, str):
+        raise UserError(f"{slot}: expected a list of strings, got {wrong!r}")
 
 
 def name_values(slot: str, values: Any, kind: type) -> dict[str, Any]:

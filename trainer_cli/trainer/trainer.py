@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.core.argument_names import checks_argument_names
+from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.field_rules import checked_values
 from trainer_cli.core.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import ModelCall, TrainConfig
+from trainer_cli.core.schema import LoggingConfig, LoopConfig, ModelCall, PrecisionConfig, TrainConfig
 from trainer_cli.core.stopping import Stop
 from trainer_cli.core.url_path import local_path
 from trainer_cli.data.adapt import as_loader
@@ -43,6 +46,26 @@ from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
 
 Factory = Callable[..., Any]
+OF_PARTS = {
+    "lr": "the optimizer",
+    "weight_decay": "the optimizer",
+    "batch_size": "the loader: give a torch DataLoader",
+    "num_workers": "the loader: give a torch DataLoader",
+    "train_loader": "fit",
+    "val_loader": "fit",
+    "ckpt_path": "fit",
+    "model": "Trainer",
+} | {
+    field.name: part
+    for section, part in (
+        (LoggingConfig, "logging=Logging(…)"),
+        (CheckpointConfig, "checkpoint=CheckpointerCallback(…)"),
+        (PrecisionConfig, "precision=Precision(…)"),
+        (LoopConfig, "loop=TrainingLoop(…)"),
+    )
+    for field in dataclasses.fields(section)
+}
+"""Arguments that people give a trainer or its methods -> what takes them."""
 C = TypeVar("C", bound=Callback)
 
 
@@ -92,6 +115,7 @@ class Trainer:
     """The loop that evaluates, or has evaluated last."""
     _train_loader: Any = None
 
+    @checks_argument_names("Trainer", OF_PARTS)
     def __init__(
         self,
         *,
@@ -139,12 +163,14 @@ class Trainer:
         self.recording = Recording(self, self.loggers)
         self.agreement = Agreement(group) if self.strategy.world_size > 1 else None
         """What the ranks exchange at each step; None for one process."""
-        may_hold = self.loop.settings.min_duration is not None
-        self.requests = Requests(group, self.agreement, self.checkpoint, may_hold=may_hold)
+        self.requests = Requests(
+            group, self.agreement, checkpoint, may_hold=self.loop.settings.min_duration is not None
+        )
         self.loading = Loading(self)
         self.device = setup.pick_device(device)
         self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
-        self.name, self.config, self.hparams = name, config, dict(hparams or {})
+        self.name, self.config = name, setup.check_type("config", config, str)
+        self.hparams = dict(setup.check_type("hparams", hparams or {}, Mapping, "Give a mapping of names to values."))
         self._model_source, self._scheduler_source, self._fitted_loop = model, schedulers, self.loop
         self.progress = Progress()
         self.schedulers = Schedulers()
@@ -181,6 +207,7 @@ class Trainer:
             self.scaler = self.precision.scaler(self.device)
             name_schedulers(self._scheduler_source, self.optimizers)
 
+    @checks_argument_names("Trainer.fit", OF_PARTS)
     def fit(
         self,
         train_loader: Any,
@@ -209,6 +236,8 @@ class Trainer:
             CheckpointError: the checkpoint named is not valid, or does not fit.
             NotFiniteError: the loss, or the weights at the end, are not finite.
         """
+        setup.check_type("load", load, LoadOptions)
+        setup.check_texts("keep_settings", keep_settings)
         if not self.optimizers:
             raise UserError("this trainer has no optimizer, so it can only validate", cure="Give it an optimizer.")
         if self._only_validates:
@@ -266,6 +295,7 @@ class Trainer:
         self.recording.end_fit(stop.status, writes_rest=writes_rest)
         return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics())
 
+    @checks_argument_names("Trainer.validate", OF_PARTS)
     def validate(
         self,
         val_loader: Any,
@@ -285,6 +315,7 @@ class Trainer:
         rows = self.validate_all(val_loader, paths, loop=loop, load=load)
         return LoaderMetrics((row.loader, row.metrics) for row in rows)
 
+    @checks_argument_names("Trainer.validate_all")
     def validate_all(
         self,
         val_loaders: Any,
@@ -302,11 +333,13 @@ class Trainer:
             load: the rules for names; of the states the weights are loaded, and callbacks that evaluate.
 
         Raises:
-            FileNotFoundError: a glob matches no checkpoint.
+            NoCheckpointError: a glob matches no checkpoint.
         """
+        setup.check_type("load", load, LoadOptions)
         self._join_global_callbacks()
         return evaluate_all(self, val_loaders, ckpt_paths, load, loop)
 
+    @checks_argument_names("Trainer.predict", OF_PARTS)
     def predict(
         self,
         loader: Any,
@@ -325,6 +358,8 @@ class Trainer:
             outputs: globs of the names of outputs; empty: all that have a value for each sample. A UserError says
                 what the model returned if there is none.
         """
+        setup.check_type("load", load, LoadOptions)
+        setup.check_texts("outputs", [outputs] if isinstance(outputs, str) else outputs)
         self._join_global_callbacks()
         return predict_all(self, loader, ckpt_path, outputs, load)
 
@@ -337,6 +372,8 @@ class Trainer:
                 be resumed.
             by: the callback that decided it. If its `end_rule` has changed, a run started again continues.
         """
+        if by is not None:
+            setup.check_type("by", by, Callback, "Give the callback that decided it.")
         name = next((name for name, callback in self.callbacks.items() if callback is by), None)
         self.requests.stop(Stop(reason, finished, name, () if by is None else tuple(by.end_rule())))
 
@@ -373,7 +410,7 @@ class Trainer:
         """Add metrics to the record of the current step, from anywhere. Tensors on a device are read at the next log
         step, evaluation or save, so that no step waits for them. Inside a `name_scope` their names begin with it.
         """
-        self.recording.log_metrics({**(metrics or {}), **named})
+        self.recording.log_metrics({**setup.check_type("metrics", metrics or {}, Mapping), **named})
 
     def log_text(self, name: str, text: str) -> None:
         """Add a text, which may be Markdown, to the record of the current step."""
@@ -491,6 +528,8 @@ class Trainer:
             load: what to load, and under which names.
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
         """
+        setup.check_type("load", load, LoadOptions)
+        setup.check_texts("keep_settings", keep_settings)
         self.loading.load(path, load, keep_settings, self._train_loader)
 
     def make_schedulers(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.core.argument_names import checks_argument_names
 from trainer_cli.core.intervals import Interval
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.progress import Progress
@@ -43,9 +44,9 @@ class Evaluations:
 
     def __init__(self, settings: LoopConfig) -> None:
         self._settings = settings
-        self.validation = ValidationLoop(settings.eval_steps)
+        self.validation: ValidationLoop = ValidationLoop(settings.eval_steps)
         """Evaluates the loaders that have no settings in `eval_loaders`."""
-        self._loops = {
+        self._loops: dict[str, ValidationLoop] = {
             str(name): ValidationLoop(options.get("steps", settings.eval_steps), hook=options.get("hook", "validate"))
             for name, options in settings.eval_loaders.items()
         }
@@ -173,6 +174,7 @@ class ValidationLoop:
     on. Model mode, random state and gradients are as before when it returns.
     """
 
+    @checks_argument_names("ValidationLoop")
     def __init__(self, eval_steps: int | None = None, hook: str = "validate") -> None:
         wrong_type = isinstance(eval_steps, bool) or not isinstance(eval_steps, int | None)
         if wrong_type or (eval_steps is not None and eval_steps < 1):
