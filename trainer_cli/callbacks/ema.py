@@ -106,7 +106,11 @@ class EMA(Callback):
     def check_state(self, state: dict[str, Any]) -> Iterable[str]:
         trained = self._trained()
         saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}
+        buffers = self._buffer_names()
         for name, value in saved.items():
+            if name in buffers:
+                # Loaded with the model, after this check: it may be None yet, or of another shape.
+                continue
             if name not in trained:
                 yield f"{name}: averaged in the checkpoint, but not trained here"
             elif value.shape != trained[name].shape:
@@ -117,13 +121,16 @@ class EMA(Callback):
             elif value.dtype != _averaged(trained[name].dtype):
                 yield f"{name}: is {value.dtype} in the checkpoint, but {_averaged(trained[name].dtype)} here"
         if saved:
-            yield from (f"{name}: missing in the checkpoint" for name in trained if name not in saved)
+            missing = (name for name in trained if name not in saved and name not in buffers)
+            yield from (f"{name}: missing in the checkpoint" for name in missing)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trained = self._trained()
         saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}
         self._average = {}
         for name, value in saved.items():
+            if name not in trained or trained[name].shape != value.shape:
+                continue
             # Like the parameter, so that a sharded one has an average with the same shards.
             average = torch.empty_like(trained[name], dtype=value.dtype, requires_grad=False)
             self._average[name] = average.copy_(value)
@@ -155,6 +162,10 @@ class EMA(Callback):
             for plain, parameter in ((clean_name(name), parameter) for name, parameter in named)
             if parameter.requires_grad or plain in self._frozen_for_a_while
         }
+
+    def _buffer_names(self) -> frozenset[str]:
+        """The buffers that may be averaged, those that are None now included."""
+        return frozenset()
 
     @contextmanager
     def _in_place_of_the_weights(self) -> Iterator[None]:
@@ -216,6 +227,35 @@ class SWA(EMA):
     def _share(self) -> float:
         self._count += 1
         return 1.0 / self._count
+
+    def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
+        if self._average and trainer.is_step_complete and trainer.progress.step % self.every == 0:
+            self._pair_up()
+        super().on_train_step_end(trainer, model, outputs, batch)
+
+    def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        self._pair_up()
+        super().on_enter_validate_all(trainer, stack, val_loaders)
+
+    def _pair_up(self) -> None:
+        # A forward may create a buffer, replace it or change its shape: its average then begins anew.
+        if self._average:
+            trained = self._trained()
+            for name in sorted(self._buffer_names()):
+                buffer, average = trained.get(name), self._average.get(name)
+                if buffer is None:
+                    self._average.pop(name, None)
+                elif average is None or average.shape != buffer.shape:
+                    self._average[name] = buffer.detach().to(_averaged(buffer.dtype), copy=True)
+        super()._pair_up()
+
+    def _buffer_names(self) -> frozenset[str]:
+        assert self._model is not None
+        return frozenset(
+            clean_name(f"{prefix}.{leaf}" if prefix else leaf)
+            for prefix, module in unwrapped(self._model).named_modules()
+            for leaf in module._buffers
+        )
 
     def _trained(self) -> dict[str, Tensor]:
         assert self._model is not None

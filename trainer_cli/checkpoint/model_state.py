@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +85,7 @@ def fit_model(
     *,
     cast: bool = False,
     reshape_buffers: bool = False,
+    first_none: Container[str] = (),
 ) -> tuple[Fitting, LoadReport]:
     """The parts of a captured state that do not fit a model, and what `load` will copy into it.
 
@@ -92,7 +93,9 @@ def fit_model(
         options: `strict`, `ignore_keys` and `key_mapping` apply. A different shape of a parameter is always a fault.
         cast: floating-point tensors of another precision are cast; else they are faults, as in a resume.
         reshape_buffers: the state is of the same model later in its training: a buffer that has changed its shape
-            since, or was None, becomes as it was saved. One that was None in the state and no longer is stays a fault.
+            since, or was None, becomes as it was saved.
+        first_none: with `reshape_buffers`, the buffers that were None when the model was made: one that the state does
+            not have becomes None again. Of any other buffer that is a fault.
     """
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
@@ -103,7 +106,8 @@ def fit_model(
     saved = {name: value for name, value in saved.items() if name not in ignored}
     buffers = _reshaped_buffers(inner, live, saved) if reshape_buffers else {}
     live |= {name: (live.get(name, (key,))[0], saved[name]) for name, (key, _, _) in buffers.items()}
-    targets = {name: value for name, (_, value) in live.items() if name not in ignored}
+    created = _created_since(inner, saved, first_none) if reshape_buffers else {}
+    targets = {name: value for name, (_, value) in live.items() if name not in ignored and name not in created}
     report = LoadReport(
         loaded=[name for name in targets if name in saved],
         missing=_without_tied(targets, saved),
@@ -122,6 +126,8 @@ def fit_model(
         rows += report.one_sided
 
     def load() -> None:
+        for module, leaf in created.values():
+            module._buffers[leaf] = None
         for name, (_, module, leaf) in buffers.items():
             module._buffers[leaf] = torch.empty_like(saved[name], device=_device_of(module, leaf, inner))
         # Not strict: what the options leave out was compared above, and would be an error here.
@@ -245,6 +251,31 @@ def _reshaped_buffers(
             if (buffer is None and name not in live) or (is_replaceable and buffer.shape != value.shape):
                 found[name] = key, module, leaf
     return found
+
+
+def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Clean name, module and name in it of each persistent buffer, those that are None included."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for leaf in module._buffers:
+            if leaf not in module._non_persistent_buffers_set:
+                yield clean_name(f"{prefix}.{leaf}" if prefix else leaf), module, leaf
+
+
+def none_buffers(model: nn.Module) -> frozenset[str]:
+    """Clean names of the persistent buffers that are None."""
+    buffers = _persistent_buffers(unwrapped(model))
+    return frozenset(name for name, module, leaf in buffers if module._buffers[leaf] is None)
+
+
+def _created_since(
+    model: nn.Module, saved: Container[str], first_none: Container[str]
+) -> dict[str, tuple[nn.Module, str]]:
+    """Name -> (module, name in it) of the buffers that the model has created since a state was saved."""
+    return {
+        name: (module, leaf)
+        for name, module, leaf in _persistent_buffers(model)
+        if name in first_none and name not in saved and module._buffers[leaf] is not None
+    }
 
 
 def _device_of(module: nn.Module, leaf: str, model: nn.Module) -> torch.device | None:

@@ -33,10 +33,10 @@ class Groups:
     change: Callable[[], None]
 
 
-def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """The optimizer, and those that it keeps as attributes, or in lists of these, and steps by."""
+def inner_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """The optimizers that an optimizer keeps as attributes, or in lists of these, and steps by."""
     values = (value if isinstance(value, list | tuple) else [value] for value in vars(optimizer).values())
-    return [optimizer, *(value for kept in values for value in kept if isinstance(value, torch.optim.Optimizer))]
+    return [value for kept in values for value in kept if isinstance(value, torch.optim.Optimizer)]
 
 
 def names_of(model_names: Mapping[nn.Parameter, str], optimizer: torch.optim.Optimizer) -> list[str]:
@@ -363,7 +363,7 @@ def _load_with_inner(optimizer: torch.optim.Optimizer, state: dict[str, Any]) ->
     """Load a state into an optimizer, and have those by which it steps share with it what they shared before."""
     shared = [
         (inner, attribute)
-        for inner in with_inner(optimizer)[1:]
+        for inner in inner_optimizers(optimizer)
         for attribute in ("state", "param_groups")
         if getattr(inner, attribute) is getattr(optimizer, attribute)
     ]
@@ -378,7 +378,7 @@ def _undo_casts(optimizer: torch.optim.Optimizer, packed: Mapping[Any, Any]) -> 
 
     States shaped like their parameter also take its layout, as they had when they were made.
     """
-    parameters, holders = _parameters(optimizer), with_inner(optimizer)
+    parameters, holders = _parameters(optimizer), [optimizer, *inner_optimizers(optimizer)]
     for index, kept in packed.items():
         if not isinstance(index, int):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import logging
 import sys
 import threading
 import time
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.pace import Pace, position
 from trainer_cli.terminal import format_clock, html_metrics
+
+log = logging.getLogger(__name__)
 
 _DRAW_S = 0.5
 _JOIN_S = 5.0
@@ -39,7 +42,7 @@ class NotebookLogger(Logger):
     """Shows a bar, which a thread draws twice a second, and a table of the newest records of logs and evaluations.
 
     Args:
-        show: shows HTML in place of the HTML before; None: below the current cell.
+        show: shows HTML in place of the HTML before; None: below the current cell, and nothing outside of a notebook.
     """
 
     def __init__(self, show: Callable[[str], None] | None = None) -> None:
@@ -52,8 +55,14 @@ class NotebookLogger(Logger):
         self._thread: threading.Thread | None = None
 
     def start(self, facts: RunFacts) -> None:
-        self._facts, self._pace, self._show = facts, Pace(facts.start_step), self._given_show or _display()
+        self._facts, self._pace, self._show = facts, Pace(facts.start_step), self._given_show
         self._rows.clear()
+        if self._show is None:
+            if not in_notebook():
+                # No error: a notebook that was exported as a script shall train.
+                log.warning("NotebookLogger shows nothing outside of a notebook: use ConsoleLogger")
+                return
+            self._show = _display()
         self._stopped = threading.Event()
         # A daemon: an error that skips `close` must not keep the kernel from ending.
         self._thread = threading.Thread(target=self._run, name="notebook-display", daemon=True)

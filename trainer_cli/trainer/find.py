@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.checkpoint.optimizer_state import with_inner
+from trainer_cli.checkpoint.optimizer_state import inner_optimizers
 from trainer_cli.core.load_options import WHOLE
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader
@@ -70,7 +70,12 @@ def find_learning_rate(
     rates: list[float] = []
     losses: list[float] = []
     accumulated = trainer.loop.settings.grad_accum_steps
-    with _trial(trainer), closing(_batches(trainer, train_loader, steps * accumulated)) as batches:
+    # As the run begins: the rate is for what it trains then.
+    with (
+        _trial(trainer),
+        trainer.freezing.applied(trainer.model, trainer.progress),
+        closing(_batches(trainer, train_loader, steps * accumulated)) as batches,
+    ):
         groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
         largest = max(float(group["lr"]) for group in groups) or 1.0
         ratios = [float(group["lr"]) / largest or 1.0 for group in groups]
@@ -210,7 +215,7 @@ def _trial(trainer: Trainer) -> Iterator[None]:
             for group, before in zip(optimizer.param_groups, settings[name], strict=True):
                 group.update(before)
             # Loading the saved state would not remove the state of parameters that had none.
-            for holder in with_inner(optimizer):
+            for holder in (optimizer, *inner_optimizers(optimizer)):
                 holder.state.clear()
         before_trial.restore()
         load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))

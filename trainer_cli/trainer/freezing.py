@@ -8,7 +8,8 @@ holds nothing of it, and a resume freezes the same parameters.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -162,6 +163,22 @@ class Freezing:
                 log.info("'%s' is trained after step %d", rule.pattern, trainer.progress.step)
         self._frozen = frozen
         trainer.strategy.on_trained_changed(trainer.model)
+
+    @contextmanager
+    def applied(self, model: nn.Module, now: Progress) -> Iterator[None]:
+        """Freeze inside the block what is frozen now; before a fit has learned the lengths, all that is scheduled."""
+        rules = [rule for rule in self._rules if rule.interval is None or not rule.interval.reached(now)]
+        parameters = _all_parameters(model)
+        trained = [parameters[name] for rule in rules for name in sorted(rule.names) if parameters[name].requires_grad]
+        try:
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            for norm in (norm for rule in rules for norm in rule.norms):
+                norm.eval()
+            yield
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_(True)
 
     def keep_norms(self, now: Progress) -> None:
         """Put norms into evaluation mode whose statistics are frozen: in training mode they would be updated."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from trainer_cli.checkpoint.optimizer_state import with_inner
+from trainer_cli.checkpoint.optimizer_state import inner_optimizers
 from trainer_cli.core.patterns import did_you_mean, matches
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.metrics import Number
@@ -172,7 +172,6 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
     is_mapping = isinstance(optimizer, Mapping)
     optimizers: dict[str, Optimizer] = {}
     owner: dict[torch.Tensor, str] = {}
-    parameters = set(model.parameters())
     for name, value in (optimizer if is_mapping else {ONLY: optimizer}).items():
         if is_mapping:
             _refuse_class(value)
@@ -188,11 +187,7 @@ def make_optimizers(optimizer: Any, model: nn.Module) -> dict[str, Optimizer]:
                         f"a parameter is in two optimizers, {owner[parameter]} and {name}",
                         cure="Choose those of each, such as by `params` of optimizer_factory.",
                     )
-                if parameter not in parameters:
-                    raise UserError(
-                        f"{name}: a parameter of shape {tuple(parameter.shape)} does not belong to the model",
-                        cure="Give a function `model -> optimizer`; add other trained parameters to the model.",
-                    )
+        check_members(name, optimizers[name], model)
     _check_covered(model, owner, is_mapping=is_mapping)
     _warn_of_unsaved(optimizers)
     return optimizers
@@ -227,13 +222,26 @@ def _warn_of_unsaved(optimizers: Mapping[str, Optimizer]) -> None:
     """Warn of optimizers that step by another one, whose state no `state_dict` contains."""
     for optimizer in optimizers.values():
         kind = type(optimizer)
-        for inner in with_inner(optimizer)[1:]:
+        for inner in inner_optimizers(optimizer):
             if inner.state is not optimizer.state and kind.state_dict is Optimizer.state_dict:
                 log.warning(
                     "%s steps by an optimizer of its own (%s) whose state is not in checkpoints, so a resume is not "
                     "exact. Give both the same `state`, or define state_dict and load_state_dict",
                     kind.__name__,
                     type(inner).__name__,
+                )
+
+
+def check_members(name: str, optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise UserError for a parameter of an optimizer that is not the model's, as in a group that a callback adds:
+    no checkpoint would have its values."""
+    parameters = set(model.parameters())
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in parameters:
+                raise UserError(
+                    f"{name}: a parameter of shape {tuple(parameter.shape)} does not belong to the model",
+                    cure="Give a function `model -> optimizer`; add other trained parameters to the model.",
                 )
 
 

@@ -37,7 +37,7 @@ class Requests:
         """Whether the loop must go back to the newest checkpoint after this step."""
         self._stop_of_rank: Stop | None = None
         """The stop that this rank has requested, and that the other ranks may not know yet."""
-        self._evaluates_on_rank = self._rolls_back_on_rank = False
+        self._saves_on_rank = self._evaluates_on_rank = self._rolls_back_on_rank = False
         """What else this rank has requested, and has not shared yet."""
 
     def stop(self, stop: Stop) -> None:
@@ -58,8 +58,10 @@ class Requests:
 
     def save(self) -> None:
         """Request a save after the current step; from any thread."""
-        if self._saver is not None:
-            # Before the interrupt: the loop may handle requests at once.
+        # Before the interrupt: the loop may handle requests at once.
+        if self._agreement is not None:
+            self._saves_on_rank = True
+        elif self._saver is not None:
             self._saver.save_requested = True
         self.interrupt()
 
@@ -98,17 +100,23 @@ class Requests:
             return seconds
         # Read once: another thread may request something meanwhile, which is shared by the next exchange.
         stop, evaluates, rolls_back = self._stop_of_rank, self._evaluates_on_rank, self._rolls_back_on_rank
+        saves = self._saves_on_rank
+        if saves:
+            self._saves_on_rank = False
         if evaluates:
             self._evaluates_on_rank = False
         if rolls_back:
             self._rolls_back_on_rank = False
         # One exchange for all requests and the time: each costs a round trip of all ranks.
         rank_seconds = seconds if self._group.is_main else 0.0
-        numbers = torch.tensor([stop is not None, evaluates, rolls_back, rank_seconds], dtype=torch.float64)
-        stops, evaluations, roll_backs, seconds = self._group.sum(numbers).tolist()
+        numbers = torch.tensor([stop is not None, saves, evaluates, rolls_back, rank_seconds], dtype=torch.float64)
+        stops, saves_wanted, evaluations, roll_backs, seconds = self._group.sum(numbers).tolist()
         if stops > 0 and self.stop_request is None:
             # The lowest rank wins, so that all ranks have the same reason.
             self.stop_request = next(filter(None, self._group.gather(stop)))
+        # Rank 0 alone decides about saves.
+        if saves_wanted > 0 and self._saver is not None and self._group.is_main:
+            self._saver.save_requested = True
         self.evaluation_requested |= evaluations > 0
         self.roll_back_requested |= roll_backs > 0
         return seconds

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trainer_cli.checkpoint.model_state import fit_model
-from trainer_cli.checkpoint.optimizer_state import with_inner
+from trainer_cli.checkpoint.optimizer_state import inner_optimizers
 from trainer_cli.core.order import sample_seed
 from trainer_cli.core.patterns import did_you_mean, nearest, why_no_pattern
 from trainer_cli.data.adapt import as_loader, is_loader
@@ -217,6 +217,12 @@ def check_type(slot: str, value: Any, kind: type, cure: str | None = None) -> An
     return value
 
 
+def check_logged(config: Any, hparams: Any) -> dict[str, Any]:
+    """Return a copy of `hparams`; raise UserError unless it is a mapping or None, and `config` a text."""
+    check_type("config", config, str)
+    return dict(check_type("hparams", hparams or {}, Mapping, "Give a mapping of names to values."))
+
+
 def check_texts(slot: str, value: Any) -> None:
     """Raise UserError unless the value is a sequence of strings. A string alone would be read as its letters."""
     if isinstance(value, str):
@@ -355,7 +361,7 @@ def reset_optimizers(
     # In place: schedules, steps and compiled code hold the optimizer and its list of groups.
     for name, optimizer in optimizers.items():
         optimizer.zero_grad()
-        for holder in with_inner(optimizer):
+        for holder in (optimizer, *inner_optimizers(optimizer)):
             holder.state.clear()
         del optimizer.param_groups[len(settings[name]) :]
         for group, first in zip(optimizer.param_groups, settings[name], strict=True):

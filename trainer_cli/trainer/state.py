@@ -335,7 +335,12 @@ def _fit_model(
 
     def fit(weights: Any) -> Fitting:
         fitting, report = model_state.fit_model(
-            trainer.model, weights, options, cast=cast, reshape_buffers=reshape_buffers
+            trainer.model,
+            weights,
+            options,
+            cast=cast,
+            reshape_buffers=reshape_buffers,
+            first_none=trainer.first_none,
         )
         reports.append(report)
         return fitting

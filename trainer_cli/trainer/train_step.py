@@ -17,7 +17,7 @@ from trainer_cli.parallel.torch_compat import foreach_div_, local
 from trainer_cli.trainer.metrics import Number, batch_weight, is_known_zero, read_outputs
 from trainer_cli.trainer.microbatch import Microbatches, join_outputs
 from trainer_cli.trainer.model_call import explain_error, make_arguments
-from trainer_cli.trainer.optimizers import OptimizerEntry
+from trainer_cli.trainer.optimizers import OptimizerEntry, check_members
 
 if TYPE_CHECKING:
     from torch import nn
@@ -234,6 +234,9 @@ class TrainStep:
             for name, optimizer in trainer.optimizers.items()
         )
         for entry in self._entries:
+            if entry.group_count > len(trainer.first_settings[entry.name]):
+                # A callback has added parameter groups.
+                check_members(entry.name, entry.optimizer, trainer.model)
             # Loggers may still read the values of the last step.
             if (last := previous.get(entry.name)) is not None:
                 entry.grad_norm, entry.settings = last.grad_norm, last.settings
@@ -365,6 +368,7 @@ class TrainStep:
             scaler.unscale(optimizer)
         if len(optimizer.param_groups) != entry.group_count:
             # A callback has added parameter groups.
+            check_members(entry.name, optimizer, trainer.model)
             entry.list_parameters()
         self._divide(entry)
         for call in self._before_step:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from trainer_cli.checkpoint import model_state
 from trainer_cli.core.argument_names import checks_argument_names
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.field_rules import checked_values
@@ -169,11 +170,9 @@ class Trainer:
         self.loading = Loading(self)
         self.device = setup.pick_device(device)
         self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
-        self.name, self.config = name, setup.check_type("config", config, str)
-        self.hparams = dict(setup.check_type("hparams", hparams or {}, Mapping, "Give a mapping of names to values."))
+        self.name, self.config, self.hparams = name, config, setup.check_logged(config, hparams)
         self._model_source, self._scheduler_source, self._fitted_loop = model, schedulers, self.loop
-        self.progress = Progress()
-        self.schedulers = Schedulers()
+        self.progress, self.schedulers = Progress(), Schedulers()
         self.sample_check = SampleCheck()
         self.checkpointer = sync_checkpointer(group) if checkpoint is None else checkpoint.checkpointer
         if checked["deterministic"]:
@@ -194,6 +193,8 @@ class Trainer:
         # Again: a callback may have drawn numbers in `pre_setup`, and `_reset` must make the same model.
         setup.seed_everything(self.seed)
         model = setup.make_model(self._model_source, optimizer)
+        self.first_none = model_state.none_buffers(model)
+        """The buffers that the model creates later."""
         self.freezing = Freezing(model, freeze)
         self.model: nn.Module = self.strategy.place(model, self.device)
         setup.compile_model(self.model, compile)
