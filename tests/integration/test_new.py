@@ -91,6 +91,14 @@ def test_it_trains_finds_itself_done_and_is_validated(project: Path) -> None:
     assert (result.code, "val" in result.out) == (0, True), result.err
 
 
+def test_it_is_predicted_from_as_it_is(project: Path) -> None:
+    train("fit", "+experiment=shapes", "name=predicted", "loop.max_duration=2", cwd=project)
+    done = train("predict", "ckpt=runs/predicted@latest", cwd=project)
+    assert done.code == 0, done.err
+    (file,) = (project / "runs/predicted/predictions").rglob("*.jsonl")
+    assert set(records(file)[0]) == {"sample", "scores"}
+
+
 def test_its_other_model_is_chosen_by_name(project: Path) -> None:
     done = train("fit", "+experiment=shapes", "model=large", "name=large", "loop.max_duration=3st", cwd=project)
     assert done.code == 0, done.err

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.matrix_picture import SMALLEST_CELL, draw_matrix
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import check_gathers, gather_among, is_metric, scalars
 
@@ -129,9 +130,17 @@ class ConfusionMatrix(Callback):
         if not self._loop.counts:
             return
         predicted, targets = value_of(self.predictions, outputs, batch), value_of(self.targets, outputs, batch)
-        classes = predicted.shape[1] if predicted.ndim > 1 else 0
+        for name, value in (("predictions", predicted), ("targets", targets)):
+            if not isinstance(value, Tensor):
+                got = type(value).__name__
+                raise UserError(f"ConfusionMatrix: {name} '{getattr(self, name)}' is a {got}, and no tensor")
+        classes = predicted.shape[1] if predicted.ndim > 1 else None
+        if predicted.numel() == 0 and targets.numel() == 0:
+            return
         predicted = (predicted.argmax(1) if predicted.ndim > 1 else predicted).flatten().cpu()
-        self._add(targets.flatten().cpu().long(), predicted.long(), classes)
+        targets = targets.flatten().cpu()
+        self._check(targets, predicted, classes)
+        self._add(targets.long(), predicted.long(), classes or 0)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
         group = trainer.strategy.group
@@ -151,6 +160,32 @@ class ConfusionMatrix(Callback):
         if self.cell < SMALLEST_CELL:
             return np.kron(shares, np.ones((self.cell, self.cell)))
         return draw_matrix(self.counts.tolist(), shares.tolist(), labels, self.cell)
+
+    def _check(self, targets: Tensor, predicted: Tensor, classes: int | None) -> None:
+        """Raise UserError unless there is a class for each prediction, both as whole numbers from 0 on."""
+        if len(targets) != len(predicted):
+            raise UserError(
+                f"ConfusionMatrix: {format_count(len(predicted), 'prediction')} for "
+                f"{format_count(len(targets), 'target')}",
+                cure="Give scores of shape (N, classes) or classes of shape (N), and targets of shape (N).",
+            )
+        for name, value in (("predictions", predicted), ("targets", targets)):
+            if value.is_complex() or (value.is_floating_point() and not torch.equal(value, value.round())):
+                raise UserError(
+                    f"ConfusionMatrix: {name} '{getattr(self, name)}' are {value.dtype}, and no numbers of classes",
+                    cure="Round probabilities of two classes first, such as by (probabilities > 0.5).long().",
+                )
+            if value.min() < 0:
+                raise UserError(
+                    f"ConfusionMatrix: {name} '{getattr(self, name)}' have the class {int(value.min())}",
+                    cure="Leave samples without a class out of both, such as by mask = labels >= 0.",
+                )
+        if classes is not None and targets.max() >= classes:
+            raise UserError(
+                f"ConfusionMatrix: targets '{self.targets}' have the class {int(targets.max())}, but the scores are of "
+                f"{format_count(classes, 'class')}",
+                cure="Count classes from 0, and give the model an output for each.",
+            )
 
     def _add(self, targets: Tensor, predicted: Tensor, classes: int) -> None:
         size = max(classes, len(self.counts), int(torch.cat([targets, predicted]).max()) + 1)

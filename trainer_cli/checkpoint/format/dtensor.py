@@ -13,6 +13,10 @@ from trainer_cli.checkpoint.format.tree import Leaf, UnsavableState
 from trainer_cli.core.shards import Shard
 
 _MODULE = "torch.distributed.tensor"
+_REDISTRIBUTE = (
+    "Distribute it by Shard or Replicate alone: tensor.redistribute(placements=[…]), before it becomes a part of the "
+    "state."
+)
 
 
 def is_dtensor(value: object) -> bool:
@@ -50,13 +54,16 @@ def part_of(name: str, leaf: Any, tensor_size: int = 1) -> Part:
 
     # Partial sums would have to be reduced first, which is a collective that a save does not have.
     if any(isinstance(placement, Partial) for placement in leaf.placements):
-        raise UnsavableState(f"{name} is a tensor whose ranks hold partial sums, which cannot be saved in a checkpoint")
+        raise UnsavableState(
+            f"{name} is a tensor whose ranks hold partial sums, which cannot be saved in a checkpoint",
+            cure=_REDISTRIBUTE,
+        )
     local = local_of(leaf)
     # The method that torch's own checkpoints call.
     boxes = leaf.__create_chunk_list__()
     # A shard is one box of the tensor in the manifest; strided shardings would need several.
     if len(boxes) != 1 or tuple(boxes[0].sizes) != tuple(local.shape):
-        raise UnsavableState(f"{name} is sharded in pieces, which cannot be saved in a checkpoint")
+        raise UnsavableState(f"{name} is sharded in pieces, which cannot be saved in a checkpoint", cure=_REDISTRIBUTE)
     # An empty shard of an uneven division may begin beyond the end.
     offsets = (min(begin, size) for begin, size in zip(boxes[0].offsets, leaf.shape, strict=True))
     shard = Shard(tuple(leaf.shape), tuple(map(int, offsets)), tuple(local.shape))
@@ -92,7 +99,8 @@ def undistributed(tensors: Mapping[str, Leaf]) -> Mapping[str, Leaf]:
             local = part_of(name, leaf)
             if not local.shard.is_whole:
                 raise UnsavableState(
-                    f"{name} is {local.shard} here; of several ranks only the formats tensors and archive save parts"
+                    f"{name} is {local.shard} here; of several ranks only the formats tensors and archive save parts",
+                    cure="Set checkpoint.format=tensors.",
                 )
             leaf = local.leaf
         plain[name] = leaf
