@@ -50,6 +50,18 @@ def test_the_teacher_follows_by_momentum_at_each_optimizer_step(accumulated: int
     torch.testing.assert_close(made.model.teacher[0].weight.detach(), expected)
 
 
+def test_a_teacher_of_another_fit_leaves_the_earlier_model_alone() -> None:
+    teacher = MomentumTeacher(0.75)
+    first, second = (trainer(Pair, callbacks=[teacher]) for _ in range(2))
+    first.fit(loader())
+    before = {name: value.clone() for name, value in first.model.teacher.state_dict().items()}
+    # It would follow once more in each step.
+    for parameter in first.model.student.parameters():
+        parameter.data.fill_(9.0)
+    second.fit(loader())
+    assert all(torch.equal(value, before[name]) for name, value in first.model.teacher.state_dict().items())
+
+
 def test_a_resume_is_exact(tmp_path: Path) -> None:
     def fit(folder: Path, *callbacks: Any) -> Any:
         saver = CheckpointerCallback(folder, save_interval=2, save_async=False)

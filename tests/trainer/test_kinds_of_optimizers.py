@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,16 +40,19 @@ def _fit(
     return made
 
 
-def _lbfgs(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4, history_size=3)
+def _lbfgs(model: nn.Module, search: str | None = None) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(model.parameters(), lr=0.3, max_iter=4, history_size=3, line_search_fn=search)
 
 
+# A line search compares the losses that the closure returns; without one only the gradients matter.
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_lbfgs_takes_the_steps_of_a_plain_loop_with_a_closure(accumulated: int) -> None:
-    made = trainer(optimizer=_lbfgs, settings={"max_duration": 3, "grad_accum_steps": accumulated})
+def test_lbfgs_takes_the_steps_of_a_plain_loop_with_a_closure(accumulated: int, search: str | None) -> None:
+    make = partial(_lbfgs, search=search)
+    made = trainer(optimizer=make, settings={"max_duration": 3, "grad_accum_steps": accumulated})
     model = Line()
     model.load_state_dict(made.model.state_dict())
-    optimizer = _lbfgs(model)
+    optimizer = make(model)
     made.fit(loader(8, noise=0))
     batches = [batch for epoch in range(3) for batch in loader(8, noise=0).iterate(epoch)]
     for step in range(3):
@@ -64,6 +68,36 @@ def test_lbfgs_takes_the_steps_of_a_plain_loop_with_a_closure(accumulated: int) 
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(made.model.get_parameter(name), parameter)
     assert made.model.calls > 3 * accumulated, "the loss is evaluated again"
+
+
+class TwoLosses(SGD):
+    """Evaluates the loss twice before it steps."""
+
+    losses: list[tuple[float, float]]
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        self.losses.append((float(closure()), float(closure())))
+        super().step()
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_closure_returns_first_the_loss_that_the_step_was_trained_on(accumulated: int) -> None:
+    def fail_once(made: Any, *more: Any) -> None:
+        # Before the step, or in the middle of it, if it has several batches.
+        if made.model.calls == 5:
+            raise ZeroDivisionError
+
+    make = type("Noting", (TwoLosses,), {"losses": []})
+    made = trainer(
+        optimizer=lambda model: make(model.parameters(), lr=0.01),
+        callbacks=[on(on_after_backward=fail_once)],
+        settings={"grad_accum_steps": accumulated},
+    )
+    with pytest.raises(ZeroDivisionError):
+        made.fit(loader(8))
+    made.fit(loader(8))
+    assert len(make.losses) == 6
+    assert [first for first, _ in make.losses] == pytest.approx([second for _, second in make.losses])
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Points, StopAt, Unsized, everything, loader, recorder, same, trainer
-from torch.utils.data import DataLoader
+from tiny import Points, StopAt, Unsized, assert_resumes_exactly, everything, loader, on, recorder, same, trainer
+from torch.utils.data import DataLoader, IterableDataset
 
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.core.progress import Progress
+from trainer_cli.data.adapt import as_loader
+from trainer_cli.data.stream import StreamLoader
 from trainer_cli.errors import UserError
 from trainer_cli.trainer import training_loop
-from trainer_cli.trainer.prefetch import Direct
+from trainer_cli.trainer.prefetch import Direct, TrainBatches
+from trainer_cli.trainer.time_account import TimeAccount
 
 
 class Ahead(Direct):
@@ -66,6 +73,80 @@ def test_a_training_is_the_same_whether_batches_are_sent_ahead_or_not(
         return everything(made)
 
     assert same(trained(lambda device: Ahead([])), trained(Direct)) == []
+
+
+class Shards(IterableDataset[Any]):
+    """Ten samples of unknown number; its state moves with each."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        first, self.at = self.at, 0
+        for number in range(first + 1, 11):
+            self.at = number
+            x = torch.full((2,), float(number))
+            yield x, x.sum()
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("prefetcher", [Direct, lambda device: Ahead([])], ids=["direct", "ahead"])
+@pytest.mark.parametrize("stops", [(2,), (5,), (3, 4)], ids=str)
+def test_a_stream_of_unknown_length_resumes_after_the_batch_trained_on(
+    stops: tuple[int, ...], prefetcher: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its next batch is fetched before the save, to see whether the epoch is over; an epoch has three batches."""
+    monkeypatch.setattr(training_loop, "device_prefetcher", prefetcher)
+    seen: list[list[float]] = []
+
+    def fit(folder: Path, *callbacks: Any) -> Any:
+        def note(made: Any, model: Any, batch: Any, *more: Any) -> None:
+            seen.append(batch[0][:, 0].tolist())
+
+        saver = CheckpointerCallback(folder, save_interval=100, save_async=False)
+        made = trainer(
+            lr=0.001, callbacks=[*callbacks, on(on_before_forward=note)], checkpoint=saver, settings={"max_duration": 8}
+        )
+        made.fit(StreamLoader(Shards(), 4, seed=1))
+        return made
+
+    assert_resumes_exactly(fit, tmp_path, *stops)
+    epoch = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]
+    assert seen == [*epoch, *epoch, *epoch[:2]] * 2
+
+
+def test_a_batch_that_was_sent_ahead_is_forgotten_where_the_training_goes_on_elsewhere() -> None:
+    batches = TrainBatches(as_loader(Unsized(4), shuffle=False, seed=0), Ahead([]), None, TimeAccount())
+    progress = Progress()
+    assert float(batches.next(progress)[0][0, 0]) == 0
+    progress.batch = 1
+    assert not batches.is_over(progress)
+    batches.close()
+    progress.batch = 3
+    assert float(batches.next(progress)[0][0, 0]) == 3
+    batches.close()
+
+
+def test_the_state_before_a_batch_that_was_sent_ahead_is_none_of_the_next_epoch() -> None:
+    batches = TrainBatches(StreamLoader(Shards(), 4, seed=1), Ahead([]), None, TimeAccount())
+    progress = Progress()
+    beginning = batches.state(progress)
+    batches.next(progress)
+    progress.batch = 1
+    assert not batches.is_over(progress)
+    after = batches.state(progress)
+    assert after != beginning
+    batches.end()
+    assert batches.state(progress) == after
+    batches.close()
+    progress.epoch, progress.batch = 1, 0
+    assert batches.state(progress) == {**beginning, "epoch": 1}
 
 
 def test_a_loader_that_ends_before_its_length_is_reported_when_the_batch_is_needed(book: list[str]) -> None:

@@ -95,6 +95,23 @@ def test_a_batch_of_weight_zero_adds_nothing_to_an_accumulated_step(kind: str, d
     assert all(math.isfinite(value) for record in records for value in record.metrics.values())
 
 
+@pytest.mark.parametrize("scale", [1e-50, 1e50])
+def test_weights_of_one_step_are_no_measure_for_those_of_the_next(scale: float) -> None:
+    """In units of the first step, these weights would be too large or too small for the gradients of the others."""
+    trained = []
+    for factor in (1.0, scale):
+        weights = iter([1.0, 3.0, factor, 3 * factor, 1.0, 3.0])
+        make = type("Weighted", (Masked,), {
+            "forward": lambda self, batch, weights=weights: {**Masked.forward(self, batch), "weight": next(weights)}
+        })  # fmt: skip
+        made = trainer(lambda make=make: make("number", False), lr=0.01, settings={
+            "max_duration": 3, "grad_accum_steps": 2,
+        })  # fmt: skip
+        made.fit(torch.utils.data.DataLoader(Targets(), 2))  # type: ignore[arg-type]
+        trained.append(made.model.line.weight)
+    torch.testing.assert_close(*trained)
+
+
 @pytest.mark.parametrize("policy", [None, "raise", "skip"])
 @pytest.mark.parametrize("divides", [False, True], ids=["NaN loss", "NaN gradients"])
 @pytest.mark.parametrize("kind", KINDS)

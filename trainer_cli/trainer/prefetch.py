@@ -207,13 +207,17 @@ class TrainBatches:
 
     def end(self) -> None:
         """End the last epoch of a training. See `close_at_the_end` for errors."""
-        close_at_the_end(self.close)
+        # The state stays: a checkpoint that is saved after the training does not leave out a batch sent ahead.
+        close_at_the_end(self._close_iterator)
 
     def close(self) -> None:
         """End the epoch. The next batch begins another."""
+        self._ahead_state = None
+        self._close_iterator()
+
+    def _close_iterator(self) -> None:
         # Forgotten first: an error of its close must not make the next epoch continue with it.
         iterator, self._iterator = self._iterator, None
         self._ahead.clear()
-        self._ahead_state = None
         if (close := getattr(iterator, "close", None)) is not None:
             close()

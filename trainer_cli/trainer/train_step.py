@@ -430,7 +430,7 @@ class TrainStep:
                 return first_loss.pop()
             for parameter in entry.parameters:
                 parameter.grad = None
-            entry.weight, self._unit, self._objective = 0, None, 0
+            entry.weight, self._objective = 0, 0
             self._is_evaluating = True
             try:
                 with torch.enable_grad():
