@@ -12,6 +12,7 @@ import pytest
 import trainer_cli
 from trainer_cli import terminal
 from trainer_cli.terminal import (
+    COLOURS,
     beside,
     cell_width,
     cut_begin,
@@ -167,6 +168,24 @@ def test_a_time_is_shown_as_on_a_clock(seconds: float, shown: str) -> None:
 )
 def test_a_long_list_ends_with_the_number_of_the_others(values: list[object], text: str) -> None:
     assert format_first(values, 2) == text
+
+
+def _luminance(red: int, green: int, blue: int) -> float:
+    """Relative luminance of WCAG 2: 0 is black, 1 is white."""
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in
+              (red / 255, green / 255, blue / 255)]  # fmt: skip
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("name", COLOURS)
+@pytest.mark.parametrize("background", [0.0, 1.0], ids=["black", "white"])
+def test_a_colour_can_be_read_on_white_and_on_black(name: str, background: float) -> None:
+    number = COLOURS[name]
+    assert 16 <= number < 232, "the others depend on the palette of the terminal"
+    levels = (0, 95, 135, 175, 215, 255)
+    shade = _luminance(*(levels[(number - 16) // part % 6] for part in (36, 6, 1)))
+    darker, lighter = sorted([shade, background])
+    assert (lighter + 0.05) / (darker + 0.05) > 3.8
 
 
 NAMES = {

@@ -16,7 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TextIO
 
-_CODES = {"red": "1;31", "yellow": "1;33", "blue": "1;34", "cyan": "1;36", "green": "1;32", "dim": "2"}
+COLOURS = {"red": 196, "yellow": 130, "blue": 32, "cyan": 30, "green": 28}
+"""Name -> number in the palette of 256 colours, of which each can be read on white and on black.
+
+Not of the 16 first: their yellow, green and cyan cannot be read on white in most palettes.
+"""
+_CODES = {"dim": "2"} | {name: f"1;38;5;{number}" for name, number in COLOURS.items()}
 
 
 def is_terminal(stream: TextIO) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from trainer_cli.commands import main as main_module
 from trainer_cli.commands.main import Verb, add_config_arguments, main
 from trainer_cli.errors import DISK_CURES, CheckpointError, RunDirectoryError, SaveError, TrainError, UserError
+from trainer_cli.terminal import COLOURS
 
 
 def verb_that(monkeypatch: pytest.MonkeyPatch, run: object) -> None:
@@ -85,10 +86,13 @@ def test_an_error_of_our_own_code_says_how_to_report_it(
     )
 
 
+RED, BLUE, CYAN = (f"\x1b[1;38;5;{COLOURS[name]}m" for name in ("red", "blue", "cyan"))
+
+
 @pytest.mark.parametrize(
     ("terminal", "no_color", "shown"),
     [
-        (True, "", "\x1b[1;31merror:\x1b[0m a\n  \x1b[1;34m-->\x1b[0m b\n\x1b[1;36mhelp:\x1b[0m c\n"),
+        (True, "", f"{RED}error:\x1b[0m a\n  {BLUE}-->\x1b[0m b\n{CYAN}help:\x1b[0m c\n"),
         (True, "1", "error: a\n  --> b\nhelp: c\n"),
         (False, "", "error: a\n  --> b\nhelp: c\n"),
     ],

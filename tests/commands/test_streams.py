@@ -118,7 +118,7 @@ def test_a_verb_that_loads_torch_says_so_until_its_first_line(
     main(LOADING[case])
     looking = r"(looking for a checkpoint …\x1b\[K\r)?"
     statuses = rf"(loading torch|checking the jobs) …\x1b\[K\r{looking}(evaluating 1 of 1: \S+\x1b\[K\r)?\x1b\[K"
-    first_line = re.compile(rf"{statuses} *(\x1b\[1;31merror:|[^\s\x1b])")
+    first_line = re.compile(rf"{statuses} *(\x1b\[1;38;5;196merror:|[^\s\x1b])")
     assert first_line.match(terminal.getvalue())
 
 

@@ -110,7 +110,7 @@ def test_the_best_and_what_is_not_finite_are_coloured(monkeypatch: pytest.Monkey
     line = MetricTable(FACTS, Terminal()).lines(
         record(1, train__loss=math.nan, val__loss=0.5), "", 79, best=["val/loss"]
     )
-    assert re.search(r"\x1b\[1;31mnan\x1b\[0m +\x1b\[1;32m0.5\x1b\[0m", line[-1])
+    assert re.search(r"\x1b\[1;38;5;196mnan\x1b\[0m +\x1b\[1;38;5;28m0.5\x1b\[0m", line[-1])
 
 
 @pytest.mark.parametrize(

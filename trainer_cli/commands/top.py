@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 from trainer_cli.errors import UserError, one_line
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.record import RunsBelow, RunView
-from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_age, format_clock, format_rate, is_terminal
+from trainer_cli.terminal import (
+    COLOURS,
+    cell_width,
+    cut_begin,
+    cut_end,
+    format_age,
+    format_clock,
+    format_rate,
+    is_terminal,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,10 +40,10 @@ _COLUMNS = ("run", "state", "step", "steps/s", "loss", "ETA", "goodput", "checkp
 _RIGHT = ("step", "steps/s", "loss", "ETA", "goodput", "seen")
 _GAP = 2
 _SHORTEST, _SHORTEST_NAME = 12, 8
+"""Least width of a reason that is shown, and of a name."""
 _LEAST_IMPORTANT = ("goodput", "seen", "checkpoint", "steps/s", "loss", "ETA")
 """Columns that a narrow terminal leaves out, in this order."""
-"""Least width of a name, and of a reason that is shown."""
-_STYLES = {"running": "green", "stale": "yellow", "stopped": "yellow", "finished": "dim"}
+_COLOURS = {"running": "green", "stale": "yellow", "stopped": "yellow"}
 _UNBOUNDED = 100_000
 
 
@@ -131,7 +140,8 @@ def _table(views: Sequence[RunView], root: Path, width: int) -> Table:
     for row in rows:
         row["run"] = cut_begin(row["run"], max(room - _GAP, _SHORTEST_NAME))
         row["reason"] = cut_end(row["reason"], room - longest["run"] - _GAP)
-        styles = {"state": _STYLES.get(row["state"], "red"), "reason": "dim"}
+        colour = COLOURS[_COLOURS.get(row["state"], "red")]
+        styles = {"state": "dim" if row["state"] == "finished" else f"color({colour})", "reason": "dim"}
         grid.add_row(*(Text(row[name], styles.get(name, "")) for name in shown))
     return grid
 

@@ -23,7 +23,7 @@ from trainer_cli.core.checkpoint_config import DigestAlgorithm
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest
 from trainer_cli.core.naming import MANIFEST_FILE
 from trainer_cli.errors import StoreAwayError, UserError
-from trainer_cli.terminal import is_terminal
+from trainer_cli.terminal import COLOURS, format_count, is_terminal
 
 logger = logging.getLogger(__name__)
 
@@ -221,13 +221,16 @@ def _progress(where: str, total: int) -> Iterator[Callable[[int], object]]:
     if is_terminal(sys.stderr):
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.theme import Theme
 
+        # The green and the cyan that rich would take cannot be read on white.
+        theme = Theme({f"progress.{part}": f"color({COLOURS['green']})" for part in ("download", "remaining")})
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        with Progress(*columns, console=Console(stderr=True, theme=theme), transient=True) as bar:
             task = bar.add_task(f"downloading {where}", total=total)
             yield lambda count: bar.advance(task, count)
         return
-    logger.info("downloading %s (%s bytes)", where, f"{total:,}")
+    logger.info("downloading %s (%s)", where, format_count(total, "byte"))
     done, reported = 0, time.monotonic()
 
     def advance(count: int) -> None:
