@@ -32,7 +32,7 @@
   for (const field of document.querySelectorAll("input[placeholder]")) {
     note("text", field, ratio(getComputedStyle(field, "::placeholder").color, field), field.placeholder);
   }
-  const drawn = "path.curve:not(.faint), path.run, .plot circle, .timeline path, .swatch, .medium rect";
+  const drawn = "path.curve:not(.faint), path.run, .plot circle, .timeline path, .swatch, .medium rect[data-tip]";
   for (const node of document.querySelectorAll(drawn)) {
     const style = getComputedStyle(node), tints = node.matches(".swatch") ? [style.backgroundColor] : [style.stroke, style.fill];
     const tint = tints.find((text) => text !== "none");

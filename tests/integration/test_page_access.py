@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from chromium import Page, needs_chromium, page
 from serving import served
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runs"))
 from reported import BEGAN, make_run, make_sweep, validate
 
 from trainer_cli.commands.report import report
+from trainer_cli.loggers.media import _encode_png
 from trainer_cli.runs.run_dir import RunDir
 
 pytestmark = needs_chromium
@@ -71,6 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def add_media(run: RunDir) -> None:
     matrix = {"columns": ["class", *"abcdefghi"], "rows": [[f"{r}", *range(9)] for r in range(9)], "matrix": True}
     media = {
+        "images": {"picture": "media/step2-1.png"},
         "texts": {"sample": "some text " * 30},
         "tables": {"matrix": matrix, "worst": {"columns": ["a", LONG], "rows": [[1, "x"]]}},
     }
@@ -83,6 +86,9 @@ def add_media(run: RunDir) -> None:
         }
         for step in (2, 5, 9)
     ]
+    (run.path / "media").mkdir()
+    pixels = np.full((300, 900, 1), 20, np.uint8)
+    (run.path / "media/step2-1.png").write_bytes(_encode_png(pixels))
     (run.path / "media.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
@@ -192,3 +198,34 @@ def test_a_curve_is_read_and_zoomed_by_keys(folder: Path, tmp_path: Path, chromi
         chromium.press("-")
     assert chromium.run("zoomed") is None
     assert chromium.run(shown) == whole
+
+
+def test_media_have_times_brightness_names_to_find_and_histograms_over_steps(
+    folder: Path, tmp_path: Path, chromium: Page
+) -> None:
+    report([folder / "one"], tmp_path / "report.html", now=BEGAN + 5000)
+    chromium.open((tmp_path / "report.html").as_uri(), width=400)
+    chromium.wait_for("document.querySelector('.medium img').naturalWidth")
+    assert chromium.run("document.querySelector('.medium label span').textContent") == "step 9, 2023-11-14 22:13:29"
+    image = "getComputedStyle(document.querySelector('.medium img'))"
+    assert chromium.run(f"[{image}.filter, parseFloat({image}.width) < 400]") == ["brightness(1) contrast(1)", True]
+    field = "document.querySelector('[data-focus^=\"brightness \"]')"
+    chromium.run(f"{field}.focus()")
+    chromium.press("ArrowRight")
+    chromium.run("document.querySelector('[data-focus^=\"full \"]').click()")
+    assert chromium.run(f"[{image}.filter, {image}.width]") == ["brightness(1.1) contrast(1)", "900px"]
+    assert chromium.run("document.documentElement.scrollWidth - innerWidth") <= 0
+    chromium.run("document.querySelector('[data-focus^=\"reset \"]').click()")
+    assert chromium.run(f"{image}.filter") == "brightness(1) contrast(1)"
+    label = chromium.run("document.querySelector('.distribution svg').ariaLabel")
+    # Of counts 1 and 9 over 0, 1 and 9: half of the values are below 1 + 4 / 9 of 8.
+    assert label.startswith("weights over 3 steps: median from 1.25 to 4.5556, smallest 0, largest 9")
+    assert chromium.run("document.querySelectorAll('.distribution .band').length") == 4
+    plot = "document.querySelector('.medium [role=group][aria-label^=weights]')"
+    chromium.run(f"{plot}.focus()")
+    for text in ("1 from 0 to 1", "9 from 1 to 9"):
+        chromium.press("ArrowRight")
+        assert chromium.run("byId('said').textContent") == text
+    chromium.run("byId('find').value = 'weig'; byId('find').dispatchEvent(new Event('input'))")
+    visible = "[...document.querySelectorAll('.medium')].filter((one) => one.checkVisibility())"
+    assert chromium.run(f"{visible}.map((one) => one.dataset.name)") == ["weights"]

@@ -89,8 +89,8 @@ addEventListener("load", async () => {
     told.axes = [first.view.ys.isLog, first.view.axis];
     told.hash = location.hash;
     told.media = [...document.querySelectorAll(".medium")].map((one) => [
-      one.querySelector("h3").textContent, one.querySelector("label span").textContent,
-      one.querySelectorAll("rect, td, pre").length,
+      one.querySelector("h3").textContent, one.querySelector("label span").textContent.split(",")[0],
+      one.querySelectorAll("rect[data-tip], td, pre").length,
     ]);
     const table = document.querySelector("table:not(.matrix)"), column = table.querySelectorAll("th button")[1];
     column.click(); column.click();

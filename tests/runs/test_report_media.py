@@ -83,6 +83,16 @@ def test_of_many_steps_the_first_the_last_and_some_between_are_shown(run: Path) 
     assert steps == sorted(set(steps))
 
 
+def test_histograms_have_more_steps_and_each_item_its_time(run: Path) -> None:
+    histogram = {"histograms": {"h": {"counts": [1, 2], "edges": [0, 1, 2]}}}
+    write(run, [{"step": step, "time": BEGAN + step, **histogram} for step in range(0, 1000, 10)])
+    items = shown(run)["h"]
+    assert (items[0]["step"], items[-1]["step"], len(items)) == (0, 990, 50)
+    assert items[-1]["time"] == "2023-11-14 22:29:50"
+    write(run, [{"step": 1, "time": 1e300, **histogram}])
+    assert shown(run)["h"][0]["time"] == ""
+
+
 def test_the_newest_of_each_name_come_first_where_there_is_no_room_for_all(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

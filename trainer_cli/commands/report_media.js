@@ -4,10 +4,12 @@ const MOST_COLUMNS = 7;  // A matrix with more columns takes the whole width.
 
 function addMedia(key, block, parent) {
   if (block.title) element("h3", block.title, parent);
+  if (block.media.some((medium) => medium.items[0].image !== undefined)) addImageControls(key, parent);
   const grid = element("div", null, parent, "charts");
   for (const medium of block.media) {
     const isWide = medium.items[0].matrix && medium.items[0].columns.length > MOST_COLUMNS;
     const frame = element("div", null, grid, isWide ? "chart medium wide" : "chart medium"), last = medium.items.length - 1;
+    frame.dataset.name = medium.name;
     element("h3", medium.name, frame);
     const memory = `${key}/${medium.name}/${Object.keys(medium.items[0])[1]}`;
     const label = element("label", null, frame), slider = element("input", null, label), step = element("span", null, label);
@@ -22,10 +24,10 @@ function addMedia(key, block, parent) {
     slider.value = chosen < 0 ? last : chosen;
     const show = () => {
       const item = medium.items[slider.value];
-      step.textContent = `step ${item.step.toLocaleString("en")}`;
+      step.textContent = `step ${item.step.toLocaleString("en")}${item.time ? `, ${item.time}` : ""}`;
       slider.setAttribute("aria-valuetext", step.textContent);
       body.replaceChildren();
-      drawMedium(medium.name, item, body);
+      drawMedium(medium, item, body);
     };
     slider.addEventListener("input", () => {
       if (Number(slider.value) === last) remembered.delete(memory);
@@ -36,16 +38,77 @@ function addMedia(key, block, parent) {
   }
 }
 
-function drawMedium(name, item, parent) {
+// Brightness and contrast of all images of a run, as in TensorBoard, and whether large ones keep their size.
+function addImageControls(key, parent) {
+  const controls = element("div", null, parent, "choices"), memory = `${key}/images`;
+  const settings = remembered.get(memory) || { brightness: 1, contrast: 1, full: false };
+  remembered.set(memory, settings);
+  const show = () => {
+    parent.style.setProperty("--brightness", settings.brightness);
+    parent.style.setProperty("--contrast", settings.contrast);
+    parent.classList.toggle("full", settings.full);
+  };
+  const ranges = ["brightness", "contrast"].map((name) => {
+    const field = element("input", null, element("label", `${name} `, controls));
+    Object.assign(field, { type: "range", min: 0.2, max: 5, step: 0.1, value: settings[name] });
+    field.dataset.focus = `${name} ${key}`;
+    field.addEventListener("input", () => { settings[name] = Number(field.value); show(); });
+    return field;
+  });
+  const label = element("label", null, controls), full = element("input", null, label);
+  Object.assign(full, { type: "checkbox", checked: settings.full });
+  element("span", " actual size", label);
+  full.dataset.focus = `full ${key}`;
+  full.addEventListener("change", () => { settings.full = full.checked; show(); });
+  const reset = element("button", "reset", controls);
+  reset.dataset.focus = `reset ${key}`;
+  reset.addEventListener("click", () => {
+    Object.assign(settings, { brightness: 1, contrast: 1, full: false });
+    for (const field of ranges) field.value = 1;
+    full.checked = false;
+    show();
+  });
+  show();
+}
+
+function drawMedium(medium, item, parent) {
+  const { name } = medium;
   if (item.image !== undefined) {
-    const image = element("img", null, parent);
+    const image = element("img", null, makeScrollable(element("div", null, parent, "picture"), name));
     image.alt = `${name} at step ${item.step}`;
     image.src = item.image;
     // Small pictures, such as digits of 8 x 8 pixels, are enlarged without a blur.
     image.addEventListener("load", () => { if (image.naturalWidth < 160) image.classList.add("small"); });
   } else if (item.text !== undefined) makeScrollable(element("pre", item.text, parent), name);
-  else if (item.counts) drawHistogram(name, item, parent);
+  else if (item.counts) drawHistograms(medium, item, parent);
   else drawMatrix(name, item, parent);
+}
+
+// The values of a histogram below which the shares of all values lie.
+function quantilesOf({ counts, edges }, shares) {
+  const total = counts.reduce((a, b) => a + b, 0);
+  return shares.map((share) => {
+    let left = share * total;
+    const bin = counts.findIndex((count) => { if (count && left <= count) return true; left -= count; return false; });
+    return bin < 0 ? edges[counts.length] : edges[bin] + (left / counts[bin]) * (edges[bin + 1] - edges[bin]);
+  });
+}
+
+const SHARES = [0, 0.07, 0.16, 0.31, 0.5, 0.69, 0.84, 0.93, 1];  // As in TensorBoard.
+
+// The histogram of a step, and above it how the values are distributed over all steps.
+function drawHistograms({ name, items }, item, parent) {
+  if (items.length > 1) {
+    const x = items.map(({ step }) => step), rows = items.map((other) => quantilesOf(other, SHARES));
+    const line = (at) => rows.map((row) => row[at]);
+    const bands = [0, 1, 2, 3].map((at) => ({ name, x, y: line(4), low: line(at), high: line(8 - at), colour: colour(0) }));
+    drawLines(element("div", null, parent, "distribution"), bands, {
+      height: 180, title: "step", marks: [{ at: item.step, text: `step ${item.step}` }],
+      label: `${name} over ${items.length} steps: median from ${format(rows[0][4])} to ${format(rows[rows.length - 1][4])}, `
+        + `smallest ${format(Math.min(...line(0)))}, largest ${format(Math.max(...line(8)))}; bands of 38, 68, 86 and 100 %`,
+    });
+  }
+  drawHistogram(name, item, parent);
 }
 
 function drawHistogram(name, item, parent) {
@@ -58,12 +121,12 @@ function drawHistogram(name, item, parent) {
   item.counts.forEach((count, at) => {
     const bar = document.createElementNS(space, "rect"), height = (count / most) * 118;
     for (const [field, value] of Object.entries({ x: at * width, y: 120 - height, width: width * 0.92, height })) bar.setAttribute(field, value);
-    const tip = document.createElementNS(space, "title");
-    tip.textContent = `${count} from ${edges[at]} to ${edges[at + 1]}`;
-    bar.appendChild(tip);
+    bar.dataset.tip = `${count} from ${edges[at]} to ${edges[at + 1]}`;
     svg.appendChild(bar);
   });
-  parent.appendChild(svg);
+  const plot = element("div", null, parent);
+  plot.appendChild(svg);
+  watchMarks(plot, `${name}: arrow keys show the count of each bin`);
   const range = element("div", null, parent, "range");
   element("span", edges[0], range);
   element("span", `${total.toLocaleString("en")} values, at most ${most.toLocaleString("en")} in a bin`, range);

@@ -6,11 +6,12 @@ import base64
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.commands.report_blocks import Block
+from trainer_cli.commands.report_blocks import Block, clock_time
 from trainer_cli.loggers.media import MEDIA_FILE, MEDIA_FOLDER
 from trainer_cli.runs.metrics import parse_json_lines
 from trainer_cli.runs.record import RunRecord
@@ -18,6 +19,8 @@ from trainer_cli.runs.record import RunRecord
 _MOST_RUNS = 8
 _MOST_STEPS = 12
 """Steps of which a medium is shown: the first, the last, and steps between them."""
+_MOST_HISTOGRAMS = 50
+"""Steps of which a histogram is shown: it is small, and drawn over steps."""
 _MOST_BYTES = 4_000_000
 """Of all media of a run in the page; the newest of each name come first."""
 _READ_BYTES = 16_000_000
@@ -52,8 +55,13 @@ def _read_media(file: Path, size_bytes: int, changed_ns: int) -> list[Block]:
         lines = content.read(_READ_BYTES).split(b"\n")
     # The first line may be cut off; it is left out then, as no JSON.
     by_name: dict[tuple[str, str], dict[int, Any]] = {}
+    times: dict[int, str] = {}
     for record in parse_json_lines(lines):
-        step = record.get("step")
+        step, at = record.get("step"), record.get("time")
+        if isinstance(step, int) and isinstance(at, int | float):
+            # Another program may have written any number.
+            with suppress(ValueError, OverflowError, OSError):
+                times[step] = clock_time(at)
         for kind in ("images", "texts", "tables", "histograms"):
             values = record.get(kind)
             if isinstance(step, int) and isinstance(values, Mapping):
@@ -63,10 +71,14 @@ def _read_media(file: Path, size_bytes: int, changed_ns: int) -> list[Block]:
         name for (kind, name), values in by_name.items() if kind == "tables" and any(map(_is_matrix, values.values()))
     }
     # The numbers say more than the picture of them.
-    shown = {key: _spread(list(values.items())) for key, values in by_name.items() if key not in _pictures(matrices)}
+    shown = {
+        key: _spread(list(values.items()), _MOST_HISTOGRAMS if key[0] == "histograms" else _MOST_STEPS)
+        for key, values in by_name.items()
+        if key not in _pictures(matrices)
+    }
     items: dict[tuple[str, str], list[Block]] = {key: [] for key in shown}
     left_bytes = _MOST_BYTES
-    for age in range(_MOST_STEPS):
+    for age in range(_MOST_HISTOGRAMS):
         for key, values in shown.items():
             if age >= len(values):
                 continue
@@ -74,7 +86,7 @@ def _read_media(file: Path, size_bytes: int, changed_ns: int) -> list[Block]:
             item, size = _item(file.parent, key[0], value)
             if item is not None and size <= left_bytes:
                 left_bytes -= size
-                items[key].insert(0, {"step": step, **item})
+                items[key].insert(0, {"step": step, **item, "time": times.get(step, "")})
     return [{"name": name, "items": steps} for (_, name), steps in items.items() if steps]
 
 
@@ -86,12 +98,12 @@ def _is_matrix(value: Any) -> bool:
     return isinstance(value, Mapping) and value.get("matrix") is True
 
 
-def _spread(values: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """At most `_MOST_STEPS` of them: the first, the last, and as many between them at equal distances."""
+def _spread(values: list[tuple[int, Any]], most: int) -> list[tuple[int, Any]]:
+    """At most `most` of them: the first, the last, and as many between them at equal distances."""
     last = len(values) - 1
-    if last < _MOST_STEPS:
+    if last < most:
         return values
-    return [values[round(index * last / (_MOST_STEPS - 1))] for index in range(_MOST_STEPS)]
+    return [values[round(index * last / (most - 1))] for index in range(most)]
 
 
 def _item(folder: Path, kind: str, value: Any) -> tuple[Block | None, int]:

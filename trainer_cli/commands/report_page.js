@@ -507,6 +507,7 @@ function showGroups() {
 function findCharts() {
   const isFound = finder(byId("find").value);
   for (const chart of charts.values()) if (chart.block.curves) chart.frame.hidden = !chart.block.curves.some((curve) => isFound(curve.name));
+  for (const frame of document.querySelectorAll(".medium")) frame.hidden = !isFound(frame.dataset.name);
 }
 
 for (const id of ["x", "smooth", "group"]) {
