@@ -312,7 +312,7 @@ def test_names_of_a_hostile_run_stay_texts_and_the_page_asks_no_network_for_anyt
     assert page.count("</script>") == 2
     assert "default-src 'none'" in page
     ours = re.sub('id="data">.*?</script>', "", page, flags=re.DOTALL).replace("http://www.w3.org/2000/svg", "")
-    assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!#)|@import|url\((?!#)|https?://", ours)
+    assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!#|data:)|@import|url\((?!#)|https?://", ours)
 
 
 def test_the_command_writes_a_report_and_replaces_only_a_report(empty_folder: Path, capsys: Captured) -> None:
