@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny import ListLogger, Noisy, StopAt, StopInEvaluation, everything, loader, same, trainer, without_clock
+from tiny import ListLogger, Noisy, StopAt, StopInEvaluation, Unsized, everything, loader, same, trainer, without_clock
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
@@ -146,6 +146,14 @@ def test_a_run_that_it_ended_is_finished_until_it_is_longer_or_more_patient(tmp_
     assert (made.loaded_step, result.step) == (5, 8), "the next one is"
     made, result = fit(4, max_duration=21)
     assert (made.loaded_step, result.step) == (8, 10)
+
+
+@pytest.mark.parametrize(("patience", "ends"), [("1ep", 3), ("2ep", 6)])
+def test_a_patience_in_epochs_of_unknown_length_counts_their_ends(patience: str, ends: int) -> None:
+    made = trainer(
+        callbacks=[_stopping(patience=patience), Scores()], settings={"max_duration": 12, "eval_interval": 1}
+    )
+    assert made.fit(Unsized(3)).step == ends
 
 
 def test_a_patience_in_another_unit_counts_from_when_it_is_first_asked(tmp_path: Path) -> None:

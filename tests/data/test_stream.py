@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from trainer_cli.data.adapt import as_loader
+from trainer_cli.data.position import StateWatch
 from trainer_cli.data.stream import StreamLoader
 from trainer_cli.data.user_loader import UserLoader
 from trainer_cli.data.workers import WorkerError
@@ -279,3 +280,25 @@ def test_a_state_that_never_moves_is_a_warning_after_two_batches(
             pass
     loader.close()
     assert caplog.text.count("is the same after two batches") == int(warned)
+
+
+A, B = torch.zeros(2), torch.ones(2)
+# Two states after one another, and whether they are certainly equal.
+PAIRS = {
+    "nested": ({"a": {"b": [A, 1]}}, {"a": {"b": [A, 1]}}, True),
+    "nested, moved": ({"a": {"b": [A, 1]}}, {"a": {"b": [B, 1]}}, False),
+    "a key more": ({"a": 1}, {"a": 1, "b": 1}, False),
+    "a list grows": ({"a": [1]}, {"a": [1, 1]}, False),
+    "tuples": ({"a": (A, "x")}, {"a": (A, "x")}, True),
+    "other shapes": ({"a": torch.zeros(2)}, {"a": torch.zeros(3)}, False),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_states_are_compared_whole(pair: str, caplog: pytest.LogCaptureFixture) -> None:
+    first, second, are_equal = PAIRS[pair]
+    watch = StateWatch(Counting(), stateful=True)
+    watch.begin()
+    watch.see(first)
+    watch.see(second)
+    assert caplog.text.count("is the same after two batches") == int(are_equal)
