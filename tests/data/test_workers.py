@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -545,6 +546,68 @@ def test_workers_end_soon_after_their_parent_was_killed(pause: float) -> None:
         while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any(alive(pid) for pid in workers)
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder for temporary files, with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+ENDS = {
+    "end of the program": "",
+    "error": "raise SystemExit(1)",
+    "killed workers": "for child in multiprocessing.active_children(): child.kill()",
+    "killed program": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+@pytest.mark.parametrize("pause", [0.0, 3600.0], ids=["idle", "busy"])
+@pytest.mark.parametrize("end", ENDS)
+def test_no_end_leaves_a_folder_of_the_workers_behind(end: str, pause: float, temporary: Path) -> None:
+    body = f"""
+    import multiprocessing
+    next(iterator)
+    print(len(os.listdir({str(temporary)!r})), flush=True)
+    {ENDS[end]}
+    """
+    with start(body, pause=pause) as process:
+        out, err = process.communicate(timeout=500)
+    assert int(out) > 0, err
+    deadline = time.monotonic() + 500
+    while os.listdir(temporary) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert os.listdir(temporary) == []
+
+
+def test_a_folder_of_temporary_files_that_was_cleaned_is_made_again(temporary: Path) -> None:
+    body = f"""
+    import shutil
+    next(iterator)
+    iterator.close()
+    for name in os.listdir({str(temporary)!r}):
+        shutil.rmtree(os.path.join({str(temporary)!r}, name))
+    print(next(Loader(Numbers(), 4, shuffle=False, seed=0, num_workers=2).iterate(0)).tolist())
+    """
+    with start(body) as process:
+        out, err = process.communicate(timeout=500)
+    assert (out, err) == ("[0, 1, 2, 3]\n", "")
+
+
+@pytest.mark.parametrize(("bytes_more", "fits"), [(0, True), (1, False)])
+def test_a_folder_of_temporary_files_is_refused_where_its_path_is_too_long_for_sockets(
+    bytes_more: int, fits: bool, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 89 bytes are left for the folder of the sockets, of which its own name needs 14.
+    folder = temporary / ("x" * (89 - 14 - len(str(temporary)) - 1 + bytes_more))
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with start("print(len(next(iterator)))") as process:
+        out, err = process.communicate(timeout=500)
+    assert (out == "4\n") is fits, err
+    assert ("(TMPDIR). Set the environment variable TMPDIR to a shorter path" in err) is not fits
 
 
 @pytest.mark.parametrize("pause", [0.0, 3600.0])

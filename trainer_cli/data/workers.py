@@ -11,6 +11,7 @@ import ctypes
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -20,12 +21,13 @@ from contextlib import contextmanager
 from functools import cache, partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
-from trainer_cli.errors import TrainError
+from trainer_cli.errors import TrainError, UserError
 
 TIMEOUT_S = 600.0
 """Default limit of the wait for a batch."""
@@ -36,6 +38,8 @@ LOADERS_GRACE_S = 5.0
 
 _PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _WATCH_S = 0.1
+_LONGEST_FOLDER = 107 - len("/listener-01234567")
+"""Maximum number of bytes of a path in which multiprocessing makes its sockets; Linux limits theirs to 107."""
 _SHARED_MEMORY = ("shared memory", "</torch_")
 """Texts by which errors of torch about a file in /dev/shm are recognized."""
 _SHARED_MEMORY_CURE = "Use fewer workers, or none (data.num_workers=0), or enlarge /dev/shm (docker run --shm-size=8g)."
@@ -65,6 +69,7 @@ class WorkerProcesses:
         Torch's handler of SIGCHLD is removed, because it raises an error anywhere in the main thread, even inside a
         save. Torch's iterator also checks its workers itself, every five seconds of a wait.
         """
+        _make_folder_of_sockets()
         earlier = set(multiprocessing.active_children())
         # Inherited by the workers, so that no signal reaches them before they ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
@@ -129,6 +134,25 @@ class WorkerProcesses:
             finally:
                 self._end()
                 self._closing.value = False
+
+
+def _make_folder_of_sockets() -> None:
+    """Make the folder of the sockets by which workers send tensors; they inherit it.
+
+    This process removes it at its exit. Each worker would otherwise make one of its own, which stays if it is killed.
+
+    Raises:
+        UserError: its path is too long for a socket. A worker would send no batch, and report nothing.
+    """
+    folder = get_temp_dir()
+    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
+        raise UserError(
+            f"the path of the folder for temporary files is too long for sockets of data workers: {folder}",
+            where="TMPDIR",
+            cure="Set the environment variable TMPDIR to a shorter path, such as /tmp, or use data.num_workers=0.",
+        )
+    # A cleaner of old files may have removed it.
+    os.makedirs(folder, mode=0o700, exist_ok=True)
 
 
 @contextmanager
@@ -382,6 +406,9 @@ def _exit_in_time(closing: Any, parents_pid: int) -> None:
     parent = multiprocessing.parent_process()
     while os.getppid() == parents_pid and parent is not None and parent.is_alive() and not closing.value:
         time.sleep(_WATCH_S)
+    if not closing.value:
+        # The parent was killed, and cannot remove it.
+        shutil.rmtree(get_temp_dir(), ignore_errors=True)
     # Not sys.exit, which would end this thread alone.
     os._exit(0)
 
