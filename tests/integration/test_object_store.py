@@ -89,6 +89,20 @@ def test_checkpoints_in_the_store_are_kept_evaluated_and_looked_after(url: str, 
     assert f"{url}/step40 (step 40)" in planned.out
 
 
+def test_the_same_command_sends_the_final_checkpoint_of_a_run_whose_store_refused_it(url: str, tmp_path: Path) -> None:
+    from trainer_cli.checkpoint.storage.object_client import ObjectClient
+
+    client, stored = ObjectClient(url), (*SMALL, "name=stored", f"checkpoint.folder={url}")
+    # The claim of another run, so that this one cannot send its checkpoint.
+    client.put("step20/.writing", b"another run")
+    refused = train("fit", *stored, cwd=tmp_path)
+    assert (refused.code, "step20 could not be sent" in refused.err) == (1, True), refused.err
+    client.delete("step20/.writing")
+    again = trained(*stored, cwd=tmp_path)
+    assert f"sent {url}/step20" in again.err
+    assert client.get("step20/manifest.json") is not None
+
+
 def test_a_file_of_another_program_is_fetched_from_the_store(url: str, endpoint: str, tmp_path: Path) -> None:
     import boto3
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from trainer_cli.checkpoint.catalog import catalog_of, read_small
+from trainer_cli.checkpoint.catalog import Catalog, catalog_of, read_small
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.storage.open import open_storage
@@ -138,9 +138,13 @@ def manifest_of(checkpoint: Path) -> Manifest | None:
     return None if kind_of(checkpoint) is not None else catalog_of(checkpoint.parent).entry(checkpoint.name).manifest
 
 
-def read_small_file(checkpoint: Path, file: str) -> bytes | None:
-    """Read a small file of a checkpoint and verify its digest; None if the checkpoint has no such file."""
-    catalog = catalog_of(checkpoint.parent)
+def read_small_file(checkpoint: Path, file: str, catalog: Catalog | None = None) -> bytes | None:
+    """Read a small file of a checkpoint and verify its digest; None if the checkpoint has no such file.
+
+    Args:
+        catalog: that of its folder, which a run needs for a checkpoint that is not in the object store yet.
+    """
+    catalog = catalog or catalog_of(checkpoint.parent)
     manifest = catalog.entry(checkpoint.name).manifest
     if manifest is None or file not in manifest.files:
         return None
@@ -151,14 +155,17 @@ def read_small_file(checkpoint: Path, file: str) -> bytes | None:
         return read_verified(folder, manifest, file)
 
 
-def config_of(checkpoint: Path) -> tuple[Path | str, str]:
+def config_of(checkpoint: Path, catalog: Catalog | None = None) -> tuple[Path | str, str]:
     """The config of a checkpoint, else of its run, as (source, text).
 
     The source is the file, or the text itself for a checkpoint in an object store. Both are empty without a config.
+
+    Args:
+        catalog: see `read_small_file`.
     """
     if kind_of(checkpoint) is not None:
         return "", ""
-    if (content := read_small_file(checkpoint, CONFIG_FILE)) is not None:
+    if (content := read_small_file(checkpoint, CONFIG_FILE, catalog)) is not None:
         return content.decode() if is_url(checkpoint) else checkpoint / CONFIG_FILE, content.decode()
     run = RunDir(checkpoint.parent.parent)
     return (run.config_file, run.read_config()) if run.config_file.is_file() else ("", "")

@@ -146,7 +146,7 @@ def start_existing(
     if choice.entry is not None:
         if finished is not None:
             # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's.
-            source, _ = config_of(choice.catalog.folder / choice.entry.name)
+            source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
             trained = from_yaml(source, trusted=True, missing_ok=True)
             if reopens(trained.config.loop, config.loop):
                 finished = None
@@ -308,7 +308,7 @@ def _find_lost_run(catalog: Catalog, run_dir: str) -> str | None:
     # The newest first: earlier ones may be of a run that had the folder before.
     for entry in catalog.newest_first():
         if entry.manifest is not None and entry.valid:
-            source, _ = config_of(catalog.folder / entry.name)
+            source, _ = config_of(catalog.folder / entry.name, catalog)
             if source and from_yaml(source, trusted=True, missing_ok=True).config.run_dir == run_dir:
                 return entry.manifest.run_id
     return None
@@ -326,7 +326,7 @@ def _start_lost(
     choice = choose(composed.config.resume, catalogs, run_id, check=check, quarantine=not read_only)
     assert choice.entry is not None
     assert choice.entry.manifest is not None
-    source, _ = config_of(choice.catalog.folder / choice.entry.name)
+    source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
     stored = from_yaml(source, trusted=True, missing_ok=True)
     stored_values = values_found(composed, stored)
     composed = with_values(composed, stored_values)
