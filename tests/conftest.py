@@ -90,6 +90,7 @@ _HEAVY = (
     "tests/config/test_compose",
     "tests/config/test_hydra_compat",
     "tests/config/test_json_schema",
+    "tests/config/test_merging",
     "tests/config/test_origins",
     "tests/config/test_wrong_lists",
     "tests/config/test_wrong_overrides",

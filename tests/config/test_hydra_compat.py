@@ -35,6 +35,7 @@ ALLOWED = {
     "override._value",
     "node._content",
     "node._get_node",
+    "node._metadata",
     "node._value",
 }
 
@@ -171,11 +172,11 @@ def test_long_lists_are_written_as_by_omegaconf(values: dict[str, Any]) -> None:
     assert hydra_compat.to_yaml(OmegaConf.create(values)) == OmegaConf.to_yaml(OmegaConf.create(values))
 
 
-@pytest.mark.parametrize("number", [0, -7, 2**60, 1.5, math.inf])
-def test_the_node_of_a_number_is_that_of_omegaconf(number: float) -> None:
+@pytest.mark.parametrize("value", [0, -7, 2**60, 1.5, math.inf, True, None, "", "a", "???", "$a", "${b}"])
+def test_the_node_of_a_value_is_that_of_omegaconf(value: Any) -> None:
     parent = OmegaConf.create([])
-    node, expected = hydra_compat._make_number(number, 3, parent), omegaconf.AnyNode(number, 3, parent)
-    assert (type(node), node._metadata, node._val) == (omegaconf.AnyNode, expected._metadata, number)
+    node, expected = hydra_compat._make_node(value, 3, parent), omegaconf.AnyNode(value, 3, parent)
+    assert (type(node), node._metadata, node._val) == (omegaconf.AnyNode, expected._metadata, value)
     assert node._get_parent() is parent
     assert vars(node).keys() == vars(expected).keys()
     node._set_value("text")

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import Override
-from omegaconf import OmegaConf
 
 from trainer_cli.config import hydra_compat
-from trainer_cli.config.check import COMPONENTS, switches_off, to_plain
+from trainer_cli.config.check import COMPONENTS, switches_off
 from trainer_cli.config.fields import KeyPath, defaults
 from trainer_cli.config.files import ConfigFiles, is_component, read_chosen_groups, value_at
 from trainer_cli.config.hydra_compat import SCHEMA, DefaultsList, Merged
+from trainer_cli.config.merging import MergedConfig
 from trainer_cli.config.overrides import line_of, parse_overrides
 from trainer_cli.config.provenance import Provenance, Source
 from trainer_cli.config.search_path import SearchPath, find, label
@@ -50,7 +50,7 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
         for_hydra += parse_overrides([f"~{group}" for group in replaced]).overrides
         listed = hydra_compat.defaults_list(repository, search.primary, for_hydra)
     # Without the schema's types: the merge keeps what was written, and `validate` explains what does not fit.
-    config = OmegaConf.create()
+    config = MergedConfig()
     sources: list[Source] = []
     for entry in listed.merged:
         package = tuple(entry.package.split(".")) if entry.package else ()
@@ -61,14 +61,14 @@ def merge(search: SearchPath, choices: Sequence[Override], files: ConfigFiles) -
             hidden = ("defaults",) if package else ("defaults", "hydra")
             values = {key: value for key, value in (files[file].values or {}).items() if key not in hidden}
         # Interpolations stay as they are written, since later files may change what they refer to.
-        reason = hydra_compat.merge_into(config, values, entry.package)
+        reason = config.merge(values, entry.package)
         if file is None:
             continue
         source = Source(label(file, search.cwd), files[file].node, package)
         if reason is not None:
-            _report_conflict(files[file], source, values, to_plain(config), Provenance(sources), reason)
+            _report_conflict(files[file], source, values, config.values, Provenance(sources), reason)
         sources.append(source)
-    merged = to_plain(config)
+    merged = config.values
     # After the merge, so that values of the section that a file sets go too.
     for choice in choices:
         if switches_off(choice):

@@ -7,8 +7,8 @@
 - `Override._value` says whether a string was in quotes.
 - `_authorize_target_name` and `_get_resolved_target_name_for_check` are Hydra's list of blocked targets.
 - `BaseContainer._resolvers` has the names of the resolvers; the public API answers for one name at a time.
-- `_content`, `_get_node`, `_value` and the state of a node make and read trees of plain values: OmegaConf checks each
-  value again in each container above it, and each item of a list as if it were a container.
+- `_content`, `_metadata`, `_get_node`, `_value` and the state of a node make and read trees of plain values: OmegaConf
+  checks the flags and the type of each value, again in each container above it.
 - `get_yaml_loader` reads plain values as OmegaConf does: `1e3` is a number, a date is a string.
 """
 
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import yaml
 from hydra import version
@@ -32,7 +32,6 @@ from hydra.errors import HydraException, InstantiationException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf._utils import get_yaml_loader
-from omegaconf.base import Metadata
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
@@ -83,13 +82,35 @@ def repository(configs: Configs) -> ConfigRepository:
     return _Repository(_Source(configs))
 
 
+_listed: dict[tuple[str, str], tuple[dict[_Question, str], DefaultsList]] = {}
+"""Primary config and overrides -> what was asked of the configs, with the answers, and the list that follows."""
+_MOST_LISTED = 64
+
+
 def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Override]) -> DefaultsList:
     """The configs that the primary config and the overrides (of groups) choose.
+
+    A list is computed again only if a config answers otherwise than when it was computed: that takes half of the time
+    of a composition, and many have the same choices, such as the jobs of a sweep.
 
     Raises:
         HydraException: a choice that cannot be made; its message names it.
         RecursionError: a defaults list that leads back to its own file.
     """
+    source = repository.get_sources()[0]
+    assert isinstance(source, _Source)
+    key = (primary, repr(overrides))
+    answers, listed = _listed.get(key, ({}, None))
+    # In the order in which they were asked, so that no file is read that the list does not need.
+    if listed is None or any(source.answer(question) != answer for question, answer in answers.items()):
+        listed = _compute_defaults_list(repository, primary, overrides)
+        if len(_listed) >= _MOST_LISTED:
+            _listed.clear()
+        _listed[key] = ({**source.answers}, listed)
+    return DefaultsList([*listed.merged], {**listed.chosen})
+
+
+def _compute_defaults_list(repository: ConfigRepository, primary: str, overrides: list[Override]) -> DefaultsList:
     # Hydra reads its compatibility level from global state, which another user of Hydra may have set.
     version.setbase("1.3")
     # Without Hydra's own config: its settings of logging and job folders have no effect here.
@@ -127,22 +148,34 @@ def _fill(config: DictConfig, values: Mapping[Any, Any]) -> None:
 def _make_node(value: Any, key: str | int, parent: DictConfig | ListConfig) -> DictConfig | ListConfig | AnyNode:
     """The node that OmegaConf wraps a value in that is assigned to `parent[key]`."""
     if isinstance(value, Mapping):
-        mapping = DictConfig({}, key, parent)
+        mapping = _copy_empty(_EMPTY_MAPPING, key, parent)
+        mapping.__dict__["_content"] = {}
         _fill(mapping, value)
         return mapping
     if type(value) is list:
-        items = ListConfig([], key, parent)
-        items.__dict__["_content"].extend(_make_node(item, index, items) for index, item in enumerate(value))
+        items = _copy_empty(_EMPTY_LIST, key, parent)
+        items.__dict__["_content"] = [_make_node(item, index, items) for index, item in enumerate(value)]
         return items
-    return _make_number(value, key, parent) if type(value) in (int, float) else AnyNode(value, key, parent)
+    if type(value) in (int, float, bool, type(None)) or (type(value) is str and "${" not in value):
+        node = _copy_empty(_NULL, key, parent)
+        node.__dict__["_val"] = value
+        return node
+    return AnyNode(value, key, parent)
 
 
-def _make_number(number: float, key: str | int, parent: DictConfig | ListConfig) -> AnyNode:
-    """`AnyNode(number, key, parent)` without its checks of flags and types, which take most of the time."""
-    node = AnyNode.__new__(AnyNode)
-    metadata = Metadata(ref_type=Any, object_type=None, key=key, optional=True)
-    node.__setstate__({"_metadata": metadata, "_parent": parent, "_val": number})
-    return node
+_NodeKind = TypeVar("_NodeKind", DictConfig, ListConfig, AnyNode)
+_EMPTY_MAPPING, _EMPTY_LIST, _NULL = DictConfig({}), ListConfig([]), AnyNode(None)
+
+
+def _copy_empty(node: _NodeKind, key: str | int, parent: DictConfig | ListConfig) -> _NodeKind:
+    """A node like `node`, whose content the caller sets. Its constructor's checks of flags take most of the time."""
+    metadata = object.__new__(type(node._metadata))
+    metadata.__dict__.update(node._metadata.__dict__, key=key)
+    if metadata.flags is not None:
+        metadata.flags = dict(metadata.flags)  # Each node has flags of its own.
+    made = object.__new__(type(node))
+    made.__dict__.update(node.__dict__, _metadata=metadata, _parent=parent)
+    return made
 
 
 def read_values(node: Any) -> Any:
@@ -176,7 +209,7 @@ def _fill_long_lists(config: DictConfig, long_lists: _LongLists) -> None:
         for key in path:
             node = node._get_node(key)
         assert isinstance(node, ListConfig) and not node._content, f"no empty list at {path}"
-        node.__dict__["_content"] = [_make_number(number, index, node) for index, number in enumerate(numbers)]
+        node.__dict__["_content"] = [_make_node(number, index, node) for index, number in enumerate(numbers)]
 
 
 _IN_PLACE = 2**127
@@ -276,38 +309,68 @@ def is_blocked(target: Any) -> bool:
     return False
 
 
+class _Question(NamedTuple):
+    """What a defaults list depends on: the config `name`, whether it is a group, or the options of that group."""
+
+    about: Literal["config", "is group", "options"]
+    name: str
+
+
 class _Source(ConfigSource):
     def __init__(self, configs: Configs) -> None:
         super().__init__("main", f"{self.scheme()}://")
         self._configs = configs
+        self.answers: dict[_Question, str] = {}
+        """Everything that was asked, in that order."""
 
     @staticmethod
     def scheme() -> str:
         return "train"
 
+    def answer(self, question: _Question) -> str:
+        """The answer, as a text that differs wherever the defaults list may."""
+        match question:
+            case ("is group", name):
+                return repr(self.is_group(name))
+            case ("options", group):
+                return repr(self.list(group, None))
+            case (_, name):
+                return repr(self._load(name))
+
+    def _load(self, config_path: str) -> tuple[dict[Any, Any], str | None] | None:
+        """The keys of a config, its defaults list, and its package.
+
+        Without the values, which take time: of those Hydra asks only whether there are any.
+        """
+        name = config_path.removesuffix(".yaml")
+        loaded = self._configs.load(name)
+        keys = None if loaded is None else {
+            key: type(value)() if key != "defaults" and isinstance(value, dict | list) else value
+            for key, value in loaded.values.items()
+        }  # fmt: skip
+        known = None if loaded is None or keys is None else (keys, loaded.package)
+        self.answers[_Question("config", name)] = repr(known)
+        return known
+
     def load_config(self, config_path: str) -> ConfigResult:
-        loaded = self._configs.load(config_path.removesuffix(".yaml")) or Loaded({}, None)
-        # Without the values, which take time: of those Hydra asks only whether there are any.
-        config = create(
-            {
-                key: type(value)() if key != "defaults" and isinstance(value, dict | list) else value
-                for key, value in loaded.values.items()
-            }
-        )
-        return ConfigResult(provider=self.provider, path=self.path, config=config, header={"package": loaded.package})
+        keys, package = self._load(config_path) or ({}, None)
+        return ConfigResult(provider=self.provider, path=self.path, config=create(keys), header={"package": package})
 
     def is_group(self, config_path: str) -> bool:
-        return self._configs.is_group(config_path)
+        known = self._configs.is_group(config_path)
+        self.answers[_Question("is group", config_path)] = repr(known)
+        return known
 
     def is_config(self, config_path: str) -> bool:
-        name = config_path.removesuffix(".yaml")
-        return name == SCHEMA or self._configs.load(name) is not None
+        return config_path.removesuffix(".yaml") == SCHEMA or self._load(config_path) is not None
 
     def available(self) -> bool:
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return self._configs.options(config_path)
+        names = self._configs.options(config_path)
+        self.answers[_Question("options", config_path)] = repr(names)
+        return names
 
 
 class _Repository(ConfigRepository):

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from hydra.core.override_parser.types import Override, OverrideType
-from omegaconf import OmegaConf
 
-from trainer_cli.config.check import to_plain
 from trainer_cli.config.fields import KeyPath
-from trainer_cli.config.hydra_compat import SCHEMA, apply_override, create
+from trainer_cli.config.hydra_compat import SCHEMA
+from trainer_cli.config.merging import MergedConfig
 from trainer_cli.config.overrides import Append, line_of, override_error, path_of
 from trainer_cli.config.search_path import SearchPath, options
 from trainer_cli.core.patterns import did_you_mean, nearest
@@ -26,20 +25,18 @@ def apply(
     values: Mapping[str, Any], overrides: Sequence[Override], search: SearchPath
 ) -> tuple[dict[str, Any], list[ConfigError]]:
     """Apply overrides to plain values, each as Hydra does. Returns the values, and a mistake for each refused one."""
-    # Through OmegaConf, so that a value is merged by the rules that Hydra's documentation gives.
-    config = create(values)
-    OmegaConf.set_struct(config, True)  # Only `+` may add keys.
+    config = MergedConfig(values)
     mistakes: list[ConfigError] = []
     for override in overrides:
         if _names_components(override):
             override = replace(override, type=OverrideType.ADD)
         # Hydra would accept some of these with a surprising result, and explain others badly.
-        mistake = _why_refused(to_plain(config), override, search, values)
-        if mistake is None and (reason := apply_override(config, override)) is not None:
+        mistake = _why_refused(config.values, override, search, values)
+        if mistake is None and (reason := config.apply(override)) is not None:
             mistake = override_error(f"{line_of(override)}: {reason}")
         if mistake is not None:
             mistakes.append(mistake)
-    return to_plain(config), mistakes
+    return config.values, mistakes
 
 
 def _names_components(override: Override) -> bool:

@@ -243,12 +243,16 @@ def _entries(folder: str) -> tuple[list[str], dict[str, bool]]:
 
 def _is_checkout(folder: Path) -> bool:
     try:
-        text = (folder / "pyproject.toml").read_text(encoding="utf-8")
-        import tomllib  # Slow to import, and rarely needed.
-
-        project = tomllib.loads(text).get("project", {})
+        return _is_named_as_this_project((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
+
+
+@cache
+def _is_named_as_this_project(pyproject: str) -> bool:
+    import tomllib  # Slow to import, and rarely needed.
+
+    project = tomllib.loads(pyproject).get("project", {})
     return isinstance(project, dict) and project.get("name") == PROJECT
 
 
