@@ -343,4 +343,4 @@ def test_ranks_agree_on_a_batch_size_that_fits_on_each_and_on_a_rate(fits: Fits)
     assert list(decisions) == ["data.batch_size", "optimizer.lr"]
     decision = decisions["data.batch_size"]
     assert (decision["value"], decision["measured"]["sizes"]) == (8, [2, 4, 8, 16])
-    assert decision["reason"].endswith("(the smallest of 2 ranks)")
+    assert decision["reason"].endswith(f"(the smallest of {RANKS} ranks)")
