@@ -257,26 +257,38 @@ def test_a_count_agrees_with_its_noun_and_has_separators(noun: str, plural: str)
     assert counts == [f"0 {plural}", f"1 {noun}", f"2 {plural}", f"1,234 {plural}"]
 
 
-_NOUN = re.compile(
-    r" (more )?(step|sample|batche|run|checkpoint|job|file|record|chart|tensor|processe|stretche)s\b(?!/s)"
-)
-# Counts that are at least 2, by the condition before them or by what they count.
+_NOUNS = (
+    "step", "sample", "batche", "run", "checkpoint", "job", "file", "record", "chart", "tensor", "processe", "stretche",
+    "byte", "token", "window", "row", "sequence", "document", "worker", "rank", "failure", "attempt", "parameter",
+    "layer", "value", "optimizer", "schedule", "machine", "evaluation", "time", "stop", "mapping", "element", "metric",
+    "epoch", "number", "task", "mistake", "loader", "dataset", "group", "key", "warning", "node", "column", "block",
+)  # fmt: skip
+_NOUN = re.compile(rf" (more )?({'|'.join(_NOUNS)})s\b(?!/s)")
+_LOGGED = re.compile(rf"%d (more )?({'|'.join(_NOUNS)})s\b(?!/s)")
+# Counts that are at least 2, by the condition before them or by what they count; and what is no count.
 _SEVERAL = {
-    "len(step.batches)", "len(named)", "len(paths)", "len(shares)", "len(chosen)", "len(matches)", "most",
-    "len(winners)", "len(rates)", "len(result.rates)", "len(records)", "group.world_size", "world_size",
-    "ranks.world_size", "group.data_size",
+    "self._second_ctrl_c()", "token.name",
+    "len(step.batches)", "len(named)", "len(paths)", "len(chosen)", "len(matches)", "most", "len(winners)",
+    "len(rates)", "len(result.rates)", "len(records)", "group.world_size", "world_size", "ranks.world_size",
+    "group.data_size", "accumulated", "tensor_size", "processes", "group.machines", "self.num_workers", "ranks",
+    "self.world_size", "len(mistakes)", "tasks", "size", "LARGEST_COUNT",
+    "_MOST_FILES", "', '.join(map(str, rows[:5]))",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("folder", ["commands", "loggers", "runs"])
-def test_a_count_on_the_screen_is_written_by_format_count(folder: str) -> None:
-    bare = [
-        f"{file.name}:{value.lineno}: {ast.unparse(value.value)}{after.value}"
-        for file in sorted((Path(trainer_cli.__file__).parent / folder).rglob("*.py"))
-        for text in ast.walk(ast.parse(file.read_text()))
-        if isinstance(text, ast.JoinedStr)
-        for value, after in zip(text.values, text.values[1:], strict=False)
-        if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)
-        if _NOUN.match(str(after.value)) and ast.unparse(value.value) not in _SEVERAL
-    ]
-    assert bare == []
+def test_a_count_in_a_message_is_written_by_format_count() -> None:
+    package = Path(trainer_cli.__file__).parent
+    bare = []
+    for file in sorted(package.rglob("*.py")):
+        for text in ast.walk(ast.parse(file.read_text())):
+            if isinstance(text, ast.JoinedStr):
+                bare += [
+                    f"{file.relative_to(package)}:{value.lineno}: {ast.unparse(value.value)}{after.value}"
+                    for value, after in zip(text.values, text.values[1:], strict=False)
+                    if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant)
+                    if _NOUN.match(str(after.value)) and ast.unparse(value.value) not in _SEVERAL
+                ]
+            elif isinstance(text, ast.Call) and text.args and isinstance(text.args[0], ast.Constant):
+                found = _LOGGED.search(str(text.args[0].value))
+                bare += [f"{file.relative_to(package)}:{text.lineno}: {found[0]}"] if found else []
+    assert "\n".join(bare) == ""

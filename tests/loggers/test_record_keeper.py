@@ -13,6 +13,7 @@ import pytest
 from trainer_cli.errors import TrainError, UserError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.record_keeper import RecordKeeper
+from trainer_cli.terminal import format_count
 
 
 class Service(Logger):
@@ -124,7 +125,7 @@ def test_a_record_that_a_service_never_takes_keeps_no_others_back(caplog: pytest
         wait(keeper)
     keeper.close()
     assert logger.steps == [1, 3, 4, 5, 6, 7, 8]
-    assert "x lacks 1 records" in caplog.text
+    assert "x lacks 1 record" in caplog.text
 
 
 class Refusing(Service):
@@ -228,7 +229,7 @@ def test_a_logger_whose_last_write_fails_is_closed(caplog: pytest.LogCaptureFixt
     with pytest.raises(ValueError, match="a fault of its own"):
         keeper.close()
     assert logger.closed == 1
-    assert "x lacks 1 records" in caplog.text
+    assert "x lacks 1 record" in caplog.text
 
 
 def test_the_memory_of_kept_records_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
@@ -349,7 +350,7 @@ def test_what_an_earlier_process_could_not_send_is_sent_at_the_start(
         keeper.start(write_metrics(tmp_path, range(1, 7)), 4)
     keeper.log(a_record(5))
     assert logger.steps == [1, 2, 3, 4, 5]
-    assert (f"x lacks {4 - received} records up to step 4" in caplog.text) is (received < 4)
+    assert (f"x lacks {format_count(4 - received, 'record')} up to step 4" in caplog.text) is (received < 4)
 
 
 def test_a_service_that_fails_while_it_gets_missing_records_gets_the_rest_later(tmp_path: Path) -> None:
@@ -431,7 +432,7 @@ def test_missing_records_hold_no_step_up_for_long(tmp_path: Path, caplog: pytest
     lacking = 1_040 - len(logger.steps)
     assert logger.steps == list(range(1, len(logger.steps) + 1))
     assert 0 < lacking < 100
-    assert f"x lacks {lacking} records" in caplog.text
+    assert f"x lacks {format_count(lacking, 'record')}" in caplog.text
 
 
 def test_the_memory_is_bounded_with_missing_records_too(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_each_run_ends_the_same_on_both_ranks(fits: Fits) -> None:
     for how in HOW:
         expected[f"{how}/stopped"] = "75"
         expected[f"{how}/raise"] = "the loss or the weights are not finite at step 6."
-    expected["ddp/skip_bounded"] = "1 steps up to step 6 were not finite, and were skipped."
+    expected["ddp/skip_bounded"] = "the run skipped 1 step up to step 6 for values that are not finite."
     expected["ddp/back_bounded"] = "the run went back 0 times, and is not finite at step 6."
     for of_rank in fits.ends:
         for name, end in expected.items():

@@ -177,7 +177,7 @@ def test_a_tensor_size_needs_fsdp_and_must_divide_the_processes() -> None:
     for strategy in (ParallelStrategy.single, ParallelStrategy.ddp):
         with pytest.raises(ConfigError, match="Choose parallel=fsdp"):
             strategy_of(ParallelConfig(strategy=strategy, tensor_size=2), Dtype.fp32, ALONE)
-    with pytest.raises(ConfigError, match="tensor_size is 2, which does not divide one process"):
+    with pytest.raises(ConfigError, match="tensor_size is 2, which does not divide 1 process"):
         ALONE.divide_layers(2)
     four = ProcessGroup()
     four.rank, four.world_size, four.tensor_size = 3, 4, 2  # type: ignore[misc]

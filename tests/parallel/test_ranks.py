@@ -61,7 +61,7 @@ def test_ranks_come_from_torchrun_or_srun(environ: dict[str, str], expected: Ran
     ("wrong", "message"),
     [
         ({"RANK": "x"}, "RANK is 'x', expected a number"),
-        ({"RANK": "4"}, "RANK is 4, but there are 4 processes"),
+        ({"RANK": "4"}, "RANK is 4 in a group of 4 processes"),
         ({"MASTER_ADDR": ""}, "WORLD_SIZE is 4, but MASTER_ADDR is not set"),
         ({"MASTER_PORT": ""}, "WORLD_SIZE is 4, but MASTER_PORT is not set"),
     ],

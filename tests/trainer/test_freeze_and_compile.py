@@ -58,8 +58,8 @@ def test_frozen_parameters_and_statistics_stay_and_the_optimizer_has_none_of_the
 
 @pytest.mark.parametrize(
     ("freeze", "warned"),
-    [(None, "2 parameters, such as body.0.weight"), (["body.0.weight"], "1 parameters, such as body.0.bias"),
-     (["body.0.*"], None), ({"body.0.*": "100st"}, None), ({"body.0.b*": 9}, "1 parameters, such as body.0.weight")],
+    [(None, "2 parameters, such as body.0.weight"), (["body.0.weight"], "1 parameter, such as body.0.bias"),
+     (["body.0.*"], None), ({"body.0.*": "100st"}, None), ({"body.0.b*": 9}, "1 parameter, such as body.0.weight")],
     ids=["none", "some", "all", "all for a while", "some for a while"],
 )  # fmt: skip
 @pytest.mark.parametrize("first", [["body.0.*"], {"body.0.*": "100st"}], ids=["frozen", "for a while"])

@@ -174,7 +174,7 @@ class Changing(Numbers):
         (OnlyLoss, numbers(4), {}, "the model returned a mapping of loss for 4 samples"),
         (Numbers, numbers(4), {"outputs": "logitz"}, "no output is called so: logitz .* Available: value, half"),
         (Changing, batched(numbers(4)), {}, "first: only some batches have a value"),
-        (Numbers, [DataLoader(numbers(4))] * 2, {}, "a list of 2 loaders or datasets"),
+        (Numbers, [DataLoader(numbers(4))] * 2, {}, "a list of 2 where one loader or dataset"),
         (Numbers, numbers(4), {"ckpt_path": "none/step1"}, "none/step1"),
     ],
     ids=["loss", "no-output", "changing", "several", "no-checkpoint"],

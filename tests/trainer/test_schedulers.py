@@ -180,7 +180,7 @@ def test_a_saved_schedule_that_is_not_whole_is_in_the_table() -> None:
     before = other.state_dict()
     assert other.fit(saved).faults == [
         "x.last_epoch: is a value in the checkpoint, but a number here",
-        "x._schedulers: has 1 schedules in the checkpoint, but 2 here",
+        "x._schedulers: has 1 schedule in the checkpoint, but 2 here",
         "x.more: not in this schedule",
     ]
     assert same(other.state_dict(), before) == []

@@ -14,6 +14,7 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.model_state import is_finite
 from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.torch_compat import foreach_copy_
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.finite import not_finite
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.precision import LossScaler
@@ -153,7 +154,8 @@ class CheckFinite(Callback):
         if self.policy is NotFinitePolicy.skip:
             self.times = int(self._skipped)
             if self.times > self.max_times:
-                raise not_finite(trainer, f"{self.times} steps up to step {step} were not finite, and were skipped")
+                skipped = format_count(self.times, "step")
+                raise not_finite(trainer, f"the run skipped {skipped} up to step {step} for values that are not finite")
         if not is_finite(model):
             self._sum.fill_(float("nan"))
         # A sum over all ranks, so that they raise or go back together.
@@ -162,7 +164,9 @@ class CheckFinite(Callback):
         if self.policy is not NotFinitePolicy.roll_back:
             raise not_finite(trainer, f"the loss or the weights are not finite at step {step}")
         if self.times >= self.max_times:
-            raise not_finite(trainer, f"the run went back {self.times} times, and is not finite at step {step}")
+            raise not_finite(
+                trainer, f"the run went back {format_count(self.times, 'time')}, and is not finite at step {step}"
+            )
         self.times += 1
         self._going_back = True
         trainer.ask_to_roll_back()

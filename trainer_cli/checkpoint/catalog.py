@@ -22,6 +22,7 @@ from trainer_cli.core.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.core.policy import Kind, Saved
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import CheckpointError, one_line
+from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
@@ -298,7 +299,7 @@ def _with_manifest(storage: Storage, name: str, data: bytes) -> tuple[Manifest |
         if file not in sizes:
             return manifest, f"{file} is missing"
         if sizes[file] != entry.size_bytes:
-            return manifest, f"{file} has {sizes[file]:,} bytes instead of {entry.size_bytes:,}"
+            return manifest, f"{file} has {format_count(sizes[file], 'byte')} instead of {entry.size_bytes:,}"
     return manifest, None
 
 

@@ -11,6 +11,7 @@ from trainer_cli.checkpoint.storage.base import UnsyncedError
 from trainer_cli.core.disk_space import FreeSpace, NeededSpace, files_of_checkpoint, why_no_room
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import DISK_CURES, NO_SPACE, NoSpaceError, NotDurableError, SaveError, disk_cure
+from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.base import Storage
@@ -69,16 +70,19 @@ def disk_error(
 
 def _why_no_space(error: OSError, size_bytes: int, storage: Storage | None) -> str:
     """What a checkpoint needs, and what the file system has left of it. That does not show a quota."""
-    needed = f"; it needs {size_bytes:,} bytes"
+    needed = f"; it needs {format_count(size_bytes, 'byte')}"
     # A quota (EDQUOT) is no property of the file system, whose free bytes would mislead.
     if storage is None or error.errno != errno.ENOSPC:
         return needed
     if storage.free_files() == 0:
         return "; the file system can hold no more files (no inode is free)"
     free_bytes = storage.free_bytes()
-    if free_bytes is not None and free_bytes > size_bytes:
-        return f"{needed}, and {free_bytes:,} bytes are free now: a quota may be used up, or space was freed since"
-    return needed if free_bytes is None else f"{needed}, {free_bytes:,} bytes are free"
+    if free_bytes is None:
+        return needed
+    free = f"{format_count(free_bytes, 'byte')} are free"
+    if free_bytes > size_bytes:
+        return f"{needed}, and {free} now: a quota may be used up, or space was freed since"
+    return f"{needed}, {free}"
 
 
 def older_ones(where: str | Path) -> str:

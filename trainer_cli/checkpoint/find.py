@@ -29,6 +29,7 @@ from trainer_cli.core.naming import MANIFEST_FILE, Naming, is_plain, numbers_wit
 from trainer_cli.core.patterns import alternatives
 from trainer_cli.core.url_path import as_path, is_url, is_web
 from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
+from trainer_cli.terminal import format_count
 
 SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".tgz": Compression.gz}
 COMPOSER_FILE = "composer_states.pt"
@@ -130,7 +131,7 @@ def _check_space(size_bytes: int, storage: LocalStorage) -> None:
     free = storage.free_bytes()
     # Before the first byte: a small archive may claim files of any size.
     if free is not None and size_bytes > free:
-        raise ValueError(f"its files take {size_bytes:,} bytes, more than the disk has free")
+        raise ValueError(f"its files take {format_count(size_bytes, 'byte')}, more than the disk has free")
 
 
 def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStorage, where: str) -> str:
@@ -159,7 +160,9 @@ def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStor
                 raise ValueError(f"it holds {member.name[:80]!r}, which the manifest does not list there")
             # Before its first block is written, so that a member cannot fill the disk.
             if member.size_bytes != entry.size_bytes:
-                raise ValueError(f"{name[:80]!r} has {member.size_bytes:,} bytes instead of {entry.size_bytes:,}")
+                raise ValueError(
+                    f"{name[:80]!r} has {format_count(member.size_bytes, 'byte')} instead of {entry.size_bytes:,}"
+                )
             seen.add(name)
             yield name, member.blocks
 

@@ -19,6 +19,7 @@ import torch
 from trainer_cli.checkpoint.format.memory import HostMemory
 from trainer_cli.checkpoint.model_state import are_finite
 from trainer_cli.core.memory import available_bytes
+from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.format.base import Format
@@ -94,7 +95,8 @@ class SnapshotBuffer:
             needed, available = layout.image_bytes, self._available()
             if available is not None and needed > (available := available + self.held_bytes) // 2:
                 raise MemoryError(
-                    f"a copy of the state takes {needed:,} bytes, more than half of the {available:,} available"
+                    f"a copy of the state takes {format_count(needed, 'byte')}, more than half of the {available:,} "
+                    "available"
                 )
             self.close()
             on_gpu = any(isinstance(span.leaf, torch.Tensor) and span.leaf.is_cuda for span in layout.spans)

@@ -15,7 +15,7 @@ from trainer_cli.runs.bisect import Bisection, Condition, Tested
 from trainer_cli.runs.sample_view import as_dict, lines_of
 from trainer_cli.runs.samples import StepSamples
 from trainer_cli.runs.step_samples import data_overrides, read_step_samples
-from trainer_cli.terminal import line_width, print_json, wrapped
+from trainer_cli.terminal import format_count, line_width, print_json, wrapped
 
 EXAMPLES = """examples:
   train bisect runs/digits 'val/loss > 2'                           the first step whose weights have such a loss
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({**facts, "samples": None if samples is None else as_dict(samples), "commands": commands})
         return int(ExitCode.DONE)
     condition_text = args.condition or "the condition"
-    count = "1 evaluation" if change.evaluations == 1 else f"{change.evaluations} evaluations"
+    count = format_count(change.evaluations, "evaluation")
     print(f"\n{condition_text}: not at step {change.step - 1}, but at step {change.step} ({count})")
     if samples is not None:
         print(wrapped("\n".join(lines_of(samples)), line_width(sys.stdout)))

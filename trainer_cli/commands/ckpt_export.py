@@ -130,7 +130,9 @@ def average(args: argparse.Namespace) -> int:
         # In the order of the command, in which the weights are given; the selection is sorted.
         named = dict.fromkeys(path for name in args.names for path in select([name]).paths)
         if len(shares) != len(named):
-            raise UserError(f"--weights has {len(shares)} numbers for {len(named)} checkpoints")
+            raise UserError(
+                f"--weights has {format_count(len(shares), 'number')} for {format_count(len(named), 'checkpoint')}"
+            )
         by_path = dict(zip(named, shares, strict=True))
         shares = [by_path[path] for path in selection.paths]
     return _report(args, "averaged", average_of(selection.paths, args.output, shares, ema=args.ema))

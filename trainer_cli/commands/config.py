@@ -19,7 +19,7 @@ from trainer_cli.core.gc_pause import gc_paused
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import CheckpointError, TrainError, UserError
-from trainer_cli.terminal import beside, line_width, print_json
+from trainer_cli.terminal import beside, format_count, line_width, print_json
 
 if TYPE_CHECKING:
     from trainer_cli.config.fields import KeyPath
@@ -226,7 +226,7 @@ def provenance_lines(overrides: Sequence[str], settings: Mapping[str, Any]) -> I
     yield from _commented(list(_rows(provenance, values, (), OmegaConf.create(_without_resolvers(values)))))
     paths = [path for path, _ in whole_values(values)]
     defaults = sum(_is_default(provenance, path) for path in paths)
-    counted = f"{defaults} of {len(paths)} values are defaults; train config shows them"
+    counted = f"{defaults:,} of {format_count(len(paths), 'value')} are defaults; train config shows them"
     yield beside("# ", counted, line_width(sys.stdout), sign="# ")
 
 

@@ -30,6 +30,7 @@ from trainer_cli.errors import ExitCode, UserError, raise_all
 from trainer_cli.loggers.base import import_extra
 from trainer_cli.runs.run_dir import read_json, write_json
 from trainer_cli.runs.supervise import Child
+from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
@@ -262,7 +263,8 @@ class Submitted:
             self._abandoned, self._jobs = dict(self._jobs), {}
             if self._abandoned:
                 ids = " ".join(job.job_id for job in self._abandoned.values())
-                log.warning("%d jobs stay in the queue; `scancel %s` ends them", len(self._abandoned), ids)
+                count = format_count(len(self._abandoned), "job")
+                log.warning("%s left in the queue; `scancel %s` ends them", count, ids)
             return
         self._stopping = True
         for job in self._jobs.values():

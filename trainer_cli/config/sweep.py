@@ -34,6 +34,7 @@ from hydra.core.override_parser.types import (
 
 from trainer_cli.config.overrides import override_error, parse_or_none, read_overrides
 from trainer_cli.errors import ConfigError, raise_all
+from trainer_cli.terminal import format_count
 
 MOST_JOBS = 10_000
 """A sweep with more jobs is refused."""
@@ -80,7 +81,7 @@ def jobs(arguments: Sequence[str], options: Callable[[str], Sequence[str] | None
     # Counted before any job is made: the product may not fit into memory.
     count = math.prod(map(len, values))
     if count > MOST_JOBS:
-        raise override_error(f"this is a sweep of {count:,} jobs", f"At most {MOST_JOBS:,}.")
+        raise override_error(f"this is a sweep of {format_count(count, 'job')}", f"At most {MOST_JOBS:,}.")
     # The last key varies fastest, as in Hydra's own sweeps.
     return [_job(arguments, parsed, combination) for combination in itertools.product(*values)]
 
@@ -217,7 +218,7 @@ def _range(sweep: RangeSweep, line: str) -> list[Any]:
     start, stop, step = (Decimal(repr(end)) for end in ends)
     count = max(0, math.ceil((stop - start) / step))
     if count > MOST_JOBS:
-        raise override_error(f"{line} gives {count:,} values", f"At most {MOST_JOBS:,}.")
+        raise override_error(f"{line} gives {format_count(count, 'value')}", f"At most {MOST_JOBS:,}.")
     whole = all(isinstance(end, int) for end in ends)
     numbers = [start + index * step for index in range(count)]
     return [int(number) if whole else float(number) for number in numbers]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer_cli.terminal import format_count
+
 BLOCK_BYTES = 4096
 """The unit in which most file systems give space to files: each file takes up to one more than its size."""
 _MOST_SPARE_BYTES = 1 << 24
@@ -51,11 +53,12 @@ def files_of_checkpoint(world_size: int, other_files: int) -> int:
 def why_no_room(needed: NeededSpace, free: FreeSpace) -> str | None:
     """What is needed and what is free; None if it fits, or if that is unknown."""
     if free.files is not None and needed.files > free.files:
-        return f"it needs {needed.files:,} files, and the file system can hold {free.files:,} more (free inodes)"
+        files = format_count(needed.files, "file")
+        return f"it needs {files}, and the file system can hold {free.files:,} more (free inodes)"
     if free.size_bytes is not None and needed.with_logs > free.size_bytes:
         return (
-            f"it needs {needed.size_bytes:,} bytes and {needed.with_logs - needed.size_bytes:,} for blocks and logs, "
-            f"{free.size_bytes:,} bytes are free"
+            f"it needs {format_count(needed.size_bytes, 'byte')} and {needed.with_logs - needed.size_bytes:,} "
+            f"for blocks and logs, {format_count(free.size_bytes, 'byte')} are free"
         )
     return None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from trainer_cli.core.argument_names import checks_argument_names
 from trainer_cli.core.patterns import did_you_mean, matches, why_no_pattern
 from trainer_cli.errors import ConfigError
+from trainer_cli.terminal import format_count
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +199,8 @@ class LoadReport:
     def __str__(self) -> str:
         """How many tensors were loaded, and what happened to the others."""
         total = len(self.loaded) + len(self.missing) + len(self.ignored)
-        return f"{len(self.loaded)} of {total} tensors" if self.missing or self.ignored else f"{total} tensors"
+        count = format_count(total, "tensor")
+        return f"{len(self.loaded):,} of {count}" if self.missing or self.ignored else count
 
 
 def advice(report: LoadReport) -> str:

@@ -14,6 +14,8 @@ from functools import lru_cache
 from hashlib import blake2b
 from math import isqrt
 
+from trainer_cli.terminal import format_count
+
 ORDER_VERSION = "feistel-1"
 """Changes when the same (seed, epoch, position, length) would give another index or seed."""
 
@@ -33,7 +35,7 @@ def sample_indices(seed: int, epoch: int, start: int, stop: int, length: int) ->
         IndexError: a position is not within the length.
     """
     if not 0 <= start <= stop <= length:
-        raise IndexError(f"positions {start} to {stop} do not lie within {length} samples")
+        raise IndexError(f"positions {start} to {stop} do not lie within {format_count(length, 'sample')}")
     rows, columns = grid_of(length)
     keys = round_keys(seed, epoch, length)
     indices = []
@@ -62,7 +64,7 @@ def sample_position(seed: int, epoch: int, index: int, length: int) -> int:
         IndexError: the index is not within the length.
     """
     if not 0 <= index < length:
-        raise IndexError(f"{index} is not one of {length} samples")
+        raise IndexError(f"{index} is not one of {format_count(length, 'sample')}")
     rows, columns = grid_of(length)
     keys = round_keys(seed, epoch, length)
     position = index

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.terminal import format_count
 
 _TORCHRUN = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "GROUP_RANK")
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -52,7 +53,7 @@ def ranks_in(environ: Mapping[str, str]) -> Ranks:
         if size is None or size <= 1 or rank is None:
             continue
         if not 0 <= rank < size:
-            raise UserError(f"{names[1]} is {rank}, but there are {size} processes", where=names[1])
+            raise UserError(f"{names[1]} is {rank} in a group of {format_count(size, 'process')}", where=names[1])
         local, node = (_number(environ, name) or 0 for name in names[2:])
         slurm = names is _SLURM
         address, port = environ.get("MASTER_ADDR"), _number(environ, "MASTER_PORT")
@@ -117,9 +118,8 @@ def check_tensor_size(tensor_size: int, world_size: int) -> None:
         ConfigError: it does not.
     """
     if world_size % tensor_size:
-        count = "one process" if world_size == 1 else f"{world_size} processes"
         raise ConfigError(
-            f"parallel.tensor_size is {tensor_size}, which does not divide {count}",
+            f"parallel.tensor_size is {tensor_size}, which does not divide {format_count(world_size, 'process')}",
             location="parallel.tensor_size",
             hint="Start a multiple of tensor_size processes: parallel.processes_per_node, torchrun or srun.",
         )
@@ -133,7 +133,7 @@ def check_shards(shard_size: int | None, tensor_size: int, world_size: int) -> N
     """
     if shard_size is not None and (shard_size > world_size or world_size % shard_size):
         raise ConfigError(
-            f"parallel.shard_size is {shard_size}, which does not divide {world_size} processes",
+            f"parallel.shard_size is {shard_size}, which does not divide {format_count(world_size, 'process')}",
             location="parallel.shard_size",
         )
     if shard_size is not None and shard_size % tensor_size:

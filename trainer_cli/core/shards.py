@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from heapq import heapreplace
 from itertools import combinations, pairwise, product
 
+from trainer_cli.terminal import format_count
+
 PER_RANK = ("rng", "loop", "data")
 """Top-level keys of a state that every rank saves; everything else is saved once."""
 # Without leading zeros each number has one spelling; 19 digits hold any below 2**63.
@@ -116,7 +118,7 @@ def why_incomplete(parts: Iterable[Shard]) -> str | None:
         return f"its parts are of {len(shapes)} different shapes"
     count, total = sum(box.count for box in boxes), math.prod(boxes[0].shape)
     if count < total:
-        return f"its parts have {count:,} of its {total:,} elements"
+        return f"its parts have {count:,} of its {format_count(total, 'element')}"
     # The grid first: comparing all pairs is quadratic in the number of parts.
     if count > total or (not _is_grid(boxes) and any(list(runs(*pair)) for pair in combinations(boxes, 2))):
         return "its parts overlap"

@@ -9,6 +9,7 @@ from typing import Any
 from trainer_cli.core.intervals import StepCounts, epoch_steps, limited_batches
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import ConfigError
+from trainer_cli.terminal import format_count
 
 GLOBAL_BATCH_SIZE = "global_batch_size"
 
@@ -147,7 +148,8 @@ def _accumulation(global_batch_size: int, batch_size: int, world_size: int, conf
         )
     if configured not in (1, global_batch_size // at_once):
         raise ConfigError(
-            f"data.global_batch_size of {global_batch_size} takes {global_batch_size // at_once} batches of "
+            f"data.global_batch_size of {global_batch_size} takes "
+            f"{format_count(global_batch_size // at_once, 'batch')} of "
             f"{batch_size}{ranks}, but loop.grad_accum_steps is {configured}",
             location="loop.grad_accum_steps",
             hint="Leave loop.grad_accum_steps out.",

@@ -8,6 +8,7 @@ from trainer_cli.core.intervals import Duration, Interval
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import LoopConfig
+from trainer_cli.terminal import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def decide_restart(ended: Ended, *, failures: int, most: int, backoff_s: float) 
     # Progress resets the count: a run that fails once a day may be restarted for ever.
     failures = 1 if ended.progressed else failures + 1
     if failures > most:
-        return Verdict(None, f"{failures} failures in a row without progress", failures)
+        return Verdict(None, f"{format_count(failures, 'failure')} in a row without progress", failures)
     end = f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
     pause_s = min(_LONGEST_S, backoff_s * 2 ** (failures - 1))
     return Verdict(pause_s, f"{end}; failure {failures} of at most {most} without progress", failures)

@@ -112,7 +112,7 @@ def _refuse_text_and_several(data: Any, where: str) -> None:
         )
     if isinstance(data, list | tuple) and data and all(map(is_loader, data)):
         raise UserError(
-            f"there is a {type(data).__name__} of {len(data)} loaders or datasets where one is expected",
+            f"there is a {type(data).__name__} of {len(data)} where one loader or dataset is expected",
             where=where,
             cure="Give several validation loaders as a mapping of names to them; join training data in one dataset.",
         )

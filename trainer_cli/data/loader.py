@@ -27,6 +27,7 @@ from trainer_cli.data.random_state import (
 from trainer_cli.data.sample_order import SampleOrder
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 
 _INNER = ("dataset", "datasets", "sampler", "batch_sampler")
 """Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and others hold datasets and samplers."""
@@ -257,7 +258,8 @@ class Loader:
         )
         if self.batches_after(0) == 0:
             raise UserError(
-                f"there are {self.length} samples, not enough for one batch of {self.samples_per_batch}",
+                f"the data has {format_count(self.length, 'sample')}, not enough for one batch of "
+                f"{self.samples_per_batch}",
                 where="data",
                 cure="Use a smaller batch_size." if self.length else None,
             )
@@ -277,7 +279,7 @@ class Loader:
         Closing the iterator ends its workers, unless they are persistent.
         """
         if samples < 0:
-            raise ValueError(f"an epoch cannot be entered {-samples} samples before its start")
+            raise ValueError(f"an epoch cannot be entered {format_count(-samples, 'sample')} before its start")
         ranges = self._ranges(epoch, samples)
         batches = self._load(ranges) if self.num_workers == 0 else self.workers.answers(ranges)
         return self._count(batches, samples)

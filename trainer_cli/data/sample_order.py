@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer_cli.core.order import GOLDEN, MIX_1, MIX_2, grid_of, round_keys, sample_key
+from trainer_cli.terminal import format_count
 
 BLOCK = 1024
 """Positions that are computed together. For a batch alone, numpy's calls would take longer than plain Python."""
@@ -34,7 +35,7 @@ class SampleOrder:
             IndexError: a position is not within the length.
         """
         if not 0 <= start <= stop <= self.length:
-            raise IndexError(f"positions {start} to {stop} do not lie within {self.length} samples")
+            raise IndexError(f"positions {start} to {stop} do not lie within {format_count(self.length, 'sample')}")
         numbers: list[int] = []
         seeds: list[int] = []
         while start < stop:

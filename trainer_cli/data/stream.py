@@ -23,6 +23,7 @@ from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_siz
 from trainer_cli.data.random_state import kept_random_state, seed_random
 from trainer_cli.data.workers import Workers, pinned
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +149,7 @@ class StreamLoader:
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
         """Yield the batches of an epoch after its first `batch` batches. `samples` is not used."""
         if batch < 0:
-            raise ValueError(f"an epoch cannot be entered {-batch} batches before its start")
+            raise ValueError(f"an epoch cannot be entered {format_count(-batch, 'batch')} before its start")
         skip = 0
         if batch == 0 or not self.source.stateful or (epoch, batch) != self._position:
             # There is no state of this position, so the epoch is read from its beginning.
@@ -198,8 +199,9 @@ class StreamLoader:
         if count != len(self._worker_positions):
             if batch:
                 raise UserError(
-                    f"the checkpoint is from the middle of an epoch of {name} that {count} workers share in their own "
-                    f"way, but data.num_workers is {self.num_workers}: continue with data.num_workers={count} "
+                    f"the checkpoint is from the middle of an epoch of {name} read by "
+                    f"{format_count(count, 'worker')} in an order of their own, but "
+                    f"data.num_workers is {self.num_workers}: continue with data.num_workers={count} "
                     "(at the end of an epoch it may change)",
                     where="data.num_workers",
                 )

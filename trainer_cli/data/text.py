@@ -29,6 +29,7 @@ from trainer_cli.data.read_text import (
     tokenize,
 )
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 
 IGNORED = -100
 """Target of a position without a next token, which `torch.nn.functional.cross_entropy` ignores."""
@@ -95,7 +96,7 @@ class Windows:
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if not 0 <= index < len(self):
-            raise IndexError(f"{index} is not one of {len(self)} windows")
+            raise IndexError(f"{index} is not one of {format_count(len(self), 'window')}")
         start = index * self._stride
         # Stored in fewer bits, but targets of cross_entropy must have 64.
         window = self._tokens[start : start + self._context + 1].long()
@@ -156,7 +157,8 @@ class Documents:
         split = len(starts) - round(len(starts) * val_fraction)
         if not 0 < split < len(starts):
             raise UserError(
-                f"{len(starts)} documents, {val_fraction:g} of them held out, leave nothing to train on or to evaluate",
+                f"{format_count(len(starts), 'document')}, {val_fraction:g} of them held out, leave nothing to "
+                "train on or to evaluate",
                 where="data",
                 cure="Give more text, or change val_fraction.",
             )
@@ -200,7 +202,7 @@ class Sequences:
 
     def __getitem__(self, index: int) -> Tensor:
         if not 0 <= index < len(self):
-            raise IndexError(f"{index} is not one of {len(self)} sequences")
+            raise IndexError(f"{index} is not one of {format_count(len(self), 'sequence')}")
         end = int(self._ends[index])
         return self._tokens[end - int(self.lengths[index]) : end].long()
 
@@ -317,7 +319,7 @@ class PackedRows:
     def pieces(self, index: int) -> list[tuple[int, int, int]]:
         """The (index of the sequence, first token, number of targets) of each piece in a row."""
         if not 0 <= index < len(self):
-            raise IndexError(f"{index} is not one of {len(self)} rows")
+            raise IndexError(f"{index} is not one of {format_count(len(self), 'row')}")
         span = slice(self._start[index], self._start[index + 1])
         columns = (self._sequence[span], self._offset[span], self._size[span])
         return list(zip(*(column.tolist() for column in columns), strict=True))
@@ -339,7 +341,8 @@ class PackedRows:
             sequence = _sequence(self.dataset[number])
             if len(sequence) != self._lengths[number]:
                 raise ValueError(
-                    f"sequence {number} has {len(sequence)} tokens, but rows were composed for {self._lengths[number]}"
+                    f"sequence {number} has {format_count(len(sequence), 'token')}, but rows were composed for "
+                    f"{self._lengths[number]}"
                 )
             window = sequence[offset : offset + size + 1]
             span = slice(filled, filled + size)
@@ -415,7 +418,9 @@ def _lengths(dataset: Any) -> Integers:
             stated = [len(_sequence(dataset[index])) for index in range(len(dataset))]
     lengths = np.asarray(stated, dtype=np.int64)
     if lengths.shape != (len(dataset),):
-        raise UserError(f"{class_name(dataset)} has {len(dataset)} sequences, but lengths of shape {lengths.shape}")
+        raise UserError(
+            f"{class_name(dataset)} has {format_count(len(dataset), 'sequence')}, but lengths of shape {lengths.shape}"
+        )
     return lengths
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 
 Tokens = np.ndarray[Any, np.dtype[Any]]
 
@@ -93,7 +94,7 @@ def inspect(path: Path, dtype: str, where: str) -> TokenFile:
     count, excess = divmod(size - offset, token.itemsize)
     if excess:
         raise UserError(
-            f"{str(path)!r} has {size:,} bytes, which is not a whole number of {token.name} tokens",
+            f"{str(path)!r} has {format_count(size, 'byte')}, which is not a whole number of {token.name} tokens",
             where=where,
             cure="Its download is incomplete, or data.dtype is not the type that it was written with.",
         )
@@ -123,7 +124,8 @@ def _read_header(path: Path, head: bytes, size: int, where: str) -> np.dtype[Any
         )
     if size != _HEADER_BYTES + count * token.itemsize:
         raise UserError(
-            f"the header of {str(path)!r} counts {count:,} tokens, but {size - _HEADER_BYTES:,} bytes follow it, "
+            f"the header of {str(path)!r} counts {format_count(count, 'token')}, but "
+            f"{format_count(size - _HEADER_BYTES, 'byte')} follow it, "
             f"expected {count * token.itemsize:,}",
             where=where,
             cure="Its download is incomplete: get the file again.",
@@ -226,7 +228,8 @@ def _read(descriptor: int, file: TokenFile, start: int, count: int) -> Tokens:
 
 def _changed(file: TokenFile, size: int) -> UserError:
     return UserError(
-        f"{str(file.path)!r} was changed while it is used: it has {size:,} bytes, and had {file.size:,} at the start",
+        f"{str(file.path)!r} was changed while it is used: it has {format_count(size, 'byte')}, and had "
+        f"{file.size:,} at the start",
         where="data.path",
         cure="Start again when it is complete; write changed tokens to another file.",
     )

@@ -14,6 +14,7 @@ import torch
 from trainer_cli.data.text import IGNORED, collate_rows
 from trainer_cli.data.token_file import DTYPES, Reader, TokenFile, Tokens, inspect, list_files, sample_parts
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 
 Span = tuple[TokenFile, int, int]
 """(file, start, stop): tokens of a file that are used."""
@@ -76,7 +77,8 @@ class TokenFiles:
         self.val = make_windows(val) if held_out or val_fraction else None
         if len(self.train) == 0 or (self.val is not None and len(self.val) == 0):
             raise UserError(
-                f"{total:,} tokens, {val_fraction:g} of them held out, are too few for windows of {context:,}",
+                f"{format_count(total, 'token')}, {val_fraction:g} of them held out, are too few for windows of "
+                f"{context:,}",
                 where="data",
                 cure="Give more tokens, or change data.context, data.val_fraction or data.val_path.",
             )
@@ -129,7 +131,7 @@ class TokenWindows:
     def _find(self, index: int) -> tuple[TokenFile, int]:
         """The file of a window, and the position of its first token."""
         if not 0 <= index < len(self):
-            raise IndexError(f"{index} is not one of {len(self)} windows")
+            raise IndexError(f"{index} is not one of {format_count(len(self), 'window')}")
         number = int(np.searchsorted(self._ends, index, side="right"))
         file, start, _ = self._spans[number]
         before = int(self._ends[number - 1]) if number else 0
@@ -173,7 +175,8 @@ def _inspect_files(
         file = inspect(path, dtype, where)
         if file.count <= context:
             raise UserError(
-                f"{str(path)!r} has {file.count:,} tokens, too few for a window of {context:,} and the next token",
+                f"{str(path)!r} has {format_count(file.count, 'token')}, too few for a window of {context:,} and the "
+                "next token",
                 where=where,
                 cure="Leave the file out, join it with another one, or change data.context.",
             )

@@ -16,6 +16,7 @@ from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.base import Logger, Record, RunFacts
 from trainer_cli.loggers.text_files import METRICS_FILE, read_records
+from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,8 @@ class RecordKeeper:
             raise
         finally:
             if self._kept or self._dropped:
-                log.error("%s lacks %d records, which could not be written", self.name, len(self._kept) + self._dropped)
+                lost = format_count(len(self._kept) + self._dropped, "record")
+                log.error("%s lacks %s, which could not be written", self.name, lost)
             self._close_logger(status)
 
     def _close_logger(self, status: RunStatus | None) -> None:
@@ -190,7 +192,8 @@ class RecordKeeper:
             for record in later:
                 self._keep_record(record)
         if count:
-            log.info("%s lacks %d records up to step %d: they are sent from %s", self.name, count, until, METRICS_FILE)
+            records = format_count(count, "record")
+            log.info("%s lacks %s up to step %d, sent now from %s", self.name, records, until, METRICS_FILE)
         elif not (facts.run_dir / METRICS_FILE).exists():
             log.warning(
                 "%s may lack records up to step %d: there is no %s from which to send them",

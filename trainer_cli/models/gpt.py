@@ -92,7 +92,7 @@ class GPT(nn.Module):
         """
         length = tokens.shape[1]
         if length > self.context:
-            raise ValueError(f"{length} tokens are more than the model's context of {self.context}")
+            raise ValueError(f"a sequence of {length} is longer than the model's context of {self.context}")
         # A slice instead of a lookup: the positions of windows are always the first ones.
         position_embedding = self.positions.weight[:length] if positions is None else self.positions(positions)
         mask = None

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from trainer_cli.parallel.rendezvous import DIRECT
+from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.parallel.process_group import ProcessGroup
@@ -146,7 +147,7 @@ def _receive(connection: socket.socket, sent: bytes) -> bytes:
 
 def _shown(message: bytes) -> str:
     index, size_bytes = _HEADER.unpack_from(message)
-    return f"{size_bytes} bytes of {_DTYPES[index]}"
+    return f"{format_count(size_bytes, 'byte')} of {_DTYPES[index]}"
 
 
 def _lost(error: OSError) -> RuntimeError:

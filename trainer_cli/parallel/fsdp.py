@@ -28,6 +28,7 @@ from trainer_cli.errors import ConfigError
 from trainer_cli.parallel.blocks import find_blocks, without_tied
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.strategy import on_local_device
+from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ def divide(model: nn.Module, mesh: DeviceMesh) -> set[nn.Module]:
             raise _wrong(f"{names[0]} and {names[1]} are one tensor, and the model's {PLAN} divides one alone")
     divided = sum(parameter.numel() for parameter in model.parameters() if isinstance(parameter, DTensor))
     share = divided / sum(parameter.numel() for parameter in model.parameters())
-    log.info("tensor_size=%d divides %d layers, with %.0f %% of the parameters", size, len(styles), 100 * share)
+    layers = format_count(len(styles), "layer")
+    log.info("tensor_size=%d divides %s, with %.0f %% of the parameters", size, layers, 100 * share)
     return {model.get_submodule(name) for name in styles}
 
 

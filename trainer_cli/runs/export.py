@@ -23,6 +23,7 @@ from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.parallel.process_group import ALONE
 from trainer_cli.runs.folders import config_of, manifest_of, read_small_file, run_holding
+from trainer_cli.terminal import format_count
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +126,10 @@ def average(
         raise UserError(f"{paths[0]} is one checkpoint, and an average is of several")
     shares = list(shares or [1.0] * len(paths))
     if len(shares) != len(paths) or min(shares) < 0 or sum(shares) <= 0:
-        raise UserError(f"--weights has {len(shares)} numbers for {len(paths)} checkpoints, or none above 0")
+        raise UserError(
+            f"--weights has {format_count(len(shares), 'number')} for {format_count(len(paths), 'checkpoint')}, or "
+            "none above 0"
+        )
     # One checkpoint in memory at a time.
     mean, callbacks = Average(), set()
     for path, share in zip(paths, shares, strict=True):

@@ -36,6 +36,7 @@ from trainer_cli.runs.prediction_writers import PredictionWriter
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.start import load_options
 from trainer_cli.runs.validate import Holds, run_or_place, select_held
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.messages import to_console
 
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ def _write_missing(trainer: Trainer, loader: Any, file: PredictionFile, patterns
             rows = _Rows(trainer, loader, patterns, batch * size)
             for number in stretch:
                 file.write(number, rows.of(islice(batches, per_part)))
-                log.info("%s: %d samples", file.path, rows.sample)
+                log.info("%s: %s", file.path, format_count(rows.sample, "sample"))
 
 
 class _Rows:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint.model_state import unwrapped
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import batch_weight, leading_size, read_outputs
 from trainer_cli.trainer.train_step import TrainStep
@@ -56,7 +57,7 @@ class StepSaver(Callback):
     def setup(self, trainer: Trainer) -> None:
         why = None
         if len(trainer.optimizers) != 1:
-            why = f"{len(trainer.optimizers)} optimizers"
+            why = format_count(len(trainer.optimizers), "optimizer")
         elif type(trainer.step) is not TrainStep:
             why = f"a step of its own, {type(trainer.step).__name__}"
         elif trainer.scaler is not None:

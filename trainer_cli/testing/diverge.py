@@ -30,7 +30,7 @@ from trainer_cli.runs.replay_process import replay_in_process
 from trainer_cli.runs.replay_records import CLOCKED, by_step
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.select import select_one, suggest_selector
-from trainer_cli.terminal import format_first
+from trainer_cli.terminal import format_count, format_first
 from trainer_cli.testing.divergence import Divergence, Moment, Stage, first_divergence, read_moments
 from trainer_cli.testing.divergence_report import STEP_SIZES, Fact, Records, Report, States, explain, is_below
 
@@ -262,7 +262,7 @@ def _open_run(path: Path) -> _Run:
     if (named := _named_step(path)) is not None:
         run, step = named
         if step > (history := read_history(run)).reached:
-            raise UserError(f"{run} has made {history.reached} steps, so there is no step {step}")
+            raise UserError(f"{run} has made {format_count(history.reached, 'step')}, so there is no step {step}")
         return _Run(history, until=step)
     if RunDir(split_attempt(path)[0]).exists_as_run():
         return _Run(read_history(path))

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.terminal import format_first
+from trainer_cli.terminal import format_count, format_first
 from trainer_cli.testing.trace import Value
 
 ABSENT = "absent"
@@ -195,7 +195,7 @@ def _values_of_rows(left: Mapping[str, Sequence[str]], right: Mapping[str, Seque
     for name in {**left, **right}:
         rows, others = left.get(name, ()), right.get(name, ())
         if len(rows) != len(others):
-            yield Value(name, f"{len(rows)} samples", f"{len(others)} samples")
+            yield Value(name, *(format_count(len(samples), "sample") for samples in (rows, others)))
             continue
         for row, other in zip(rows, others, strict=True):
             if row != other:
@@ -213,7 +213,7 @@ def _differing_samples(steps: Sequence[Moment], other_steps: Sequence[Moment]) -
     rows, other_rows = sorted(_transposed(steps)), sorted(_transposed(other_steps))
     if rows == other_rows:
         return {}
-    value = Value("the set of samples", f"{len(rows)} samples", f"{len(other_rows)} samples")
+    value = Value("the set of samples", *(format_count(len(samples), "sample") for samples in (rows, other_rows)))
     return {Stage.samples: (value,)}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from trainer_cli.terminal import table
+from trainer_cli.terminal import format_count, table
 from trainer_cli.testing.attempts import Attempt, Chain
 from trainer_cli.testing.causes import Cause, is_state
 from trainer_cli.testing.trace import (
@@ -72,7 +72,7 @@ class Report:
 
     def __str__(self) -> str:
         epoch = f", {self.steps_per_epoch} an epoch" if self.steps_per_epoch else ""
-        lines = [f"{self.name}: {self.steps} steps{epoch}, on {self.device}", ""]
+        lines = [f"{self.name}: {format_count(self.steps, 'step')}{epoch}, on {self.device}", ""]
         rows = [(row.stop, row.at, row.compared, row.result) for row in self.rows]
         lines.append(table(("stop", "at", "compared", "result"), rows))
         lines.append("")
@@ -81,8 +81,8 @@ class Report:
         else:
             count = sum(row.exact is True for row in self.rows)
             lines.append(
-                f"exact: {count} stops resumed, bit for bit as without a stop "
-                f"({self.processes} processes, {self.seconds:g}s)"
+                f"exact: {format_count(count, 'stop')} resumed, bit for bit as without a stop "
+                f"({format_count(self.processes, 'process')}, {self.seconds:g}s)"
             )
         lines += [f"note: {remark}" for remark in self.remarks]
         return "\n".join(lines)

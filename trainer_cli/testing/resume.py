@@ -20,6 +20,7 @@ from typing import Any
 
 from trainer_cli.config.compose import Composed, compose
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.testing.attempts import Chain, Run, Runner, processes, scratch
 from trainer_cli.testing.causes import Evidence, described, explain, saving, shown
 from trainer_cli.testing.digests import Asks
@@ -61,7 +62,7 @@ def check_resume(
         UserError: it has too few steps to be stopped.
     """
     if steps < LEAST_STEPS:
-        raise UserError(f"a check of {steps} steps proves nothing", cure=f"Use at least {LEAST_STEPS}.")
+        raise UserError(f"a check of {format_count(steps, 'step')} proves nothing", cure=f"Use at least {LEAST_STEPS}.")
     began = time.monotonic()
     with scratch() as folder:
         run = run or processes(cwd or Path.cwd())
@@ -81,7 +82,7 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
     straight = attempt.trace
     if straight.last_step < LEAST_STEPS:
         raise UserError(
-            f"the run ends after {straight.last_step} steps, but a check needs {LEAST_STEPS}",
+            f"the run ends after {format_count(straight.last_step, 'step')}, but a check needs {LEAST_STEPS}",
             where="loop.max_duration",
         )
     # Two runs at once on one GPU would compete for its memory.
@@ -116,8 +117,8 @@ def _checked(composed: Composed, runner: Runner, steps: int) -> Report:
             finding = _explained(composed, runner, first, repeat, repeats=_before_any_save(first))
         else:
             remarks = [
-                f"{described(value)}; it changes in training, and no checkpoint holds it. In these {steps} steps no "
-                f"number depended on it. {saving(value, straight.facts)}"
+                f"{described(value)}; it changes in training, and no checkpoint holds it. In "
+                f"{format_count(steps, 'step')} no number depended on it. {saving(value, straight.facts)}"
                 for chain in finished[:1]
                 for value in comparison.lasting(chain)
             ]

@@ -23,6 +23,7 @@ from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader
 from trainer_cli.data.user_loader import generators_of
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.metrics import read_outputs, sample_count, to_device
 from trainer_cli.trainer.model_call import ForwardState
 from trainer_cli.trainer.setup import settings_of
@@ -66,7 +67,9 @@ def find_learning_rate(
         UserError: the trainer has no optimizer, or the rates do not rise.
     """
     if not 0 < min_lr < max_lr or steps < 2:
-        raise UserError(f"the rates go from {min_lr} to {max_lr} in {steps} steps, which is not a range")
+        raise UserError(
+            f"the rates go from {min_lr} to {max_lr} in {format_count(steps, 'step')}, which is not a range"
+        )
     rates: list[float] = []
     losses: list[float] = []
     accumulated = trainer.loop.settings.grad_accum_steps
@@ -126,8 +129,10 @@ def find_batch_size(
     trials = try_batch_sizes(trainer, loader, sizes, TrialMemory(trainer.device), steps=steps)
     fitting = [trial.size for trial in trials if trial.fits]
     if not fitting:
-        raise UserError(f"no batch of {start} samples fits: there are {most}, or the memory is too small")
-    log.info("a batch of %d samples fits", fitting[-1])
+        raise UserError(
+            f"no batch of {format_count(start, 'sample')} fits: there are {most}, or the memory is too small"
+        )
+    log.info("a batch of %s fits", format_count(fitting[-1], "sample"))
     return fitting[-1]
 
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from trainer_cli.core.intervals import Duration, Interval, Unit
 from trainer_cli.core.patterns import matches
 from trainer_cli.errors import ConfigError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.setup import check_pattern, no_match_error
 
 if TYPE_CHECKING:
@@ -248,9 +249,9 @@ def _warn_of_earlier_freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     ]
     if names:
         log.warning(
-            "%d parameters, such as %s, are not trained: `freeze` of an earlier trainer has frozen them. Call "
-            "requires_grad_(True) to train them",
-            len(names),
+            "%s, such as %s, not trained: `freeze` of an earlier trainer has frozen them. Call requires_grad_(True) to "
+            "train them",
+            format_count(len(names), "parameter"),
             names[0],
         )
 

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.same import check_same_losses
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.live_loss import LiveLoss
 
 log = logging.getLogger(__name__)
@@ -147,9 +148,9 @@ class SampleCheck:
             self._done.add(name)
         if reason is not None and "weight" not in outputs:
             log.warning(
-                "a batch of '%s' counts as %d samples in means and accumulated gradients, but %s. Return 'weight' from "
+                "a batch of '%s' counts as %s in means and accumulated gradients, but %s. Return 'weight' from "
                 "the model, such as the number of samples in the batch, if it should count as another number.",
-                name, size, reason,
+                name, format_count(size, "sample"), reason,
             )  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def _contradiction(batch: Any, size: int) -> str | None:
     if any(_rows(value) == size or (isinstance(value, list | tuple) and len(value) == size) for value in values):
         return None
     rows = next(filter(None, map(_rows, values)), None)
-    return None if rows is None else f"its first tensor has {rows} rows"
+    return None if rows is None else f"its first tensor has {format_count(rows, 'row')}"
 
 
 def _ambiguity(batch: Any, size: int, batch_size: int | None) -> str | None:
@@ -170,7 +171,7 @@ def _ambiguity(batch: Any, size: int, batch_size: int | None) -> str | None:
     if batch_size is not None and batch_size != size:
         return f"its loader has batch_size={batch_size}"
     if isinstance(batch, list | tuple) and len(batch) != size and _are_samples(batch):
-        return f"it is a list of {len(batch)} mappings with the same keys"
+        return f"it is a list of {format_count(len(batch), 'mapping')} with the same keys"
     return None
 
 

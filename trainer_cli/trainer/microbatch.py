@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.errors import TrainError, UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.metrics import is_known_zero, tensors_of, weighted
 from trainer_cli.trainer.model_call import ForwardState
 
@@ -87,7 +88,11 @@ class Microbatches:
             )
         # Rounded up: 3 samples are split into 2 and 1, not into three.
         self.size = -(-failed // 2)
-        log.warning("out of memory with %d samples at once: the batch is trained in parts of %d", failed, self.size)
+        log.warning(
+            "out of memory with %s at once: the batch is trained in parts of %d",
+            format_count(failed, "sample"),
+            self.size,
+        )
         # Cycles may hold tensors, and cached blocks of the old sizes would leave no room for new ones.
         gc.collect()
         if torch.cuda.is_available():
@@ -115,7 +120,8 @@ def _slice_batch(batch: Any, size: int, samples: slice) -> Any:
             return batch
         if batch.shape[0] != size:
             raise UserError(
-                f"a batch of {size} samples has a tensor of shape {tuple(batch.shape)}, which cannot be split",
+                f"a batch of {format_count(size, 'sample')} has a tensor of shape {tuple(batch.shape)}, which cannot "
+                "be split",
                 where="loop.microbatch",
             )
         return batch[samples]
@@ -152,8 +158,8 @@ def _are_samples(batch: list[Any] | tuple[Any, ...], size: int) -> bool:
     # Tensors that differ in rank are fields, and so are vectors: a sample of a vector would be as long as the batch.
     if (len(dims) == 1 and dims != {1}) if fit_fields else is_square:
         raise UserError(
-            f"a batch of {size} samples is a {type(batch).__name__} of {size} items, each of length {size}: it may "
-            "hold samples, or fields of all samples",
+            f"a batch of {format_count(size, 'sample')} is a {type(batch).__name__} of {format_count(size, 'item')}, "
+            f"each of length {size}: it may hold samples, or fields of all samples",
             where="loop.microbatch",
             cure="Let the collate_fn return a mapping, or use another data.batch_size.",
         )

@@ -18,6 +18,7 @@ from trainer_cli.core.patterns import matches
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.evaluate import finalized, find_paths, load_checkpoint, training_kept
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metrics import sample_count, to_device
@@ -136,7 +137,8 @@ def predict_batch(trainer: Trainer, batch: Any, loader: Any, patterns: Sequence[
     }
     if not outputs:
         raise UserError(
-            f"the model returned {_described(raw)} for {count} samples, which has no output for each of them",
+            f"the model returned {_described(raw)} for {format_count(count, 'sample')}, which has no output for each "
+            "of them",
             cure=_RETURN,
         )
     if not chosen:

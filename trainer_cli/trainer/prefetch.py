@@ -14,6 +14,7 @@ from trainer_cli.data.loader import PaddingBatch
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same_samples
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.metrics import tensors_of, to_device
 from trainer_cli.trainer.time_account import TimeAccount
 
@@ -168,7 +169,7 @@ class TrainBatches:
             return self.prefetcher.receive(self.prefetcher.send(batch))
         except StopIteration:
             raise UserError(
-                f"the train loader ended after {progress.batch} batches of epoch {progress.epoch}"
+                f"the train loader ended after {format_count(progress.batch, 'batch')} of epoch {progress.epoch}"
                 + (f", but {self._length} were expected" if self._length is not None else ""),
                 cure="Check the loader's length, and loop.limit_train_batches.",
             ) from None

@@ -22,6 +22,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from trainer_cli.core.schema import SchedulerInterval
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.warmup import WarmupSchedule
 
 LAST_RATE = "_last_lr"
@@ -69,7 +70,9 @@ class Merger:
             triples = enumerate(zip(saved, initial, new, strict=True))
             return type(saved)([self.merge(f"{path}.{index}", key, *triple) for index, triple in triples])
         if isinstance(new, list) and any(map(_is_mapping, new)):
-            self._rows.append(f"{path}: has {len(saved)} schedules in the checkpoint, but {len(new)} here")
+            self._rows.append(
+                f"{path}: has {format_count(len(saved), 'schedule')} in the checkpoint, but {len(new)} here"
+            )
             return saved
         if initial is ABSENT or is_same(initial, new) or key == LAST_RATE:
             return saved

@@ -21,6 +21,7 @@ from trainer_cli.core.naming import class_name
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.optimizers import ONLY, TaggedGroups, argument_names
 from trainer_cli.trainer.scheduler_intervals import Scheduled, default_interval, is_function
 from trainer_cli.trainer.scheduler_resume import (
@@ -441,7 +442,9 @@ class Schedulers:
             resume.rates[owner] = copy_rates(optimizer)
         except Exception as error:
             # A user's schedule may raise anything, and torch's OneCycleLR does beyond its end.
-            resume.rows.append(f"{', '.join(counts)}: cannot make {longest} steps: {type(error).__name__}: {error}")
+            resume.rows.append(
+                f"{', '.join(counts)}: cannot make {format_count(longest, 'step')}: {type(error).__name__}: {error}"
+            )
         finally:
             for name, state in states.items():
                 self.live[name].load_state_dict(state)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -73,7 +74,7 @@ class WarmupSchedule:
 def cut_warmup(warmup: int, total_steps: int) -> int:
     """Cut a warm-up that is as long as the training, with a warning."""
     if warmup >= total_steps:
-        log.warning("warmup of %d steps is cut: the run has %d steps", warmup, total_steps)
+        log.warning("warmup of %s is cut: the run has %s", *(format_count(n, "step") for n in (warmup, total_steps)))
         return total_steps - 1
     return warmup
 
@@ -148,7 +149,7 @@ class WarmupStableDecay(WarmupSchedule):
         decay = max(1, total_steps // 10) if decay is None else decay
         if decay < 1 or warmup + decay > total_steps:
             raise UserError(
-                f"warmup ({warmup}) and decay ({decay}) do not fit into {total_steps} steps",
+                f"warmup ({warmup}) and decay ({decay}) do not fit into {format_count(total_steps, 'step')}",
                 where="decay",
                 cure="Make them shorter, or loop.max_duration longer.",
             )

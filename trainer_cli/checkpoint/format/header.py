@@ -10,6 +10,7 @@ from typing import Any
 
 from trainer_cli.checkpoint.format.verified_file import VerifiedFile
 from trainer_cli.errors import UserError
+from trainer_cli.terminal import format_count
 
 ELEMENT_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2,
@@ -62,7 +63,7 @@ def rendered_header(layout: Iterable[TensorEntry]) -> bytes:
     # safetensors accepts spaces after the JSON; 8 bytes of length precede it.
     text += b" " * (-(len(text) + 8) % ALIGNMENT)
     if len(text) > _LONGEST_HEADER:
-        raise UserError(f"the state has {len(fields)} tensors, more than one file can name")
+        raise UserError(f"the state has {format_count(len(fields), 'tensor')}, more than one file can name")
     return len(text).to_bytes(8, "little") + text
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.core.manifest import DamagedCheckpoint, Digest, Manifest, new_digest
+from trainer_cli.terminal import format_count
 
 if TYPE_CHECKING:
     from trainer_cli.checkpoint.storage.base import ReadableFolder
@@ -66,7 +67,7 @@ class VerifiedFile:
         # Before any byte is read: the destinations are views of memory of the expected size.
         if self._source.size_bytes != self._entry.size_bytes:
             self._opening.__exit__(None, None, None)
-            size = f"{self._source.size_bytes:,} bytes instead of {self._entry.size_bytes:,}"
+            size = f"{format_count(self._source.size_bytes, 'byte')} instead of {self._entry.size_bytes:,}"
             raise self.damaged(f"it has {size}")
         return self
 

@@ -24,6 +24,7 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
 from trainer_cli.errors import StoreAwayError, UserError
+from trainer_cli.terminal import format_count
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -144,7 +145,7 @@ class ObjectClient:
             content = bytes(self._files.cat_file(self._path(key), start=start, end=end))
             # A connection that was closed early may look like a complete reply.
             if len(content) != end - start:
-                raise OSError(errno.EIO, f"{len(content)} bytes came instead of {end - start}")
+                raise OSError(errno.EIO, f"{format_count(len(content), 'byte')} came instead of {end - start}")
             return content
 
         return self._repeat(f"get {key}", read)
@@ -240,7 +241,7 @@ class ObjectClient:
         self._files.put_file(str(path), self._path(key), **settings)
         info, size_bytes = self.info(key), path.stat().st_size
         if info is None or info.size_bytes != size_bytes:
-            raise OSError(errno.EIO, f"{info and info.size_bytes} bytes arrived instead of {size_bytes}")
+            raise OSError(errno.EIO, f"{info and info.size_bytes} of {format_count(size_bytes, 'byte')} arrived")
 
     def _holds(self, key: str, path: Path) -> bool:
         """Whether an object has the content of a file. It is read only if it has its size."""
@@ -311,7 +312,9 @@ class ObjectClient:
                     ) from error
                 reason = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0][:200]
                 if attempt == self._attempts:
-                    raise StoreAwayError(f"{description} failed {attempt} times: {reason}", where=self.url) from error
+                    raise StoreAwayError(
+                        f"{description} failed {format_count(attempt, 'time')}: {reason}", where=self.url
+                    ) from error
                 logger.debug("%s of %s failed, and is tried again: %s", description, self.url, reason)
                 # Of random length: many ranks and jobs would otherwise meet a busy store at the same time again.
                 longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
@@ -483,4 +486,4 @@ def _refuse_page(url: str, reply: HTTPResponse) -> None:
 
 def _check_length(url: str, count: int, expected: int | None) -> None:
     if expected is not None and count != expected:
-        raise OSError(errno.EIO, f"{count:,} bytes came instead of {expected:,}", url)
+        raise OSError(errno.EIO, f"{format_count(count, 'byte')} came instead of {expected:,}", url)

@@ -40,6 +40,7 @@ from trainer_cli.core.manifest import Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, PINNED_FILE, Hidden, HiddenName, is_plain, removed_marker
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import StoreAwayError, UserError
+from trainer_cli.terminal import format_count
 
 logger = logging.getLogger(__name__)
 
@@ -447,7 +448,10 @@ class ObjectStorage:
             if self._remote is not None:
                 self._remote[name] = _RemoteFolder(sizes, manifest, "")
             logger.info(
-                "sent %s (%s bytes, %.1f s)", self.location(name), f"{sum(sizes.values()):,}", time.monotonic() - began
+                "sent %s (%s, %.1f s)",
+                self.location(name),
+                format_count(sum(sizes.values()), "byte"),
+                time.monotonic() - began,
             )
             self._trim(name)
 
