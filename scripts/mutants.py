@@ -388,8 +388,8 @@ OF_TRAINER = {
     ),
     "frozen norms are trained": Mutant(
         "trainer_cli/trainer/freezing.py",
-        "            norm.eval()\n",
-        "            pass\n",
+        "(now) for norm in rule.norms)):\n            norm.eval()\n",
+        "(now) for norm in rule.norms)):\n            pass\n",
         (
             "tests/trainer/test_freeze_and_compile.py::test_a_model_given_in_evaluation_mode_trains_but_for_its_frozen_norms",
         ),

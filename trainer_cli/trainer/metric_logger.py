@@ -94,7 +94,8 @@ def histogram_medium(name: str, values: Any) -> Medium:
     try:
         array = _host_array(values).reshape(-1).astype(np.float64)
     except (TypeError, ValueError):
-        raise UserError(f"histogram {name!r} has {type(values).__name__} values, which are no numbers") from None
+        kind = type(values).__name__
+        raise UserError(f"histogram {name!r} is of {kind}, which cannot be read as numbers") from None
     return Medium(Kind.histograms, name, array[np.isfinite(array)])
 
 
