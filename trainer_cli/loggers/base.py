@@ -158,7 +158,8 @@ class Logger(CheckedArguments, ABC):
         """Drop every record later than `step` and a truncated last one, at once or when the first record is written.
 
         Called before `start`; -1 drops everything. A crash at any moment leaves the records up to `step` intact, and
-        another call finishes the work. Without a file there is nothing to do.
+        another call finishes the work. Without a file there is nothing to do. A trainer without a run directory gives
+        the current directory, and only on a resume.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import TrainError
@@ -71,8 +72,9 @@ class RecordKeeper:
             self._kept_bytes = sum(map(_size_bytes, self._kept))
             # Of a record that may be dropped now.
             self._refusals = 0
-            if facts.run_dir is not None:
-                self.logger.rewind(facts.run_dir, keep)
+            # Without a run directory a file may hold records of other trainings: a new one must not drop them.
+            if facts.run_dir is not None or keep >= 0:
+                self.logger.rewind(facts.run_dir or Path(), keep)
         self._rewound_to, self._sent_step = keep, -1
         began = self._clock()
         try:

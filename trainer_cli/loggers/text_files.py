@@ -59,7 +59,10 @@ class FileLogger(Logger):
 
     def rewind(self, run_dir: Path, step: int) -> None:
         path = in_run_dir(self.path, run_dir)
-        mark, self._mark, self._end = self._mark, None, None
+        mark, self._mark = self._mark, None
+        if mark is None and self._end is not None and self._end.end.step <= step and self._is_whole():
+            return  # This process wrote the file, and none of it is later.
+        self._end = None
         end = LogEnd()
         if path.exists():
             if mark is not None and mark.fits(path, step):
@@ -89,8 +92,10 @@ class FileLogger(Logger):
         self._file = AppendedFile(path)
         # Without it a power failure may lose the new file itself, though its content is synced.
         sync_folder(path.parent)
-        if self._end is None and path.stat().st_size == 0:
-            self._end = LogEnd()
+        size_bytes = path.stat().st_size
+        # Without a run directory the file may hold records of other trainings, which a resume must not drop.
+        if self._end is None and (size_bytes == 0 or (facts.run_dir is None and facts.start_step == 0)):
+            self._end = LogEnd(Mark(size_bytes))
 
     def _append(self, content: bytes, step: int, metrics: Mapping[str, float]) -> None:
         assert self._file is not None

@@ -1,0 +1,123 @@
+"""Loggers of a trainer without a run directory: a resume drops the records of steps that it makes again, and those of
+other trainings in the same file stay."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from trainer_cli import (
+    MLP,
+    Callback,
+    CheckpointerCallback,
+    CsvLogger,
+    Digits,
+    JsonlLogger,
+    Logger,
+    TensorBoardLogger,
+    Trainer,
+    TrainingLoop,
+)
+
+
+class _FailedError(Exception):
+    pass
+
+
+class _FailAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_step_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.progress.step == self.step:
+            raise _FailedError
+
+
+def _jsonl_losses(folder: Path) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in (folder / "log").read_text().splitlines()]
+    return [(line["step"], line["train/loss"]) for line in lines]
+
+
+def _csv_losses(folder: Path) -> list[tuple[int, float]]:
+    with open(folder / "log", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["metric"] == "train/loss"]
+    return [(int(row["step"]), float(row["value"])) for row in rows]
+
+
+def _tensorboard_losses(folder: Path) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(folder / "log"), size_guidance={"scalars": 0}).Reload()
+    return [(event.step, event.value) for event in events.Scalars("train/loss")]
+
+
+LOGGERS: dict[str, tuple[Callable[[str], Logger], Callable[[Path], list[tuple[int, float]]]]] = {
+    "jsonl": (JsonlLogger, _jsonl_losses),
+    "csv": (CsvLogger, _csv_losses),
+    "tensorboard": (TensorBoardLogger, _tensorboard_losses),
+}
+
+
+@pytest.fixture(params=LOGGERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def _make_trainer(kind: str, checkpoints: str, steps: int = 20, fails_at: int | None = None) -> Trainer:
+    return Trainer(
+        model=MLP,
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
+        loop=TrainingLoop(max_duration=steps, log_interval=2),
+        checkpoint=CheckpointerCallback(checkpoints, save_interval=6),
+        callbacks=[] if fails_at is None else [_FailAt(fails_at)],
+        loggers=[LOGGERS[kind][0]("log")],
+        seed=0,
+    )
+
+
+def _train(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *fails_at: int) -> list[tuple[int, float]]:
+    """Train in an empty folder, and return what is logged."""
+    folder.mkdir(exist_ok=True)
+    monkeypatch.chdir(folder)
+    for step in fails_at:
+        with pytest.raises(_FailedError):
+            _make_trainer(kind, "checkpoints", fails_at=step).fit(Digits().train)
+    _make_trainer(kind, "checkpoints").fit(Digits().train)
+    return LOGGERS[kind][1](folder)
+
+
+@pytest.mark.parametrize("fails_at", [(5,), (11,), (12,), (17,), (5, 11), (11, 17), (17, 17)], ids=str)
+def test_no_step_is_logged_twice(
+    kind: str, fails_at: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _train(kind, tmp_path / "whole", monkeypatch)
+    assert [step for step, _ in whole] == [*range(2, 21, 2)]
+    assert _train(kind, tmp_path / "parts", monkeypatch, *fails_at) == whole
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"], indirect=True)
+@pytest.mark.parametrize("fails_at", [(), (5,), (11,), (17, 17)], ids=str)
+def test_records_of_another_training_in_the_file_stay(
+    kind: str, fails_at: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _make_trainer(kind, "others", steps=30).fit(Digits().train)
+    before = LOGGERS[kind][1](tmp_path)
+    assert [step for step, _ in before] == [*range(2, 31, 2)]
+    assert _train(kind, tmp_path, monkeypatch, *fails_at) == before + before[:10]
+
+
+def test_a_second_fit_of_a_trainer_keeps_all_records(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = _make_trainer(kind, "checkpoints", steps=10)
+    trainer.fit(Digits().train)
+    trainer.loop = TrainingLoop(max_duration=20, log_interval=2)
+    trainer.fit(Digits().train)
+    assert [step for step, _ in LOGGERS[kind][1](tmp_path)] == [*range(2, 21, 2)]
