@@ -36,7 +36,9 @@ class Stopping(Callback):
         self.rank, self.step, self.ask = rank, step, ask
 
     def on_train_batch_end(self, trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.progress.step != self.step or trainer.strategy.group.rank != self.rank:
+        # Not at the first of several batches of the next step either: a run that was stopped begins with it.
+        ended = trainer.progress.step == trainer.step.step_idx + 1
+        if not ended or trainer.progress.step != self.step or trainer.strategy.group.rank != self.rank:
             return
         if self.ask == "stop":
             trainer.stop(f"asked for by rank {self.rank}", finished=False)
