@@ -19,8 +19,10 @@ from trainer_cli.commands import serve_run
 from trainer_cli.commands.main import main
 from trainer_cli.commands.serve_http import RunServer, is_local
 from trainer_cli.commands.serve_runs import ServedRuns
+from trainer_cli.commands.tail import Tail
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.find_runs import FoundRun, RunFinder
+from trainer_cli.runs.record import RunReader
 from trainer_cli.runs.run_dir import RunDir
 
 
@@ -92,13 +94,28 @@ def test_the_page_of_several_runs_names_curves_whose_points_come_when_asked_for(
 
 def test_a_single_run_has_its_log_and_facts(sweep: RunServer, tmp_path: Path) -> None:
     run = make_run(tmp_path / "x", steps=20)
-    run.log_file.write_text("".join(f"line {n}\n" for n in range(300)))
+    head = "2026-01-02 03:04:05,678 INFO   "
+    run.log_file.write_text("".join(f"{head} line {n}\n" for n in range(300)))
     with served(tmp_path) as server:
         _, overview, _ = ask(server, "/api/runs")
         _, page, _ = ask(server, f"/api/page?runs={numbers(overview)['x']}")
     titles = [section["title"] for section in page["sections"]]
     assert (titles[0], titles[-1]) == ("Summary", "Log")
-    assert page["sections"][-1]["blocks"][0]["text"].splitlines() == [f"line {n}" for n in range(100, 300)]
+    assert page["sections"][-1]["blocks"][0]["text"].splitlines() == [f"{head} line {n}" for n in range(100, 300)]
+
+
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_the_log_of_a_run_shows_the_messages_that_tail_shows(tmp_path: Path, level: str) -> None:
+    run = make_run(tmp_path / "x", steps=20)
+    run.config_file.write_text(f"logging: {{level: {level}}}\n")
+    at = "2026-01-02 03:04:05,678"
+    shown = [f"{at} INFO    first", f"{at} WARNING of two", "  lines"]
+    hidden = [f"{at} DEBUG   the run failed", "Traceback:", *(f"  line {n}" for n in range(300))]
+    run.log_file.write_text("\n".join([*shown, *hidden]) + "\n")
+    served_run = serve_run.ServedRun(0, RunReader(run.path))
+    lines = [*shown, *hidden] if level == "debug" else shown
+    assert (served_run.log() or {})["text"].splitlines() == lines[-200:]
+    assert Tail(run.path, 1000).read()[-len(lines) :] == lines
 
 
 def test_the_page_of_several_runs_has_the_keys_by_which_they_can_be_grouped(sweep: RunServer) -> None:

@@ -10,14 +10,18 @@ from typing import Any
 from trainer_cli.commands.report_blocks import Block
 from trainer_cli.commands.report_sections import metric_curve
 from trainer_cli.core.files import identity_of
+from trainer_cli.core.schema import LogLevel
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.media import MEDIA_FILE
 from trainer_cli.runs.curves import GrowingColumns
+from trainer_cli.runs.log_messages import MessageFilter
 from trainer_cli.runs.metrics import GrowingFile
 from trainer_cli.runs.record import UNREADABLE, RunReader, RunRecord, RunView, read_config, read_run
 from trainer_cli.runs.run_dir import RunDir
 
 _LOG_LINES = 200
+_LOG_LINES_READ = 1000
+"""More than are shown, because messages of the level debug are hidden; not all, because a log may be long."""
 
 
 class ServedRun:
@@ -98,13 +102,14 @@ class ServedRun:
         return self._curves[key]
 
     def log(self) -> Block | None:
-        """The last lines of its log; None without any."""
+        """The last lines of its log, of the messages that `train tail` shows; None without any."""
         try:
-            lines = GrowingFile(self.run.log_file, _LOG_LINES).read().lines
+            lines = GrowingFile(self.run.log_file, _LOG_LINES_READ).read().lines
         except OSError:
             return None
-        text = b"\n".join(lines).decode(errors="replace")
-        return {"kind": "text", "title": "The end of train.log", "text": text} if lines else None
+        messages = MessageFilter(shows_debug=self.config.get("logging.level") == LogLevel.debug)
+        text = "\n".join([line.text for line in messages.shown(lines)][-_LOG_LINES:])
+        return {"kind": "text", "title": "The end of train.log", "text": text} if text else None
 
     def _signature(self) -> tuple[Any, ...]:
         run = self.run

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import heapq
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import LogLevel
@@ -19,6 +16,7 @@ from trainer_cli.errors import UserError, one_line
 from trainer_cli.loggers.text_files import strict_json
 from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.folders import run_config
+from trainer_cli.runs.log_messages import LogLine, MessageFilter
 from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
 from trainer_cli.runs.record import RunReader
 from trainer_cli.runs.run_dir import RunDir
@@ -33,8 +31,6 @@ EXAMPLES = """examples:
 _POLL_S = 0.5
 """Pause between two reads of the files."""
 _RUNS = Path("runs")
-_MESSAGE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (\w+)")
-"""The time and the level at the beginning of a message; its other lines, such as a traceback, have neither."""
 _FIRST_LINES = 100
 _RESUME_RECORDS = 1000
 """Records to read again after a resume has cut the file back: more than a run makes between two reads."""
@@ -93,12 +89,6 @@ def no_run(path: Path) -> UserError:
     return UserError(f"{path} holds no run", cure=cure or "`train top DIR` lists the runs below a folder.")
 
 
-class _Line(NamedTuple):
-    time: float
-    """Unix seconds."""
-    text: str
-
-
 class Tail:
     """Follows `train.log` and `metrics.jsonl` of a run. With `as_json` a line is a JSON object.
 
@@ -110,13 +100,12 @@ class Tail:
         self._as_json = as_json
         section = run_config(run).get("logging")
         self._shows_debug = isinstance(section, dict) and section.get("level") == LogLevel.debug
-        self._is_shown = False
-        """Whether the last message is shown, to which lines without a time belong."""
+        self._messages = MessageFilter(shows_debug=self._shows_debug)
         self._log_file = RunDir(run).log_file
         self._log: GrowingFile | None = None
         # More than are shown: the records before a resume's cut must be known, or they would be printed twice.
         self._metrics = GrowingFile(RunDir(run).metrics_file, max(most, _RESUME_RECORDS))
-        self._log_time = self._metrics_time = 0.0
+        self._metrics_time = 0.0
 
     def read(self) -> list[str]:
         """The last `most` lines at the first call, then those that were added since the last call.
@@ -133,31 +122,26 @@ class Tail:
         most, self._most = self._most, None
         return lines if most is None else lines[max(0, len(lines) - most) :]
 
-    def _log_lines(self) -> list[_Line]:
+    def _log_lines(self) -> list[LogLine]:
         if self._log is not None:
             return list(self._shown(self._log.read().lines))
         count, most = _FIRST_LINES, self._most or 0
         while True:
             # As many lines as it takes: any number of them may belong to messages that are not shown.
-            self._log, self._is_shown = GrowingFile(self._log_file, count), False
+            self._log = GrowingFile(self._log_file, count)
+            self._messages = MessageFilter(shows_debug=self._shows_debug)
             lines = self._log.read().lines
             shown = list(self._shown(lines))
             if len(shown) >= most or len(lines) < count:
                 return shown
             count *= 4
 
-    def _shown(self, lines: Iterable[bytes]) -> Iterator[_Line]:
-        for line in lines:
-            text = line.decode(errors="replace")
-            if (message := _MESSAGE.match(text)) is not None:
-                self._is_shown = self._shows_debug or message[2] != "DEBUG"
-                with contextlib.suppress(ValueError):
-                    self._log_time = datetime.strptime(message[1], "%Y-%m-%d %H:%M:%S,%f").timestamp()
-            if self._is_shown:
-                shown = strict_json({"time": self._log_time, "message": text}) if self._as_json else one_line(text)
-                yield _Line(self._log_time, shown)
+    def _shown(self, lines: Iterable[bytes]) -> Iterator[LogLine]:
+        for at, text in self._messages.shown(lines):
+            shown = strict_json({"time": at, "message": text}) if self._as_json else one_line(text)
+            yield LogLine(at, shown)
 
-    def _records(self) -> Iterator[_Line]:
+    def _records(self) -> Iterator[LogLine]:
         new = self._metrics.read()
         shown = self._metrics_time
         for record in parse_json_lines(new.lines):
@@ -171,8 +155,8 @@ class Tail:
                 continue
             self._metrics_time = at
             if self._as_json:
-                yield _Line(at, strict_json(record))
+                yield LogLine(at, strict_json(record))
                 continue
             day = datetime.fromtimestamp(at).isoformat(" ", "milliseconds").replace(".", ",")
             words = [f"step {step:,}", *(f"{name} {value:.4g}" for name, value in values.items())]
-            yield _Line(at, f"{day} METRICS {'  '.join(words)}")
+            yield LogLine(at, f"{day} METRICS {'  '.join(words)}")
