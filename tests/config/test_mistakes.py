@@ -22,6 +22,7 @@ from trainer_cli.errors import Code, ConfigError, ConfigErrors
 KEY, OPTION, TYPE, VALUE = Code.unknown_key, Code.unknown_option, Code.wrong_type, Code.wrong_value
 LINE = Code.override
 HEADER = "# @package _global_\n"
+LONG = "x" * 256
 
 
 def file(text: str, line: int, code: Code, says: str, cure: str, *, name: str = "experiment/own.yaml") -> Wrong:
@@ -74,6 +75,12 @@ ROWS = [
     body("checkpoint.folder: ~/x", VALUE, "only a shell expands ~", "${oc.env:HOME}"),
     typed("validate.folder='~'", VALUE, "only a shell expands ~", "${oc.env:HOME}"),
     *[typed(f"{key}=s3://a/b", VALUE, "it must be a local folder", "") for key in ("run_dir", "validate.folder")],
+    *[typed(f"{key}={value}", VALUE, "contains a name of 256 bytes", "Choose a shorter name.") for key, value in (
+        ("run_dir", f"a/b/{LONG}"), ("run_dir", f"'{'é' * 128}'"), ("checkpoint.folder", f"x/{LONG}/y"),
+        ("checkpoint.copy_to.folder", f"x/{LONG}"), ("validate.folder", LONG))],
+    Wrong([f"name={LONG}"], VALUE, "default", "run_dir contains a name of 256 bytes", "Choose a shorter name."),
+    Wrong([f"name={LONG}", "run_dir=x", "checkpoint.folder='y/{run_name}'"], VALUE, "command line",
+          "checkpoint.folder contains a name of 256 bytes", "Choose a shorter name."),
     *[typed(f"{key}={empty}", VALUE, "is empty", hint) for key, empty, hint in (
         ("name", "", "Write name=NAME, or leave it out."), ("run_dir", "", "Write run_dir=NAME, or leave it out."),
         ("checkpoint.folder", "", "Write null for `checkpoints/` in the run directory."),

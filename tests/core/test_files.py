@@ -31,6 +31,18 @@ def test_a_replacement_that_dies_leaves_old_or_new(nth: int, tmp_path: Path, mon
     assert path.read_bytes() == b"newer"
 
 
+@pytest.mark.parametrize("exists", ["", "a", "a/b"])
+def test_a_folder_that_cannot_be_made_leaves_none_above_it_that_was_not_there(exists: str, tmp_path: Path) -> None:
+    (tmp_path / exists).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(OSError, match="File name too long"):
+        files.make_folder(tmp_path / "a/b/c" / ("x" * 256))
+    assert sorted(tmp_path.rglob("*")) == before
+    for _ in range(2):
+        files.make_folder(tmp_path / "a/b/c")
+    assert (tmp_path / "a/b/c").is_dir()
+
+
 def test_a_replacement_that_fails_leaves_no_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

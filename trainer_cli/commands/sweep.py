@@ -48,7 +48,7 @@ from trainer_cli.core.stopping import reopens
 from trainer_cli.errors import ConfigError, ExitCode, TrainError, UserError, raise_all
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.fork_server import own_command
-from trainer_cli.runs.run_dir import RunDir
+from trainer_cli.runs.run_dir import RunDir, make_directory
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.runs.start import accepted_changes, refuse_no_optimizer
 from trainer_cli.runs.supervise import Children
@@ -287,10 +287,7 @@ class Sweep:
 
     def run(self) -> int:
         """Run the jobs that are not finished, print the status of all, and return the exit code."""
-        try:
-            (self.folder / ".jobs").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{self.folder} cannot be made: {error.strerror}") from error
+        make_directory(self.folder / ".jobs")
         # One command at a time works on a sweep: two would start the same jobs.
         with RunDir(self.folder).lock() as lock:
             lock.name_holder()

@@ -14,6 +14,7 @@ from trainer_cli.core.field_rules import (
     check_duration,
     check_fields,
     check_folder,
+    check_length,
     checked,
     duration,
     needs,
@@ -254,7 +255,7 @@ def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | N
     """A folder of checkpoints with `{run_name}` replaced by the name of the run; null stays.
 
     Raises:
-        ConfigError: it has another variable, which only `checkpoint.name` may have.
+        ConfigError: it has another variable, which only `checkpoint.name` may have, or a name is too long.
     """
     if folder is None:
         return None
@@ -266,4 +267,6 @@ def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | N
                 location=key,
                 hint=f"Put {{{variable}}} into checkpoint.name.",
             )
-    return folder.replace("{run_name}", run_name or "default")
+    filled = folder.replace("{run_name}", run_name or "default")
+    check_length(key, filled)
+    return filled

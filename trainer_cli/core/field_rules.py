@@ -23,6 +23,8 @@ from trainer_cli.errors import Code, ConfigError
 
 S = TypeVar("S")
 C = TypeVar("C", bound=type)
+_LONGEST_NAME = 255
+"""Bytes of a file name on the usual file systems."""
 
 
 def at_least(least: float, default: Any = None) -> Any:
@@ -230,6 +232,15 @@ def check_folder(key: str, value: str | None, *, instead: str, urls: bool = Fals
         raise ConfigError(f"{key} is {value!r}, but only a shell expands ~", location=key, hint=hint)
     if "://" in value and not urls:
         raise ConfigError(f"{key} is {value!r}, but it must be a local folder", location=key)
+    check_length(key, value)
+
+
+def check_length(key: str, folder: str) -> None:
+    """Refuse a path with a name that no file system takes: the folders above it would be made first. A URL passes."""
+    longest = max(len(name.encode(errors="surrogateescape")) for name in folder.split("/"))
+    if longest > _LONGEST_NAME and "://" not in folder:
+        fault = f"{key} contains a name of {longest} bytes, but a file system takes at most {_LONGEST_NAME}"
+        raise ConfigError(fault, location=key, hint="Choose a shorter name.")
 
 
 def check_patterns(key: str, patterns: list[str]) -> None:

@@ -76,6 +76,25 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing; after an error those that were made are removed again."""
+    missing = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    made: list[Path] = []
+    try:
+        for folder in reversed(missing):
+            # Another process may be faster.
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                made.append(folder)
+        # Raises where a file has the name.
+        path.mkdir(exist_ok=True)
+    except BaseException:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        raise
+
+
 def staged_path(path: Path) -> Path:
     """The temporary name under which `replace` writes a file. A kill may leave it behind."""
     # In the same folder: a rename is atomic only within one filesystem.

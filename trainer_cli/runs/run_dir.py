@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
-from trainer_cli.core.files import replace, sync_folder
+from trainer_cli.core.files import make_folder, replace, sync_folder
 from trainer_cli.core.goodput import Seconds, compute_goodput, sum_attempts
 from trainer_cli.core.naming import COPIES_CACHE
 from trainer_cli.core.run_status import RunStatus
@@ -266,13 +266,7 @@ class RunDir:
         Raises:
             RunDirectoryError: the directory holds a run, or parts of one, or another process holds it.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be made: {error.strerror}",
-                cure="Choose another directory with run_dir=.",
-            ) from error
+        make_directory(self.path)
         allowed = frozenset([self.checkpoints_folder.name]) if with_checkpoints else frozenset()
         # Before the lock, which would create a file in a directory that is not ours.
         if not self.lock_file.exists():
@@ -458,6 +452,19 @@ class RunDir:
                 f"{self.path} is not a complete run directory, yet it holds {', '.join(existing)}",
                 cure="Move these away, or choose another directory with name= or run_dir=.",
             )
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory of runs, and those above it.
+
+    Raises:
+        UserError: it cannot be made; then none of them is.
+    """
+    try:
+        make_folder(path)
+    except OSError as error:
+        message = f"{path} cannot be made: {error.strerror}"
+        raise UserError(message, cure="Choose another directory with run_dir=.") from error
 
 
 def _is_empty(path: Path) -> bool:
