@@ -6,6 +6,8 @@ import json
 import os
 import resource
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import torch
 from command import (
     SMALL,
     Result,
+    flip_a_byte,
     hold,
     make_project,
     names,
@@ -25,6 +28,7 @@ from command import (
 from printed import message
 
 from trainer_cli import make_sync_checkpointer
+from trainer_cli.core.manifest import FileEntry, Manifest, new_digest
 
 
 def assert_reported(result: Result, code: int, *parts: str) -> None:
@@ -267,6 +271,55 @@ def test_a_finished_run_is_done_and_nothing_is_rewritten(base: Path, arguments: 
     assert result.code == 0, result
     assert "runs/base is finished at step 20 (max_duration of 20 steps reached); nothing to do." in result.out
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_the_second_start_of_a_finished_run_imports_no_torch(base: Path) -> None:
+    again = train("fit", *SMALL, "name=base", cwd=base, cold=True, PYTHONPROFILEIMPORTTIME="1")
+    assert "nothing to do" in again.out
+    imported = {line.rpartition("|")[2].strip() for line in again.err.splitlines() if line.startswith("import time:")}
+    assert "trainer_cli.runs.start" in imported
+    assert "torch" not in imported
+
+
+def make_undecodable(checkpoint: Path) -> None:
+    """Replace the states by others that have the right digest, and cannot be loaded."""
+    content, file = b'{"no": "states"}', checkpoint / "manifest.json"
+    manifest = Manifest.parse(file.read_bytes())
+    algorithm = manifest.files["rank0.json"].algorithm
+    digest = new_digest(algorithm)
+    digest.update(content)
+    entry = FileEntry(len(content), f"{algorithm}:{digest.hexdigest()}")
+    (checkpoint / "rank0.json").write_bytes(content)
+    file.write_bytes(replace(manifest, files={**manifest.files, "rank0.json": entry}).to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("damage", "reopens", "resumes"),
+    [
+        (lambda checkpoint: flip_a_byte(checkpoint / "rank0.json"), False, True),
+        (lambda checkpoint: flip_a_byte(checkpoint / "rank0.safetensors"), False, True),
+        (lambda checkpoint: flip_a_byte(checkpoint / "manifest.json"), False, True),
+        # Nothing is loaded, so nothing is decoded.
+        (make_undecodable, False, False),
+        (make_undecodable, True, True),
+    ],
+    ids=["states", "tensors", "manifest", "undecodable", "undecodable and reopened"],
+)
+def test_a_damaged_final_checkpoint_is_noticed_by_the_next_start(
+    place: Path, damage: Callable[[Path], None], reopens: bool, resumes: bool
+) -> None:
+    run = place / "runs/base"
+    damage(run / "checkpoints/step20")
+    longer = []
+    if reopens:
+        # As after a first attempt to reopen it: the run's config is the new one, the checkpoint's is not.
+        longer = ["loop.max_duration=30"]
+        config = run / "config.yaml"
+        config.write_text(config.read_text().replace("max_duration: 20", "max_duration: 30"))
+    again = train("fit", *SMALL, *longer, "name=base", cwd=place)
+    assert again.code == 0, again.err
+    assert ("resuming at step 10" in again.err) == resumes
+    assert ("nothing to do" in again.out) != resumes
 
 
 @pytest.mark.parametrize(

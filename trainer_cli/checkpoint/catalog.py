@@ -315,11 +315,25 @@ _PATIENCE_S = 2.0
 
 
 Check = Callable[[ReadableFolder, Manifest], object]
-"""Verifies every file of a checkpoint, as `verify`."""
+"""Verifies a checkpoint: `verify` the digest of every file, `verify_and_decode` also that it can be loaded."""
 
 
-def why_damaged(storage: Storage, entry: Entry, check: Check = verify) -> str | None:
-    """What is wrong with a checkpoint, after every file was read, digested and decoded; None for an intact one.
+def verify_and_decode(folder: ReadableFolder, manifest: Manifest, digests: Check = verify) -> None:
+    """Verify the digest of every file of a checkpoint, then decode it.
+
+    Raises:
+        DamagedCheckpoint: a file is not what was written, or cannot be decoded.
+    """
+    digests(folder, manifest)
+    # After the digests, during which torch is imported.
+    from trainer_cli.checkpoint.format.readable import check_readable
+
+    check_readable(folder, manifest)
+
+
+def why_damaged(storage: Storage, entry: Entry, check: Check = verify_and_decode) -> str | None:
+    """What is wrong with a checkpoint, by default after every file was read, digested and decoded; None for an intact
+    one.
 
     Raises:
         OSError: it cannot be read now, so it is unknown whether it is damaged.
@@ -329,10 +343,6 @@ def why_damaged(storage: Storage, entry: Entry, check: Check = verify) -> str | 
     try:
         with storage.reading(entry.name) as folder:
             check(folder, entry.manifest)
-            # After the check, during which torch is imported.
-            from trainer_cli.checkpoint.format.readable import check_readable
-
-            check_readable(folder, entry.manifest)
     except CheckpointError as error:
         return str(error)
     # It says nothing of the bytes: a checkpoint must not be quarantined for it.
@@ -391,7 +401,7 @@ def newest_intact(
     run_id: str,
     *,
     limit: int | None = None,
-    check: Check = verify,
+    check: Check = verify_and_decode,
     quarantine: bool = True,
 ) -> Entry | None:
     """The newest intact checkpoint of a run whose weights are finite; None if the run has no checkpoint.
@@ -458,7 +468,7 @@ def newest_of_all(
     run_id: str,
     *,
     limit: int | None = None,
-    check: Check = verify,
+    check: Check = verify_and_decode,
     quarantine: bool = True,
 ) -> tuple[Catalog, Entry] | None:
     """The newest intact checkpoint of a run in its folder, the first catalog, and in those of its copies; of equal

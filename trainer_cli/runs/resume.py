@@ -11,8 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, catalog_of, newest_of_all, why_damaged
-from trainer_cli.checkpoint.format.verified_file import verify
+from trainer_cli.checkpoint.catalog import (
+    Catalog,
+    Check,
+    Entry,
+    catalog_of,
+    newest_of_all,
+    verify_and_decode,
+    why_damaged,
+)
 from trainer_cli.checkpoint.history import CheckpointHistory, Life, lives
 from trainer_cli.config.arguments import steps_by_evaluation, steps_by_log
 from trainer_cli.config.compose import Composed, diff, to_yaml
@@ -142,7 +149,7 @@ def choose(
     *,
     newer: Newer = Newer.refuse,
     attempts: Sequence[Mapping[str, Any]] = (),
-    check: Check = verify,
+    check: Check = verify_and_decode,
     quarantine: bool = True,
 ) -> Choice:
     """Choose the checkpoint of this run to resume, and verify its bytes by `check`.

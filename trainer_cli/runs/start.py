@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_beside
+from trainer_cli.checkpoint.catalog import Catalog, Check, Entry, verify_and_decode, verify_beside
 from trainer_cli.checkpoint.copies import check_copies, reachable
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.format.verified_file import verify
@@ -24,7 +24,7 @@ from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.left_out import can_resume, check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.core.schema import LoadConfig
+from trainer_cli.core.schema import LoadConfig, TrainConfig
 from trainer_cli.core.stopping import reopens
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, ConfigError, RunDirectoryError, UserError
@@ -32,6 +32,7 @@ from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.runs.find_runs import refuse_nested
 from trainer_cli.runs.folders import config_of, is_checkpoint, manifest_of
 from trainer_cli.runs.resume import (
+    Choice,
     changes_since,
     choose,
     folder_of_checkpoints,
@@ -106,8 +107,8 @@ def start_existing(
     Damaged checkpoints are quarantined unless `read_only`; otherwise the caller holds the lock.
 
     Args:
-        meanwhile: called while the chosen checkpoint is read, if there is one process. Several processes each read
-            a share of it, see `GroupVerifier`.
+        meanwhile: called while the chosen checkpoint is read, if there is one process and the run does not stay
+            finished. Several processes each read a share of it, see `GroupVerifier`.
 
     Raises:
         TrainError: the run cannot resume, or not with this config.
@@ -130,28 +131,22 @@ def start_existing(
     catalogs = _catalogs(run, catalog, run_id, attempt, config.checkpoint)
     saved = catalog if save_folder == folder else run.catalog(save_folder)
     refuse_other_runs([saved, *catalogs[1:]], run_id, config.checkpoint)
-    choice = choose(
-        config.resume,
-        catalogs,
-        run_id,
-        newer=config.checkpoint.newer,
-        attempts=run.attempts,
-        # A finished run may need no training, and so no import of torch meanwhile.
-        check=_check(None if stays_finished and summary.get("status") == RunStatus.finished else meanwhile, group),
-        quarantine=not read_only,
-    )
+    find = partial(choose, config.resume, catalogs, run_id, newer=config.checkpoint.newer, attempts=run.attempts)
+    ended = summary.get("status") == RunStatus.finished
+    if ended and stays_finished and group.world_size == 1:
+        # Nothing is loaded where the run stays finished, so right digests suffice: to decode it torch is imported.
+        choice = find(check=verify, quarantine=False)
+        reason = _why_stays_finished(choice, summary, config)
+        # A choice of an earlier step left out later checkpoints, which are reported below.
+        if choice.entry is not None and reason is not None and choice.entry.step == summary.get("step"):
+            return Done(choice.entry.step, reason)
+    choice = find(check=_check(meanwhile, group), quarantine=not read_only)
+    finished = _why_stays_finished(choice, summary, config)
     if choice.entry is None:
         refuse_absent_folder(run, folder)
-    finished = None if choice.entry is None else why_finished(choice.entry, summary)
-    if choice.entry is not None:
-        if finished is not None:
-            # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's.
-            source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
-            trained = from_yaml(source, trusted=True, missing_ok=True)
-            if reopens(trained.config.loop, config.loop):
-                finished = None
-            elif summary.get("status") == RunStatus.finished:
-                return Done(choice.entry.step, finished)
+    else:
+        if ended and finished is not None:
+            return Done(choice.entry.step, finished)
         options_of(choice.entry, choice.catalog.folder, config.load)
     return Start(
         run,
@@ -166,6 +161,17 @@ def start_existing(
         finished=finished,
         stored_values=accepted.stored_values,
     )
+
+
+def _why_stays_finished(choice: Choice, summary: dict[str, object], config: TrainConfig) -> str | None:
+    """Why the run had ended at the chosen checkpoint; None if it had not, or if the config reopens it."""
+    finished = None if choice.entry is None else why_finished(choice.entry, summary)
+    if choice.entry is None or finished is None:
+        return None
+    # The config of the checkpoint, because an attempt to reopen the run may have replaced the run's.
+    source, _ = config_of(choice.catalog.folder / choice.entry.name, choice.catalog)
+    trained = from_yaml(source, trusted=True, missing_ok=True)
+    return None if reopens(trained.config.loop, config.loop) else finished
 
 
 class Accepted(NamedTuple):
@@ -297,10 +303,13 @@ def refuse_other_runs(catalogs: Sequence[Catalog], run_id: str | None, config: C
 
 
 def _check(meanwhile: Callable[[], object] | None, group: ProcessGroup) -> Check:
-    """The function that verifies the files of a checkpoint."""
+    """The function that verifies and decodes the files of a checkpoint."""
+    digests: Check = verify
     if group.world_size > 1:
-        return GroupVerifier(group).verify
-    return verify if meanwhile is None else partial(verify_beside, meanwhile)
+        digests = GroupVerifier(group).verify
+    elif meanwhile is not None:
+        digests = partial(verify_beside, meanwhile)
+    return partial(verify_and_decode, digests=digests)
 
 
 def _find_lost_run(catalog: Catalog, run_dir: str) -> str | None:
