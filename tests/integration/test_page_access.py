@@ -229,3 +229,44 @@ def test_media_have_times_brightness_names_to_find_and_histograms_over_steps(
     chromium.run("byId('find').value = 'weig'; byId('find').dispatchEvent(new Event('input'))")
     visible = "[...document.querySelectorAll('.medium')].filter((one) => one.checkVisibility())"
     assert chromium.run(f"{visible}.map((one) => one.dataset.name)") == ["weights"]
+
+
+@pytest.mark.parametrize("logy", [False, True])
+def test_outliers_flatten_a_curve_until_they_are_trimmed(logy: bool, tmp_path: Path, chromium: Page) -> None:
+    whole = 1000.0
+    run = make_run(tmp_path / "run", steps=60, **{"train/spike": lambda n: whole if n == 30 else 1 + n / 60})
+    report([run.path], tmp_path / "report.html", now=BEGAN + 5000)
+    page_of = (tmp_path / "report.html").as_uri()
+    chromium.open(f"{page_of}#logy={int(logy)}", height=9000)
+    chart = "charts.get('Metrics/chart/spike')"
+    top = f"{chart}.view.ys.high"
+    chromium.wait_for(f"{chart}.view")
+    assert chromium.run(top) >= whole
+    assert "trimmed" not in chromium.run(f"{chart}.note.textContent")
+    chromium.run("byId('trim').focus()")
+    chromium.press(" ")
+    chromium.wait_for(f"{top} < 3")
+    assert chromium.run(f"{chart}.view.ys.low") > 0.9, "and what is most of the curve fills the chart"
+    assert chromium.run(f"{chart}.note.textContent") == "trimmed: values from 1.0167 to 1,000"
+    # A link or a reload shows the same.
+    chromium.open(chromium.run("location.href"), height=9000)
+    chromium.wait_for(f"{chart}.view")
+    assert chromium.run(f"byId('trim').checked && {top} < 3")
+    chromium.run("byId('trim').focus()")
+    chromium.press(" ")
+    chromium.wait_for(f"{top} >= {whole}")
+    assert "trim" not in chromium.run("location.hash")
+
+
+@pytest.mark.parametrize("name", ["serve", "report"])
+def test_why_a_run_ended_is_in_view_in_a_narrow_window(name: str, tmp_path: Path, chromium: Page) -> None:
+    metrics = {f"val/metric_with_a_long_name_{n}": float for n in range(6)}
+    for at in range(2):
+        make_run(tmp_path / f"runs/run{at}", lr=at + 1, steps=20, status=None, **metrics)
+    report([tmp_path / "runs"], tmp_path / "report.html", now=BEGAN + 5000)
+    with served(tmp_path / "runs") as server:
+        chromium.open(server.url if name == "serve" else (tmp_path / "report.html").as_uri(), width=700)
+        cell = "[...document.querySelectorAll('td')].find((td) => td.textContent.startsWith('the process ended'))"
+        chromium.wait_for(cell)
+        assert chromium.run("document.querySelector('table').clientWidth > innerWidth"), "its last columns are outside"
+        assert chromium.run(f"{cell}.getBoundingClientRect().right") <= 700

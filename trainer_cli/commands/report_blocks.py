@@ -234,11 +234,11 @@ def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[st
         "run",
         *swept[:_SWEPT],
         "status",
+        "reason",
         "step",
         *(f"best {name}" for name in metrics),
         "time",
         "attempts",
-        "reason",
     ]
     rows = []
     for at in order:
@@ -249,11 +249,12 @@ def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[st
             names[at],
             *(record.config.get(key, "") for key in swept[:_SWEPT]),
             view.state,
+            # Beside the state: at the end a narrow window would not show it.
+            "" if view.state == "finished" else view.reason,
             "" if view.step is None else f"{view.step:,}",
             *best,
             duration(record.summary.get("wall_time_s")),
             str(len(record.attempts)),
-            "" if view.state == "finished" else view.reason,
         ])  # fmt: skip
     right = ["step", "time", "attempts", *(f"best {name}" for name in metrics)]
     title = f"Runs, the best {metrics[0]} first" if metrics else "Runs"

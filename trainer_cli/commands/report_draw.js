@@ -112,6 +112,14 @@ function scaleOf(low, high, start, end, isLog, count) {
   };
 }
 
+// The range of most values: of each array without its smallest and its largest twentieth, as in TensorBoard.
+function extentOfMost(arrays, isLog) {
+  return extent(arrays.map((values) => {
+    const sorted = values.filter((value) => value !== null && !(isLog && value <= 0)).sort((a, b) => a - b), last = sorted.length - 1;
+    return sorted.slice(Math.floor(0.05 * last), Math.ceil(0.95 * last) + 1);
+  }), isLog);
+}
+
 function extent(arrays, isLog) {
   let low = Infinity, high = -Infinity;
   for (const values of arrays) for (const value of values) {
@@ -217,7 +225,9 @@ function drawLines(plot, lines, options) {
   const [low, high] = options.range || extent(lines.map((line) => line.x), options.logx);
   const inside = lines.map((line) => [line.y, line.low, line.high].filter(Boolean).flatMap((values) =>
     options.range ? values.filter((_, at) => line.x[at] >= low && line.x[at] <= high) : values));
-  let [least, most] = extent(inside, options.logy);
+  const whole = extent(inside, options.logy);
+  let [least, most] = options.trimsOutliers ? extentOfMost(inside, options.logy) : whole;
+  const isTrimmed = least > whole[0] || most < whole[1];
   if (least < most && !options.logy) [least, most] = [least - (most - least) * 0.04, most + (most - least) * 0.04];
   const probe = scaleOf(least, most, 1, 0, options.logy, 5);
   const margin = Math.max(34, 14 + 6.6 * Math.max(...tickTexts(probe.ticks).map((text) => text.length)));
@@ -256,7 +266,7 @@ function drawLines(plot, lines, options) {
     }
   }
   const hover = shape("g", { class: "hover" }, svg);
-  return { svg, box, xs, ys, hover, lines };
+  return { svg, box, xs, ys, hover, lines, trimmedFrom: isTrimmed ? whole : null };
 }
 
 // The index of the value next to x in a rising array.

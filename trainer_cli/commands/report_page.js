@@ -11,11 +11,11 @@ const live = { curves: null, isShown: (run) => !hidden.has(run), isChosen: (run)
 window.addEventListener("error", (event) => { byId("problem").textContent += `${event.message}\n`; });
 
 // The settings are in the address, so that a reload or a copied link shows the same.
-const state = { x: "step", smooth: null, logy: false, logx: false, group: "" };
+const state = { x: "step", smooth: null, logy: false, logx: false, trim: false, group: "" };
 for (const [key, value] of new URLSearchParams(location.hash.slice(1))) {
   if (key === "x" && ["step", "epoch", "time"].includes(value)) state.x = value;
   if (key === "smooth" && value !== "" && Number(value) >= 0 && Number(value) <= 0.99) state.smooth = Number(value);
-  if (key === "logy" || key === "logx") state[key] = value === "1";
+  if (["logy", "logx", "trim"].includes(key)) state[key] = value === "1";
   if (key === "group") state.group = value;
 }
 
@@ -23,6 +23,7 @@ function remember() {
   const words = new URLSearchParams(location.hash.slice(1));
   for (const key of ["x", "smooth"]) words.set(key, state[key] ?? "");
   for (const key of ["logy", "logx"]) words.set(key, state[key] ? 1 : 0);
+  if (state.trim) words.set("trim", 1); else words.delete("trim");
   if (state.group) words.set("group", state.group); else words.delete("group");
   history.replaceState(null, "", `#${words}`);
 }
@@ -99,12 +100,13 @@ function drawCurves(block, plot, chart) {
   const marks = (block.restarts || []).filter((mark) => !isGrouped(block) && live.isShown(mark.run) && (!logx || at(mark) > 0)).slice(0, 100);
   const title = key === "time" ? `${unitName} since the run began` : key;
   chart.view = drawLines(plot, lines, {
-    logx, logy: state.logy, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
+    logx, logy: state.logy, trimsOutliers: state.trim, range: key === state.x ? zoomed : null, title, label: describe(block, lines),
     marks: marks.map((mark) => ({ at: at(mark), text: mark.text, colour: many ? colourOfRun(mark.run) : null })),
   });
   Object.assign(chart.view, { axis: title, key });
   addLegend(plot, lines, many);
-  const notes = notesOf(block, many);
+  const { trimmedFrom } = chart.view, trimmed = trimmedFrom ? [`trimmed: values from ${format(trimmedFrom[0])} to ${format(trimmedFrom[1])}`] : [];
+  const notes = [notesOf(block, many), ...trimmed].filter(Boolean).join("; ");
   chart.note.textContent = notes;
   chart.note.hidden = !notes;
 }
@@ -519,7 +521,7 @@ for (const id of ["x", "smooth", "group"]) {
     redraw();
   });
 }
-for (const id of ["logx", "logy"]) {
+for (const id of ["logx", "logy", "trim"]) {
   byId(id).checked = state[id];
   byId(id).addEventListener("change", () => { state[id] = byId(id).checked; remember(); redraw(); });
 }

@@ -30,14 +30,16 @@ def runs_table(views: Sequence[tuple[ServedRun, RunView]], names: Sequence[str],
     keys = keys[:_MOST_KEYS]
     labels = short_keys(keys)
     columns = [
-        "run", "tags", "state", "step", "loss", *(f"best {name}" for name in metrics), *labels.values(), "left", "time",
-        "began (UTC)", "notes", "reason",
+        "run", "tags", "state", "reason", "step", "loss", *(f"best {name}" for name in metrics), *labels.values(),
+        "left", "time", "began (UTC)", "notes",
     ]  # fmt: skip
     rows = [
         [
             name,
             tags_and_notes(run.config)[0],
             view.state,
+            # Beside the state: at the end a narrow window would not show it.
+            "" if view.state == "finished" else view.reason,
             _progress(view),
             number(view.loss),
             *(number(values[metric]) if metric in values else "" for metric in metrics),
@@ -46,7 +48,6 @@ def runs_table(views: Sequence[tuple[ServedRun, RunView]], names: Sequence[str],
             duration(run.summary.get("wall_time_s")),
             clock_time(_began(run.summary)),
             tags_and_notes(run.config)[1],
-            "" if view.state == "finished" else view.reason,
         ]
         for (run, view), name, values in zip(views, names, best, strict=True)
     ]
