@@ -21,6 +21,7 @@ from trainer_cli import (
     Digits,
     JsonlLogger,
     Logger,
+    MediaLogger,
     TensorBoardLogger,
     Trainer,
     TrainingLoop,
@@ -68,14 +69,16 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def _make_trainer(kind: str, checkpoints: str, steps: int = 20, fails_at: int | None = None) -> Trainer:
+def _make_trainer(
+    kind: str, checkpoints: str, steps: int = 20, fails_at: int | None = None, logs: bool = True
+) -> Trainer:
     return Trainer(
         model=MLP,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
         loop=TrainingLoop(max_duration=steps, log_interval=2),
         checkpoint=CheckpointerCallback(checkpoints, save_interval=6),
         callbacks=[] if fails_at is None else [_FailAt(fails_at)],
-        loggers=[LOGGERS[kind][0]("log")],
+        loggers=[LOGGERS[kind][0]("log")] if logs else [],
         seed=0,
     )
 
@@ -110,6 +113,78 @@ def test_records_of_another_training_in_the_file_stay(
     before = LOGGERS[kind][1](tmp_path)
     assert [step for step, _ in before] == [*range(2, 31, 2)]
     assert _train(kind, tmp_path, monkeypatch, *fails_at) == before + before[:10]
+
+
+def _fail(kind: str, checkpoints: str, step: int) -> None:
+    with pytest.raises(_FailedError):
+        _make_trainer(kind, checkpoints, fails_at=step).fit(Digits().train)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"], indirect=True)
+def test_records_that_another_training_has_appended_stay(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _fail(kind, "checkpoints", 11)
+    _make_trainer(kind, "others", steps=30).fit(Digits().train)
+    _make_trainer(kind, "checkpoints").fit(Digits().train)
+    # The step after the checkpoint is made again; what is after it in the file is not of this training.
+    assert [step for step, _ in LOGGERS[kind][1](tmp_path)] == [2, 4, 6, *range(2, 31, 2), *range(8, 21, 2)]
+    _fail(kind, "third", 9)
+    _make_trainer(kind, "third").fit(Digits().train)
+    assert [step for step, _ in LOGGERS[kind][1](tmp_path)][-10:] == [*range(2, 21, 2)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"], indirect=True)
+def test_records_stay_that_another_training_has_logged_between_two_fits_of_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = _make_trainer(kind, "checkpoints", steps=10)
+    trainer.fit(Digits().train)
+    _make_trainer(kind, "others", steps=30).fit(Digits().train)
+    trainer.loop = TrainingLoop(max_duration=20, log_interval=2)
+    trainer.fit(Digits().train)
+    assert [step for step, _ in LOGGERS[kind][1](tmp_path)] == [*range(2, 11, 2), *range(2, 31, 2), *range(12, 21, 2)]
+
+
+def test_nothing_is_dropped_by_a_checkpoint_that_says_nothing_of_the_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _make_trainer(kind, "checkpoints", steps=12, logs=False).fit(Digits().train)
+    _make_trainer(kind, "others", steps=30).fit(Digits().train)
+    before = {file: file.read_bytes() for file in tmp_path.rglob("log*") if file.is_file()}
+    _make_trainer(kind, "checkpoints").fit(Digits().train)
+    for file, content in before.items():
+        assert file.read_bytes().startswith(content)
+
+
+def test_images_of_another_training_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    class Draw(Callback):
+        def on_train_step_end(self, trainer: Trainer, *_: Any) -> None:
+            trainer.log_image("noise", torch.zeros(4, 4))
+
+    def make(checkpoints: str, steps: int, fails_at: int | None = None) -> Trainer:
+        trainer = Trainer(
+            model=MLP,
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
+            loop=TrainingLoop(max_duration=steps, log_interval=2),
+            checkpoint=CheckpointerCallback(checkpoints, save_interval=6),
+            callbacks=[Draw(), *([] if fails_at is None else [_FailAt(fails_at)])],
+            loggers=[MediaLogger()],
+            seed=0,
+        )
+        return trainer
+
+    with pytest.raises(_FailedError):
+        make("checkpoints", 20, fails_at=9).fit(Digits().train)
+    make("others", 30).fit(Digits().train)
+    images = {file.name for file in tmp_path.rglob("*.png")}
+    make("checkpoints", 12).fit(Digits().train)
+    assert images <= {file.name for file in tmp_path.rglob("*.png")}
 
 
 def test_a_second_fit_of_a_trainer_keeps_all_records(

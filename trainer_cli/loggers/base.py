@@ -158,9 +158,12 @@ class Logger(CheckedArguments, ABC):
         """Drop every record later than `step` and a truncated last one, at once or when the first record is written.
 
         Called before `start`; -1 drops everything. A crash at any moment leaves the records up to `step` intact, and
-        another call finishes the work. Without a file there is nothing to do. A trainer without a run directory gives
-        the current directory, and only on a resume.
+        another call finishes the work. Without a file there is nothing to do.
         """
+
+    def rewind_shared(self, step: int) -> None:
+        """On a resume without a run directory, drop what this training has logged later than `step`. Its files may
+        hold records of other trainings, which stay as far as they can be told apart."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a rewind to the present step can use, for a checkpoint; called after `flush`."""

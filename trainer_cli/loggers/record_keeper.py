@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.errors import TrainError
@@ -72,9 +71,10 @@ class RecordKeeper:
             self._kept_bytes = sum(map(_size_bytes, self._kept))
             # Of a record that may be dropped now.
             self._refusals = 0
-            # Without a run directory a file may hold records of other trainings: a new one must not drop them.
-            if facts.run_dir is not None or keep >= 0:
-                self.logger.rewind(facts.run_dir or Path(), keep)
+            if facts.run_dir is not None:
+                self.logger.rewind(facts.run_dir, keep)
+            else:
+                self.logger.rewind_shared(keep)
         self._rewound_to, self._sent_step = keep, -1
         began = self._clock()
         try:

@@ -84,6 +84,11 @@ class TensorBoardLogger(Logger):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._loaded_state = state
 
+    def rewind_shared(self, step: int) -> None:
+        # A new training continues no file; the folder's are of others.
+        if step >= 0:
+            self.rewind(Path(), step)
+
     def rewind(self, run_dir: Path, step: int) -> None:
         self._first_step = self._next_step = step + 1
         self._is_of_fit = True
@@ -170,6 +175,9 @@ class TensorBoardLogger(Logger):
                     marks = tb.FolderMarks({}, {})
                 other_hparams = marks.has_other_hparams(described)
                 for path in earlier:
+                    if facts.run_dir is None and path.name not in marks.files:
+                        # It may be of another training. What it holds of steps made again is hidden by `purge_step`.
+                        continue
                     if path.name == max(marks.files, default=None):
                         # As of the beginning of this file, whatever the ends of earlier ones say.
                         is_current = {tag: marks.described.get(tag) == digest for tag, digest in described.items()}

@@ -59,10 +59,7 @@ class FileLogger(Logger):
 
     def rewind(self, run_dir: Path, step: int) -> None:
         path = in_run_dir(self.path, run_dir)
-        mark, self._mark = self._mark, None
-        if mark is None and self._end is not None and self._end.end.step <= step and self._is_whole():
-            return  # This process wrote the file, and none of it is later.
-        self._end = None
+        mark, self._mark, self._end = self._mark, None, None
         end = LogEnd()
         if path.exists():
             if mark is not None and mark.fits(path, step):
@@ -70,15 +67,31 @@ class FileLogger(Logger):
             keep_spans(path, self._spans_up_to(path, step, end))
         self._end = end
 
-    def _spans_up_to(self, path: Path, step: int, end: LogEnd) -> Iterator[tuple[int, int]]:
+    def rewind_shared(self, step: int) -> None:
+        # Without a mark nothing tells which records are this training's.
+        mark, self._mark, path = self._mark, None, Path(self.path)
+        if mark is not None and path.exists() and mark.fits(path, step):
+            self._end = LogEnd(mark)
+            keep_spans(path, self._spans_up_to(path, step, self._end, is_shared=True))
+
+    def _spans_up_to(self, path: Path, step: int, end: LogEnd, *, is_shared: bool = False) -> Iterator[tuple[int, int]]:
         """The (first byte, end) of what to keep: everything before `end`, and each line after it up to `step`, which
-        is added to `end`. A line without its newline was truncated by a crash."""
-        start = end.end.size_bytes
+        is added to `end`. A line without its newline was truncated by a crash.
+
+        Args:
+            is_shared: everything from the first line whose step falls is of other trainings, and stays.
+        """
+        start, newest = end.end.size_bytes, end.end.step
         yield 0, start
         with open(path, "rb") as file:
             file.seek(start)
             for line in file:
                 content = self.read_line(line, start) if line.endswith(b"\n") else None
+                if is_shared and content is not None:
+                    if content.step < newest:
+                        yield start, path.stat().st_size
+                        return
+                    newest = content.step
                 if content is not None and content.step <= step:
                     end.add(len(line), *content)
                     yield start, start + len(line)
@@ -94,7 +107,7 @@ class FileLogger(Logger):
         sync_folder(path.parent)
         size_bytes = path.stat().st_size
         # Without a run directory the file may hold records of other trainings, which a resume must not drop.
-        if self._end is None and (size_bytes == 0 or (facts.run_dir is None and facts.start_step == 0)):
+        if (self._end is None and size_bytes == 0) or (facts.run_dir is None and not self._is_whole()):
             self._end = LogEnd(Mark(size_bytes))
 
     def _append(self, content: bytes, step: int, metrics: Mapping[str, float]) -> None:
