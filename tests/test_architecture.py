@@ -159,6 +159,14 @@ def test_only_arguments_build_and_plan_get_the_objects_that_targets_name() -> No
     assert [name for name in MODULES if _takes(name, "hydra.utils", ("instantiate", "call", "get_object"))] == []
 
 
+_OWN_PLURAL = re.compile(r"""\} [\w ]+\{['"]e?s['"](\[| \*)|['"]e?s['"]\[|(['"])(\w+)\2 if \w+ == 1 else \2\3s\2""")
+
+
+def test_counts_are_written_by_format_count_alone() -> None:
+    texts = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
+    assert not {name: match[0] for name, text in texts.items() if (match := _OWN_PLURAL.search(text))}
+
+
 PICKLES = ("foreign.dcp", "format.torch_file")
 """The readers of pickles, which run nothing that is in them."""
 

@@ -67,6 +67,15 @@ def test_a_file_is_merged_into_its_package_and_shares_no_value_with_the_config()
     assert given == {"x": {"y": [{"z": 1}]}}
 
 
+def test_the_first_values_are_not_changed_by_what_is_added() -> None:
+    given = {"x": {"y": [{"z": 1}]}, "w": 1}
+    config, before = MergedConfig(given), copy.deepcopy(given)
+    assert config.merge({"x": {"y": [{"z": 2}], "v": 3}}, "") is None
+    assert all(config.apply(override) is None for override in read_overrides(["x.v=4", "+x.u=5"]).overrides)
+    assert config.values == {"x": {"y": [{"z": 2}], "v": 4, "u": 5}, "w": 1}
+    assert given == before
+
+
 LINES = (
     "a=1", "a=null", "a=???", "a=text", "a='${b}'", "a=${b}", "a=[1,{x:2}]", "a={c:7}", "a.c=1", "a.c=null", "a.c.d=2",
     "+a=1", "+a.c=1", "++a.c=2", "++a.x.y=2", "~a", "~a.c", "b.c.d=5", "b.c=5", "list=6", "nope=1", "b.nope=1",

@@ -127,9 +127,11 @@ class EMA(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         trained = self._trained()
         saved = {plain_name(name, trained): value for name, value in (state.get("average") or {}).items()}
+        buffers = self._buffer_names()
         self._average = {}
         for name, value in saved.items():
-            if name not in trained or trained[name].shape != value.shape:
+            # A buffer that was None or had another shape at the save: `SWA._pair_up` begins its average anew.
+            if name in buffers and (name not in trained or trained[name].shape != value.shape):
                 continue
             # Like the parameter, so that a sharded one has an average with the same shards.
             average = torch.empty_like(trained[name], dtype=value.dtype, requires_grad=False)

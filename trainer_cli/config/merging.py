@@ -21,7 +21,11 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 class MergedConfig:
-    """A config to which files and overrides are added. Values given to it are copied, not shared."""
+    """A config to which files and overrides are added. Values that are merged into it are copied.
+
+    Args:
+        values: the first ones; shared, and never changed. Who changes what `values` returns changes them too.
+    """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         self._values: dict[str, Any] = dict(values or {})

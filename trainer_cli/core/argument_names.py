@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from trainer_cli.core.patterns import did_you_mean, nearest
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.terminal import format_count
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -58,15 +59,13 @@ def checks_argument_names(label: str, elsewhere: Mapping[str, str] = _NOWHERE) -
                 if name not in names:
                     raise unknown_argument(label, name, names, elsewhere)
             if len(args) > by_position:
+                count = by_position - ("self" in signature.parameters)
+                at_most = f"at most {format_count(count, 'argument')}" if count else "no argument"
                 shown = ", ".join(f"{name}=…" for name in names[:2])
-                message = f"{label} takes {_count_of(by_position - ('self' in signature.parameters))} without a name"
+                message = f"{label} takes {at_most} without a name"
                 raise ConfigError(message, code=Code.argument, hint=f"Write {label}({shown}).")
             return target(*args, **kwargs)
 
         return checked  # type: ignore[return-value]
 
     return decorate
-
-
-def _count_of(count: int) -> str:
-    return f"at most {count} argument{'s'[: count != 1]}" if count else "no argument"

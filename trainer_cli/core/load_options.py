@@ -182,7 +182,7 @@ class LoadReport:
         """A line for each tensor that was not loaded, or not as it was saved."""
         rows = [*self.one_sided, *(f"{name}: ignored" for name in self.ignored)]
         count = Counter(self.cast.values())
-        return rows + [f"{number} tensor{'s'[: number != 1]}: cast from {how}" for how, number in count.items()]
+        return rows + [f"{format_count(number, 'tensor')}: cast from {how}" for how, number in count.items()]
 
     @property
     def globs_of_reshaped(self) -> list[str]:

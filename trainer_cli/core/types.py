@@ -20,6 +20,7 @@ import yaml
 from trainer_cli.core.argument_names import unknown_argument
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.terminal import format_count
 
 MISSING = "???"
 """A value that must still be given."""
@@ -68,7 +69,7 @@ class Kind(NamedTuple):
             yield ConfigError(message, location=key, code=Code.wrong_type, hint=self._hint(value) or None)
         elif isinstance(value, list | tuple):
             if self.items is not None and len(value) != len(self.items):
-                message = f"{key} has {len(value)} value{'s'[: len(value) != 1]}, but it must have {len(self.items)}"
+                message = f"{key} has {format_count(len(value), 'value')}, but it must have {len(self.items)}"
                 yield ConfigError(message, location=key, code=Code.wrong_type)
                 return
             if self.items is None and self.item is not None and self.item.has_types(value):

@@ -12,6 +12,7 @@ from trainer_cli.core.goodput import Activity, best_interval_s, lost_share
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.spent_time import read_lines
+from trainer_cli.terminal import format_count
 
 _COPIED_BYTES = 32 * 2**20
 _COPIES = 3
@@ -81,7 +82,7 @@ def measured_saves(run: RunDir) -> SaveTime | None:
             spent = {activity: last.get(activity, 0.0) - first.get(activity, 0.0) for activity in Activity}
             count, steps = len(saves) - 1, last_step - first_step
             step_s = (spent[Activity.training] + spent[Activity.data]) / steps if steps > 0 else None
-            source = f"measured: {count} {'save' if count == 1 else 'saves'} of attempt {attempt.get('attempt')}"
+            source = f"measured: {format_count(count, 'save')} of attempt {attempt.get('attempt')}"
             return SaveTime(spent[Activity.saving] / count, source, step_s or None)
     return None
 

@@ -93,7 +93,7 @@ class Replayed:
             return f"not equal: {'; '.join(lines)}"
         if not self.records and not self.states:
             return "nothing to compare: no record and no kept checkpoint is among these steps"
-        states = f", and {len(self.states)} kept checkpoint{'s' * (len(self.states) > 1)}" if self.states else ""
+        states = f", and {format_count(len(self.states), 'kept checkpoint')}" if self.states else ""
         return f"verified: equal at {self.records} of {format_count(self.records, 'record')}{states}"
 
 

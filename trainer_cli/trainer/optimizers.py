@@ -21,6 +21,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from trainer_cli.checkpoint.optimizer_state import inner_optimizers
 from trainer_cli.core.patterns import did_you_mean, matches
 from trainer_cli.errors import ConfigError, UserError
+from trainer_cli.terminal import format_count
 from trainer_cli.trainer.metrics import Number
 from trainer_cli.trainer.optimizer_modes import needs_closure
 from trainer_cli.trainer.setup import check_pattern, check_type, make_instance, no_match_error
@@ -211,9 +212,8 @@ def _check_covered(model: nn.Module, owner: Collection[torch.Tensor], *, is_mapp
             hint="Leave out params of one optimizer, which then has the rest; or set requires_grad to False.",
         )
     log.warning(
-        "the optimizer lacks %d trained parameter%s, which will not change: %s. `freeze` says so where it is meant",
-        len(missing),
-        "s"[: len(missing) != 1],
+        "the optimizer lacks %s, which will not change: %s. `freeze` says so where it is meant",
+        format_count(len(missing), "trained parameter"),
         ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else ""),
     )
 
