@@ -6,6 +6,7 @@
     │   └── NoSpaceError    1   the disk is full
     ├── FullDiskError      75   the disk is full, and the attempt has committed a checkpoint
     ├── StoreAwayError      1   an object store does not answer; an OSError too
+    │   └── StoreRefusedError 1 it refuses a run that has reached it before
     ├── NotFiniteError      1   loss or weights hold NaN or infinity
     ├── UserError           2   a mistake in a command, a value, a file that is not there
     │   └── ConfigError     2   a mistake in the composed config: location, source, code, message, hint
@@ -87,6 +88,11 @@ def _restore_error(kind: type[TrainError], args: tuple[Any, ...], state: dict[st
     return error
 
 
+def as_clause(error: BaseException) -> str:
+    """The message of an error without its final stop, for the middle of a sentence."""
+    return (str(error) or type(error).__name__).rstrip(".")
+
+
 def one_line(text: str) -> str:
     """A text from a file, safe in a message: line ends and control characters, which a terminal obeys, become `?`."""
     return "".join(char if char.isprintable() else "?" for char in text)
@@ -138,10 +144,16 @@ def disk_cure(error: OSError) -> str:
 class StoreAwayError(TrainError, OSError):
     """An object store did not answer, or refused, as often as was tried."""
 
-    def __init__(self, message: str, *, where: str) -> None:
-        super().__init__(message, where=where, cure="Check the network and the address of the store.")
+    def __init__(
+        self, message: str, *, where: str, cure: str = "Check the network and the address of the store."
+    ) -> None:
+        super().__init__(message, where=where, cure=cure)
         # OSError's own constructor takes the arguments of TrainError for those of its own.
         self.errno, self.strerror, self.filename = errno.EIO, message, None
+
+
+class StoreRefusedError(StoreAwayError):
+    """An object store refuses a run that has reached it before, for example because its credentials have expired."""
 
 
 class NotFiniteError(TrainError):

@@ -192,8 +192,14 @@ def test_without_a_trainer_a_save_that_the_store_does_not_take_is_an_error(monke
         make_sync_checkpointer().save(small_state(3), f"memory://{uuid.uuid4().hex}/step3")
 
 
-def test_while_the_store_is_away_saves_go_on_and_are_sent_later(
-    tmp_path: Path, endpoint: str, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fault", ["503", "400 ExpiredToken", "400 InvalidToken", "403 AccessDenied"])
+def test_while_the_store_is_away_or_refuses_saves_go_on_and_are_sent_later(
+    fault: str,
+    tmp_path: Path,
+    endpoint: str,
+    url: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from object_store_proxy import Schedule, proxy
 
@@ -206,13 +212,14 @@ def test_while_the_store_is_away_saves_go_on_and_are_sent_later(
         storage.sweep()
         save(storage, 1)
         assert storage.finish_uploads() == []
-        schedule.share, schedule.random.choice = 1.0, lambda faults: "503"  # type: ignore[method-assign]
+        schedule.share, schedule.random.choice = 1.0, lambda faults: fault  # type: ignore[method-assign]
         for step in (2, 3):
             save(storage, step)
         assert storage.finish_uploads() == ["step2", "step3"]
         assert storage.names() == ["step1", "step2", "step3"]
         assert same(load(storage, 3), small_state(3))
         assert caplog.text.count("step2 is not in the store yet") == 1
+        assert ".;" not in caplog.text
         schedule.calm = True
         assert storage.finish_uploads() == []
     assert sorted(key for key in objects(url) if "manifest" in key) == [f"step{n}/manifest.json" for n in (1, 2, 3)]
@@ -289,6 +296,68 @@ def test_altered_and_missing_objects_are_noticed(tmp_path: Path, url: str) -> No
 def test_a_place_that_cannot_be_is_one_message(endpoint: str, tmp_path: Path, place: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         ObjectStorage(place, cache=tmp_path).sweep()
+
+
+_REQUESTS: list[Callable[[ObjectClient], object]] = [
+    lambda client: client.list(),
+    lambda client: client.get("a"),
+    lambda client: client.put("a", b"x"),
+    lambda client: client.put_new("a", b"x"),
+    lambda client: client.delete("a"),
+]
+
+
+@contextmanager
+def _client_of_failing_store(endpoint: str, url: str, fault: str, pauses: list[float]) -> Iterator[ObjectClient]:
+    """A client each of whose requests is answered with the same fault; its pauses are recorded."""
+    from object_store_proxy import Schedule, proxy
+
+    schedule = Schedule(seed=0, share=1.0)
+    schedule.random.choice = lambda faults: fault  # type: ignore[method-assign]
+    with proxy(endpoint, schedule) as address:
+        yield ObjectClient(url, wait=pauses.append, attempts=2, options={"endpoint_url": address})
+
+
+@pytest.mark.parametrize(
+    ("fault", "cure"),
+    [
+        *[(fault, r"gives no access: .*Check the credentials") for fault in (
+            "400 InvalidToken", "400 TokenRefreshRequired", "400 ExpiredToken", "400 CredentialsNotSupported",
+            "405 MethodNotAllowed", "403 InvalidAccessKeyId", "403 SignatureDoesNotMatch", "403 AccessDenied",
+            "403 OfAnotherStore")],
+        ("403 RequestTimeTooSkewed", r"Set the clock"),
+        *[(fault, r"Set the region of the bucket") for fault in (
+            "400 AuthorizationHeaderMalformed", "400 IllegalLocationConstraintException", "301 PermanentRedirect")],
+        *[(fault, r"refuses the request: .*Check the region, the credentials and the address") for fault in (
+            "400 InvalidBucketName", "400 InvalidRequest", "501 NotImplemented")],
+    ],
+)  # fmt: skip
+def test_a_request_that_no_repetition_mends_ends_at_once_with_its_cure(
+    endpoint: str, url: str, fault: str, cure: str
+) -> None:
+    pauses: list[float] = []
+    with _client_of_failing_store(endpoint, url, fault, pauses) as client:
+        for request in _REQUESTS:
+            with pytest.raises(UserError, match=cure) as caught:
+                request(client)
+            assert (caught.value.exit_code, pauses) == (2, [])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "500 InternalError", "503 SlowDown", "503 ServiceUnavailable", "429 TooManyRequests", "400 Throttling",
+        "400 RequestTimeout", "400 IncompleteBody", "400 BadDigest", "409 OperationAborted",
+    ],
+)  # fmt: skip
+def test_a_request_that_may_succeed_later_is_repeated(endpoint: str, url: str, fault: str) -> None:
+    pauses: list[float] = []
+    with (
+        _client_of_failing_store(endpoint, url, fault, pauses) as client,
+        pytest.raises(StoreAwayError, match=r"failed 2 times: .*Check the network"),
+    ):
+        client.list()
+    assert len(pauses) == 1
 
 
 def test_a_store_that_does_not_answer_is_one_message(tmp_path: Path) -> None:

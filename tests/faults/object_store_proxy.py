@@ -64,8 +64,10 @@ def proxy(endpoint: str, schedule: Schedule) -> Iterator[str]:
             if fault == "hang":
                 time.sleep(3)
                 self._reset()
-            elif fault in ("500", "503", "429"):
-                self._answer(int(fault), b"<Error><Code>SlowDown</Code></Error>", {})
+            elif fault is not None and fault[:3].isdecimal():
+                status, _, code = fault.partition(" ")
+                text = f"<Error><Code>{code or 'SlowDown'}</Code><Message>This is {code}.</Message></Error>"
+                self._answer(int(status), text.encode(), {})
             elif fault == "reset before":
                 self._reset()
             else:

@@ -15,7 +15,7 @@ from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.core.checkpoint_config import Newer, Removal
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.policy import RetentionRules, Saved, plan_removal, why_keep
-from trainer_cli.errors import NO_SPACE, NoSpaceError, NotDurableError, SaveError, UserError, disk_cure
+from trainer_cli.errors import NO_SPACE, NoSpaceError, NotDurableError, SaveError, UserError, as_clause, disk_cure
 from trainer_cli.loggers.base import SAVES
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Retention:
         try:
             _, removable = self._apply_policy(newest)
         except OSError as error:
-            log.warning("could not see which checkpoints may go: %s; it will be tried again", error)
+            log.warning("could not see which checkpoints may go: %s; it will be tried again", as_clause(error))
             return
         # Oldest first, as `plan_removal` lists them: a kill midway leaves the newest.
         for name, reason in removable.items():
@@ -88,7 +88,7 @@ class Retention:
             except OSError as error:
                 if name not in self._reported:
                     self._reported.add(name)
-                    log.warning("could not remove checkpoint %s: %s; it will be tried again", name, error)
+                    log.warning("could not remove checkpoint %s: %s; it will be tried again", name, as_clause(error))
                 continue
             if removed:
                 self._reported.discard(name)

@@ -23,7 +23,7 @@ from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
-from trainer_cli.errors import StoreAwayError, UserError
+from trainer_cli.errors import StoreAwayError, StoreRefusedError, UserError
 from trainer_cli.terminal import format_count
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,20 @@ _TAGS = ("ETag", "etag", "blob_id", "generation", "mtime", "Last-Modified", "las
 """Keys under which the file systems of fsspec give a value that changes with an object."""
 _NO_ACCESS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "CredentialRetrievalError")
 """Names of exceptions of the libraries below fsspec, which are imported only with their stores."""
+_OTHER_REGION = ("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect", "301")
+_NO_CREDENTIALS = ("CredentialsNotSupported", "InvalidToken", "MissingSecurityHeader", "TokenRefreshRequired")
+_PASSING = frozenset({
+    "BadDigest", "BandwidthLimitExceeded", "IncompleteBody", "InvalidPart", "LimitExceededException",
+    "PriorRequestNotComplete", "RequestLimitExceeded", "RequestThrottled", "RequestThrottledException",
+    "RequestTimeout", "RequestTimeoutException", "SlowDown", "Throttling", "ThrottlingException", "ThrottledException",
+    "TooManyRequestsException", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch",
+})  # fmt: skip
+"""Codes of S3, and of retries in botocore, that come with a 4xx status although a repeated request may succeed."""
+_NOT_IMPLEMENTED = 501
+_OF_OBJECT = (409, 412, 416)
+"""Statuses about the state of an object, which another request may change."""
+_CHECK_ACCESS = "Check the credentials and their permissions."
+_CHECK_REGION = "Set the region of the bucket, for example by AWS_DEFAULT_REGION, and check the address of the store."
 _WEB_TIMEOUT_S = 60
 _MISSING = (404, 410)
 _REFUSED = (401, 403, 407)
@@ -89,6 +103,8 @@ class ObjectClient:
         self.url = url.rstrip("/")
         self.scheme = url.partition("://")[0]
         self.read_only = self.scheme in _WEB
+        self.is_training = False
+        """Whether the store has been reached by a run, which then tolerates that it refuses a request."""
         self._wait, self._attempts = wait, attempts
         self._files = _file_system(self.scheme, options or {})
         # Some file systems cache listings even with `use_listings_cache=False`.
@@ -293,23 +309,20 @@ class ObjectClient:
 
         Raises:
             StoreAwayError: every attempt failed.
-            UserError: there are no credentials, or they give no access.
+            UserError: the store refuses the request, for example for its credentials or its region.
+            StoreRefusedError: it does so during a training.
         """
         for attempt in range(1, self._attempts + 1):
             try:
                 return request()
-            except (*_FINAL, UserError):
+            except (*_FINAL, UserError, StoreRefusedError):
                 raise
-            except PermissionError as error:
-                raise UserError(
-                    f"{self.url} gives no access: {error}", cure="Check the credentials and their permissions."
-                ) from error
             except Exception as error:  # The classes differ between stores.
-                if type(error).__name__ in _NO_ACCESS:
-                    raise UserError(
-                        f"there are no credentials for {self.url}: {error}",
-                        cure="Set them as for other tools of this store, for example AWS_ACCESS_KEY_ID.",
-                    ) from error
+                if (refusal := explain_refusal(error)) is not None:
+                    fault, cure = refusal
+                    if self.is_training:
+                        raise StoreRefusedError(f"the store {fault}", where=self.url, cure=cure) from error
+                    raise UserError(f"{self.url} {fault}", cure=cure) from error
                 reason = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0][:200]
                 if attempt == self._attempts:
                     raise StoreAwayError(
@@ -320,6 +333,31 @@ class ObjectClient:
                 longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
                 self._wait(longest * random.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
+
+
+def explain_refusal(error: Exception) -> tuple[str, str] | None:
+    """How a store refuses a request that cannot succeed if it is repeated, and the cure; None for any other error."""
+    if type(error).__name__ in _NO_ACCESS:
+        cure = "Set them as for other tools of this store, for example AWS_ACCESS_KEY_ID."
+        return f"is given no credentials: {error}", cure
+    # The client of S3 follows a redirect that names no region for ever.
+    if isinstance(error, RecursionError):
+        return "redirects each request", _CHECK_REGION
+    # s3fs raises an OSError from the one of botocore, which has the reply.
+    reply = getattr(error.__cause__, "response", None) or {}
+    code = reply.get("Error", {}).get("Code", "")
+    status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    reason = getattr(error, "strerror", None) or str(error)
+    if code in _OTHER_REGION:
+        return f"expects another region: {reason}", _CHECK_REGION
+    if code == "RequestTimeTooSkewed":
+        return f"gives no access: {reason}", "Set the clock of this machine."
+    if isinstance(error, PermissionError) or status in _REFUSED or code in _NO_CREDENTIALS:
+        return f"gives no access: {reason}", _CHECK_ACCESS
+    is_final = 400 <= status < 500 or status == _NOT_IMPLEMENTED
+    if not is_final or status in (*_TEMPORARY, *_OF_OBJECT) or code in _PASSING:
+        return None
+    return f"refuses the request: {reason}", "Check the region, the credentials and the address of the store."
 
 
 def _to_object_info(info: Mapping[str, Any]) -> ObjectInfo:

@@ -302,7 +302,7 @@ class ObjectStorage:
         # The first access of a run: a missing bucket or credential ends it now, not after the first save.
         self.client.check_writable(self.run_id)
         self._refresh()
-        self._is_training = True
+        self._is_training = self.client.is_training = True
         for name, remote in list((self._remote or {}).items()):
             if (
                 remote.manifest is None
@@ -365,7 +365,7 @@ class ObjectStorage:
                 raise
             if not self._away:
                 self._away = True
-                logger.warning("%s does not answer, so its checkpoints stay as they are: %s", self.url, error)
+                logger.warning("%s cannot be listed, so its checkpoints stay as they are: %s", self.url, error)
 
     def _read_folder(self, name: str, sizes: dict[str, int], tag: str) -> _RemoteFolder | None:
         """Read the manifest of a folder in the store, and correct the listed sizes by it; None if nothing exists."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from trainer_cli.errors import StoreAwayError
+from trainer_cli.errors import StoreAwayError, as_clause
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ class Uploader:
                     logger.warning(
                         "%s is not in the store yet: %s; its local copy stays, and is sent again later",
                         self._location(name),
-                        str(error) or type(error).__name__,
+                        as_clause(error),
                     )
             else:
                 self._failed.discard(name)
