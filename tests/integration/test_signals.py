@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
 from typing import Any
 
 import pytest
 from command import ROOT, Result, environment, hold, make_project, names, records, running, train, weights
+
+from trainer_cli.runs.signals import StopSignals
 
 FIT = ("fit", "experiment=mine")
 REASONS = {SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1", SIGHUP: "SIGHUP", SIGINT: "Ctrl-C"}
@@ -168,6 +173,23 @@ torch is among them."""
 def test_signals_at_the_end_of_the_process_do_not_replace_its_exit_code() -> None:
     done = subprocess.run([sys.executable, "-c", LATE], env=environment(), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def fail_to_measure(descriptor: int) -> os.terminal_size:
+    raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
+
+
+@pytest.mark.parametrize(
+    "measure", [fail_to_measure, lambda _: os.terminal_size((0, 0)), lambda _: os.terminal_size((80, 24))]
+)
+def test_a_message_is_written_whatever_the_terminal_says_of_its_size(
+    measure: Callable[[int], os.terminal_size], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch, StopSignals():
+        patch.setattr(os, "isatty", lambda descriptor: True)
+        patch.setattr(os, "get_terminal_size", measure)
+        signal.raise_signal(SIGTERM)
+    assert capfd.readouterr().err.startswith("SIGTERM: stopping after this step;")
 
 
 def test_a_second_ctrl_c_ends_it_at_once(project: Path) -> None:

@@ -77,13 +77,21 @@ def _say(number: int, text: str) -> None:
     # To the descriptor, because the interrupted code may hold the lock of the stream.
     try:
         if os.isatty(2):
-            # Some terminals, such as those of CI, report 0.
-            text = _broken(text, os.get_terminal_size(2).columns or 80)
+            text = _broken(text, _count_columns())
             if number == signal.SIGINT:
                 text = f"\n{text}"  # A terminal shows ^C where its cursor is.
         os.write(2, text.encode())
     except OSError:
         pass  # The terminal is closed.
+
+
+def _count_columns() -> int:
+    """Width of the terminal; 80 where it is unknown."""
+    try:
+        # Some terminals, such as those of CI, report 0.
+        return os.get_terminal_size(2).columns or 80
+    except OSError:
+        return 80
 
 
 def _broken(text: str, width: int) -> str:
