@@ -11,6 +11,10 @@ import torch
 from trainer_cli import ConfusionMatrix, UserError
 
 SCORES = torch.eye(3)
+DTYPES = (
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
 
 
 def count(predicted: Any, targets: Any) -> ConfusionMatrix:
@@ -30,6 +34,12 @@ def count(predicted: Any, targets: Any) -> ConfusionMatrix:
         (SCORES, torch.tensor([0, 1]), "3 predictions for 2 targets"),
         (SCORES, torch.tensor([0.5, 1, 2]), "targets 'labels' are torch.float32, and no numbers of classes"),
         (SCORES, torch.tensor([0, float("nan"), 2]), "targets 'labels' are torch.float32, and no numbers of classes"),
+        (SCORES, torch.tensor([0, float("inf"), 2]), "targets 'labels' are torch.float32, and no numbers of classes"),
+        (SCORES, torch.tensor([0, -float("inf"), 2]), "targets 'labels' are torch.float32, and no numbers of classes"),
+        (SCORES, torch.tensor([0, 1e30, 2]), "targets 'labels' are torch.float32, and no numbers of classes"),
+        (SCORES, torch.tensor([0, 1j, 2]), "targets 'labels' are torch.complex64, and no numbers of classes"),
+        (SCORES, torch.tensor([0, 1, 3]).to(torch.uint16), "targets 'labels' have the class 3, but the scores are"),
+        (SCORES, torch.tensor([0, 1, -100]).to(torch.uint64), "targets 'labels' have the class -100. Leave samples"),
         (torch.tensor([0.2, 0.9]), torch.tensor([0, 1]), "predictions 'logits' are torch.float32, and no numbers"),
         (torch.tensor([-1, 1]), torch.tensor([0, 1]), "predictions 'logits' have the class -1"),
         (SCORES, [0, 1, 2], "targets 'labels' is a list, and no tensor"),
@@ -48,6 +58,9 @@ def test_what_has_no_cell_is_named(predicted: Any, targets: Any, message: str) -
         (torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64), 0),
         (SCORES, torch.tensor([0.0, 1.0, 2.0]), 3),
         (torch.tensor([True, False]), torch.tensor([True, True]), 2),
+        *((torch.arange(3).to(dtype), torch.arange(3).to(dtype), 3) for dtype in DTYPES),
+        *((SCORES.to(dtype), torch.arange(3), 3) for dtype in DTYPES),
+        (SCORES.bool(), torch.arange(3), 3),
         (torch.zeros(2, 3, 4, 4), torch.ones(2, 4, 4, dtype=torch.uint8), 32),
     ],
 )

@@ -137,10 +137,25 @@ class ConfusionMatrix(Callback):
         classes = predicted.shape[1] if predicted.ndim > 1 else None
         if predicted.numel() == 0 and targets.numel() == 0:
             return
-        predicted = (predicted.argmax(1) if predicted.ndim > 1 else predicted).flatten().cpu()
-        targets = targets.flatten().cpu()
-        self._check(targets, predicted, classes)
-        self._add(targets.long(), predicted.long(), classes or 0)
+        if predicted.ndim > 1:
+            # argmax takes neither bools nor the unsigned integers but uint8.
+            takes = predicted.is_floating_point() or predicted.is_complex()
+            predicted = (predicted if takes else predicted.long()).argmax(1)
+        predicted, targets = predicted.flatten().cpu(), targets.flatten().cpu()
+        if len(targets) != len(predicted):
+            raise UserError(
+                f"ConfusionMatrix: {format_count(len(predicted), 'prediction')} for "
+                f"{format_count(len(targets), 'target')}",
+                cure="Give scores of shape (N, classes) or classes of shape (N), and targets of shape (N).",
+            )
+        predicted, targets = self._to_classes("predictions", predicted), self._to_classes("targets", targets)
+        if classes is not None and targets.max() >= classes:
+            raise UserError(
+                f"ConfusionMatrix: targets '{self.targets}' have the class {int(targets.max())}, but the scores are of "
+                f"{format_count(classes, 'class')}",
+                cure="Count classes from 0, and give the model an output for each.",
+            )
+        self._add(targets, predicted, classes or 0)
 
     def on_validate_end(self, trainer: Trainer, model: nn.Module, loop: ValidationLoop) -> None:
         group = trainer.strategy.group
@@ -161,31 +176,24 @@ class ConfusionMatrix(Callback):
             return np.kron(shares, np.ones((self.cell, self.cell)))
         return draw_matrix(self.counts.tolist(), shares.tolist(), labels, self.cell)
 
-    def _check(self, targets: Tensor, predicted: Tensor, classes: int | None) -> None:
-        """Raise UserError unless there is a class for each prediction, both as whole numbers from 0 on."""
-        if len(targets) != len(predicted):
+    def _to_classes(self, name: str, value: Tensor) -> Tensor:
+        """The value as int64. Raise UserError unless it has whole numbers from 0 on."""
+        floats = value.double() if value.is_floating_point() else None
+        # The limit is that of exact whole numbers; nan is within none.
+        is_whole = floats is None or (bool((floats.abs() <= 2**53).all()) and torch.equal(floats, floats.round()))
+        if value.is_complex() or not is_whole:
             raise UserError(
-                f"ConfusionMatrix: {format_count(len(predicted), 'prediction')} for "
-                f"{format_count(len(targets), 'target')}",
-                cure="Give scores of shape (N, classes) or classes of shape (N), and targets of shape (N).",
+                f"ConfusionMatrix: {name} '{getattr(self, name)}' are {value.dtype}, and no numbers of classes",
+                cure="Round probabilities of two classes first, such as by (probabilities > 0.5).long().",
             )
-        for name, value in (("predictions", predicted), ("targets", targets)):
-            if value.is_complex() or (value.is_floating_point() and not torch.equal(value, value.round())):
-                raise UserError(
-                    f"ConfusionMatrix: {name} '{getattr(self, name)}' are {value.dtype}, and no numbers of classes",
-                    cure="Round probabilities of two classes first, such as by (probabilities > 0.5).long().",
-                )
-            if value.min() < 0:
-                raise UserError(
-                    f"ConfusionMatrix: {name} '{getattr(self, name)}' have the class {int(value.min())}",
-                    cure="Leave samples without a class out of both, such as by mask = labels >= 0.",
-                )
-        if classes is not None and targets.max() >= classes:
+        # Before the smallest is taken: torch has no min of the unsigned integers but uint8.
+        value = value.long()
+        if value.min() < 0:
             raise UserError(
-                f"ConfusionMatrix: targets '{self.targets}' have the class {int(targets.max())}, but the scores are of "
-                f"{format_count(classes, 'class')}",
-                cure="Count classes from 0, and give the model an output for each.",
+                f"ConfusionMatrix: {name} '{getattr(self, name)}' have the class {int(value.min())}",
+                cure="Leave samples without a class out of both, such as by mask = labels >= 0.",
             )
+        return value
 
     def _add(self, targets: Tensor, predicted: Tensor, classes: int) -> None:
         size = max(classes, len(self.counts), int(torch.cat([targets, predicted]).max()) + 1)
