@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import numpy as np
@@ -224,12 +224,18 @@ def check_logged(config: Any, hparams: Any) -> dict[str, Any]:
 
 
 def check_texts(slot: str, value: Any) -> None:
-    """Raise UserError unless the value is a sequence of strings. A string alone would be read as its letters."""
+    """Raise UserError unless the value is a sequence or set of strings.
+
+    A string alone would be read as its letters, and an iterator can be read only once.
+    """
     if isinstance(value, str):
         raise UserError(f"{slot}: expected a list of strings, got {value!r}", cure=f"Give [{value!r}].")
-    wrong = value if not isinstance(value, Iterable) else next((one for one in value if not isinstance(one, str)), "")
-    if not isinstance(wrong, str):
-        raise UserError(f"{slot}: expected a list of strings, got {wrong!r}")
+    if not isinstance(value, Sequence | Set):
+        cure = "Give list(…) of it." if isinstance(value, Iterable) else None
+        raise UserError(f"{slot}: expected a list of strings, got {type(value).__name__}", cure=cure)
+    for element in value:
+        if not isinstance(element, str):
+            raise UserError(f"{slot}: expected a list of strings, got {element!r} in it")
 
 
 def name_values(slot: str, values: Any, kind: type) -> dict[str, Any]:
