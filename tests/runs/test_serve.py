@@ -275,6 +275,30 @@ def test_a_run_without_permission_says_what_cannot_be_read(tmp_path: Path, monke
             assert section["blocks"][0]["items"] == [[str(tmp_path / name), problems[name]]]
 
 
+@pytest.mark.parametrize("was_unreadable", [False, True])
+def test_a_chosen_run_that_vanished_is_said_to_be_gone(
+    was_unreadable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "x", steps=20)
+
+    def fail(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(run.metrics_file))
+
+    runs = ServedRuns(tmp_path)
+    try:
+        (number,) = map(int, runs.overview()["runs"])
+        with monkeypatch.context() as patch:
+            if was_unreadable:
+                patch.setattr(serve_run, "read_run", fail)
+                append(run, 21)
+            runs.page([number])
+        shutil.rmtree(run.path)
+        (section,) = runs.page([number])["sections"]
+    finally:
+        runs.close()
+    assert section["blocks"][0]["items"] == [(str(run.path), "unreadable: its directory is gone")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

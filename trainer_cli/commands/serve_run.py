@@ -82,6 +82,8 @@ class ServedRun:
         if self._record is None or seen != self._seen:
             try:
                 self._record = read_run(self.run.path, now, self._columns.read(), self._machine.read())
+                if self._record is None:
+                    self.problem = "its directory is gone"
             except (OSError, TrainError) as error:
                 self._record, self.problem = None, describe_error(error)
             self._seen = seen
