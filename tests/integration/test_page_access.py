@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_media(one)
     machine = [{"step": n, "epoch": 0, "time": BEGAN + n, "cpu_percent": n, "gpu0_memory_bytes": 1e9} for n in range(9)]
     one.system_file.write_text("".join(f"{json.dumps(line)}\n" for line in machine))
-    one.log_file.write_text(f"INFO saved {LONG}\n" * 30)
+    one.log_file.write_text(f"2023-11-14 22:13:20,000 INFO saved {LONG}\n" * 30)
     validate(one.validation_folder, {f"checkpoints/step{step}": (step, 1 / step) for step in (20, 40)})
     make_sweep(root / "sweep", (1.0, 0.3, 0.1, 0.01))
     for at in range(3):
@@ -112,6 +112,8 @@ def test_pages_are_legible_in_both_themes_and_fit_narrow_windows_without_complai
                 chromium.wait_for("byId('made').textContent && [...charts.values()].every((chart) => chart.drawn)")
                 chromium.wait_for("[...charts.values()].every((chart) => chart.plot.childElementCount)")
                 chromium.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+                if (kind, address) == ("one", server.url):
+                    assert chromium.run(f"document.body.textContent.includes('INFO saved {LONG}')"), "the log"
                 found = chromium.run(AUDIT)
                 where = (address, width, dark, found)
                 assert found["text"][0] >= 4.5, where
