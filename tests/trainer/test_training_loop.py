@@ -6,6 +6,7 @@ import copy
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from trainer_cli.checkpoint import model_state
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import NotFiniteError, UserError
 from trainer_cli.loggers.text_files import JsonlLogger
+from trainer_cli.trainer.finite import not_finite
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.trainer import Trainer
 
@@ -299,6 +301,24 @@ def test_one_loss_that_is_not_finite_is_a_warning_and_two_in_a_row_the_end(caplo
     twice = trainer(lambda: Breaks(2, 3), settings={"log_interval": 1}, **optimizer)
     with pytest.raises(NotFiniteError, match=r"since step 2, so the run ends at step 3\. There is no .*name=OTHER"):
         twice.fit(loader(noise=0))
+
+
+@pytest.mark.parametrize(
+    ("run_dir", "step", "cure"),
+    [
+        (None, None, "There is no checkpoint with finite weights. Start another run (name=OTHER), with a smaller"),
+        ("runs/x", None, "There is no checkpoint with finite weights. Start another run (name=OTHER), with a smaller"),
+        ("runs/x", 4, "The last finite checkpoint is step4. The same command resumes it: change the cause"),
+        ("runs/sweep/seed=1", 4, "The last finite checkpoint is step4. The same command resumes it: change the cause"),
+        ("runs/x/optimizer.lr=9", 4, "The last finite checkpoint is step4. The same command resumes it: change the"),
+        ("runs/x/sweep/optimizer.lr=9", 4, "The last finite checkpoint is step4. optimizer.lr is swept: replace this"),
+        ("runs/x/sweep/model=cnn,optimizer.lr=9", None, "There is no checkpoint with finite weights. optimizer.lr is"),
+    ],
+)
+def test_the_cure_of_a_loss_that_is_not_finite_fits_the_run(run_dir: str | None, step: int | None, cure: str) -> None:
+    checkpoint = SimpleNamespace(newest_finite=lambda: None if step is None else f"step{step}")
+    job: Any = SimpleNamespace(run_dir=None if run_dir is None else Path(run_dir), checkpoint=checkpoint)
+    assert not_finite(job, "it ends").cure.startswith(cure)
 
 
 class Scaled(nn.Module):

@@ -42,6 +42,7 @@ from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.sweep import Job, jobs
 from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.files import replace
+from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import ParallelConfig
 from trainer_cli.core.stopping import reopens
@@ -170,7 +171,7 @@ def folder_of(bases: Sequence[Path]) -> Path:
     """The sweep's folder: `BASE/sweep`, or for jobs with different bases `COMMON/A,B/sweep` of what differs."""
     different = sorted(set(bases))
     if len(different) == 1:
-        return different[0] / "sweep"
+        return different[0] / SWEEP_FOLDER
     common = Path(os.path.commonpath(different))
     ends = [re.sub(r"[^A-Za-z0-9_.-]", "-", str(base.relative_to(common))) for base in different]
     name = ",".join(ends)
@@ -178,7 +179,7 @@ def folder_of(bases: Sequence[Path]) -> Path:
         # File systems limit a name to 255 bytes.
         digest = hashlib.sha256("\n".join(map(str, different)).encode()).hexdigest()[:12]
         name = f"{name[:87]}-{digest}"
-    return common / name / "sweep"
+    return common / name / SWEEP_FOLDER
 
 
 def _plan_job(job: Job, composed: Composed) -> Planned:
@@ -197,7 +198,7 @@ def _plan_job(job: Job, composed: Composed) -> Planned:
             source=composed.where(key),
             hint="Leave the time out: each job has a directory of its own.",
         )
-    end = f"sweep/{job.key}"
+    end = f"{SWEEP_FOLDER}/{job.key}"
     run = RunDir(Path(config.run_dir) / end)
     reopened = False
     if run.exists_as_run():

@@ -24,6 +24,9 @@ REPLACED_PREFIX = ".replaced."
 SUPERSEDED_PREFIX = ".superseded."
 """Prefix of a replaced manifest: readers that opened it before hold a lock on it."""
 
+SWEEP_FOLDER = "sweep"
+"""Folder in which each job of a sweep has its run directory, named by what is swept."""
+
 DEFAULT_PATTERN = "step{step}"
 VARIABLES = ("step", "epoch", "batch", "samples", "tokens", "run_name", "world_size")
 """Variables that a pattern of names may have."""

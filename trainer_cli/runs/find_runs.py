@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.errors import UserError
 from trainer_cli.runs.run_dir import RunDir
 
 _SETTLED_NS = 2_000_000_000
 """A directory that changed this shortly before it was listed may change again without a new time of modification."""
-_SWEEP = "sweep"
 
 
 class FoundRun(NamedTuple):
@@ -93,7 +93,7 @@ class RunFinder:
             yield FoundRun(folder)
         for name in listing.folders:
             # Within a run only the folder of a sweep holds runs.
-            if not is_run or name == _SWEEP:
+            if not is_run or name == SWEEP_FOLDER:
                 yield from self._below(folder / name, seen)
 
 
@@ -104,14 +104,16 @@ def refuse_nested(path: Path) -> None:
         UserError: it names the other run.
     """
     for above in path.parents:
-        if RunDir(above).exists_as_run() and path.relative_to(above).parts[0] != _SWEEP:
+        if RunDir(above).exists_as_run() and path.relative_to(above).parts[0] != SWEEP_FOLDER:
             raise UserError(
                 f"{path} is inside the run {above}, where it would not be shown as a run",
                 where="run_dir",
                 cure="Choose a name= or run_dir= that is not below it.",
             )
     for name in os.listdir(path) if path.is_dir() else ():
-        inner_runs = [] if name == _SWEEP else [run for run in RunFinder(path / name).find() if run.unreadable is None]
+        if name == SWEEP_FOLDER:
+            continue
+        inner_runs = [run for run in RunFinder(path / name).find() if run.unreadable is None]
         if inner_runs:
             raise UserError(
                 f"{path} holds other runs, such as {inner_runs[0].path}, which would not be shown as runs any more",

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.model_state import is_finite
+from trainer_cli.core.naming import SWEEP_FOLDER
 from trainer_cli.errors import NotFiniteError
 from trainer_cli.trainer.hooks import second_to
 
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+_ANOTHER_RUN = "Start another run (name=OTHER), with a smaller optimizer.lr."
+_RESUME = (
+    "The same command resumes it: change the cause, for example with optimizer.lr=… 'resume_allow=[optimizer.lr]'."
+)
+_OTHER_JOBS = "optimizer.lr is swept: replace this value by a smaller one, which is another job."
 
 
 class LossCheck:
@@ -54,6 +61,14 @@ def not_finite(trainer: Trainer, message: str) -> NotFiniteError:
     return NotFiniteError(message, cure=" ".join(_last_finite(trainer)).rstrip())
 
 
+def _sweeps_lr(trainer: Trainer) -> bool:
+    """Whether the run is a job of a sweep over `optimizer.lr`, by its directory `sweep/KEY`."""
+    run_dir = trainer.run_dir
+    if run_dir is None or run_dir.parent.name != SWEEP_FOLDER:
+        return False
+    return any(pair.startswith("optimizer.lr=") for pair in run_dir.name.split(","))
+
+
 def _last_finite(trainer: Trainer) -> tuple[str, str]:
     """Two sentences for a hint: the last checkpoint with finite weights, and how to resume from it."""
     try:
@@ -61,14 +76,10 @@ def _last_finite(trainer: Trainer) -> tuple[str, str]:
     except OSError as error:
         return f"Its checkpoints cannot be listed: {error}.", ""
     if path is None:
-        return (
-            "There is no checkpoint with finite weights.",
-            "Start another run (name=OTHER), with a smaller optimizer.lr.",
-        )
-    return (
-        f"The last finite checkpoint is {path}.",
-        "The same command resumes it: change the cause, for example with optimizer.lr=… 'resume_allow=[optimizer.lr]'.",
-    )
+        last, cure = "There is no checkpoint with finite weights.", _ANOTHER_RUN
+    else:
+        last, cure = f"The last finite checkpoint is {path}.", _RESUME
+    return last, _OTHER_JOBS if _sweeps_lr(trainer) else cure
 
 
 def roll_back(trainer: Trainer, train_loader: Any) -> None:
