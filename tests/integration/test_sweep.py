@@ -75,7 +75,8 @@ def test_four_jobs_of_which_two_fail_and_one_is_killed_are_finished_by_the_same_
     assert "RuntimeError: the line is broken" in log_of(project, KEYS[2])
     assert f"{KEYS[2]} failed: exit code 1 (output: runs/mine/sweep/.jobs/{KEYS[2]}.log)" in first.err
     assert "the line is broken" not in first.err, "the table at the end has the reasons"
-    assert first.out.count("the line is broken") == 2, "of the jobs with this width"
+    assert first.out.count("the line is broken") == 1, "a reason that jobs share is shown once"
+    assert f"  the same: {KEYS[3]}\n" in first.out
     lines = [line.partition("] ")[2] for line in first.err.splitlines() if re.search(r"\[\d/4\] ", line)]
     assert {f"{key} started" for key in KEYS} <= {*lines}
     (ended,) = {*lines} - {f"{key} started" for key in KEYS}
