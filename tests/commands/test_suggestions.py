@@ -71,6 +71,14 @@ from trainer_cli.commands.main import VERBS, actions_of, main, parser_of
         ("validate runs/a/step1 runs/a/step2", "Write ckpt='GLOB', in quotes"),
         ("fit zzzz", "Write key=value, or the name of an experiment: mine, char_gpt, "),
         ("fit a*b", "'a*b' is not an override"),
+        ("fit optimizer.lr 0.1", "Did you mean 'optimizer.lr=0.1'?"),
+        ("fit optimizer.lr", "Write optimizer.lr=VALUE."),
+        ("fit alone.yaml", "Move it into the folder configs, and write --config-name alone."),
+        ("fit runs/alone.yaml", "Did you mean '--config-dir runs --config-name alone'?"),
+        ("fit --config alone.yaml", "Move it into the folder configs, and write --config-name alone."),
+        ("fit --config=alone.yaml", "Move it into the folder configs, and write --config-name alone."),
+        ("fit --config configs/experiment/mine.yaml", "Did you mean 'experiment=mine'?"),
+        ("fit gone.yaml", "Write key=value, or the name of an experiment: mine, char_gpt, "),
         ("complete fish", "(choose from"),
         ("new", "the following arguments are required: DIR"),
     ],
@@ -81,6 +89,8 @@ def test_a_likely_mistake_is_one_line_with_its_cure(
     for file in ("config.yaml", "checkpoints/step1/config.yaml", "checkpoints/step1/manifest.json"):
         (made / "runs/a" / file).parent.mkdir(parents=True, exist_ok=True)
         (made / "runs/a" / file).touch()
+    for file in ("config.yaml", "alone.yaml", "runs/alone.yaml"):
+        (made / file).write_text("defaults: [model: mlp]\n")
     assert main(command.split()) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

@@ -227,6 +227,10 @@ def no_flag(
         settings = [*Choices.of().settings("config", arguments), *keys()]
         if key in settings or key in Choices.of().groups:
             return UserError(message, cure=f"Did you mean '{key}={value}'?")
+        if key == "config" and (
+            suggestion := _suggest_file(Path(value), Choices.of(), has_config_name="--config-name" in flags)
+        ):
+            return UserError(message, cure=suggestion)
         if key in _FOREIGN_FLAGS:
             return UserError(message, cure=f"Did you mean '{_FOREIGN_FLAGS[key].format(value)}'?")
         # A key without its section, such as --lr.
@@ -249,8 +253,12 @@ def experiment_by_name(words: Sequence[str], config_dir: Path | None) -> list[st
     return [f"experiment={words[0]}", *words[1:]]
 
 
-def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None) -> UserError | None:
-    """The error for the first word among overrides that sets nothing; None if there is nothing to suggest."""
+def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None, has_config_name: bool) -> UserError | None:
+    """The error for the first word among overrides that sets nothing; None if there is nothing to suggest.
+
+    Args:
+        has_config_name: whether the verb has the flag `--config-name`.
+    """
     index = next((index for index, word in enumerate(words) if "=" not in word and word.strip("~") == word), None)
     if index is None:
         return None
@@ -261,8 +269,7 @@ def stray_word(words: Sequence[str], *, verb: str, config_dir: Path | None) -> U
             where="command line",
             cure=f"Write '{joined}', without spaces.",
         )
-    following = words[index + 1] if index + 1 < len(words) and "=" not in words[index + 1] else None
-    suggestion = _suggest_override(word, following, Choices.of(config_dir), verb)
+    suggestion = _suggest_override(words, index, Choices.of(config_dir), verb, has_config_name=has_config_name)
     if suggestion is None:
         return None
     return UserError(f"{word!r} is not of the form key=value", where="command line", cure=suggestion)
@@ -278,22 +285,45 @@ def _join_override(words: Sequence[str], index: int) -> str | None:
     return f"{before}{word}" if before.endswith("=") and before.count("=") == 1 else None
 
 
-def _suggest_override(word: str, following: str | None, choices: Choices, verb: str) -> str | None:
-    """A suggestion for a word among overrides, by what it names; None if it names nothing.
+def _suggest_file(path: Path, choices: Choices, *, has_config_name: bool) -> str | None:
+    """The override or flags for the path of a config file; None if it is not one.
 
     Args:
-        following: the next word, if it may be a value.
+        has_config_name: whether the verb has the flag `--config-name`.
     """
+    if path.suffix != ".yaml":
+        return None
+    if groups := choices.groups_with(path.stem):
+        return f"Did you mean '{path.parent.name if path.parent.name in groups else groups[0]}={path.stem}'?"
+    if not has_config_name or not path.is_file():
+        return None
+    named = f"--config-name {shlex.quote(path.stem)}"
+    if path.resolve().parent == Path.cwd():
+        # A project's modules are beside its folder of configs, so the file cannot be beside them.
+        return f"Move it into the folder configs, and write {named}."
+    return f"Did you mean '--config-dir {shlex.quote(str(path.parent))} {named}'?"
+
+
+def _suggest_override(
+    words: Sequence[str], index: int, choices: Choices, verb: str, *, has_config_name: bool
+) -> str | None:
+    """A suggestion for a word among overrides, by what it names; None if it names nothing."""
+    word = words[index]
+    # The next word, if it may be a value.
+    following = words[index + 1] if index + 1 < len(words) and "=" not in words[index + 1] else None
     name = word.lstrip("+-")
+    is_key = name in choices.groups or name in keys() or name in choices.settings("config", words)
     # A space was typed for the equals sign.
-    if following is not None and (name in choices.groups or name in keys()) and name not in sections():
+    if following is not None and is_key and name not in sections():
         return f"Did you mean '{name}={following}'?"
     if groups := choices.groups_with(name):
         return f"Did you mean {' or '.join(repr(f'{group}={name}') for group in groups)}?"
     path = Path(word)
-    if path.suffix == ".yaml" and (groups := choices.groups_with(path.stem)):
-        return f"Did you mean '{path.parent.name if path.parent.name in groups else groups[0]}={path.stem}'?"
-    if verb in ("fit", "plan") and any((Path(run) / CONFIG_FILE).is_file() for run in (word, word.rpartition("@")[0])):
+    if suggestion := _suggest_file(path, choices, has_config_name=has_config_name):
+        return suggestion
+    # Without `@` the first part is empty, which would be the current folder.
+    runs = (word, word.rpartition("@")[0] or word)
+    if verb in ("fit", "plan") and any((Path(run) / CONFIG_FILE).is_file() for run in runs):
         # A checkpoint holds the config too.
         return f"Did you mean '{'ckpt' if (path / MANIFEST_FILE).is_file() else 'resume'}={word}'?"
     if verb in ("validate", "predict") and any(sign in word for sign in _PATH_SIGNS):
@@ -302,12 +332,12 @@ def _suggest_override(word: str, following: str | None, choices: Choices, verb: 
             if following
             else (f"Did you mean 'ckpt={word}'?")
         )
-    if name in choices.groups or name in keys():
+    if is_key:
         return f"Write {name}=VALUE."
     experiments = list(choices.options(EXPERIMENT))
     if near := nearest(name, experiments):
         return f"Did you mean 'experiment={near}'?"
-    if name.isidentifier():
+    if name.isidentifier() or path.suffix == ".yaml":
         more = ", …" if len(experiments) > _MAX_SUGGESTIONS else ""
         return f"Write key=value, or the name of an experiment: {', '.join(experiments[:_MAX_SUGGESTIONS])}{more}."
     return None

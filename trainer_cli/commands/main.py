@@ -298,7 +298,9 @@ def _parse(parser: Parser, verb: str, words: list[str]) -> argparse.Namespace:
         from trainer_cli.commands.choices import experiment_by_name, stray_word
 
         parsed.overrides = experiment_by_name(parsed.overrides, parsed.config_dir)
-        if (error := stray_word(parsed.overrides, verb=verb, config_dir=parsed.config_dir)) is not None:
+        has_config_name = hasattr(parsed, "config_name")
+        error = stray_word(parsed.overrides, verb=verb, config_dir=parsed.config_dir, has_config_name=has_config_name)
+        if error is not None:
             raise error
     return parsed
 
