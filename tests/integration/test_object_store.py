@@ -118,6 +118,16 @@ def test_a_file_of_another_program_is_fetched_from_the_store(url: str, endpoint:
     assert "w.safetensors (4 tensors)" in result.err
 
 
+def test_a_bucket_that_is_missing_is_one_message_and_leaves_no_directory(
+    endpoint: str, empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *SMALL, "checkpoint.folder=s3://no-such-bucket/run"]) == 2
+    error = capsys.readouterr().err
+    assert "error: s3://no-such-bucket/run cannot be written: " in error
+    assert "Make the bucket first." in error
+    assert os.listdir(empty_folder) == []
+
+
 def test_a_store_that_is_away_is_one_message(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.group_verify import GroupVerifier
+from trainer_cli.checkpoint.storage.open import check_store
 from trainer_cli.config.check import to_plain
 from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
@@ -220,6 +221,9 @@ def _open_run(
     facts = _environment(composed, trainer)
     differs_until = None if start.is_new else find_differing_end(composed, start, trainer, data.train, facts)
     if start.is_new:
+        if config.checkpoint.enabled and config.checkpoint.folder is not None:
+            # Before the directory: a store without such a bucket, or without permission, must leave none.
+            check_store(config.checkpoint.folder, start.run_id)
         stack.enter_context(
             run.create(
                 config_text,
