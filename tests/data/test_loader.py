@@ -252,7 +252,7 @@ def test_length_and_drop_last(drop_last: bool, sizes: list[int]) -> None:
         (10, {"batch_size": 2.5}, "batch_size"),
         (10, {"num_workers": -1}, "num_workers"),
         (10, {"batch_size": 11, "drop_last": True}, "not enough for one batch of 11"),
-        (0, {}, "there are 0 samples"),
+        (0, {}, "the data has 0 samples"),
         (2, {"batch_size": 4, "world_size": 3, "drop_last": True}, "2 samples, not enough for one batch of 12"),
     ],
 )

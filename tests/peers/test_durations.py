@@ -180,4 +180,4 @@ def test_a_warmup_as_long_as_the_run_warns() -> None:
     finally:
         logger.removeHandler(handler)
     assert [schedule.factor(step) for step in (99, 999)] == pytest.approx([0.1, 1.0])
-    assert "warmup of 1000 steps is cut: the run has 1000 steps" in [record.getMessage() for record in records]
+    assert "warmup of 1,000 steps is cut: the run has 1,000 steps" in [record.getMessage() for record in records]

@@ -15,6 +15,7 @@ from trainer_cli import (
     AnomalyDetection,
     Callback,
     CheckpointError,
+    ConfigError,
     LoadOptions,
     Trainer,
     TrainingLoop,
@@ -322,7 +323,7 @@ def test_a_subclass_may_have_more_arguments_and_no_other() -> None:
     )  # fmt: skip
     assert trainer.fit(rows(2)).finished
     assert trainer.mine == 3
-    with pytest.raises(TypeError, match="unknown"):
+    with pytest.raises(ConfigError, match="Trainer takes no argument 'unknown'"):
         Own(3, model=Net, unknown=1)
 
 
