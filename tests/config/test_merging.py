@@ -191,3 +191,12 @@ def test_choices_are_made_again_where_a_file_differs(
     after = composed()
     monkeypatch.setattr(hydra_compat, "_listed", {})
     assert after == composed() != before
+
+
+def test_a_choice_by_an_environment_variable_is_made_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "configs/experiment/small.yaml").write_text(chooses("${oc.env:MODEL_CHOICE}"))
+    found = []
+    for name in ("mlp", "cnn", "mlp"):
+        monkeypatch.setenv("MODEL_CHOICE", name)
+        found.append(to_yaml(compose(["experiment=small"], missing_ok=True)))
+    assert found[0] == found[2] != found[1]

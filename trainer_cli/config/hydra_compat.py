@@ -104,9 +104,11 @@ def defaults_list(repository: ConfigRepository, primary: str, overrides: list[Ov
     # In the order in which they were asked, so that no file is read that the list does not need.
     if listed is None or any(source.answer(question) != answer for question, answer in answers.items()):
         listed = _compute_defaults_list(repository, primary, overrides)
-        if len(_listed) >= _MOST_LISTED:
-            _listed.clear()
-        _listed[key] = ({**source.answers}, listed)
+        # What an interpolation gives may change, such as that of an environment variable.
+        if not source.interpolates:
+            if len(_listed) >= _MOST_LISTED:
+                _listed.clear()
+            _listed[key] = ({**source.answers}, listed)
     return DefaultsList([*listed.merged], {**listed.chosen})
 
 
@@ -322,6 +324,8 @@ class _Source(ConfigSource):
         self._configs = configs
         self.answers: dict[_Question, str] = {}
         """Everything that was asked, in that order."""
+        self.interpolates = False
+        """Whether a defaults list has an interpolation."""
 
     @staticmethod
     def scheme() -> str:
@@ -349,6 +353,7 @@ class _Source(ConfigSource):
             for key, value in loaded.values.items()
         }  # fmt: skip
         known = None if loaded is None or keys is None else (keys, loaded.package)
+        self.interpolates |= keys is not None and "${" in repr(keys.get("defaults"))
         self.answers[_Question("config", name)] = repr(known)
         return known
 
