@@ -133,8 +133,9 @@ def test_a_batch_that_was_sent_ahead_is_forgotten_where_the_training_goes_on_els
     batches.close()
 
 
-def test_the_state_before_a_batch_that_was_sent_ahead_is_none_of_the_next_epoch() -> None:
-    batches = TrainBatches(StreamLoader(Shards(), 4, seed=1), Ahead([]), None, TimeAccount())
+def test_the_state_before_a_batch_that_was_sent_ahead_is_of_that_position_alone() -> None:
+    loader = StreamLoader(Shards(), 4, seed=1)
+    batches = TrainBatches(loader, Ahead([]), None, TimeAccount())
     progress = Progress()
     beginning = batches.state(progress)
     batches.next(progress)
@@ -144,6 +145,10 @@ def test_the_state_before_a_batch_that_was_sent_ahead_is_none_of_the_next_epoch(
     assert after != beginning
     batches.end()
     assert batches.state(progress) == after
+    # A checkpoint of another position is loaded.
+    loader.check_state(beginning)
+    progress.batch = 0
+    assert batches.state(progress) == beginning
     batches.close()
     progress.epoch, progress.batch = 1, 0
     assert batches.state(progress) == {**beginning, "epoch": 1}

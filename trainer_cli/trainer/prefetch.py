@@ -146,6 +146,8 @@ class TrainBatches:
         """At most one batch sent ahead, with its number of samples."""
         self._ahead_state: dict[str, Any] | None = None
         """State of the loader before the batch in `_ahead` was fetched."""
+        self._ahead_position = (0, 0)
+        """Epoch and batch of that state."""
 
     def next(self, progress: Progress) -> Any:
         """The next batch, on the device.
@@ -185,7 +187,7 @@ class TrainBatches:
         if self._length is not None and (is_last or self._stateful or not self.prefetcher.ahead):
             return is_last
         if self._stateful:
-            self._ahead_state = self._state(progress)
+            self._ahead_state, self._ahead_position = self._state(progress), (progress.epoch, progress.batch)
         began = time.monotonic()
         try:
             batch = next(self._iterator)
@@ -198,7 +200,10 @@ class TrainBatches:
 
     def state(self, progress: Progress) -> dict[str, Any]:
         """The state of the loader after the last batch trained on, not after one fetched ahead."""
-        return self._ahead_state or self._state(progress)
+        # After the training a checkpoint may have been loaded, of another position.
+        if self._ahead_state is not None and self._ahead_position == (progress.epoch, progress.batch):
+            return self._ahead_state
+        return self._state(progress)
 
     def _state(self, progress: Progress) -> dict[str, Any]:
         state: dict[str, Any] = self._loader.state_dict(
