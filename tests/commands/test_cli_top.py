@@ -68,7 +68,7 @@ def test_json_has_one_object_for_each_run(empty_folder: Path, capsys: Captured) 
     live, done = (json.loads(line) for line in capsys.readouterr().out.splitlines())
     assert list(live) == [
         "run", "state", "reason", "step", "total_steps", "steps_per_s", "loss", "eta_s", "checkpoint", "age_s",
-        "goodput",
+        "goodput", "problem",
     ]  # fmt: skip
     assert (live["run"], live["state"], live["step"], live["total_steps"]) == ("runs/live", "running", 200, 1000)
     assert (done["run"], done["state"], done["reason"], done["eta_s"]) == ("runs/done", "stopped", "SIGTERM", None)
@@ -115,7 +115,7 @@ def test_a_tail_for_programs_is_one_object_a_line(empty_folder: Path, capsys: Ca
     assert sorted(lines, key=lambda line: line["time"]) == lines
     assert [line for line in lines if "message" in line] == messages
     assert [line for line in lines if "step" in line] == records
-    assert end == {"state": "finished", "step": 20, "reason": "max_duration reached"}
+    assert end == {"state": "finished", "step": 20, "reason": "max_duration reached", "problem": ""}
 
 
 @pytest.mark.parametrize(

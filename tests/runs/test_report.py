@@ -324,7 +324,8 @@ def test_the_command_writes_a_report_and_replaces_only_a_report(empty_folder: Pa
         )
     assert main(["report", "--json", "runs/x"]) == 0
     size = Path("report.html").stat().st_size
-    assert json.loads(capsys.readouterr().out) == {"file": "report.html", "runs": 1, "charts": 9, "size_bytes": size}
+    facts = {"file": "report.html", "runs": 1, "charts": 9, "size_bytes": size, "problems": []}
+    assert json.loads(capsys.readouterr().out) == facts
     for arguments, message in {
         ("runs/x", "-o", "runs/x/config.yaml"): "runs/x/config.yaml exists, and is not a report",
         ("runs/x", "-o", "runs"): "runs is a folder",

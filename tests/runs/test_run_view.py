@@ -6,13 +6,11 @@ import json
 import math
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unprivileged import nobody
 
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs import find_runs
@@ -332,18 +330,6 @@ def test_a_folder_is_listed_again_only_after_it_changed(tmp_path: Path, monkeypa
     monkeypatch.undo()
 
 
-@contextmanager
-def nobody() -> Iterator[Path]:
-    """A folder of an unprivileged user, whom this process is meanwhile."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chown(folder, 65534, 65534)
-        os.seteuid(65534)
-        try:
-            yield Path(folder)
-        finally:
-            os.seteuid(0)
-
-
 @pytest.mark.root
 @pytest.mark.parametrize("closed", ["", "summary.json", "metrics.jsonl", ".lock"])
 def test_a_run_without_permission_is_shown_as_unreadable_beside_the_others(closed: str) -> None:
@@ -355,7 +341,7 @@ def test_a_run_without_permission_is_shown_as_unreadable_beside_the_others(close
         views = RunsBelow(root).look(NOW)
         assert {view.path.name: (view.state, view.reason) for view in views} == {
             "fine": ("killed", "the process ended without a summary"),
-            "shut": ("unreadable", "Permission denied"),
+            "shut": ("unreadable", f"{closed or 'its directory'} cannot be read: Permission denied"),
         }
         (root / "shut" / closed).chmod(0o700)
 

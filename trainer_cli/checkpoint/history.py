@@ -105,7 +105,7 @@ def lives(lines: Iterable[bytes]) -> list[Life]:
             kind, name, at = event["event"], str(event["name"]), float(event["time"])
             reason = str(event["reason"])
             step = int(event["step"]) if kind == SAVED else None
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue  # Cut off by a power failure, or not written by this package.
         life = alive.get(name)
         if life is None:
@@ -135,6 +135,6 @@ def notes(lines: Iterable[bytes], since: float) -> list[tuple[float, int, Spent]
                 time_s, kept_s = read_seconds(event["time_s"]), float(event["kept_s"])
                 if time_s is not None:
                     saves.append((float(event["time"]), int(event["step"]), Spent(time_s, kept_s)))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             continue
     return saves

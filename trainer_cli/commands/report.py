@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,11 +22,12 @@ from trainer_cli.commands.report_sections import sections
 from trainer_cli.commands.tail import no_run
 from trainer_cli.core.files import replace
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import UserError
+from trainer_cli.errors import TrainError, UserError, one_line
+from trainer_cli.runs.damage import collecting
 from trainer_cli.runs.environment import versions
-from trainer_cli.runs.find_runs import RunFinder
+from trainer_cli.runs.find_runs import FoundRun, RunFinder
 from trainer_cli.runs.folders import checkpoints_of
-from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, short_keys
+from trainer_cli.runs.record import RunRecord, SweepJob, read_run, read_sweep, short_keys, unreadable_run
 from trainer_cli.runs.replay_plan import earliest_start
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir
@@ -56,10 +58,9 @@ def run(args: argparse.Namespace) -> int:
         if not path.is_dir():
             raise no_run(path)
 
-    try:
-        result = report(args.run_dir, args.output, now=time.time())
-    except PermissionError as error:
-        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+    result = report(args.run_dir, args.output, now=time.time())
+    for problem in result.problems:
+        print(f"warning: {one_line(problem)}", file=sys.stderr)
     if args.json:
         print(json.dumps({"file": str(args.output), **result._asdict()}))
         return 0
@@ -88,6 +89,8 @@ class Report(NamedTuple):
     runs: int
     charts: int
     size_bytes: int
+    problems: Sequence[str]
+    """What cannot be read, and why."""
 
 
 def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
@@ -99,26 +102,30 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
 
     Raises:
         UserError: a path holds nothing to report, or the output is a file of another kind.
-        OSError: a file cannot be read or written.
     """
     # First: reading the runs may take long.
     _refuse_other_file(output)
     records: list[RunRecord] = []
     validated: list[Row] = []
     sweep: dict[str, SweepJob] = {}
+    problems: list[str] = []
     for path in paths:
         runs = _runs_at(path)
         # `train validate` of checkpoints of different runs writes into folders named validation-….
-        rows = [row for folder in (path, *sorted(path.glob("validation-*"))) for row in read_validation(folder)]
-        for folder in dict.fromkeys([path, *(run.parent for run in runs)]):
-            sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
+        rows: list[Row] = []
+        for folder in (path, *sorted(path.glob("validation-*"))):
+            with collecting(problems, Path.cwd()):
+                rows += read_validation(folder)
+        for folder in dict.fromkeys([path, *(run.path.parent for run in runs)]):
+            with collecting(problems, Path.cwd()):
+                sweep |= {os.path.realpath(job.run_dir): job for job in read_sweep(folder)}
         if not runs and not rows and not sweep:
             raise UserError(f"{path} holds no run", cure="Name run directories, or a folder that holds some.")
         validated += rows
         # A run may be named twice, also through a link.
         read_paths = {os.path.realpath(record.path) for record in records}
-        new = [run for run in runs if os.path.realpath(run) not in read_paths]
-        records += [record for run in new if (record := read_run(run, now)) is not None]
+        new = [run for run in runs if os.path.realpath(run.path) not in read_paths]
+        records += [record for run in new if (record := _read(run, now)) is not None]
     names, validated_elsewhere = short_names(records, sweep), _assign_rows(validated, records)
     version = versions(["trainer-cli"])["trainer-cli"] or ""
     configs = [record.config for record in records]
@@ -138,7 +145,12 @@ def report(paths: Sequence[Path], output: Path, *, now: float) -> Report:
         cure = "Name another file with -o."
         raise UserError(f"{output} cannot be written: {error.strerror}", cure=cure) from error
     charts = sum(block["kind"] not in _NO_CHARTS for section in data["sections"] for block in section["blocks"])
-    return Report(len(records), charts, len(page))
+    problems += [f"{record.path}: {problem}" for record in records for problem in record.problems]
+    return Report(len(records), charts, len(page), problems)
+
+
+def _read(run: FoundRun, now: float) -> RunRecord | None:
+    return read_run(run.path, now) if run.unreadable is None else unreadable_run(run.path, run.unreadable)
 
 
 def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str, list[Row]]:
@@ -146,7 +158,7 @@ def _assign_rows(rows: Sequence[Row], records: Sequence[RunRecord]) -> dict[str,
     saved_in: dict[str, Path] = {}
     for record in records:
         # A run may save in a folder elsewhere, which a damaged config does not name.
-        with suppress(UserError):
+        with suppress(UserError, OSError):
             saved_in[os.path.realpath(checkpoints_of(record.path))] = record.path
     of_run: dict[str, list[Row]] = {}
     for row in rows:
@@ -164,7 +176,10 @@ def look_of(record: RunRecord) -> Block:
     """What the page needs for the commands that look at a step: the run in the words of a shell, and its earliest state
     to replay from.
     """
-    return {"run": shlex.quote(str(record.path)), "start": earliest_start(RunDir(record.path))}
+    start = None
+    with suppress(OSError, TrainError):
+        start = earliest_start(RunDir(record.path))
+    return {"run": shlex.quote(str(record.path)), "start": start}
 
 
 def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
@@ -174,10 +189,10 @@ def _title(paths: Sequence[Path], records: Sequence[RunRecord]) -> str:
     return many if len(paths) > 1 and many else f"{paths[0]}{many and f': {many}'}"
 
 
-def _runs_at(path: Path) -> list[Path]:
-    if RunDir(path).exists_as_run():
-        return [path]
-    return sorted(entry.path for entry in RunFinder(path).find() if entry.unreadable is None)
+def _runs_at(path: Path) -> list[FoundRun]:
+    found = sorted(RunFinder(path).find())
+    # A run is reported without those of its sweep.
+    return found[:1] if found and found[0].path == path else found
 
 
 def short_names(records: Sequence[RunRecord], sweep: Mapping[str, SweepJob]) -> list[str]:

@@ -17,7 +17,7 @@ from trainer_cli.commands.report_sweep import NOT_SET, sweep_charts
 from trainer_cli.core.goodput import Seconds, read_seconds
 from trainer_cli.runs.curves import Array, Columns, Series, reduce
 from trainer_cli.runs.environment import unix
-from trainer_cli.runs.record import RunRecord, SavedCheckpoint, SweepJob, rank_metrics
+from trainer_cli.runs.record import RunRecord, RunView, SavedCheckpoint, SweepJob, rank_metrics
 from trainer_cli.terminal import format_clock, format_rate
 
 Block = dict[str, Any]
@@ -189,6 +189,8 @@ def summary(
 def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     view, summary, environment = record.view, record.summary, record.environment
     yield "status", f"{view.state}: {view.reason}" if view.reason else view.state
+    if record.problems:
+        yield "damage", "; ".join(record.problems)
     total = f" of {view.total_steps:,}" if view.total_steps is not None else ""
     if view.step is not None:
         yield "step", f"{view.step:,}{total}"
@@ -207,6 +209,12 @@ def _facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     tags, notes = tags_and_notes(record.config)
     yield from ((name, text) for name, text in (("tags", tags), ("notes", notes)) if text)
     yield "directory", str(record.path)
+
+
+def reason_of(view: RunView, problems: Iterable[str]) -> str:
+    """Why a run ended, unless it finished, and what of it cannot be read."""
+    reasons = ["" if view.state == "finished" else view.reason, *problems]
+    return "; ".join(filter(None, dict.fromkeys(reasons)))
 
 
 def tags_and_notes(config: Mapping[str, str]) -> tuple[str, str]:
@@ -250,7 +258,7 @@ def _runs(records: Sequence[RunRecord], names: Sequence[str], swept: Sequence[st
             *(record.config.get(key, "") for key in swept[:_SWEPT]),
             view.state,
             # Beside the state: at the end a narrow window would not show it.
-            "" if view.state == "finished" else view.reason,
+            reason_of(view, record.problems),
             "" if view.step is None else f"{view.step:,}",
             *best,
             duration(record.summary.get("wall_time_s")),

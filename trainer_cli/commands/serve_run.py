@@ -11,12 +11,11 @@ from trainer_cli.commands.report_blocks import Block
 from trainer_cli.commands.report_sections import metric_curve
 from trainer_cli.core.files import identity_of
 from trainer_cli.core.schema import LogLevel
-from trainer_cli.errors import TrainError
 from trainer_cli.loggers.media import MEDIA_FILE
 from trainer_cli.runs.curves import GrowingColumns
 from trainer_cli.runs.log_messages import MessageFilter
 from trainer_cli.runs.metrics import GrowingFile
-from trainer_cli.runs.record import UNREADABLE, RunReader, RunRecord, RunView, read_config, read_run
+from trainer_cli.runs.record import UNREADABLE, RunReader, RunRecord, RunView, read_config, read_run, unreadable_run
 from trainer_cli.runs.run_dir import RunDir
 
 _LOG_LINES = 200
@@ -41,8 +40,6 @@ class ServedRun:
         self._config_seen: Any = None
         self.unreadable: str | None = None
         """Why its directory cannot be listed."""
-        self.problem = ""
-        """Why there is no record of it."""
 
     def look(self, now: float) -> RunView | None:
         """Its state now; None if its directory is gone."""
@@ -73,19 +70,14 @@ class ServedRun:
         """Its summary.json."""
         return self._reader.summary
 
-    def record(self, now: float) -> RunRecord | None:
-        """Everything that its files hold; None if its directory is gone or cannot be read."""
+    def record(self, now: float) -> RunRecord:
+        """Everything that its files hold."""
         if self.unreadable is not None:
-            self.problem = f"{self.run.path} cannot be listed: {self.unreadable}"
-            return None
+            return unreadable_run(self.run.path, self.unreadable)
         seen = self._signature()
         if self._record is None or seen != self._seen:
-            try:
-                self._record = read_run(self.run.path, now, self._columns.read(), self._machine.read())
-                if self._record is None:
-                    self.problem = "its directory is gone"
-            except (OSError, TrainError) as error:
-                self._record, self.problem = None, describe_error(error)
+            record = read_run(self.run.path, now, self._columns, self._machine)
+            self._record = record or unreadable_run(self.run.path, "its directory is gone")
             self._seen = seen
             self._curves.clear()
         return self._record
@@ -121,13 +113,6 @@ class ServedRun:
         )  # fmt: skip
         # The lock tells a killed run from a running one: both have the same files.
         return (*(identity_of(file) for file in files), run.is_locked())
-
-
-def describe_error(error: OSError | TrainError) -> str:
-    """Why a file cannot be read, in one line."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename} cannot be read: {error.strerror}"
-    return str(error)
 
 
 def to_json(value: Any) -> str:

@@ -68,8 +68,6 @@ class ServedRuns:
             content = sections(records, names, {}, jobs, draw=_unfilled)
             if len(chosen) == 1 and (log := chosen[0][0].log()):
                 content.append({"title": "Log", "blocks": [log]})
-            if not chosen:
-                content = self._why_nothing(numbers)
         if len(chosen) > 1:
             content = _curves_first(content)
         ids = [run.number for run, _ in chosen]
@@ -113,12 +111,6 @@ class ServedRuns:
             record = run.record(now) if run is not None else None
             if run is not None and record is not None:
                 yield run, record
-
-    def _why_nothing(self, numbers: Sequence[int]) -> list[Block]:
-        """The section of runs of which none can be read."""
-        unread = [run for run in self._runs.values() if run.number in numbers]
-        items = [(str(run.run.path), f"unreadable: {run.problem}") for run in unread]
-        return [{"title": "Summary", "blocks": [{"kind": "facts", "items": items}]}] if items else []
 
     def _read_ahead(self) -> None:
         """Once, after the first request: read all runs, so that a choice of many is answered at once."""

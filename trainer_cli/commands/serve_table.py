@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer_cli.commands.report_blocks import OF_ONE_RUN, Block, clock_time, duration, number, table, tags_and_notes
+from trainer_cli.commands.report_blocks import (
+    OF_ONE_RUN,
+    Block,
+    clock_time,
+    duration,
+    number,
+    reason_of,
+    table,
+    tags_and_notes,
+)
 from trainer_cli.commands.serve_run import ServedRun
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.record import RunView, short_keys
@@ -39,7 +48,7 @@ def runs_table(views: Sequence[tuple[ServedRun, RunView]], names: Sequence[str],
             tags_and_notes(run.config)[0],
             view.state,
             # Beside the state: at the end a narrow window would not show it.
-            "" if view.state == "finished" else view.reason,
+            reason_of(view, [view.problem] if run.last_record is None else run.last_record.problems),
             _progress(view),
             number(view.loss),
             *(number(values[metric]) if metric in values else "" for metric in metrics),

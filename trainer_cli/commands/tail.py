@@ -18,7 +18,7 @@ from trainer_cli.runs.find_runs import RunFinder
 from trainer_cli.runs.folders import run_config
 from trainer_cli.runs.log_messages import LogLine, MessageFilter
 from trainer_cli.runs.metrics import GrowingFile, parse_json_lines
-from trainer_cli.runs.record import RunReader
+from trainer_cli.runs.record import UNREADABLE, RunReader
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import line_width, wrapped
 
@@ -73,12 +73,15 @@ def _print(path: Path, most: int, *, follow: bool, as_json: bool) -> None:
             break
         time.sleep(_POLL_S)
     # The log has the error that ended a run only as a traceback, at the level debug.
-    if not run.is_locked() and (view := RunReader(path).look(time.time())) is not None:
+    view = RunReader(path).look(time.time())
+    if view is not None and (view.state == UNREADABLE or not run.is_locked()):
         if as_json:
-            print(strict_json({"state": view.state, "step": view.step, "reason": view.reason}))
+            print(strict_json({"state": view.state, "step": view.step, "reason": view.reason, "problem": view.problem}))
             return
         step = "" if view.step is None else f" at step {view.step:,}"
         print(f"{view.state}{step}" + (f": {view.reason}" if view.reason else ""))
+        if view.problem:
+            print(view.problem)
 
 
 def no_run(path: Path) -> UserError:
@@ -142,7 +145,11 @@ class Tail:
             yield LogLine(at, shown)
 
     def _records(self) -> Iterator[LogLine]:
-        new = self._metrics.read()
+        try:
+            new = self._metrics.read()
+        except OSError:
+            # The state of the run, which is printed last, has the reason; the log is shown.
+            return
         shown = self._metrics_time
         for record in parse_json_lines(new.lines):
             try:

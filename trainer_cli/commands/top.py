@@ -160,5 +160,5 @@ def _cells(view: RunView, root: Path) -> dict[str, str]:
         "goodput": "" if view.goodput is None else f"{view.goodput:.1%}",
         "checkpoint": view.checkpoint or "",
         "seen": "" if view.age_s is None else format_age(view.age_s),
-        "reason": one_line(" ".join(view.reason.split())),
+        "reason": one_line(" ".join("; ".join(filter(None, (view.reason, view.problem))).split())),
     }

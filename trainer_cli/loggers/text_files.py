@@ -229,7 +229,7 @@ def read_record(line: bytes) -> Line | None:
     """Read a complete line of a `metrics.jsonl`; None for garbage that a power failure left, or of another program."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     step = record.get("step") if isinstance(record, dict) else None
     if not isinstance(step, int):

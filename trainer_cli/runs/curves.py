@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,8 @@ import numpy as np
 from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.text_files import read_number
-from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines, read_json_lines
+from trainer_cli.runs.damage import count_unread
+from trainer_cli.runs.metrics import GrowingFile, modes_of, parse_json_lines
 
 Array = np.ndarray[Any, Any]
 _FACTS = ("step", "epoch", "time")
@@ -27,6 +28,8 @@ class Columns:
     time: Array = field(default_factory=lambda: np.zeros(0))
     """Unix seconds."""
     metrics: dict[str, Series] = field(default_factory=dict)
+    unread: int = 0
+    """Number of lines that hold no record."""
 
 
 class Series(NamedTuple):
@@ -42,7 +45,7 @@ def read_columns(file: Path) -> Columns:
     Raises:
         OSError: it cannot be read.
     """
-    return _columns_of(read_json_lines(file))
+    return GrowingColumns(file).read()
 
 
 class GrowingColumns:
@@ -60,10 +63,12 @@ class GrowingColumns:
         """
         lines, restarted = self._file.read()
         new = _columns_of(parse_json_lines(lines))
-        if restarted or not len(self.columns.step):
-            self.columns = new
-        elif len(new.step):
-            self.columns = _join(self.columns, new)
+        new.unread = count_unread(lines, len(new.step))
+        if not restarted:
+            new.unread += self.columns.unread
+        if not restarted and len(self.columns.step):
+            new = replace(self.columns, unread=new.unread) if not len(new.step) else _join(self.columns, new)
+        self.columns = new
         return self.columns
 
 
@@ -78,7 +83,7 @@ def _join(first: Columns, second: Columns) -> Columns:
         else:
             metrics[name] = Series(np.append(before.rows, rows), np.append(before.values, series.values))
     facts = [np.append(getattr(first, fact), getattr(second, fact)) for fact in _FACTS]
-    return Columns(facts[0], facts[1], facts[2], metrics)
+    return Columns(facts[0], facts[1], facts[2], metrics, second.unread)
 
 
 def _columns_of(lines: Sequence[dict[str, Any]]) -> Columns:

@@ -85,7 +85,7 @@ class RunFinder:
             listing = self.listings.of(folder)
         except OSError as error:
             if isinstance(error, PermissionError):
-                yield FoundRun(folder, error.strerror)
+                yield FoundRun(folder, f"its directory cannot be read: {error.strerror}")
             return
         run = RunDir(folder)
         is_run = {run.config_file.name, run.environment_file.name} <= listing.files

@@ -126,14 +126,13 @@ class GrowingFile:
             OSError: the file cannot be read.
         """
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            # Not os.open: that opens a directory too, and reading it then raises an error without its name.
+            file = open(self._path, "rb", buffering=0)  # noqa: SIM115
         except FileNotFoundError:
             restarted, self._seen, self._offset, self._mark = self._seen is not None, None, 0, b""
             return Lines([], restarted)
-        try:
-            return self._new_lines(descriptor)
-        finally:
-            os.close(descriptor)
+        with file:
+            return self._new_lines(file.fileno())
 
     def _new_lines(self, descriptor: int) -> Lines:
         status, before = os.fstat(descriptor), self._seen

@@ -25,6 +25,7 @@ from trainer_cli.core.naming import MANIFEST_FILE, numbers_within, parse_step, s
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import RunDirectoryError, TrainError
+from trainer_cli.runs.damage import collecting, count_unread, damaged_files, explain, unread_lines
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.folders import checkpoints_of, run_config
@@ -34,7 +35,7 @@ from trainer_cli.runs.run_dir import RunDir, attempts_of
 from trainer_cli.runs.spent_time import read_lines, sum_until
 
 if TYPE_CHECKING:
-    from trainer_cli.runs.curves import Columns
+    from trainer_cli.runs.curves import Columns, GrowingColumns
 
 SWEEP_FILE = "sweep.csv"
 
@@ -71,6 +72,8 @@ class RunRecord:
     """Validation metric -> (best value, its step)."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Validation metric -> `min` or `max`, if it is known which is best."""
+    problems: Sequence[str] = ()
+    """What of its files cannot be read, and why."""
 
     @property
     def keep_best(self) -> Mapping[str, str]:
@@ -93,28 +96,30 @@ def rank_metrics(records: Sequence[RunRecord]) -> list[str]:
 
 
 def read_run(
-    path: Path, now: float, columns: Columns | None = None, machine: Columns | None = None
+    path: Path, now: float, records: GrowingColumns | None = None, machine_records: GrowingColumns | None = None
 ) -> RunRecord | None:
-    """Read everything of a run; None if its directory has vanished.
+    """Read everything of a run that can be read; None if its directory has vanished.
 
     Args:
-        columns, machine: its records and those of its machine, if they are read already.
-
-    Raises:
-        OSError: one of its files cannot be read.
+        records, machine_records: readers of its records and of those of its machine, which have read some already.
     """
     # Imported here: `train top` looks at runs without numpy.
-    from trainer_cli.runs.curves import best_values, read_columns
+    from trainer_cli.runs.curves import Columns, GrowingColumns, best_values
 
     # First: if the run has ended at that time, all that is read below is complete.
     view = RunReader(path).look(now)
     if view is None:
         return None
     run = RunDir(path)
-    if columns is None:
-        columns = read_columns(run.metrics_file)
-    if machine is None:
-        machine = read_columns(run.system_file)
+    problems = [view.reason] if view.state == UNREADABLE else []
+    problems += damaged_files(run)
+    columns, machine, history, validation = Columns(), Columns(), list[bytes](), list[Row]()
+    with collecting(problems, path):
+        columns = (records or GrowingColumns(run.metrics_file)).read()
+    with collecting(problems, path):
+        machine = (machine_records or GrowingColumns(run.system_file)).read()
+    for file, lines in ((run.metrics_file, columns.unread), (run.system_file, machine.unread)):
+        problems += unread_lines(file, lines)
     config = read_config(path)
     modes = modes_of(
         columns.metrics, config.get("checkpoint.keep_best.metric"), config.get("checkpoint.keep_best.mode")
@@ -124,6 +129,10 @@ def read_run(
     except RunDirectoryError:
         environment = {}
     summary = run.read_summary()
+    with collecting(problems, path):
+        history = read_lines(run.history_file)
+    with collecting(problems, path):
+        validation = read_validation(run.validation_folder)
     return RunRecord(
         path,
         view,
@@ -131,14 +140,23 @@ def read_run(
         machine,
         summary,
         run.attempts,
-        _checkpoints(run, summary),
-        read_validation(run.validation_folder),
+        _checkpoints(run, summary, lives(history)),
+        validation,
         config,
         run.read_provenance() or dict.fromkeys(_overridden(run, config), "command line"),
         {".".join(keys): as_text(value) for keys, value in whole_values(environment)},
         best_values(columns, modes),
         modes,
+        list(dict.fromkeys(problems)),
     )
+
+
+def unreadable_run(path: Path, why: str) -> RunRecord:
+    """The record of a directory that may be a run, but cannot be listed."""
+    from trainer_cli.runs.curves import Columns
+
+    view = RunView(path, UNREADABLE, why)
+    return RunRecord(path, view, Columns(), Columns(), {}, [], [], [], {}, {}, {}, problems=[why])
 
 
 def read_config(path: Path) -> dict[str, str]:
@@ -209,12 +227,11 @@ def _overridden(run: RunDir, config: Mapping[str, str]) -> list[str]:
     return [key for key in config if any(key == name or key.startswith(f"{name}.") for name in named)]
 
 
-def _checkpoints(run: RunDir, summary: Mapping[str, Any]) -> list[SavedCheckpoint]:
+def _checkpoints(run: RunDir, summary: Mapping[str, Any], history: Sequence[Life]) -> list[SavedCheckpoint]:
     """All checkpoints on the disk or in the history, in order of their saves.
 
     An object store is not listed: there, and where the folder is unknown or cannot be read, the history decides.
     """
-    history = lives(read_lines(run.history_file))
     kept = summary.get("checkpoints") or ()
     reasons = {str(item.get("name")): str(item.get("why")) for item in kept if isinstance(item, dict)}
     try:
@@ -286,6 +303,8 @@ class RunView:
     """Seconds since one of its files was last written."""
     goodput: float | None = None
     """Share of kept training in all time of the run; until its newest save if it has not ended."""
+    problem: str = ""
+    """What of its newest records cannot be read."""
 
     @property
     def is_running(self) -> bool:
@@ -338,6 +357,8 @@ class RunReader:
         """When the newest attempt began, and what its newest save has noted."""
         self._points: deque[_Point] = deque(maxlen=_RECORDS)
         self._loss: float | None = None
+        self._unread = 0
+        """Number of lines that hold no record, of those that were read."""
         self._summary: dict[str, Any] = {}
         self._summary_seen: FileIdentity | None = None
         self._checkpoints: tuple[int, Path | None] | None = None
@@ -354,7 +375,7 @@ class RunReader:
         except FileNotFoundError:
             return None
         except OSError as error:
-            return RunView(self.run.path, UNREADABLE, error.strerror or "")
+            return RunView(self.run.path, UNREADABLE, explain(error, self.run.path))
 
     def _look(self, now: float) -> RunView:
         # The lock is read first: if it is free, everything that its process wrote is read below.
@@ -392,6 +413,7 @@ class RunReader:
             self._newest_checkpoint(),
             age_s,
             self._goodput(state, started, points),
+            "".join(unread_lines(self.run.metrics_file, self._unread)),
         )
 
     def _goodput(self, state: str, started: float, points: list[_Point]) -> float | None:
@@ -440,7 +462,7 @@ class RunReader:
         if self._summary_seen != seen:
             try:
                 summary = json.loads(self.run.summary_file.read_bytes())
-            except ValueError:
+            except (ValueError, RecursionError):
                 summary = None
             self._summary, self._summary_seen = summary if isinstance(summary, dict) else {}, seen
 
@@ -449,12 +471,15 @@ class RunReader:
         # A resume has dropped records that are counted here.
         if new.restarted:
             self._points.clear()
-            self._loss = None
+            self._loss, self._unread = None, 0
+        points = 0
         for record in parse_json_lines(new.lines):
             with suppress(ValueError, TypeError, KeyError, OverflowError):
                 self._points.append(_Point(int(record["step"]), float(record["time"])))
+                points += 1
                 if _LOSS in record:
                     self._loss = float(record[_LOSS])
+        self._unread += count_unread(new.lines, points)
 
     def _newest_checkpoint(self) -> str | None:
         folder = self._checkpoints_folder()

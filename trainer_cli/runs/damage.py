@@ -1,0 +1,63 @@
+"""What of a run cannot be read, and why: one rule for `train report`, `train serve`, `train top` and `train tail`.
+
+A run is listed, with a sentence for each file that is damaged or refused, and what remains of it is drawn. A last line
+without its newline is no damage: a killed process leaves one, and a running one is about to complete it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainer_cli.errors import TrainError
+from trainer_cli.loggers.media import MEDIA_FILE
+from trainer_cli.runs.folders import run_config
+from trainer_cli.runs.run_dir import RunDir, read_json
+from trainer_cli.terminal import format_count
+
+
+def explain(error: OSError | TrainError, folder: Path) -> str:
+    """Why a file or folder cannot be read, in one line that names it as seen from the run's directory."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    name = os.path.relpath(error.filename, folder)
+    return f"{'its directory' if name == '.' else name} cannot be read: {error.strerror}"
+
+
+@contextmanager
+def collecting(problems: list[str], folder: Path) -> Iterator[None]:
+    """Add to `problems` why the block cannot read a file; what it would have read keeps its default."""
+    try:
+        yield
+    except (OSError, TrainError) as error:
+        problems.append(explain(error, folder))
+
+
+def count_unread(lines: Iterable[bytes], records: int) -> int:
+    """The number of complete lines that hold no record, without empty ones."""
+    return sum(bool(line.strip()) for line in lines) - records
+
+
+def unread_lines(file: Path, count: int) -> list[str]:
+    """The sentence about lines that hold no record; none without any."""
+    return [f"{format_count(count, 'line')} of {file.name} cannot be read"] if count else []
+
+
+def damaged_files(run: RunDir) -> Iterator[str]:
+    """A sentence for each file of a run that exists, but cannot be read or is damaged as a whole."""
+    for file in (run.config_file, run.environment_file, run.summary_file, run.provenance_file, run.path / MEDIA_FILE):
+        try:
+            file.open("rb").close()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            yield explain(error, run.path)
+            continue
+        if file == run.config_file:
+            is_damaged = not run_config(run.path)
+        else:
+            is_damaged = file.suffix == ".json" and read_json(file) is None
+        if is_damaged:
+            yield f"{file.name} is damaged"
