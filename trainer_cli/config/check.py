@@ -176,6 +176,8 @@ class _Validation:
             resolved = self._converted(kind, value, resolved, path)
             for mistake in kind.mistakes(resolved, ".".join(path)):
                 self._add_of_type(path, mistake, kind, resolved)
+        if isinstance(value, str) and any(f"${{{'.'.join(wrong)}}}" in value for wrong in self._wrong):
+            return _NO_VALUE  # The default `runs/${name}` is not to blame for a wrong name.
         if path not in self._wrong:
             try:
                 check_field(config_field, ".".join(path), resolved)
