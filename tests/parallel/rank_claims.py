@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import TensorDataset
 
+from trainer_cli import Logging, Trainer, TrainingLoop
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
 from trainer_cli.checkpoint.format.dtensor import local_of, targets_of
 from trainer_cli.checkpoint.model_state import capture_model, fit_model
@@ -30,7 +32,9 @@ from trainer_cli.parallel import process_group
 from trainer_cli.parallel.fsdp import FSDP
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup, from_environment
 from trainer_cli.parallel.rendezvous import is_of_peer
+from trainer_cli.parallel.strategy import DDP
 from trainer_cli.testing.faults import FaultyDisk
+from trainer_cli.trainer.find import find_learning_rate
 
 MEGABYTE = 1 << 20
 LARGE = 64 * MEGABYTE
@@ -342,6 +346,31 @@ def default_group(folder: Path, group: ProcessGroup) -> dict[str, Any]:
     return loaded
 
 
+class Halves(nn.Module):
+    """Its body is frozen at first, and so are the statistics of the norm in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8)), nn.Linear(8, 1)
+
+    def forward(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        return self.head(self.body(batch[0])).square().mean()
+
+
+def frozen_at_first(group: ProcessGroup, *, finds: bool) -> list[float]:
+    """The weights after a training under DDP, with a range test of the learning rate before it or without."""
+    trainer = Trainer(
+        model=Halves, optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1), freeze={"body.*": "1ep"},
+        seed=0, strategy=DDP(group), device="cpu", loop=TrainingLoop(max_duration="2ep"),
+        logging=Logging(console="off"),
+    )  # fmt: skip
+    data = TensorDataset(torch.linspace(-1, 1, 64).reshape(32, 2))
+    if finds:
+        find_learning_rate(trainer, data, max_lr=1e-3, steps=4)
+    trainer.fit(data)
+    return [float(weight) for parameter in trainer.model.parameters() for weight in parameter.detach().flatten()]
+
+
 def memory(folder: Path, group: ProcessGroup) -> dict[str, int]:
     """What a save and a load add to the peak of this rank's memory, in bytes."""
     layer = nn.Linear(LARGE // 4 // 1024, 1024, bias=False)
@@ -389,6 +418,7 @@ def main(folder: Path) -> None:
     answers |= saves(folder, group)
     answers["layouts"] = layouts(folder, group)
     answers["default group"] = default_group(folder, group)
+    answers["frozen at first"] = [frozen_at_first(group, finds=finds) for finds in (False, True)]
     answers["memory"] = memory(folder, group)
     answers["failed on a full disk"] = failures(folder, group)
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))

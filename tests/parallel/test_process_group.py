@@ -218,6 +218,11 @@ def test_a_failed_write_on_rank_1_is_reported_on_both_and_leaves_no_manifest(
     assert list((folder / f"failed-{kind}").iterdir()) == []
 
 
+def test_ranks_find_a_rate_while_parameters_are_frozen_and_train_as_without_it(answers: list[dict[str, Any]]) -> None:
+    weights = [of_run for answer in answers for of_run in answer["frozen at first"]]
+    assert weights == [weights[0]] * 4
+
+
 def test_a_rank_needs_memory_for_its_shard_and_a_constant(answers: list[dict[str, Any]]) -> None:
     from rank_claims import LARGE, MEGABYTE
 

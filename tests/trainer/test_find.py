@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import gc
-from typing import Any
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from tiny import Noisy, Points, everything, loader, recorder, same, trainer
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from trainer_cli import WarmupCosine
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import UserError
+from trainer_cli.parallel.strategy import Single
 from trainer_cli.trainer.find import find_batch_size, find_learning_rate, try_batch_sizes
 from trainer_cli.trainer.trial_memory import TrialMemory
 
@@ -81,6 +85,55 @@ def test_a_trial_leaves_everything_as_it_was(find: Any, trained: bool, caplog: p
     torch.set_rng_state(random)
     tried.fit(loader())
     assert same(everything(bare), everything(tried)) == []
+
+
+@pytest.mark.parametrize("freeze", [None, ["body.1.*"], {"body.[01].*": "2ep"}])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_trial_leaves_modes_and_what_is_trained_as_they_were(freeze: Any, fails: bool) -> None:
+    made = trainer(Noisy, freeze=freeze)
+    made.model.train()
+    made.model.get_submodule("body.1").eval()
+
+    def modes() -> dict[str, bool]:
+        trained = {name: parameter.requires_grad for name, parameter in made.model.named_parameters()}
+        return trained | {f"mode of {name}": module.training for name, module in made.model.named_modules()}
+
+    before = modes()
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        find_learning_rate(made, Broken() if fails else loader(), steps=4)
+    assert modes() == before
+
+
+class Broken:
+    """A loader that fails after its first batch."""
+
+    def __iter__(self) -> Iterator[Any]:
+        yield next(iter(DataLoader(Points(8), 4)))
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_norms_of_a_schedule_are_frozen_in_the_block_alone(is_training: bool) -> None:
+    made = trainer(Noisy, freeze={"body.[01].*": "2ep"})
+    norm = made.model.get_submodule("body.1").train(is_training)
+    with made.freezing.applied(made):
+        assert not norm.training
+    assert norm.training == is_training
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_strategy_learns_what_a_trial_trains(fails: bool) -> None:
+    class Recording(Single):
+        changes: ClassVar[list[bool]] = []
+
+        def on_trained_changed(self, model: nn.Module) -> None:
+            self.changes.append(model.get_parameter("body.0.weight").requires_grad)
+
+    made = trainer(Noisy, freeze={"body.[01].*": 2}, settings={"max_duration": 3}, strategy=Recording())
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        find_learning_rate(made, Broken() if fails else loader(), steps=4)
+    made.fit(loader())
+    assert Recording.changes == ([False, False, True] if fails else [False, True, False, True])
 
 
 def test_the_generator_of_the_users_loader_is_kept() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import MISSING, fields
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 from tiny import Line, Points
 
+import trainer_cli
 from trainer_cli import (
     EMA,
     Callback,
@@ -24,7 +28,10 @@ from trainer_cli import (
     latest_checkpoint,
     save_checkpoint,
 )
+from trainer_cli.core.checkpoint_config import CheckpointConfig
+from trainer_cli.core.schema import LoopConfig, PrecisionConfig
 from trainer_cli.errors import NoCheckpointError, UserError
+from trainer_cli.trainer.trainer import OF_PARTS
 
 DATA = Points(16)
 
@@ -41,24 +48,23 @@ def trainer(**arguments: Any) -> Trainer:
 @pytest.mark.parametrize(
     ("call", "hint"),
     [
-        (lambda: trainer(max_epochs=3), "Did you mean 'max_duration'? Epochs are written as 5ep. It is an argument of "
-         "loop=TrainingLoop(…)."),
-        (lambda: trainer(max_duration="3ep"), "It is an argument of loop=TrainingLoop(…)."),
-        (lambda: trainer(max_grad_norm=1), "Did you mean 'clip_norm'? It is an argument of precision=Precision(…)."),
-        (lambda: trainer(save_interval=3), "It is an argument of checkpoint=CheckpointerCallback(…)."),
-        (lambda: trainer(progress_bar=False), "Did you mean 'console'? It is an argument of logging=Logging(…)."),
         (lambda: trainer(logger=[]), "Did you mean 'loggers'?"),
         (lambda: trainer(optimizers=adam), "Did you mean 'optimizer'?"),
         (lambda: trainer(lr_scheduler=None), "Did you mean 'schedulers'?"),
         (lambda: trainer(accelerator="gpu"), "Did you mean 'device'?"),
         (lambda: trainer(default_root_dir="x"), "Did you mean 'run_dir'?"),
         (lambda: trainer(lr=0.1), "It is an argument of the optimizer."),
-        (lambda: trainer(train_loader=DATA), "It is an argument of fit."),
-        (lambda: trainer(resume_from="x"), "Did you mean 'ckpt_path'? It is an argument of fit."),
         (lambda: trainer().fit(train_dataloaders=DATA), "Did you mean 'train_loader'?"),
         (lambda: trainer().fit(DATA, val_dataloaders=DATA), "Did you mean 'val_loader'?"),
         (lambda: trainer().fit(DATA, resume="x"), "Did you mean 'ckpt_path'?"),
         (lambda: trainer().validate(dataloaders=DATA), "Did you mean 'val_loader'?"),
+        (lambda: trainer().validate(train_loader=DATA), "Did you mean 'val_loader'?"),
+        (lambda: trainer().fit(dataloader=DATA), "Did you mean 'train_loader'?"),
+        (lambda: trainer().validate_all(dataloaders=DATA), "Did you mean 'val_loaders'?"),
+        (lambda: trainer().predict(dataloaders=DATA), "Did you mean 'loader'?"),
+        (lambda: trainer().predict(val_loader=DATA), "Did you mean 'loader'?"),
+        (lambda: trainer().predict(DATA, eval_steps=3), "Give a loader of fewer samples."),
+        (lambda: trainer().predict(DATA, weight_dcay=1), "It takes: loader, ckpt_path, outputs, load."),
         (lambda: trainer().validate_all(DATA, ckpt_path="x"), "Did you mean 'ckpt_paths'?"),
         (lambda: trainer().predict(DATA, output="y"), "Did you mean 'outputs'?"),
         (lambda: EMA(dekay=0.9), "Did you mean 'decay'?"),  # type: ignore[call-arg]
@@ -72,6 +78,79 @@ def test_an_unknown_argument_names_the_one_that_is_meant(call: Callable[[], Any]
     with pytest.raises(ConfigError, match="takes no argument") as caught:
         call()
     assert caught.value.hint == hint
+
+
+EPOCHS = "Did you mean 'max_duration'? Epochs are written as 5ep. "
+OF_LOOP = "Write Trainer(loop=TrainingLoop(max_duration=…))."
+
+
+@pytest.mark.parametrize(
+    ("call", "name", "value", "hint"),
+    [
+        ("Trainer", "max_epochs", 3, EPOCHS + OF_LOOP),
+        ("Trainer", "max_duration", "3ep", OF_LOOP),
+        ("Trainer", "eval_steps", 3, "Write Trainer(loop=TrainingLoop(eval_steps=…))."),
+        ("Trainer", "max_grad_norm", 1.0, "Did you mean 'clip_norm'? Write Trainer(precision=Precision(clip_norm=…))."),
+        ("Trainer", "save_interval", 3, "Write Trainer(checkpoint=CheckpointerCallback(save_interval=…))."),
+        ("Trainer", "progress_bar", "off", "Did you mean 'console'? Write Trainer(logging=Logging(console=…))."),
+        ("Trainer", "train_loader", DATA, "Write trainer.fit(train_loader=…)."),
+        ("Trainer", "val_loader", DATA, "Write trainer.fit(train_loader=…, val_loader=…)."),
+        ("Trainer", "resume_from", None, "Did you mean 'ckpt_path'? Write trainer.fit(train_loader=…, ckpt_path=…)."),
+        ("trainer.fit", "epochs", 3, EPOCHS + OF_LOOP),
+        ("trainer.fit", "loop", TrainingLoop(max_duration=1), "Write Trainer(loop=…)."),
+        ("trainer.fit", "callbacks", [], "Write Trainer(callbacks=…)."),
+        ("trainer.fit", "logger", [], "Did you mean 'loggers'? Write Trainer(loggers=…)."),
+        ("trainer.fit", "devices", "cpu", "Did you mean 'device'? Write Trainer(device=…)."),
+        ("trainer.fit", "model", Line, "Write Trainer(model=…)."),
+        ("trainer.fit", "limit_val_batches", 3, "Did you mean 'eval_steps'? "
+         "Write Trainer(loop=TrainingLoop(eval_steps=…))."),
+        ("trainer.validate", "eval_steps", 3,
+         "Write trainer.validate(val_loader=…, loop=ValidationLoop(eval_steps=…))."),
+        ("trainer.validate", "max_duration", 3, OF_LOOP),
+        ("trainer.validate_all", "limit_val_batches", 3, "Did you mean 'eval_steps'? "
+         "Write trainer.validate_all(val_loaders=…, loop=ValidationLoop(eval_steps=…))."),
+        ("trainer.predict", "loggers", [], "Write Trainer(loggers=…)."),
+        ("trainer.predict", "loop", ValidationLoop(), "Write Trainer(loop=…)."),
+    ],
+)  # fmt: skip
+def test_an_argument_of_another_call_is_shown_where_it_is_taken(
+    call: str, name: str, value: Any, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"takes no argument '{name}'") as caught:
+        _evaluate(call)(**{name: value})
+    assert caught.value.hint == hint
+    _run_cure(hint, value)
+
+
+@pytest.mark.parametrize("name", [name for name, hint in OF_PARTS.items() if "Write" in hint])
+def test_every_argument_of_a_part_is_taken_there(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    sections = (LoopConfig, PrecisionConfig, CheckpointConfig, Logging)
+    field = next(field for section in sections for field in fields(section) if field.name == name)
+    _run_cure(OF_PARTS[name], field.default if field.default_factory is MISSING else field.default_factory())
+
+
+@pytest.mark.parametrize("method", ["fit", "validate", "validate_all", "predict"])
+def test_a_method_refers_what_it_does_not_take_to_the_constructor(method: str) -> None:
+    taken = signature(getattr(Trainer, method)).parameters
+    for name in signature(Trainer).parameters:
+        if name not in taken:
+            with pytest.raises(ConfigError) as caught:
+                getattr(Trainer, method)(**{name: None})
+            assert caught.value.hint == f"Write Trainer({name}=…)."
+
+
+def _run_cure(hint: str, value: Any) -> None:
+    """Run the code in a hint, with data as the loaders, if it needs others, and the value as what is left."""
+    code = re.sub(r"\b(\w+_loaders?)=…(?=,)", r"\1=DATA", hint.partition("Write ")[2].removesuffix("."))
+    _evaluate(code.replace("…", "value"), value=value)
+
+
+def _evaluate(code: str, **names: Any) -> Any:
+    """Evaluate code in which `Trainer` needs no other arguments, and `trainer` is one."""
+    parts = {name: getattr(trainer_cli, name) for name in trainer_cli.__all__}
+    return eval(code, {**parts, "Trainer": trainer, "trainer": trainer(), "DATA": DATA, **names})
 
 
 WRONG = (3, 0.5, [1], {"a": 1}, object(), int, True)

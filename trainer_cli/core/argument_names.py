@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from trainer_cli.core.patterns import did_you_mean, nearest
+from trainer_cli.core.patterns import did_you_mean, find_name, nearest
 from trainer_cli.errors import Code, ConfigError
 from trainer_cli.terminal import format_count
 
@@ -24,24 +24,26 @@ def unknown_argument(
 
     Args:
         names: what it takes.
-        elsewhere: name of an argument of something else -> what takes it, for people.
+        elsewhere: name of an argument of something else -> how it is given, for people. It is suggested for itself and
+            for its names in other trainers, and not for a similar name.
     """
     names = list(names)
-    match = nearest(name, [*names, *elsewhere])
-    if match is None:
-        hint = f"It takes: {', '.join(names)}." if names else "It takes no arguments."
+    if find_name(name, names) is None and (match := find_name(name, elsewhere)) is not None:
+        question = "" if match == name else did_you_mean(name, [match])
+        hint = f"{question} {elsewhere[match]}".strip()
+    elif (match := nearest(name, names)) is not None:
+        hint = did_you_mean(name, [match]).strip()
     else:
-        hint = "" if match == name else did_you_mean(name, [match]).strip()
-        if match not in names:
-            hint = f"{hint} It is an argument of {elsewhere[match]}.".strip()
+        hint = f"It takes: {', '.join(names)}." if names else "It takes no arguments."
     return ConfigError(f"{owner} takes no argument '{name}'", location=name, code=Code.argument, hint=hint)
 
 
-def checks_argument_names(label: str, elsewhere: Mapping[str, str] = _NOWHERE) -> Callable[[T], T]:
+def checks_argument_names(label: str, elsewhere: Callable[[], Mapping[str, str]] = dict) -> Callable[[T], T]:
     """A decorator for a function, or for a class and its constructor, that raises `unknown_argument`.
 
     Args:
         label: its name, for messages.
+        elsewhere: makes the `elsewhere` of `unknown_argument`.
     """
 
     def decorate(target: T) -> T:
@@ -57,7 +59,7 @@ def checks_argument_names(label: str, elsewhere: Mapping[str, str] = _NOWHERE) -
         def checked(*args: Any, **kwargs: Any) -> Any:
             for name in kwargs:
                 if name not in names:
-                    raise unknown_argument(label, name, names, elsewhere)
+                    raise unknown_argument(label, name, names, elsewhere())
             if len(args) > by_position:
                 count = by_position - ("self" in signature.parameters)
                 at_most = f"at most {format_count(count, 'argument')}" if count else "no argument"

@@ -6,7 +6,7 @@ A glob may have alternatives: `a{b,c}d` matches `abd` and `acd`. `re:a(b|c)d` do
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -30,15 +30,20 @@ _NAMES_ELSEWHERE = {
     "data": "dataset datasets datamodule dataloader",
     "scheduler": "lr_scheduler lr_schedule",
     "loggers": "logger",
-    "device": "accelerator",
+    "device": "accelerator devices",
     "run_dir": "default_root_dir log_dir output_dir root_dir",
     "ckpt_path": "resume resume_from resume_from_checkpoint checkpoint_path",
-    "train_loader": "train_dataloaders train_dataloader",
-    "val_loader": "val_dataloaders val_dataloader dataloaders test_loader",
+    "train_loader": "train_dataloaders train_dataloader dataloaders dataloader loader data train_dataset",
+    "val_loader": "val_dataloaders val_dataloader dataloaders dataloader loader data test_loader eval_dataset",
+    "val_loaders": "val_dataloaders val_dataloader dataloaders dataloader loader data test_loader eval_dataset",
+    "loader": "val_dataloaders val_dataloader dataloaders dataloader val_loader data test_loader test_dataset",
     "console": "enable_progress_bar progress_bar",
 }
-"""Name here -> names in other trainers, as `_plain` writes them."""
-_NAME_HERE = {alias: name for name, aliases in _NAMES_ELSEWHERE.items() for alias in aliases.split()}
+"""Name here -> names in other trainers, as `_plain` writes them; of two names with one alias the first is suggested."""
+_NAMES_HERE: dict[str, list[str]] = {}
+for _name, _aliases in _NAMES_ELSEWHERE.items():
+    for _alias in _aliases.split():
+        _NAMES_HERE.setdefault(_alias, []).append(_name)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:
@@ -46,15 +51,31 @@ def nearest(word: str, choices: Iterable[str]) -> str | None:
 
     Case is ignored, and `-` equals `_`.
     """
+    plain = _by_plain_name(choices)
+    if (match := _translated(word, plain)) is not None:
+        return match
+    similar = get_close_matches(_plain(word), plain, n=1, cutoff=0.6)
+    return plain[similar[0]] if similar else None
+
+
+def find_name(word: str, choices: Iterable[str]) -> str | None:
+    """The choice with this name here or in another trainer, by the rules of `nearest`; None if there is none."""
+    plain = _by_plain_name(choices)
+    return plain.get(_plain(word)) or _translated(word, plain)
+
+
+def _by_plain_name(choices: Iterable[str]) -> dict[str, str]:
     # The first of two choices that differ in case alone is suggested.
     plain: dict[str, str] = {}
     for choice in choices:
         plain.setdefault(_plain(choice), choice)
+    return plain
+
+
+def _translated(word: str, plain: Mapping[str, str]) -> str | None:
     section, dot, name = _plain(word).rpartition(".")
-    if name in _NAME_HERE and (translated := f"{section}{dot}{_NAME_HERE[name]}") in plain:
-        return plain[translated]
-    similar = get_close_matches(_plain(word), plain, n=1, cutoff=0.6)
-    return plain[similar[0]] if similar else None
+    translations = (f"{section}{dot}{translation}" for translation in _NAMES_HERE.get(name, ()))
+    return next((plain[translation] for translation in translations if translation in plain), None)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -66,7 +87,8 @@ def of_a_section(word: str, keys: Iterable[str]) -> str:
     """`did_you_mean` for the key that ends in the word, or in its translation: `lr` suggests `optimizer.lr`."""
     keys = list(keys)
     names = {key.rpartition(".")[2]: key for key in keys} | {key.replace(".", "_"): key for key in keys}
-    return _question(word, names.get(_plain(word)) or names.get(_NAME_HERE.get(_plain(word), "")))
+    match = find_name(word, names)
+    return _question(word, None if match is None else names[match])
 
 
 def _question(word: str, match: str | None) -> str:

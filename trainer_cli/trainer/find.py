@@ -76,9 +76,11 @@ def find_learning_rate(
     # As the run begins: the rate is for what it trains then.
     with (
         _trial(trainer),
-        trainer.freezing.applied(trainer.model, trainer.progress),
+        trainer.freezing.applied(trainer),
         closing(_batches(trainer, train_loader, steps * accumulated)) as batches,
     ):
+        # The strategy may train another module while parameters are frozen.
+        trainer.step.bind(trainer)
         groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
         largest = max(float(group["lr"]) for group in groups) or 1.0
         ratios = [float(group["lr"]) / largest or 1.0 for group in groups]
@@ -199,7 +201,7 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     """Undo the steps inside the block: restore all that a checkpoint holds, and buffers. Callbacks are not called."""
     if not trainer.optimizers:
         raise UserError("this trainer has no optimizer, so it cannot train", cure="Give it an optimizer.")
-    rng, training = trainer.loading.rng, trainer.model.training
+    rng, modes = trainer.loading.rng, [(module, module.training) for module in trainer.model.modules()]
     # A copy, because the tensors of a state are the live ones.
     saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
     # Including buffers that are not persistent, which a checkpoint does not hold, and those that a forward replaces.
@@ -225,7 +227,8 @@ def _trial(trainer: Trainer) -> Iterator[None]:
         before_trial.restore()
         load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))
         trainer.loading.keep_rng(rng)
-        trainer.model.train(training)
+        for module, is_training in modes:
+            module.training = is_training
         trainer.step.bind(trainer)
 
 

@@ -96,7 +96,8 @@ class Freezing:
         _warn_of_earlier_freeze(model, always)
         self.scheduled = frozenset(name for rule in self._rules for name in rule.names)
         """The names of the parameters that are frozen for a part of the run."""
-        self._frozen: frozenset[str] = frozenset()
+        self._frozen: frozenset[str] | None = frozenset()
+        """The scheduled parameters that `update` has frozen; None: the strategy may have others."""
 
     def _make_rule(self, model: nn.Module, pattern: str, duration: Duration) -> _Rule:
         check_pattern(pattern, KEY)
@@ -150,6 +151,7 @@ class Freezing:
         frozen = frozenset(name for rule in pending for name in rule.names)
         if frozen == self._frozen:
             return
+        before = self._frozen or frozenset()
         parameters = _all_parameters(trainer.model)
         for name in self.scheduled:
             _set_frozen(parameters[name], frozen=name in frozen)
@@ -158,28 +160,41 @@ class Freezing:
                 norm.train(trainer.model.training)
         self.keep_norms(trainer.progress)
         for rule in self._rules:
-            if rule in pending and not rule.names <= self._frozen:
+            if rule in pending and not rule.names <= before:
                 log.info("'%s' is frozen for %s", rule.pattern, rule.duration)
-            elif rule not in pending and rule.names & self._frozen:
+            elif rule not in pending and rule.names & before:
                 log.info("'%s' is trained after step %d", rule.pattern, trainer.progress.step)
         self._frozen = frozen
         trainer.strategy.on_trained_changed(trainer.model)
 
     @contextmanager
-    def applied(self, model: nn.Module, now: Progress) -> Iterator[None]:
-        """Freeze inside the block what is frozen now; before a fit has learned the lengths, all that is scheduled."""
+    def applied(self, trainer: Trainer) -> Iterator[None]:
+        """Freeze inside the block what is frozen now; before a fit has learned the lengths, all that is scheduled.
+
+        Afterwards the parameters and the modes of the norms are as before. Collective.
+        """
+        now, parameters = trainer.progress, _all_parameters(trainer.model)
         rules = [rule for rule in self._rules if rule.interval is None or not rule.interval.reached(now)]
-        parameters = _all_parameters(model)
         trained = [parameters[name] for rule in rules for name in sorted(rule.names) if parameters[name].requires_grad]
+        modes = [(norm, norm.training) for rule in rules for norm in rule.norms]
+        frozen, self._frozen = self._frozen, None
         try:
             for parameter in trained:
                 parameter.requires_grad_(False)
-            for norm in (norm for rule in rules for norm in rule.norms):
+            for norm, _ in modes:
                 norm.eval()
+            if trained:
+                trainer.strategy.on_trained_changed(trainer.model)
             yield
         finally:
             for parameter in trained:
                 parameter.requires_grad_(True)
+            for norm, is_training in modes:
+                norm.train(is_training)
+        # Not after an error, which other ranks may not have: the next `update` tells the strategy.
+        if trained:
+            trainer.strategy.on_trained_changed(trainer.model)
+        self._frozen = frozen
 
     def keep_norms(self, now: Progress) -> None:
         """Put norms into evaluation mode whose statistics are frozen: in training mode they would be updated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from trainer_cli.core.checkpoint_config import CheckpointConfig
 from trainer_cli.core.field_rules import checked_values
 from trainer_cli.core.load_options import WEIGHTS, WHOLE, LoadOptions
 from trainer_cli.core.progress import Progress
-from trainer_cli.core.schema import LoggingConfig, LoopConfig, ModelCall, PrecisionConfig, TrainConfig
+from trainer_cli.core.schema import LoopConfig, ModelCall, PrecisionConfig, TrainConfig
 from trainer_cli.core.stopping import Stop
 from trainer_cli.core.url_path import local_path
 from trainer_cli.data.adapt import as_loader
@@ -48,26 +49,41 @@ from trainer_cli.trainer.validation_loop import ValidationLoop
 
 Factory = Callable[..., Any]
 OF_PARTS = {
-    "lr": "the optimizer",
-    "weight_decay": "the optimizer",
-    "batch_size": "the loader: give a torch DataLoader",
-    "num_workers": "the loader: give a torch DataLoader",
-    "train_loader": "fit",
-    "val_loader": "fit",
-    "ckpt_path": "fit",
-    "model": "Trainer",
+    "lr": "It is an argument of the optimizer.",
+    "weight_decay": "It is an argument of the optimizer.",
+    "batch_size": "It is an argument of the loader: give a torch DataLoader.",
+    "num_workers": "It is an argument of the loader: give a torch DataLoader.",
 } | {
-    field.name: part
+    field.name: f"Write Trainer({part.format(f'{field.name}=…')})."
     for section, part in (
-        (LoggingConfig, "logging=Logging(…)"),
-        (CheckpointConfig, "checkpoint=CheckpointerCallback(…)"),
-        (PrecisionConfig, "precision=Precision(…)"),
-        (LoopConfig, "loop=TrainingLoop(…)"),
+        (Logging, "logging=Logging({})"),
+        (CheckpointConfig, "checkpoint=CheckpointerCallback({})"),
+        (PrecisionConfig, "precision=Precision({})"),
+        (LoopConfig, "loop=TrainingLoop({})"),
     )
     for field in dataclasses.fields(section)
 }
-"""Arguments that people give a trainer or its methods -> what takes them."""
+"""Arguments that people give a trainer or its methods -> how they are given."""
+OF_FIT = {
+    "train_loader": "Write trainer.fit(train_loader=…).",
+    "val_loader": "Write trainer.fit(train_loader=…, val_loader=…).",
+    "ckpt_path": "Write trainer.fit(train_loader=…, ckpt_path=…).",
+}
 C = TypeVar("C", bound=Callback)
+
+
+def _refer_to_constructor(eval_steps: str = OF_PARTS["eval_steps"]) -> Callable[[], Mapping[str, str]]:
+    """How arguments are given that a method gets, but that the trainer is made with.
+
+    Args:
+        eval_steps: how the method itself gets it.
+    """
+    # Made when it is needed: the class stands below.
+    return lambda: {
+        **OF_PARTS,
+        **{name: f"Write Trainer({name}=…)." for name in signature(Trainer).parameters},
+        "eval_steps": eval_steps,
+    }
 
 
 class Trainer:
@@ -116,7 +132,7 @@ class Trainer:
     """The loop that evaluates, or has evaluated last."""
     _train_loader: Any = None
 
-    @checks_argument_names("Trainer", OF_PARTS)
+    @checks_argument_names("Trainer", lambda: OF_PARTS | OF_FIT)
     def __init__(
         self,
         *,
@@ -208,7 +224,7 @@ class Trainer:
             self.scaler = self.precision.scaler(self.device)
             name_schedulers(self._scheduler_source, self.optimizers)
 
-    @checks_argument_names("Trainer.fit", OF_PARTS)
+    @checks_argument_names("Trainer.fit", _refer_to_constructor())
     def fit(
         self,
         train_loader: Any,
@@ -296,7 +312,10 @@ class Trainer:
         self.recording.end_fit(stop.status, writes_rest=writes_rest)
         return FitResult(stop.finished, stop.reason, self.progress.step, self.loading.last_metrics())
 
-    @checks_argument_names("Trainer.validate", OF_PARTS)
+    @checks_argument_names(
+        "Trainer.validate",
+        _refer_to_constructor("Write trainer.validate(val_loader=…, loop=ValidationLoop(eval_steps=…))."),
+    )
     def validate(
         self,
         val_loader: Any,
@@ -316,7 +335,10 @@ class Trainer:
         rows = self.validate_all(val_loader, paths, loop=loop, load=load)
         return LoaderMetrics((row.loader, row.metrics) for row in rows)
 
-    @checks_argument_names("Trainer.validate_all")
+    @checks_argument_names(
+        "Trainer.validate_all",
+        _refer_to_constructor("Write trainer.validate_all(val_loaders=…, loop=ValidationLoop(eval_steps=…))."),
+    )
     def validate_all(
         self,
         val_loaders: Any,
@@ -340,7 +362,7 @@ class Trainer:
         self._join_global_callbacks()
         return evaluate_all(self, val_loaders, ckpt_paths, load, loop)
 
-    @checks_argument_names("Trainer.predict", OF_PARTS)
+    @checks_argument_names("Trainer.predict", _refer_to_constructor("Give a loader of fewer samples."))
     def predict(
         self,
         loader: Any,
