@@ -598,15 +598,87 @@ def test_a_folder_of_temporary_files_that_was_cleaned_is_made_again(temporary: P
     assert (out, err) == ("[0, 1, 2, 3]\n", "")
 
 
+SIBLINGS = """
+import multiprocessing, sys, time
+from trainer_cli.data.loader import Loader
+
+class Numbers:
+    deterministic = True
+    def __len__(self): return 4000
+    def __getitem__(self, index): return index
+
+def begin():
+    return Loader(Numbers(), 4, shuffle=False, seed=0, num_workers=1).iterate(0)
+
+def read(connection):
+    iterator = begin()
+    next(iterator)
+    connection.send([child.pid for child in multiprocessing.active_children()])
+    connection.recv()
+    # By new workers, and by those that began before.
+    connection.send((next(begin()).tolist(), next(iterator).tolist()))
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    next(begin())
+    pipes = [context.Pipe() for _ in range(2)]
+    killed, other = [context.Process(target=read, args=(theirs,)) for _, theirs in pipes]
+    killed.start()
+    other.start()
+    (first, _), (second, _) = pipes
+    workers, _ = first.recv(), second.recv()
+    killed.kill()
+    killed.join()
+    deadline = time.monotonic() + 500
+    while any(is_alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    second.send(None)
+    print(second.recv())
+    other.join()
+    print(other.exitcode, next(begin()).tolist())
+"""
+"""A program that reads data, and starts two processes that do so too, of which one is killed."""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_killed_process_leaves_the_workers_of_others_their_folder(
+    method: str, temporary: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "siblings.py").write_text(SIBLINGS)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "siblings.py", method],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.stdout == "([0, 1, 2, 3], [4, 5, 6, 7])\n0 [0, 1, 2, 3]\n", done.stderr
+    assert "Traceback" not in done.stderr
+    assert os.listdir(temporary) == []
+
+
+@pytest.mark.parametrize(("strategy", "longest"), [("file_descriptor", 75), ("file_system", 73)])
 @pytest.mark.parametrize(("bytes_more", "fits"), [(0, True), (1, False)])
 def test_a_folder_of_temporary_files_is_refused_where_its_path_is_too_long_for_sockets(
-    bytes_more: int, fits: bool, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    bytes_more: int, fits: bool, strategy: str, longest: int, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 89 bytes are left for the folder of the sockets, of which its own name needs 14.
-    folder = temporary / ("x" * (89 - 14 - len(str(temporary)) - 1 + bytes_more))
+    # Of 107 bytes the sockets need "/pymp-01234567/listener-01234567" or "/torch-shm-dir-012345/manager.sock".
+    folder = temporary / ("x" * (longest - len(str(temporary)) - 1 + bytes_more))
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
-    with start("print(len(next(iterator)))") as process:
+    body = f"""
+    import torch
+    torch.multiprocessing.set_sharing_strategy({strategy!r})
+    print(len(next(iterator)))
+    """
+    with start(body) as process:
         out, err = process.communicate(timeout=500)
     assert (out == "4\n") is fits, err
     assert ("(TMPDIR). Set the environment variable TMPDIR to a shorter path" in err) is not fits

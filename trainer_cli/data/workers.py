@@ -25,6 +25,7 @@ from multiprocessing.util import get_temp_dir
 from typing import Any, Protocol
 
 import torch
+from torch.multiprocessing import get_sharing_strategy
 from torch.utils.data import DataLoader
 
 from trainer_cli.errors import TrainError, UserError
@@ -38,8 +39,13 @@ LOADERS_GRACE_S = 5.0
 
 _PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _WATCH_S = 0.1
-_LONGEST_FOLDER = 107 - len("/listener-01234567")
-"""Maximum number of bytes of a path in which multiprocessing makes its sockets; Linux limits theirs to 107."""
+_LONGEST_FOLDERS = {
+    "file_descriptor": 107 - len("/listener-01234567"),
+    # Torch makes its socket not in this folder, but in another one beside it.
+    "file_system": 107 - len("torch-shm-dir-012345/manager.sock") + len("pymp-01234567"),
+}
+"""Torch's strategy of sharing tensors -> maximum number of bytes of the path of multiprocessing's folder for temporary
+files. Linux limits the path of a socket to 107."""
 _SHARED_MEMORY = ("shared memory", "</torch_")
 """Texts by which errors of torch about a file in /dev/shm are recognized."""
 _SHARED_MEMORY_CURE = "Use fewer workers, or none (data.num_workers=0), or enlarge /dev/shm (docker run --shm-size=8g)."
@@ -69,12 +75,11 @@ class WorkerProcesses:
         Torch's handler of SIGCHLD is removed, because it raises an error anywhere in the main thread, even inside a
         save. Torch's iterator also checks its workers itself, every five seconds of a wait.
         """
-        _make_folder_of_sockets()
         earlier = set(multiprocessing.active_children())
         # Inherited by the workers, so that no signal reaches them before they ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
         try:
-            with _same_child_handler():
+            with _own_folder_of_sockets(), _same_child_handler():
                 yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -136,23 +141,39 @@ class WorkerProcesses:
                 self._closing.value = False
 
 
-def _make_folder_of_sockets() -> None:
-    """Make the folder of the sockets by which workers send tensors; they inherit it.
+@contextmanager
+def _own_folder_of_sockets() -> Generator[None, None, None]:
+    """Give processes that start inside the block a folder for the sockets by which they send tensors.
 
-    This process removes it at its exit. Each worker would otherwise make one of its own, which stays if it is killed.
+    This process removes it at its exit, or its workers if it was killed. Each worker would otherwise make one of its
+    own, which stays if it is killed. Other child processes do not inherit it: they may outlive this process.
 
     Raises:
         UserError: its path is too long for a socket. A worker would send no batch, and report nothing.
     """
-    folder = get_temp_dir()
-    if len(os.fsencode(folder)) > _LONGEST_FOLDER:
-        raise UserError(
-            f"the path of the folder for temporary files is too long for sockets of data workers: {folder}",
-            where="TMPDIR",
-            cure="Set the environment variable TMPDIR to a shorter path, such as /tmp, or use data.num_workers=0.",
-        )
-    # A cleaner of old files may have removed it.
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    # multiprocessing's own note of the folder, which a child process copies from its parent.
+    config: Any = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before = config.pop("tempdir", None)
+    try:
+        config["tempdir"] = folder = _make_folder(os.getpid())
+        if len(os.fsencode(folder)) > _LONGEST_FOLDERS[get_sharing_strategy()]:  # type: ignore[no-untyped-call]
+            raise UserError(
+                f"the path of the folder for temporary files is too long for sockets of data workers: {folder}",
+                where="TMPDIR",
+                cure="Set the environment variable TMPDIR to a shorter path, such as /tmp, or use data.num_workers=0.",
+            )
+        # A cleaner of old files may have removed it.
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        yield
+    finally:
+        config["tempdir"] = before
+
+
+@cache
+def _make_folder(pid: int) -> str:
+    """Make the folder of the process `pid`, which is this one: a forked child makes another one."""
+    folder: str = get_temp_dir()
+    return folder
 
 
 @contextmanager
@@ -407,7 +428,7 @@ def _exit_in_time(closing: Any, parents_pid: int) -> None:
     while os.getppid() == parents_pid and parent is not None and parent.is_alive() and not closing.value:
         time.sleep(_WATCH_S)
     if not closing.value:
-        # The parent was killed, and cannot remove it.
+        # The parent was killed, and cannot remove it. No other process uses it.
         shutil.rmtree(get_temp_dir(), ignore_errors=True)
     # Not sys.exit, which would end this thread alone.
     os._exit(0)
