@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from trainer_cli import Logging, Trainer, TrainingLoop
 from trainer_cli.checkpoint.checkpointer import AsyncCheckpointer, CheckpointMetadata, SyncCheckpointer
@@ -357,18 +357,20 @@ class Halves(nn.Module):
         return self.head(self.body(batch[0])).square().mean()
 
 
-def frozen_at_first(group: ProcessGroup, *, finds: bool) -> list[float]:
-    """The weights after a training under DDP, with a range test of the learning rate before it or without."""
+def frozen_at_first(group: ProcessGroup, max_lr: float | None) -> list[list[float]]:
+    """The losses of a range test of the learning rate, if there is one, and the weights after a training under DDP."""
     trainer = Trainer(
         model=Halves, optimizer=lambda model: torch.optim.SGD(model.parameters(), 0.1), freeze={"body.*": "1ep"},
         seed=0, strategy=DDP(group), device="cpu", loop=TrainingLoop(max_duration="2ep"),
         logging=Logging(console="off"),
     )  # fmt: skip
     data = TensorDataset(torch.linspace(-1, 1, 64).reshape(32, 2))
-    if finds:
-        find_learning_rate(trainer, data, max_lr=1e-3, steps=4)
+    # The ranks have other samples.
+    own = DataLoader(TensorDataset(data.tensors[0] * (1 + group.rank)), 32)
+    losses = [] if max_lr is None else find_learning_rate(trainer, own, max_lr=max_lr, steps=40).losses
     trainer.fit(data)
-    return [float(weight) for parameter in trainer.model.parameters() for weight in parameter.detach().flatten()]
+    weights = (float(weight) for parameter in trainer.model.parameters() for weight in parameter.detach().flatten())
+    return [losses, [*weights]]
 
 
 def memory(folder: Path, group: ProcessGroup) -> dict[str, int]:
@@ -418,7 +420,7 @@ def main(folder: Path) -> None:
     answers |= saves(folder, group)
     answers["layouts"] = layouts(folder, group)
     answers["default group"] = default_group(folder, group)
-    answers["frozen at first"] = [frozen_at_first(group, finds=finds) for finds in (False, True)]
+    answers["frozen at first"] = [frozen_at_first(group, max_lr) for max_lr in (None, 1e-3, 1e3)]
     answers["memory"] = memory(folder, group)
     answers["failed on a full disk"] = failures(folder, group)
     (folder / f"{group.rank}.json").write_text(json.dumps(answers))

@@ -72,7 +72,7 @@ def find_learning_rate(
         )
     rates: list[float] = []
     losses: list[float] = []
-    accumulated = trainer.loop.settings.grad_accum_steps
+    accumulated, group = trainer.loop.settings.grad_accum_steps, trainer.strategy.group
     # As the run begins: the rate is for what it trains then.
     with (
         _trial(trainer),
@@ -81,15 +81,17 @@ def find_learning_rate(
     ):
         # The strategy may train another module while parameters are frozen.
         trainer.step.bind(trainer)
-        groups = [group for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
-        largest = max(float(group["lr"]) for group in groups) or 1.0
-        ratios = [float(group["lr"]) / largest or 1.0 for group in groups]
+        settings = [settings for optimizer in trainer.optimizers.values() for settings in optimizer.param_groups]
+        largest = max(float(of_group["lr"]) for of_group in settings) or 1.0
+        ratios = [float(of_group["lr"]) / largest or 1.0 for of_group in settings]
         mean, smallest = 0.0, math.inf
         for number, batches_of_step in enumerate(_group(batches, accumulated)):
             rate = min_lr * (max_lr / min_lr) ** (number / (steps - 1))
-            for group, ratio in zip(groups, ratios, strict=True):
-                group["lr"] = rate * ratio
-            mean = _SMOOTHING * mean + (1 - _SMOOTHING) * float(_step(trainer, batches_of_step))
+            for of_group, ratio in zip(settings, ratios, strict=True):
+                of_group["lr"] = rate * ratio
+            # The mean over the ranks, so that all end the trial at the same step.
+            loss = float(group.sum(_step(trainer, batches_of_step).double().cpu())) / group.world_size
+            mean = _SMOOTHING * mean + (1 - _SMOOTHING) * loss
             # The mean starts at 0, which is a bias of the first steps.
             smoothed = mean / (1 - _SMOOTHING ** (number + 1))
             smallest = min(smallest, smoothed)
