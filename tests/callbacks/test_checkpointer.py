@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import Line, ListLogger, StopAt, StopInEvaluation, Unsized, loader, recorder, trainer
+from undecodable import make_undecodable
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import RunIdentity
@@ -184,7 +185,9 @@ def test_metrics_are_at_rest_before_the_checkpoint_that_promises_them(tmp_path: 
     assert sum(entry.endswith("at rest") for entry in book) == 3
 
 
-@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda file: os.truncate(file, 100)])
+@pytest.mark.parametrize(
+    "damage", [flip, Path.unlink, lambda file: os.truncate(file, 100), lambda file: make_undecodable(file.parent)]
+)
 def test_a_damaged_newest_checkpoint_is_set_aside_and_the_next_older_one_taken(
     tmp_path: Path, damage: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.storage import object_client
 from trainer_cli.checkpoint.storage.download import fetch
 from trainer_cli.checkpoint.storage.local import LocalStorage
-from trainer_cli.checkpoint.storage.object_client import ObjectClient
+from trainer_cli.checkpoint.storage.object_client import ObjectClient, explain_refusal
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
 from trainer_cli.checkpoint.storage.uploader import Uploader
 from trainer_cli.commands import ckpt_remove as ckpt_admin
@@ -358,6 +359,23 @@ def test_a_request_that_may_succeed_later_is_repeated(endpoint: str, url: str, f
     ):
         client.list()
     assert len(pauses) == 1
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        pytest.param(None, id="none"),
+        pytest.param({}, id="empty"),
+        pytest.param({"Error": None, "ResponseMetadata": None}, id="without an error"),
+        # As huggingface_hub and adlfs have it.
+        pytest.param(SimpleNamespace(status_code=503), id="an object"),
+    ],
+)
+def test_an_error_of_a_client_with_another_kind_of_response_is_no_refusal(response: Any) -> None:
+    error = OSError("busy")
+    error.__cause__ = cause = RuntimeError("busy")
+    cause.response = response  # type: ignore[attr-defined]
+    assert explain_refusal(error) is None
 
 
 def test_a_store_that_does_not_answer_is_one_message(tmp_path: Path) -> None:

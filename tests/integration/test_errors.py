@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -26,9 +25,9 @@ from command import (
     weights,
 )
 from printed import message
+from undecodable import make_undecodable
 
 from trainer_cli import make_sync_checkpointer
-from trainer_cli.core.manifest import FileEntry, Manifest, new_digest
 
 
 def assert_reported(result: Result, code: int, *parts: str) -> None:
@@ -281,18 +280,6 @@ def test_the_second_start_of_a_finished_run_imports_no_torch(base: Path) -> None
     assert "torch" not in imported
 
 
-def make_undecodable(checkpoint: Path) -> None:
-    """Replace the states by others that have the right digest, and cannot be loaded."""
-    content, file = b'{"no": "states"}', checkpoint / "manifest.json"
-    manifest = Manifest.parse(file.read_bytes())
-    algorithm = manifest.files["rank0.json"].algorithm
-    digest = new_digest(algorithm)
-    digest.update(content)
-    entry = FileEntry(len(content), f"{algorithm}:{digest.hexdigest()}")
-    (checkpoint / "rank0.json").write_bytes(content)
-    file.write_bytes(replace(manifest, files={**manifest.files, "rank0.json": entry}).to_bytes())
-
-
 @pytest.mark.parametrize(
     ("damage", "reopens", "resumes"),
     [
@@ -320,6 +307,17 @@ def test_a_damaged_final_checkpoint_is_noticed_by_the_next_start(
     assert again.code == 0, again.err
     assert ("resuming at step 10" in again.err) == resumes
     assert ("nothing to do" in again.out) != resumes
+
+
+def test_a_damaged_final_checkpoint_is_named_although_its_copy_is_intact(tmp_path: Path) -> None:
+    root = make_project(tmp_path)
+    command = ["fit", "experiment=mine", "name=one", "checkpoint.copy_to.folder=copies"]
+    assert train(*command, cwd=root).code == 0
+    flip_a_byte(root / "runs/one/checkpoints/step40/rank0.safetensors")
+    again = train(*command, cwd=root)
+    assert again.code == 0, again.err
+    assert "step40 is quarantined" in again.err
+    assert "runs/one is finished at step 40" in again.out
 
 
 @pytest.mark.parametrize(

@@ -196,3 +196,50 @@ def test_a_second_fit_of_a_trainer_keeps_all_records(
     trainer.loop = TrainingLoop(max_duration=20, log_interval=2)
     trainer.fit(Digits().train)
     assert [step for step, _ in LOGGERS[kind][1](tmp_path)] == [*range(2, 21, 2)]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"], indirect=True)
+def test_a_torn_line_of_another_training_spoils_no_record(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torn = b'{"step": 20, "ep' if kind == "jsonl" else b"step,epoch,time,metric,value\n20,1.0,17"
+    (tmp_path / "log").write_bytes(torn)
+    _make_trainer(kind, "checkpoints").fit(Digits().train)
+    first, _, rest = (tmp_path / "log").read_bytes().partition(torn + b"\n")
+    assert first == b""
+    assert rest.startswith(b'{"step": 2,' if kind == "jsonl" else b"2,")
+
+
+class _OwnLogger(Logger):
+    """Has no way to tell trainings apart."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def rewind(self, run_dir: Path, step: int) -> None:
+        self.calls.append((str(run_dir), step))
+
+    def log(self, record: Any) -> None:
+        self.calls.append(record.step)
+
+
+def test_a_logger_of_the_users_is_rewound_by_a_resume_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    logger = _OwnLogger()
+
+    def make(fails_at: int | None) -> Trainer:
+        return Trainer(
+            model=MLP,
+            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
+            loop=TrainingLoop(max_duration=10, log_interval=2),
+            checkpoint=CheckpointerCallback("checkpoints", save_interval=6),
+            callbacks=[] if fails_at is None else [_FailAt(fails_at)],
+            loggers=[logger],
+            seed=0,
+        )
+
+    with pytest.raises(_FailedError):
+        make(9).fit(Digits().train)
+    make(None).fit(Digits().train)
+    assert logger.calls == [2, 4, 6, 8, (".", 6), 8, 10]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -255,6 +257,26 @@ def test_a_chosen_run_that_vanished_is_said_to_be_gone(tmp_path: Path) -> None:
     finally:
         runs.close()
     assert dict(section["blocks"][0]["items"])["status"] == "unreadable: its directory is gone"
+
+
+def test_a_run_that_could_not_be_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "x", steps=20)
+    monkeypatch.setattr(serve_run, "_RETRY_S", 1e-6)
+    runs = ServedRuns(tmp_path)
+
+    def fail(_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(run.metrics_file))
+
+    try:
+        (number,) = map(int, runs.overview()["runs"])
+        with monkeypatch.context() as patch:
+            patch.setattr(serve_run.GrowingColumns, "read", fail)
+            assert "metrics.jsonl cannot be read: Input/output error" in strict_json(runs.page([number]))
+        page = strict_json(runs.page([number]))
+    finally:
+        runs.close()
+    assert "cannot be read" not in page
+    assert "train/loss" in page
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from trainer_cli.callbacks.save_budget import SaveBudget
 from trainer_cli.callbacks.state_saver import RunIdentity, StateSaver
-from trainer_cli.checkpoint.catalog import Check, Entry, catalog_of, newest_of_all
+from trainer_cli.checkpoint.catalog import Check, Entry, catalog_of, newest_of_all, verify_and_decode
 from trainer_cli.checkpoint.copies import reachable
 from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.group_verify import GroupVerifier
@@ -134,7 +135,8 @@ class CheckpointerCallback(Callback):
             CheckpointError: there are some, and none is intact.
         """
         group = self.checkpointer.group
-        check: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
+        digests: Check = verify if group.world_size == 1 else GroupVerifier(group).verify
+        check = partial(verify_and_decode, digests=digests)
         run_id = self.identity.run_id
         copies = [] if self.copier is None else [self.copier.retention.catalog]
         newest = newest_of_all(reachable(self.retention.catalog, copies, run_id), run_id, check=check)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from trainer_cli.runs.run_dir import RunDir
 _LOG_LINES = 200
 _LOG_LINES_READ = 1000
 """More than are shown, because messages of the level debug are hidden; not all, because a log may be long."""
+_RETRY_S = 10.0
+"""A run of which something cannot be read is read again so often."""
 
 
 class ServedRun:
@@ -111,8 +114,11 @@ class ServedRun:
             run.metrics_file, run.system_file, run.path / MEDIA_FILE, run.summary_file, run.config_file,
             run.history_file, run.checkpoints_folder, run.validation_folder / "validation.jsonl", run.log_file,
         )  # fmt: skip
+        # What could not be read may be readable by now, with the same identity.
+        has_problems = self._record is not None and bool(self._record.problems)
+        period = int(time.time() / _RETRY_S) if has_problems else 0
         # The lock tells a killed run from a running one: both have the same files.
-        return (*(identity_of(file) for file in files), run.is_locked())
+        return (*(identity_of(file) for file in files), run.is_locked(), period)
 
 
 def to_json(value: Any) -> str:

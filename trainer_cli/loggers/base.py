@@ -163,7 +163,9 @@ class Logger(CheckedArguments, ABC):
 
     def rewind_shared(self, step: int) -> None:
         """On a resume without a run directory, drop what this training has logged later than `step`. Its files may
-        hold records of other trainings, which stay as far as they can be told apart."""
+        hold records of other trainings, which stay where a logger can tell them apart; this default cannot."""
+        if step >= 0:
+            self.rewind(Path(), step)
 
     def state_dict(self) -> dict[str, Any]:
         """What a rewind to the present step can use, for a checkpoint; called after `flush`."""

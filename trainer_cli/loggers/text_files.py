@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -108,6 +109,10 @@ class FileLogger(Logger):
         size_bytes = path.stat().st_size
         # Without a run directory the file may hold records of other trainings, which a resume must not drop.
         if (self._end is None and size_bytes == 0) or (facts.run_dir is None and not self._is_whole()):
+            if size_bytes and _read_last_byte(path) != b"\n":
+                # The last line of a training that was killed: a record after it would be unreadable too.
+                self._file.append(b"\n")
+                size_bytes += 1
             self._end = LogEnd(Mark(size_bytes))
 
     def _append(self, content: bytes, step: int, metrics: Mapping[str, float]) -> None:
@@ -135,6 +140,12 @@ class FileLogger(Logger):
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+
+def _read_last_byte(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1)
 
 
 METRICS_FILE = "metrics.jsonl"

@@ -137,8 +137,9 @@ def start_existing(
         # Nothing is loaded where the run stays finished, so right digests suffice: to decode it torch is imported.
         choice = find(check=verify, quarantine=False)
         reason = _why_stays_finished(choice, summary, config)
-        # A choice of an earlier step left out later checkpoints, which are reported below.
-        if choice.entry is not None and reason is not None and choice.entry.step == summary.get("step"):
+        # Another choice left out later checkpoints, or the one of which it is a copy; these are reported below.
+        is_last = choice.entry is not None and choice.entry.step == summary.get("step")
+        if is_last and choice.entry is not None and reason is not None and choice.catalog is catalogs[0]:
             return Done(choice.entry.step, reason)
     choice = find(check=_check(meanwhile, group), quarantine=not read_only)
     finished = _why_stays_finished(choice, summary, config)

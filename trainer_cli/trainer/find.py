@@ -90,7 +90,7 @@ def find_learning_rate(
             for of_group, ratio in zip(settings, ratios, strict=True):
                 of_group["lr"] = rate * ratio
             # The mean over the ranks, so that all end the trial at the same step.
-            loss = float(group.sum(_step(trainer, batches_of_step).double().cpu())) / group.world_size
+            loss = float(group.sum(_step(trainer, batches_of_step).cpu().double())) / group.world_size
             mean = _SMOOTHING * mean + (1 - _SMOOTHING) * loss
             # The mean starts at 0, which is a bias of the first steps.
             smoothed = mean / (1 - _SMOOTHING ** (number + 1))

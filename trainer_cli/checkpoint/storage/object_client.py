@@ -344,9 +344,11 @@ def explain_refusal(error: Exception) -> tuple[str, str] | None:
     if isinstance(error, RecursionError):
         return "redirects each request", _CHECK_REGION
     # s3fs raises an OSError from the one of botocore, which has the reply.
-    reply = getattr(error.__cause__, "response", None) or {}
-    code = reply.get("Error", {}).get("Code", "")
-    status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    # Clients of other stores have a response of another kind, of which nothing is known.
+    response = getattr(error.__cause__, "response", None)
+    reply = response if isinstance(response, dict) else {}
+    code = (reply.get("Error") or {}).get("Code", "")
+    status = (reply.get("ResponseMetadata") or {}).get("HTTPStatusCode", 0)
     reason = getattr(error, "strerror", None) or str(error)
     if code in _OTHER_REGION:
         return f"expects another region: {reason}", _CHECK_REGION
