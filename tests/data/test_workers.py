@@ -600,7 +600,8 @@ def test_a_folder_of_temporary_files_that_was_cleaned_is_made_again(temporary: P
     """
     with start(body) as process:
         out, err = process.communicate(timeout=500)
-    assert (out, err) == ("[0, 1, 2, 3]\n", "")
+    # The first workers may have been about to send a batch through the removed folder, and print that they cannot.
+    assert out == "[0, 1, 2, 3]\n", err
 
 
 SIBLINGS = """

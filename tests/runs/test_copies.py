@@ -37,7 +37,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("trained")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        assert fit(composed("checkpoint.copy_to.every=2")) == 0
+        # In parts, each of which ends after its copy: a copy that has not begun gives way to the next.
+        stops = (["loop.hard_stop=2"], ["loop.hard_stop=4"], [])
+        assert [fit(composed("checkpoint.copy_to.every=2", *stop)) for stop in stops] == [0, 0, 0]
+        assert [entry.step for entry in catalog_of(place / "copies/mine").entries()] == [2, 4, 6]
     return place
 
 

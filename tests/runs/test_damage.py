@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,8 @@ CASES = [
 @contextmanager
 def damaged(file: str, damage: bytes | str | None) -> Iterator[Path]:
     """A folder with a run `good` and a killed run `bad`, one of whose files is damaged."""
-    with nobody() if damage == REFUSED else nullcontext(None) as folder, tempfile.TemporaryDirectory() as other:
-        root = Path(folder or other) / "runs"
+    with nobody() if damage == REFUSED else tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "runs"
         for name in ("good", "bad"):
             run = make_run(root / name, steps=20, status=None)
             validate(run.validation_folder, {"checkpoints/step20": (20, 0.5)})

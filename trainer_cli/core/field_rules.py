@@ -20,6 +20,7 @@ from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.patterns import why_no_pattern
 from trainer_cli.core.types import ConstructorSignature, converted, in_yaml, shown
 from trainer_cli.errors import Code, ConfigError
+from trainer_cli.terminal import format_count
 
 S = TypeVar("S")
 C = TypeVar("C", bound=type)
@@ -239,7 +240,9 @@ def check_length(key: str, folder: str) -> None:
     """Refuse a path with a name that no file system takes: the folders above it would be made first. A URL passes."""
     longest = max(len(name.encode(errors="surrogateescape")) for name in folder.split("/"))
     if longest > _LONGEST_NAME and "://" not in folder:
-        fault = f"{key} contains a name of {longest} bytes, but a file system takes at most {_LONGEST_NAME}"
+        fault = (
+            f"{key} contains a name of {format_count(longest, 'byte')}, but a file system takes at most {_LONGEST_NAME}"
+        )
         raise ConfigError(fault, location=key, hint="Choose a shorter name.")
 
 
