@@ -69,18 +69,24 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def _make_trainer(
-    kind: str, checkpoints: str, steps: int = 20, fails_at: int | None = None, logs: bool = True
+def _make(
+    loggers: list[Logger], checkpoints: str, steps: int = 20, fails_at: int | None = None, *callbacks: Callback
 ) -> Trainer:
     return Trainer(
         model=MLP,
         optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
         loop=TrainingLoop(max_duration=steps, log_interval=2),
         checkpoint=CheckpointerCallback(checkpoints, save_interval=6),
-        callbacks=[] if fails_at is None else [_FailAt(fails_at)],
-        loggers=[LOGGERS[kind][0]("log")] if logs else [],
+        callbacks=[*callbacks, *([] if fails_at is None else [_FailAt(fails_at)])],
+        loggers=loggers,
         seed=0,
     )
+
+
+def _make_trainer(
+    kind: str, checkpoints: str, steps: int = 20, fails_at: int | None = None, logs: bool = True
+) -> Trainer:
+    return _make([LOGGERS[kind][0]("log")] if logs else [], checkpoints, steps, fails_at)
 
 
 def _train(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *fails_at: int) -> list[tuple[int, float]]:
@@ -168,16 +174,7 @@ def test_images_of_another_training_stay(tmp_path: Path, monkeypatch: pytest.Mon
             trainer.log_image("noise", torch.zeros(4, 4))
 
     def make(checkpoints: str, steps: int, fails_at: int | None = None) -> Trainer:
-        trainer = Trainer(
-            model=MLP,
-            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
-            loop=TrainingLoop(max_duration=steps, log_interval=2),
-            checkpoint=CheckpointerCallback(checkpoints, save_interval=6),
-            callbacks=[Draw(), *([] if fails_at is None else [_FailAt(fails_at)])],
-            loggers=[MediaLogger()],
-            seed=0,
-        )
-        return trainer
+        return _make([MediaLogger()], checkpoints, steps, fails_at, Draw())
 
     with pytest.raises(_FailedError):
         make("checkpoints", 20, fails_at=9).fit(Digits().train)
@@ -228,18 +225,7 @@ def test_a_logger_of_the_users_is_rewound_by_a_resume_alone(tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     logger = _OwnLogger()
 
-    def make(fails_at: int | None) -> Trainer:
-        return Trainer(
-            model=MLP,
-            optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
-            loop=TrainingLoop(max_duration=10, log_interval=2),
-            checkpoint=CheckpointerCallback("checkpoints", save_interval=6),
-            callbacks=[] if fails_at is None else [_FailAt(fails_at)],
-            loggers=[logger],
-            seed=0,
-        )
-
     with pytest.raises(_FailedError):
-        make(9).fit(Digits().train)
-    make(None).fit(Digits().train)
+        _make([logger], "checkpoints", 10, fails_at=9).fit(Digits().train)
+    _make([logger], "checkpoints", 10).fit(Digits().train)
     assert logger.calls == [2, 4, 6, 8, (".", 6), 8, 10]
