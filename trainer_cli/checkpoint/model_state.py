@@ -239,32 +239,34 @@ def _reshaped_buffers(
     """Name -> (key in the model's state, module, name in it) of the persistent buffers that are None or have another
     shape than in a state."""
     found = {}
-    # A module that the model has twice has two names in its state, too.
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for leaf, buffer in module._buffers.items():
-            key = f"{prefix}.{leaf}" if prefix else leaf
-            name = clean_name(key)
-            value = saved.get(name)
-            if leaf in module._non_persistent_buffers_set or type(value) is not torch.Tensor:
-                continue
+    for key, module, leaf in _persistent_buffers(model):
+        name, buffer = clean_name(key), module._buffers[leaf]
+        value = saved.get(name)
+        if type(value) is not torch.Tensor:
+            continue
+        if buffer is None:
+            differs = name not in live
+        else:
             is_replaceable = type(buffer) is torch.Tensor and name in live and buffer.dtype == value.dtype
-            if (buffer is None and name not in live) or (is_replaceable and buffer.shape != value.shape):
-                found[name] = key, module, leaf
+            differs = is_replaceable and buffer.shape != value.shape
+        if differs:
+            found[name] = key, module, leaf
     return found
 
 
 def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Clean name, module and name in it of each persistent buffer, those that are None included."""
+    """Key in the model's state, module and name in it of each persistent buffer, those that are None included."""
+    # A module that the model has twice has two names in its state, too.
     for prefix, module in model.named_modules(remove_duplicate=False):
         for leaf in module._buffers:
             if leaf not in module._non_persistent_buffers_set:
-                yield clean_name(f"{prefix}.{leaf}" if prefix else leaf), module, leaf
+                yield f"{prefix}.{leaf}" if prefix else leaf, module, leaf
 
 
 def none_buffers(model: nn.Module) -> frozenset[str]:
     """Clean names of the persistent buffers that are None."""
     buffers = _persistent_buffers(unwrapped(model))
-    return frozenset(name for name, module, leaf in buffers if module._buffers[leaf] is None)
+    return frozenset(clean_name(key) for key, module, leaf in buffers if module._buffers[leaf] is None)
 
 
 def _created_since(
@@ -273,8 +275,8 @@ def _created_since(
     """Name -> (module, name in it) of the buffers that the model has created since a state was saved."""
     return {
         name: (module, leaf)
-        for name, module, leaf in _persistent_buffers(model)
-        if name in first_none and name not in saved and module._buffers[leaf] is not None
+        for key, module, leaf in _persistent_buffers(model)
+        if (name := clean_name(key)) in first_none and name not in saved and module._buffers[leaf] is not None
     }
 
 
