@@ -106,6 +106,26 @@ def test_a_misspelt_hook_is_refused_with_the_nearest(wrong: str, near: str) -> N
         Hooks({"mine": bad})
 
 
+@pytest.mark.parametrize(
+    ("hook", "method", "arguments"),
+    [
+        ("on_fit_start", lambda self, trainer, model: None, "self, trainer, train_loader, val_loaders, loop"),
+        ("on_train_batch_end", lambda self, trainer: None, "self, trainer, model, outputs, batch, batch_idx"),
+        ("on_after_evaluation", lambda self, trainer, metrics, more: None, "self, trainer, metrics"),
+        ("on_probe_start", lambda self: None, "self, trainer, model, val_loader, loop"),
+    ],
+)
+def test_a_hook_that_does_not_take_its_arguments_is_refused(hook: str, method: Any, arguments: str) -> None:
+    bad = type("Bad", (Callback,), {hook: method})()
+    with pytest.raises(UserError, match=rf"Bad\.{hook} does not take.*Write `def {hook}\({arguments}\)`"):
+        Hooks({"mine": bad}, families=("probe",))
+
+
+@pytest.mark.parametrize("method", [lambda self, *arguments: None, lambda self, trainer, metrics, more=1: None])
+def test_a_hook_may_take_more_than_its_arguments(method: Any) -> None:
+    Hooks({"mine": type("Good", (Callback,), {"on_after_evaluation": method})()})
+
+
 def test_teardowns_run_in_reverse_and_all_others_in_order() -> None:
     book: list[str] = []
     callbacks = {"a": recorder(book, "a."), "b": recorder(book, "b.")}

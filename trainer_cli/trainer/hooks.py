@@ -64,6 +64,7 @@ What a callback may read of the trainer, besides its public methods. It changes 
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -366,7 +367,7 @@ class Hooks:
         self._callbacks = dict(callbacks)
         own_families = (base for callback in callbacks.values() for base in callback.validation_hooks)
         self.families = {*families, *own_families}
-        self._family_names = {pattern.format(base) for base in self.families for pattern in _FAMILY}
+        self._family_names = _family_names(self.families)
         for name, callback in self._callbacks.items():
             self._refuse_misspelt(name, callback)
         self._hooks = {hook: self._bind(hook) for hook in {*VOCABULARY, *self._family_names}}
@@ -379,7 +380,7 @@ class Hooks:
         """Bind the hooks that `ValidationLoop(hook=base)` calls, too."""
         if base not in self.families:
             self.families.add(base)
-            names = {pattern.format(base) for pattern in _FAMILY}
+            names = _family_names([base])
             self._family_names |= names
             self._hooks |= {hook: self._bind(hook) for hook in names}
 
@@ -415,16 +416,30 @@ class Hooks:
             raise first
 
     def _bind(self, hook: str) -> Hook:
-        bound = [
-            _add_note(getattr(callback, hook), f"in {hook} of callback '{name}' ({type(callback).__name__})")
-            for name, callback in self._callbacks.items()
+        bound = []
+        for name, callback in self._callbacks.items():
             # A hook that is not overridden is not called at all, so that it costs nothing per step.
-            if getattr(type(callback), hook, None) is not getattr(Callback, hook, None)
-        ]
+            if getattr(type(callback), hook, None) is not getattr(Callback, hook, None):
+                self._check_signature(name, callback, hook)
+                note = f"in {hook} of callback '{name}' ({type(callback).__name__})"
+                bound.append(_add_note(getattr(callback, hook), note))
         # Reversed, like nested contexts; the end of a batch or step is no teardown.
         if _TEARDOWN.fullmatch(hook) and not _INNER.fullmatch(hook):
             bound.reverse()
         return tuple(bound)
+
+    def _check_signature(self, name: str, callback: Callback, hook: str) -> None:
+        """Refuse a hook that does not take its arguments: it would end the training where it is first called."""
+        declared = getattr(Callback, self._family_names.get(hook, hook))
+        arguments = [*inspect.signature(declared).parameters][1:]
+        try:
+            inspect.signature(getattr(callback, hook)).bind(*arguments)
+        except TypeError:
+            raise UserError(
+                f"{type(callback).__name__}.{hook} does not take the arguments of this hook",
+                where=f"callback '{name}'",
+                cure=f"Write `def {hook}({', '.join(['self', *arguments])})`.",
+            ) from None
 
     def _refuse_misspelt(self, name: str, callback: Callback) -> None:
         hooks = [*VOCABULARY, *sorted(self._family_names)]
@@ -440,6 +455,11 @@ class Hooks:
                     where=f"callback '{name}'",
                     cure=f"Did you mean '{near[0]}'?" if near else "The hooks are listed in trainer_cli.trainer.hooks.",
                 )
+
+
+def _family_names(bases: Iterable[str]) -> dict[str, str]:
+    """Hook of each family -> the hook of evaluations that takes the same arguments."""
+    return {pattern.format(base): pattern.format("validate") for base in bases for pattern in _FAMILY}
 
 
 @contextmanager
