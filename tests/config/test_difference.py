@@ -164,7 +164,7 @@ _BOUND = """
     sparsity loop.limit_train_batches precision.dtype precision.loss_scale precision.clip_norm precision.clip_value
     precision.min_loss_scale precision.max_loss_scale precision.init_scale precision.growth_interval
     parallel.mixed_precision
-    freeze compile.enabled compile.mode compile.dynamic compile.fullgraph compile.backend loop.microbatch
+    freeze eval_modules compile.enabled compile.mode compile.dynamic compile.fullgraph compile.backend loop.microbatch
     callbacks callbacks.ema callbacks.ema.decay names run_dirs loggerss loop checkpoint
 """
 FREE, BOUND = _FREE.split(), _BOUND.split()

@@ -254,7 +254,7 @@ KEYS: dict[str, Kind] = {
     "logging.level": choice("debug", "info", "warning", "error"),
     "logging.console": choice("auto", "rich", "plain", "off"),
     "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF, "notes": TEXT_OR_NULL, "tags": TEXTS_OF, "report": TRUTH,
-    "freeze": FREEZE, "compile.enabled": TRUTH, "compile.fullgraph": TRUTH, "compile.backend": TEXT,
+    "freeze": FREEZE, "eval_modules": TEXTS_OF, "compile.enabled": TRUTH, "compile.fullgraph": TRUTH, "compile.backend": TEXT,
     "compile.mode": choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "compile.dynamic": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
     "loop.microbatch": Kind(

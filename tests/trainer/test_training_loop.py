@@ -360,18 +360,6 @@ def test_parameters_of_a_group_added_in_the_middle_are_clipped_and_divided(
     assert rates == pytest.approx([0.0, 0.0], abs=1e-9), "the schedule ends for both"
 
 
-def test_parts_in_evaluation_mode_stay_in_it_and_a_model_as_a_whole_does_not() -> None:
-    seen: list[tuple[bool, bool]] = []
-    looks = on(on_train_batch_start=lambda trainer, model, *_: seen.append((model.training, model.body[1].training)))
-    for whole in (False, True):
-        seen.clear()
-        model = Noisy()
-        (model if whole else model.body[1]).eval()
-        trained = trainer(model, callbacks=[looks], settings={"eval_interval": 2, "log_interval": 1})
-        trained.fit(loader(), loader(3))
-        assert set(seen) == {(True, whole)}
-
-
 @pytest.mark.parametrize(("accum", "limit", "steps"), [(1, None, 10), (2, None, 6), (1, 2, 4)])
 def test_a_loader_without_length_ends_its_epochs_by_itself(accum: int, limit: int | None, steps: int) -> None:
     settings = {"eval_interval": "1ep", "grad_accum_steps": accum, "limit_train_batches": limit}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.module_modes import modes_kept
 
 if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
@@ -53,15 +54,10 @@ class ValidationCallback(Callback):
         if again or not (is_last or trainer.sanity_checking or self._count % self.every == 0):
             return
         self._made_at = trainer.progress.step
-        # Module by module: a frozen norm stays in evaluation mode.
-        modes = [(module, module.training) for module in trainer.model.modules()]
-        try:
-            with torch.no_grad(), trainer.name_scope(self.scope), trainer.strategy.evaluation(trainer.model):
-                trainer.model.eval()
-                trainer.log_metrics(self.evaluate(trainer) or {})
-        finally:
-            for module, training in modes:
-                module.training = training
+        model = trainer.model
+        with modes_kept(model), torch.no_grad(), trainer.name_scope(self.scope), trainer.strategy.evaluation(model):
+            model.eval()
+            trainer.log_metrics(self.evaluate(trainer) or {})
 
     def state_dict(self) -> dict[str, Any]:
         """How many evaluations there were."""

@@ -131,7 +131,7 @@ def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
 
 SECTIONS = (
     "seed", "ckpt", "model", "model_call", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups",
-    "freeze", "compile", "loop", "precision", "parallel", "callbacks",
+    "freeze", "eval_modules", "compile", "loop", "precision", "parallel", "callbacks",
 )  # fmt: skip
 """Sections that hold hyperparameters. Other keys, such as `checkpoint`, do not affect training."""
 

@@ -488,6 +488,9 @@ class TrainConfig:
     """Parameter-name globs, or `re:` and a regular expression: these are not trained. A mapping of them to durations,
     such as `{backbone.*: 3ep}`: not trained until these have passed; null: the whole run. Running statistics of
     matching norm layers are frozen, too."""
+    eval_modules: list[str] = checked(check_patterns, [])
+    """Module-name globs, or `re:` and a regular expression: these modules, with those inside them, stay in evaluation
+    mode while the model is trained, so that their dropout is off and the statistics of their norms do not change."""
     compile: CompileConfig = field(default_factory=CompileConfig)
     loop: LoopConfig = field(default_factory=LoopConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)

@@ -21,6 +21,7 @@ from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.metrics import leading_size, read_outputs, tensors_of
 from trainer_cli.trainer.microbatch import split_batch
 from trainer_cli.trainer.model_call import ForwardState, describe_batch, make_arguments
+from trainer_cli.trainer.module_modes import modes_kept
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -172,19 +173,16 @@ def losses_of_samples(trainer: Trainer, batch: Any) -> list[float]:
     if trainer.strategy.world_size > 1 and any(is_dtensor(parameter) for parameter in trainer.model.parameters()):
         raise UserError("--per-sample needs the whole model in each process", cure="Leave it out with parallel=fsdp.")
     model = unwrapped(trainer.model)
-    modes = [(module, module.training) for module in model.modules()]
     state, rng = ForwardState(model, parameters=True), capture_rng()
     losses: list[float] = []
     try:
-        model.eval()
-        with torch.no_grad():
+        with modes_kept(model), torch.no_grad():
+            model.eval()
             for sample, _ in split_batch(batch, leading_size(batch) or 1, 1):
                 args, kwargs = make_arguments(trainer.model_call, sample)
                 with trainer.precision.autocast(trainer.device) or nullcontext():
                     losses.append(float(read_outputs(model(*args, **kwargs))[0]))
     finally:
-        for module, training in modes:
-            module.training = training
         state.restore()
         restore_rng(rng)
     return losses

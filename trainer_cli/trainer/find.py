@@ -26,6 +26,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.metrics import read_outputs, sample_count, to_device
 from trainer_cli.trainer.model_call import ForwardState
+from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.setup import settings_of
 from trainer_cli.trainer.state import capture, load_all
 from trainer_cli.trainer.trainer import Trainer
@@ -203,7 +204,7 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     """Undo the steps inside the block: restore all that a checkpoint holds, and buffers. Callbacks are not called."""
     if not trainer.optimizers:
         raise UserError("this trainer has no optimizer, so it cannot train", cure="Give it an optimizer.")
-    rng, modes = trainer.loading.rng, [(module, module.training) for module in trainer.model.modules()]
+    rng = trainer.loading.rng
     # A copy, because the tensors of a state are the live ones.
     saved = copy.deepcopy(dict(capture(trainer, with_data=False)))
     # Including buffers that are not persistent, which a checkpoint does not hold, and those that a forward replaces.
@@ -211,7 +212,7 @@ def _trial(trainer: Trainer) -> Iterator[None]:
     settings = {name: settings_of(optimizer) for name, optimizer in trainer.optimizers.items()}
     try:
         # Callbacks would count, log or save steps that are undone.
-        with rng_kept(), trainer.hooks.silenced():
+        with rng_kept(), modes_kept(trainer.model), trainer.hooks.silenced():
             trainer.loading.restore_generators()
             trainer.train_mode()
             trainer.modes.train()
@@ -229,8 +230,6 @@ def _trial(trainer: Trainer) -> Iterator[None]:
         before_trial.restore()
         load_all(trainer, None, saved, WHOLE, (), Path("the state before the trial"))
         trainer.loading.keep_rng(rng)
-        for module, is_training in modes:
-            module.training = is_training
         trainer.step.bind(trainer)
 
 

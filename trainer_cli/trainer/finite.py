@@ -105,6 +105,7 @@ def roll_back(trainer: Trainer, train_loader: Any) -> None:
         loop.pending_eval_record = None
         train_loader.check_state(data)
         loop.pass_over(trainer, *position)
+        trainer.module_modes.repeat_changes()
         trainer.freezing.update(trainer)
         # After the loader, whose passing over may draw random numbers.
         trainer.loading.restore_rng()

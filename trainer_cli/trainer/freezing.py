@@ -89,6 +89,8 @@ class Freezing:
         scheduled = scheduled_patterns(patterns)
         always = [pattern for pattern in patterns or () if pattern not in scheduled]
         self._norms = freeze_parameters(model, always)
+        self._kept: set[nn.Module] = set()
+        """Norms that would be in training mode if they were not frozen."""
         self.is_permanent = bool(always)
         """Whether parameters are frozen for the whole run."""
         _unfreeze_earlier(model, scheduled)
@@ -155,9 +157,8 @@ class Freezing:
         parameters = _all_parameters(trainer.model)
         for name in self.scheduled:
             _set_frozen(parameters[name], frozen=name in frozen)
-        for rule in self._rules:
-            for norm in rule.norms:
-                norm.train(trainer.model.training)
+        for norm in self._kept:
+            norm.train()
         self.keep_norms(trainer.progress)
         for rule in self._rules:
             if rule in pending and not rule.names <= before:
@@ -198,7 +199,9 @@ class Freezing:
 
     def keep_norms(self, now: Progress) -> None:
         """Put norms into evaluation mode whose statistics are frozen: in training mode they would be updated."""
-        for norm in (*self._norms, *(norm for rule in self._pending(now) for norm in rule.norms)):
+        norms = (*self._norms, *(norm for rule in self._pending(now) for norm in rule.norms))
+        self._kept = {norm for norm in norms if norm.training}
+        for norm in self._kept:
             norm.eval()
 
     def _pending(self, now: Progress) -> Iterable[_Rule]:

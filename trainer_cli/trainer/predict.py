@@ -22,6 +22,7 @@ from trainer_cli.terminal import format_count
 from trainer_cli.trainer.evaluate import finalized, find_paths, load_checkpoint, training_kept
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metrics import sample_count, to_device
+from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.setup import loader_settings
 
 if TYPE_CHECKING:
@@ -101,20 +102,16 @@ def _predict_or_pad(trainer: Trainer, batch: Any, loader: Any, patterns: Sequenc
 def predicting(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[None]:
     """Put the model into evaluation mode, with the weights that evaluations see, such as an average of EMA."""
     rng = model_state.capture_rng()
-    modes = [(module, module.training) for module in trainer.model.modules()]
     if (kept := trainer.loading.kept_generators()) is not None:
         model_state.restore_rng(kept)
     try:
-        with trainer.modes.evaluating(), ExitStack() as stack, torch.no_grad():
+        with trainer.modes.evaluating(), modes_kept(trainer.model), ExitStack() as stack, torch.no_grad():
             trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
             trainer.model.eval()
             stack.enter_context(trainer.strategy.evaluation(trainer.model))
             trainer.step.bind_model(trainer)
             yield
     finally:
-        # Module by module: a module that the user put into evaluation mode stays in it.
-        for module, training in modes:
-            module.training = training
         model_state.restore_rng(rng)
 
 

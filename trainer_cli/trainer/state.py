@@ -120,6 +120,8 @@ def capture(trainer: Trainer, *, with_data: bool) -> Tree:
         state["microbatch"] = trainer.loop.microbatches.size
     if trainer.scaler is not None:
         state["scaler"] = trainer.scaler.state_dict()
+    if modes := trainer.module_modes.state_dict():
+        state["modes"] = modes
     if with_data:
         state["data"] = trainer.loop.data_state(trainer)
     return state
@@ -241,6 +243,7 @@ def load_all(
     if options.takes("progress"):
         fittings["progress"] = _fit_saved(state, "progress", partial(_fit_progress, trainer.progress))
         fittings["loop"] = _fit_saved(state, "loop", partial(_fit_loop, trainer))
+        fittings["modes"] = Fitting([], lambda: trainer.module_modes.load_state_dict(state.get("modes", {})))
         # Without them, as in old checkpoints, a resume reads the whole log files.
         fittings[LOG_MARKS] = Fitting([], partial(_load_marks, trainer, state))
     if options.takes("rng"):

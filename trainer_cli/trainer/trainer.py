@@ -35,6 +35,7 @@ from trainer_cli.trainer.loading import UNSET, Loading, Unset, sync_checkpointer
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.metric_logger import MetricLogger
 from trainer_cli.trainer.metrics import SampleCheck
+from trainer_cli.trainer.module_modes import ModuleModes
 from trainer_cli.trainer.optimizer_modes import OptimizerModes
 from trainer_cli.trainer.optimizers import make_optimizers
 from trainer_cli.trainer.precision import LossScaler, Precision
@@ -102,6 +103,9 @@ class Trainer:
         freeze: globs of parameter names, or `re:` and a regular expression: these parameters are not trained, and no
             optimizer has them. Norms whose running statistics match stay in evaluation mode. A mapping of them to
             durations, such as `{"backbone.*": "3ep"}`: frozen until these have passed.
+        eval_modules: globs of module names, or `re:` and a regular expression: these modules, with those inside them,
+            stay in evaluation mode while the model is trained. All others are put into training mode by `model.train()`
+            before the first step and after each evaluation.
         compile: arguments of torch.compile for the model's forward, such as `{"mode": "max-autotune"}`; None: it is
             not compiled.
         step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
@@ -141,6 +145,7 @@ class Trainer:
         schedulers: Any = None,
         model_call: str = ModelCall.batch,
         freeze: Patterns | None = None,
+        eval_modules: Sequence[str] = (),
         compile: Mapping[str, Any] | None = None,
         step: TrainStep | None = None,
         precision: Precision | None = None,
@@ -160,7 +165,8 @@ class Trainer:
         hparams: Mapping[str, bool | int | float | str] | None = None,
     ) -> None:
         values = {"name": name, "deterministic": deterministic, "model_call": model_call, "freeze": freeze}
-        checked = checked_values(TrainConfig, values if seed is None else {**values, "seed": seed})
+        values |= {"eval_modules": eval_modules} if seed is None else {"eval_modules": eval_modules, "seed": seed}
+        checked = checked_values(TrainConfig, values)
         self.model_call: ModelCall = checked["model_call"]
         self.seed: int | None = checked.get("seed")
         self.precision = setup.make_default("precision", precision, Precision)
@@ -168,8 +174,7 @@ class Trainer:
         self.loop = setup.make_default("loop", None if isinstance(loop, ValidationLoop) else loop, TrainingLoop)
         if isinstance(loop, ValidationLoop):
             self.loop.validation = loop
-        self.step = setup.make_default("step", step, TrainStep)
-        self.checkpoint = checkpoint
+        self.checkpoint, self.step = checkpoint, setup.make_default("step", step, TrainStep)
         self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop.evaluations)
         # Attributes rather than properties: the loop reads them at every event.
         self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
@@ -188,8 +193,7 @@ class Trainer:
         self.run_dir = None if run_dir is None else local_path(run_dir, "run_dir")
         self.name, self.config, self.hparams = name, config, setup.check_logged(config, hparams)
         self._model_source, self._scheduler_source, self._fitted_loop = model, schedulers, self.loop
-        self.progress, self.schedulers = Progress(), Schedulers()
-        self.sample_check = SampleCheck()
+        self.progress, self.schedulers, self.sample_check = Progress(), Schedulers(), SampleCheck()
         self.checkpointer = sync_checkpointer(group) if checkpoint is None else checkpoint.checkpointer
         if checked["deterministic"]:
             setup.use_deterministic_kernels()
@@ -197,14 +201,20 @@ class Trainer:
         setup.seed_everything(self.seed)
         # Before the model is made: a callback may change what it is made of.
         self.hooks.call("pre_setup", self)
-        self._make(optimizer, checked["freeze"], compile)
+        self._make(optimizer, checked["freeze"], checked["eval_modules"], compile)
         self.hooks.call("setup", self)
         self.hooks.call("post_setup", self)
         self._callback_set.keep_first_states(self.callbacks)
         self._callback_set.keep_first_state(self.step)
         self.loading.keep_generators()
 
-    def _make(self, optimizer: Any, freeze: Patterns | None, compile: Mapping[str, Any] | None) -> None:
+    def _make(
+        self,
+        optimizer: Any,
+        freeze: Patterns | None,
+        eval_modules: Sequence[str],
+        compile: Mapping[str, Any] | None,
+    ) -> None:
         """Make the model and the optimizers over its parameters."""
         # Again: a callback may have drawn numbers in `pre_setup`, and `_reset` must make the same model.
         setup.seed_everything(self.seed)
@@ -212,6 +222,7 @@ class Trainer:
         self.first_none = model_state.none_buffers(model)
         """The buffers that the model creates later."""
         self.freezing = Freezing(model, freeze)
+        self.module_modes = ModuleModes(model, eval_modules)
         self.model: nn.Module = self.strategy.place(model, self.device)
         setup.compile_model(self.model, compile)
         # After `place`: a strategy may replace parameters by shards of them.
@@ -511,8 +522,9 @@ class Trainer:
         return self.loading.resumed
 
     def train_mode(self) -> None:
-        """Put the model into train mode, except for frozen norms."""
+        """Put the model into training mode, except for `eval_modules` and frozen norms."""
         self.model.train()
+        self.module_modes.keep_evaluating()
         self.freezing.keep_norms(self.progress)
 
     def set_evaluating(self, loop: ValidationLoop) -> None:
@@ -576,4 +588,5 @@ class Trainer:
         load_first_state(self.step)
         self.recording.reset()
         self.loop.reset()
+        self.module_modes.load_state_dict({})
         self.loading.clear()

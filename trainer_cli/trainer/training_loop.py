@@ -242,11 +242,9 @@ class TrainingLoop(Lengths):
         stop = due = None
         with ExitStack() as stack:
             try:
-                trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
-                if not trainer.model.training:
-                    # Only then: a module that the user put into evaluation mode stays in it.
-                    trainer.train_mode()
-                trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
+                with trainer.module_modes.beginning(trainer):
+                    trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
+                    trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
                     event = self._next_event(trainer)
                     try:
@@ -283,8 +281,10 @@ class TrainingLoop(Lengths):
                 with second_to(error):
                     trainer.hooks.call_all("on_train_exception", trainer, error)
                 raise
+            # Before hooks that a longer training does not call here.
+            trainer.module_modes.end(continues=due is None or not _has_work(trainer, due.regular))
             trainer.hooks.call_all("on_train_end", trainer, trainer.model, self, loop_idx)
-        if due is not None and (due.loaders or (due.callbacks and trainer.hooks["run_validation"])):
+        if due is not None and _has_work(trainer, due):
             stops_early = stop is not None and not stop.finished
             if stops_early or not evaluate(trainer, due, is_last=done):
                 return self._stop_before_eval(trainer, at_end=done)
@@ -486,6 +486,11 @@ def _after_step(trainer: Trainer) -> Progress | None:
     if idx < 0:
         return None
     return progress if progress.step > idx else replace(progress, step=idx + 1)
+
+
+def _has_work(trainer: Trainer, due: Due) -> bool:
+    """Whether an evaluation that is due has loaders, or callbacks that evaluate."""
+    return bool(due.loaders or (due.callbacks and trainer.hooks["run_validation"]))
 
 
 def _due(interval: Interval | None, now: Progress) -> bool:

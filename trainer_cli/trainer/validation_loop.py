@@ -29,6 +29,7 @@ from trainer_cli.trainer.metrics import (
     scalars,
     to_device,
 )
+from trainer_cli.trainer.module_modes import modes_kept
 from trainer_cli.trainer.prefetch import close_at_the_end
 
 if TYPE_CHECKING:
@@ -154,6 +155,11 @@ class Due:
     by_interval: Due | None = None
     """What of it is due by an interval, if it is made because the run ends; None: all of it."""
 
+    @property
+    def regular(self) -> Due:
+        """What of it a longer training evaluates here, too."""
+        return self if self.by_interval is None else self.by_interval
+
     def counts(self, metric: str) -> bool:
         """Whether schedules and patience count a metric of it: a longer training has no evaluation at this end."""
         if self.by_interval is None:
@@ -200,19 +206,13 @@ class ValidationLoop:
             UserError: the loader gave no batch.
         """
         hooks, model, base = trainer.hooks, trainer.model, self.hook
-        modes = [(module, module.training) for module in model.modules()]
-        try:
-            with ExitStack() as stack, torch.no_grad():
-                hooks.call("on_enter_validate", trainer, stack, loader, self)
-                model.eval()
-                stack.enter_context(trainer.strategy.evaluation(model))
-                hooks.call(f"on_{base}_start", trainer, model, loader, self)
-                self.metrics = self._means(trainer, model, loader, name)
-                hooks.call_all(f"on_{base}_end", trainer, model, self)
-        finally:
-            # Module by module: a module that the user put into evaluation mode stays in it.
-            for module, training in modes:
-                module.training = training
+        with modes_kept(model), ExitStack() as stack, torch.no_grad():
+            hooks.call("on_enter_validate", trainer, stack, loader, self)
+            model.eval()
+            stack.enter_context(trainer.strategy.evaluation(model))
+            hooks.call(f"on_{base}_start", trainer, model, loader, self)
+            self.metrics = self._means(trainer, model, loader, name)
+            hooks.call_all(f"on_{base}_end", trainer, model, self)
         return self.metrics
 
     def _compute_returned(self, metrics: Mapping[str, Any], group: ProcessGroup) -> dict[str, float]:
