@@ -280,6 +280,20 @@ class OwnStep(TrainStep):
         return loss
 
 
+class SeveralLosses(TrainStep):
+    """Calls `backward` for two losses of a batch; with `apart` for the second without a forward of its own."""
+
+    def __init__(self, *, apart: bool = False) -> None:
+        self.apart = apart
+
+    def train_batch(self, batch: Any) -> Any:
+        outputs = self.forward(batch)
+        self.backward(outputs["loss"], retain_graph=True)
+        again = outputs if self.apart else self.forward(batch)
+        self.backward(again["loss"] * 0.5)
+        return outputs
+
+
 class Uneven(torch.nn.Module):
     """A linear model whose batches weigh as much as their labels: no two ranks have the same."""
 

@@ -43,21 +43,25 @@ WEIGHTED = [
     "experiment=digits_mlp", "model=null", "model={_target_: fits.Uneven}", "optimizer=sgd", "scheduler=null",
     "optimizer.lr=0.1", "loop.max_duration=5000tok", "loop.eval_interval=20", *SHORT,
 ]  # fmt: skip
+LOSSES = [*WEIGHTED, "step={_target_: fits.SeveralLosses}", "data.global_batch_size=16"]
 ONE = {
     "digits": [*DIGITS, "data.batch_size=32"],
     "gpt": [*GPT, "data.batch_size=8"],
     "weighted": [*WEIGHTED, "data.batch_size=16"],
+    "losses": [*LOSSES, "data.batch_size=8"],
 }
 TWO = {
     "digits": [*DIGITS, f"data.batch_size={32 // RANKS}"],
     "gpt": [*GPT, f"data.batch_size={4 // RANKS}", "data.global_batch_size=8"],
     "weighted": [*WEIGHTED, f"data.batch_size={16 // RANKS}"],
+    "losses": [*LOSSES, f"data.batch_size={8 // RANKS}"],
 }
 FSDP = ["parallel=fsdp", "checkpoint.enabled=false"]
 SHARDED = {
     "digits": [*TWO["digits"], *FSDP, "parallel.wrap_min_parameters=1000", f"parallel.shard_size={RANKS // 2}"],
     "gpt": [*TWO["gpt"], *FSDP, "parallel.activation_checkpointing=true", "parallel.wrap=[Block]"],
     "weighted": [*TWO["weighted"], *FSDP, "parallel.cpu_offload=true"],
+    "losses": [*TWO["losses"], *FSDP],
 }
 TENSOR = ["parallel=fsdp", "parallel.tensor_size=2"]
 DATA = RANKS // 2
@@ -94,6 +98,10 @@ STOPS = [
 OWN_STEP = (
     "UserError: OwnStep calls the model itself, so the gradients of the processes are not averaged. "
     "Call self.forward(batch) in train_batch."
+)
+APART = (
+    "UserError: SeveralLosses adds a loss after the gradients of the processes were averaged. "
+    "Call self.forward(batch) before each self.backward(loss), or add the losses."
 )
 NO_GRADIENT = (
     "UserError: parameters (spare) got no gradient, so the gradients of the processes were not averaged "
@@ -143,6 +151,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         *[[*job, f"run_dir=parts/{kind}"] for kind, job in PARTS.items()],
         *[[*job, f"run_dir=cuts/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
         [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
+        [*TWO["weighted"], "parallel=ddp", "step={_target_: fits.SeveralLosses, apart: true}", "run_dir=apart_step"],
         [*spare, "run_dir=spare/refused"],
         [*spare, "parallel.find_unused_parameters=true", "run_dir=spare/found"],
         [*AUTO, "run_dir=auto"],
@@ -170,7 +179,7 @@ def test_each_run_ends_the_same_on_all_ranks(fits: Fits) -> None:
     )
     others = {
         "divided/cut": "75", "cut": "75", "thawed/cut": "75", "divided/stream": OWN_SAMPLES, "own_step": OWN_STEP,
-        "unseen": unseen, "spare/refused": NO_GRADIENT,
+        "apart_step": APART, "unseen": unseen, "spare/refused": NO_GRADIENT,
     }  # fmt: skip
     for ends in fits.ends:
         no_plan = ends["divided/weighted"]
@@ -190,9 +199,10 @@ def test_two_ranks_have_the_losses_of_one_process(runs: Path, name: str, how: st
     assert counts[0] == counts[1]
 
 
-def test_a_step_whose_gradients_are_not_averaged_is_refused(runs: Path) -> None:
-    summary = json.loads((runs / "own_step" / "summary.json").read_text())
-    assert (summary["status"], summary["reason"]) == ("failed", OWN_STEP)
+@pytest.mark.parametrize(("run", "reason"), [("own_step", OWN_STEP), ("apart_step", APART)])
+def test_a_step_whose_gradients_are_not_averaged_is_refused(runs: Path, run: str, reason: str) -> None:
+    summary = json.loads((runs / run / "summary.json").read_text())
+    assert (summary["status"], summary["reason"]) == ("failed", reason)
 
 
 def test_parameters_without_a_gradient_are_refused_before_a_step_is_made_of_gradients_of_one_rank(runs: Path) -> None:

@@ -100,6 +100,88 @@ def test_a_closure_returns_first_the_loss_that_the_step_was_trained_on(accumulat
     assert [first for first, _ in make.losses] == pytest.approx([second for _, second in make.losses])
 
 
+class Sharp(torch.optim.Optimizer):
+    """Sharpness-aware SGD (Foret et al.): its order of moves and calls of the closure is `plan`."""
+
+    plan = ""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.losses: list[float] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        parameters = [parameter for parameter in self.param_groups[0]["params"] if parameter.grad is not None]
+        moves: list[Any] = []
+        for act in self.plan.split():
+            if act == "call":
+                self.losses.append(float(torch.enable_grad()(closure)()))
+            elif act == "clear":
+                self.zero_grad()
+            elif act == "zero":
+                self.zero_grad(set_to_none=False)
+            elif act == "back":
+                for parameter, move in zip(parameters, moves, strict=True):
+                    parameter.data.sub_(move)
+            else:
+                moves = [0.3 * parameter.grad for parameter in parameters if parameter.grad is not None]
+                for parameter, move in zip(parameters, moves, strict=True):
+                    # The first changes a version of the parameter that torch counts, the second does not.
+                    (parameter if act == "move" else parameter.data).add_(move)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad, alpha=0.1)
+
+
+PLANS = ("move clear call back", "data clear call back", "move call back", "data call back", "clear call",
+         "call move clear call back", "zero call", "call call", "call data call back call", "move call move call",
+         )  # fmt: skip
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_closure_computes_the_gradients_of_the_present_weights_in_any_order_of_calls(
+    plan: str, accumulated: int
+) -> None:
+    kind = type("Planned", (Sharp,), {"plan": plan})
+    made = trainer(
+        optimizer=lambda model: kind(model.parameters()),
+        settings={"max_duration": 4, "grad_accum_steps": accumulated},
+    )
+    model = Line()
+    model.load_state_dict(made.model.state_dict())
+    optimizer = kind(model.parameters())
+    made.fit(loader(8, 8 // accumulated, noise=0, shuffle=False))
+    (batch,) = loader(8, 8, noise=0, shuffle=False).iterate(0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(batch)["loss"]
+        loss.backward()
+        return loss
+
+    for _ in range(4):
+        closure()
+        optimizer.step(closure)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(made.model.get_parameter(name), parameter)
+    assert made.optimizer.losses == pytest.approx(optimizer.losses)
+
+
+def test_a_closure_that_an_optimizer_needs_but_does_not_require_is_named() -> None:
+    class Optional(SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            assert closure is not None, "sharpness-aware minimization requires a closure"
+
+    class Required(Optional):
+        def step(self, closure: Any) -> None:  # type: ignore[override]
+            super().step(closure)
+
+    with pytest.raises(UserError, match=r"Optional.step needs a closure.*`def step\(self, closure\)"):
+        trainer(optimizer=lambda model: Optional(model.parameters())).fit(loader())
+    trainer(optimizer=lambda model: Required(model.parameters())).fit(loader())
+
+
 @pytest.mark.parametrize(
     ("more", "reason"),
     [

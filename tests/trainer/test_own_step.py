@@ -140,6 +140,105 @@ def test_each_loss_changes_its_own_parameters_as_by_hand(accum: int, clip: float
     torch.testing.assert_close(made.model.state_dict(), _by_hand(accum, clip).state_dict(), **tolerance)
 
 
+class Several(TrainStep):
+    """Calls `backward` for each of some losses of the same batch."""
+
+    def __init__(self, parts: int, name: str | None, *, shares_graph: bool) -> None:
+        self.parts, self.name, self.shares_graph = parts, name, shares_graph
+
+    def train_batch(self, batch: Any) -> Any:
+        losses = [*_losses(self, batch), self.model.one.weight.square().sum()][: self.parts]  # type: ignore[union-attr]
+        for index, loss in enumerate(losses):
+            again = loss if self.shares_graph else [*_losses(self, batch), loss][index]
+            self.backward(again, self.name, retain_graph=self.shares_graph)
+        return sum(losses).detach()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+@pytest.mark.parametrize("shares_graph", [False, True])
+@pytest.mark.parametrize("name", [None, "only"])
+@pytest.mark.parametrize(("size", "accum"), [(16, 1), (8, 2), (4, 4)])
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_several_losses_of_a_batch_add_up_as_in_a_loop_by_hand(
+    parts: int, size: int, accum: int, name: str | None, shares_graph: bool, dtype: str
+) -> None:
+    made = trainer(
+        Two, optimizer={"only": lambda model: SGD(model.parameters(), lr=0.1)},
+        step=Several(parts, name, shares_graph=shares_graph), precision=Precision(dtype),
+        settings={"max_duration": 3, "grad_accum_steps": accum},
+    )  # fmt: skip
+    by_hand = Two()
+    by_hand.load_state_dict(made.model.state_dict())
+    optimizer = SGD(by_hand.parameters(), lr=0.1)
+    made.fit(loader(48, size, noise=0, shuffle=False))
+    for batch in loader(48, 16, noise=0, shuffle=False).iterate(0):
+        for loss in [*by_hand.losses(batch), by_hand.one.weight.square().sum()][:parts]:
+            torch.autograd.backward(loss, retain_graph=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    tolerance = {"rtol": 1e-5, "atol": 1e-6} if dtype == "fp32" else {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(made.model.state_dict(), by_hand.state_dict(), **tolerance)
+
+
+class Masked(nn.Module):
+    """A mean over the known values of a batch, which weighs as much as there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        x, known = batch
+        weight = known.sum()
+        return {"loss": ((self.w * x - 1).square() * known).sum() / weight.clamp(min=1), "weight": weight}
+
+
+class OwnWeight(TrainStep):
+    """How a step of a user's own says the weight of a batch: by the model, by `backward`, by what it returns."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def train_batch(self, batch: Any) -> Any:
+        outputs = (self.model if "itself" in self.how else self.forward)(batch)
+        weight = outputs["weight"]
+        if "mapped" in self.how:
+            outputs = {"loss": outputs["loss"]}
+        given = {"passed": weight, "zero": 0, "other": weight + 1}
+        for kind in self.how.split(" and "):
+            self.backward(outputs["loss"], weight=given.get(kind.split()[0]), retain_graph=True)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("how", "factor"),
+    [("forward", 1), ("passed", 1), ("passed mapped", 1), ("passed and passed", 2), ("zero and passed", 1),
+     ("passed and zero", 1), ("passed itself", 1), ("returned itself", None), ("passed and other", None)],
+)  # fmt: skip
+def test_the_weight_of_a_batch_weighs_gradients_and_means_or_is_refused(how: str, factor: int | None) -> None:
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(x, torch.arange(6) < torch.tensor([1, 6, 2, 5, 0, 6, 3, 4])[:, None])
+    ends = []
+    for size, accum in ((8, 1), (2, 4), (1, 8)):
+        made = trainer(
+            Masked, step=OwnWeight(how), settings={"max_duration": 1, "grad_accum_steps": accum, "log_interval": 1}
+        )
+        if accum > 1 and factor is None:
+            said = "weighted by the number of samples" if how == "returned itself" else "one batch have the weights"
+            with pytest.raises(UserError, match=said):
+                made.fit(torch.utils.data.DataLoader(data, batch_size=size))
+            continue
+        result = made.fit(torch.utils.data.DataLoader(data, batch_size=size))
+        ends.append([made.model.w.item(), result.metrics["train/loss"]])
+    model = Masked()
+    loss = model(data[:])["loss"]
+    loss.backward()
+    if factor is not None:
+        assert ends[0][0] == pytest.approx(1 - 0.1 * factor * model.w.grad.item(), rel=1e-5)
+        assert [loss for _, loss in ends] == pytest.approx([loss.item()] * 3, rel=1e-5)
+    assert ends == [pytest.approx(ends[0], rel=1e-5)] * len(ends)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_optimizers_may_be_stepped_in_turn(dtype: str) -> None:
     logger = ListLogger()

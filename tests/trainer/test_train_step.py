@@ -16,7 +16,14 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer_cli.errors import UserError
-from trainer_cli.trainer.metrics import WeightedMeans, batch_weight, read_outputs, sample_count, tensors_of, to_device
+from trainer_cli.trainer.metrics import (
+    WeightedMeans,
+    read_outputs,
+    returned_weight,
+    sample_count,
+    tensors_of,
+    to_device,
+)
 from trainer_cli.trainer.precision import Precision
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -155,12 +162,16 @@ def test_other_outputs_are_refused(outputs: Any, said: str) -> None:
         read_outputs(outputs)
 
 
-def test_the_weight_of_a_batch_is_the_outputs_own_or_its_size() -> None:
-    assert batch_weight({}, 4) == 4
-    assert batch_weight({"weight": 2.5}, 4) == 2.5
-    weight = batch_weight({"weight": torch.tensor([3.0], requires_grad=True)}, 4)
-    assert isinstance(weight, torch.Tensor)
+@pytest.mark.parametrize("paired", [False, True])
+def test_the_weight_of_a_batch_is_a_number_or_a_scalar_that_needs_no_gradient(paired: bool) -> None:
+    def read(outputs: Any) -> Any:
+        return returned_weight((ONE, outputs) if paired else outputs)
+
+    assert (read({}), read(ONE), read([ONE])) == (None, None, None)
+    assert read({"weight": 2.5}) == 2.5
+    weight = read({"weight": torch.tensor([3.0], requires_grad=True)})
     assert (weight.shape, weight.requires_grad) == (torch.Size(()), False)
+    assert read({"weight": ONE.bfloat16()}).dtype == torch.float32
 
 
 def test_means_are_weighted_and_know_which_batches_had_a_metric() -> None:

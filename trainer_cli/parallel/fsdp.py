@@ -231,6 +231,9 @@ class FSDP:
         assert isinstance(model, FSDPModule)
         model.set_requires_gradient_sync(on)
 
+    def has_averaged(self) -> bool:
+        return True
+
     def check_averaged(self, model: nn.Module) -> None:
         """Each block averages the gradients that it has."""
 

@@ -41,6 +41,9 @@ class Strategy(Protocol):
         """Set whether the next forward and backward averages gradients over the processes. Off, gradients only
         accumulate on each."""
 
+    def has_averaged(self) -> bool:
+        """Whether no average of gradients is pending: all of the last forward are averaged, or none were to be."""
+
     def check_averaged(self, model: nn.Module) -> None:
         """Check, after the last backward of a step, that gradients were averaged over the processes.
 
@@ -73,6 +76,9 @@ class Single:
 
     def sync_gradients(self, model: nn.Module, on: bool) -> None:
         """Nothing to average."""
+
+    def has_averaged(self) -> bool:
+        return True
 
     def check_averaged(self, model: nn.Module) -> None:
         """Nothing to average."""
@@ -149,25 +155,36 @@ class DDP:
             # The attribute that its no_sync() sets. The forward reads it too, so it is set before the forward.
             self._wrapped.require_backward_grad_sync = on
 
-    def check_averaged(self, model: nn.Module) -> None:
-        if self._wrapped is None:
-            return
-        reducer: Any = self._wrapped.reducer
+    def has_averaged(self) -> bool:
+        return self._pending_average() is None
+
+    def _pending_average(self) -> RuntimeError | None:
+        """The error with which torch would refuse another forward, because some parameters lack a gradient."""
+        reducer: Any = None if self._wrapped is None else self._wrapped.reducer
         try:
-            # Torch checks this in `_rebuild_buckets` of the next forward: too late, after the optimizer's step.
-            reducer._check_reducer_finalized()
+            if reducer is not None:
+                reducer._check_reducer_finalized()
         except RuntimeError as error:
-            parameters = model.named_parameters()
-            unused = [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
-            names = f" ({', '.join(unused[:3])}{', …' if len(unused) > 3 else ''})" if unused else ""
-            cure = "Set it to true, or freeze parameters that get none."
-            if self._find_unused:
-                cure = "Return tensors, or mappings or lists of them, from forward; name no optimizer in self.backward."
-            raise UserError(
-                f"parameters{names} got no gradient, so the gradients of the processes were not averaged",
-                where="parallel.find_unused_parameters",
-                cure=cure,
-            ) from error
+            return error
+        return None
+
+    def check_averaged(self, model: nn.Module) -> None:
+        # Torch checks this in `_rebuild_buckets` of the next forward: too late, after the optimizer's step.
+        if (error := self._pending_average()) is None:
+            return
+        parameters = model.named_parameters()
+        unused = [name for name, parameter in parameters if parameter.requires_grad and parameter.grad is None]
+        names = f" ({', '.join(unused[:3])}{', …' if len(unused) > 3 else ''})" if unused else ""
+        cure = "Set it to true, or freeze parameters that get none."
+        if not unused:
+            cure = "The loss of each self.backward must depend on all of them: add the losses, and call it once."
+        elif self._find_unused:
+            cure = "Return tensors, or mappings or lists of them, from forward; name no optimizer in self.backward."
+        raise UserError(
+            f"parameters{names} got no gradient, so the gradients of the processes were not averaged",
+            where="parallel.find_unused_parameters",
+            cure=cure,
+        ) from error
 
     @contextmanager
     def evaluation(self, model: nn.Module) -> Iterator[None]:

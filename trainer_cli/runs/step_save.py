@@ -15,7 +15,7 @@ from trainer_cli.checkpoint.model_state import unwrapped
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.hooks import Callback
-from trainer_cli.trainer.metrics import batch_weight, leading_size, read_outputs
+from trainer_cli.trainer.metrics import leading_size, read_outputs
 from trainer_cli.trainer.train_step import TrainStep
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class StepSaver(Callback):
         if not self._batches or trainer.step.step_idx + 1 != self._step:
             return
         loss, named = read_outputs(outputs)
-        weight = batch_weight(named, trainer.step.batch_size) if named else trainer.step.batch_size
+        weight = trainer.step.weigh(named)
         self._batches[-1] |= {"loss": float(loss.detach()), "weight": float(weight)}
         if trainer.progress.step != self._step:
             return

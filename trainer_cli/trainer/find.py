@@ -273,7 +273,7 @@ def _step(trainer: Trainer, batches: Iterable[tuple[Any, int | None]]) -> torch.
     step = trainer.step
     losses = []
     for batch, samples in batches:
-        step.batch_size = sample_count(batch, samples)
+        step.begin_batch(sample_count(batch, samples))
         if step.evaluates_again:
             step.batches.append((batch, step.batch_size))
         loss, _ = read_outputs(step.train_batch(batch))

@@ -197,9 +197,11 @@ def _rows(value: Any) -> int | None:
     return leading_size(value) if isinstance(value, Tensor | PackedSequence) else None
 
 
-def batch_weight(outputs: Mapping[str, Any], size: int) -> Number | Tensor:
-    """The weight of a batch in means and gradients: `weight` of the outputs, else its number of samples."""
-    weight: Number | Tensor = outputs.get("weight", size)
+def returned_weight(outputs: Any) -> Number | Tensor | None:
+    """The `weight` in outputs of a model, or in those of a pair `(loss, outputs)`; None without one."""
+    if type(outputs) is tuple and len(outputs) == 2:
+        outputs = outputs[1]
+    weight: Number | Tensor | None = outputs.get("weight") if isinstance(outputs, Mapping) else None
     if not isinstance(weight, Tensor):
         return weight
     # A sum of weights in 16 bits would be wrong by whole samples.

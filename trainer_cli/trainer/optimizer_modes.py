@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer_cli.errors import UserError
+
 
 class OptimizerModes:
     """Call `train()` and `eval()` of the optimizers that have both, as schedule-free ones do.
@@ -91,3 +93,19 @@ def needs_closure(optimizer: Optimizer) -> bool:
     except (ValueError, TypeError):
         return False
     return closure is not None and closure.default is closure.empty
+
+
+def explain_missing_closure(optimizer: Optimizer, error: Exception) -> Exception:
+    """Explain an error of a step that needs its optional `closure`, as that of many sharpness-aware optimizers does.
+
+    Returns a UserError, or the error itself if it is another one.
+    """
+    name = type(optimizer).__name__
+    is_optional = "closure" in inspect.signature(type(optimizer).step).parameters
+    if not is_optional or "closure" not in f"{type(error).__name__} {error}".lower():
+        return error
+    return UserError(
+        f"{name}.step needs a closure, but its signature has a default for it",
+        where="optimizer",
+        cure=f"Use a subclass of {name} with `def step(self, closure): return super().step(closure)`.",
+    )

@@ -429,9 +429,37 @@ class OptimizerEntry:
         self.needs_closure = needs_closure(optimizer)
         self.pending = False
         """Whether gradients have been added since its last step."""
-        self.weight: Number | Tensor = 0
-        """Sum of the weights of these gradients, in units of the first."""
+        self.weight: Number | Tensor
+        """Sum of the weights of the batches of these gradients, in units of the first."""
+        self.reset_weight()
         self.list_parameters()
+
+    def reset_weight(self) -> None:
+        """Start the sum of weights anew."""
+        self.weight = 0
+        self._batch: int = -1
+        self._batch_weight: Number | Tensor = 0
+
+    def count(self, weight: Number | Tensor, relative_weight: Number | Tensor, batch: int) -> None:
+        """Count the weight of a batch: once, however many losses of it are added.
+
+        Args:
+            relative_weight: the weight in units of the first.
+            batch: number of the batch.
+
+        Raises:
+            UserError: a loss of the same batch had another weight.
+        """
+        # Here the host may wait for a weight on a device: only for a further loss of the same batch.
+        if batch != self._batch or (self._batch_weight is not weight and bool(self._batch_weight == 0)):
+            self._batch, self._batch_weight = batch, weight
+            self.weight = self.weight + relative_weight
+        elif self._batch_weight is not weight and bool(weight != 0) and bool(weight != self._batch_weight):
+            raise UserError(
+                f"two losses of one batch have the weights {float(self._batch_weight):g} and {float(weight):g}, and an "
+                "accumulated gradient has one for a batch",
+                cure="Multiply the losses by factors of their own, and give all the same weight.",
+            )
 
     def list_parameters(self) -> None:
         """List the optimizer's parameters. Only their gradients are divided and clipped."""

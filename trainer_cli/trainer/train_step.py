@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,11 @@ from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.torch_compat import foreach_div_, local
-from trainer_cli.trainer.metrics import Number, batch_weight, is_known_zero, read_outputs
+from trainer_cli.trainer.label_count import label_counter
+from trainer_cli.trainer.metrics import Number, is_known_zero, read_outputs, returned_weight
 from trainer_cli.trainer.microbatch import Microbatches, join_outputs
 from trainer_cli.trainer.model_call import explain_error, make_arguments
+from trainer_cli.trainer.optimizer_modes import explain_missing_closure
 from trainer_cli.trainer.optimizers import OptimizerEntry, check_members
 
 if TYPE_CHECKING:
@@ -45,6 +47,13 @@ class TrainStep:
     """Whether this batch is known to be the last of its step. Set if there are several ranks."""
     counts = True
     """False for a padding batch, which only keeps the collectives of the ranks in step."""
+    model_weight: Number | Tensor | None = None
+    """Weight of the batch of the last `forward`: `weight` of its outputs, or the labels that count in the loss of a
+    model of Hugging Face; None: neither."""
+    _batch_count = 0
+    """Batches and microbatches begun. By it an optimizer counts the weight of a batch once, however many losses."""
+    _took_samples = False
+    """Whether a `backward` of the present batch was weighted by the number of samples, because no weight was given."""
     _entries: tuple[OptimizerEntry, ...] = ()
     _unit: Number | Tensor | None = None
     """Weight that others are divided by: the first of the step, or with several ranks the batch size."""
@@ -56,6 +65,10 @@ class TrainStep:
     _has_agreed = False
     _has_called = False
     """Whether `forward` has been called in this step."""
+    _averages = False
+    """Whether the gradients of the next `backward` are averaged over processes: not before a further `forward`."""
+    _has_apart = False
+    """Whether this process has added gradients that were not averaged since."""
     evaluates_again = False
     """Whether the optimizer calls a closure that evaluates the loss of the whole step. `batches` are then kept."""
     _objective: Number | Tensor = 0
@@ -73,16 +86,45 @@ class TrainStep:
             return self._train_microbatches(batch, self._microbatches)
         raw = self.forward(batch)
         loss, outputs = read_outputs(raw)
-        self.backward(loss, weight=batch_weight(outputs, self.batch_size) if outputs else self.batch_size)
+        self.backward(loss, weight=self.weigh(outputs))
         return raw
+
+    def begin_batch(self, size: int) -> None:
+        """Prepare for `train_batch` with a batch of `size` samples. Called by the training loop."""
+        self.batch_size, self.model_weight, self._took_samples = size, None, False
+        self._batch_count += 1
+
+    def weigh(self, outputs: Mapping[str, Any], size: int | None = None) -> Number | Tensor:
+        """The weight of the present batch: `weight` of the outputs, else `model_weight`, else its number of samples.
+
+        Args:
+            size: samples; None: those of the whole batch.
+
+        Raises:
+            UserError: the outputs of `train_batch` have another weight than the gradients were accumulated with.
+        """
+        size = self.batch_size if size is None else size
+        weight = returned_weight(outputs)
+        if weight is None:
+            return size if self.model_weight is None else self.model_weight
+        # A weight on a device is not compared, because the host would wait for it.
+        on_host = not isinstance(weight, Tensor) or weight.device.type == "cpu"
+        if self._took_samples and self._weighs and not (on_host and weight == size):
+            raise UserError(
+                f"{type(self).__name__}.train_batch returns a weight, but its gradients were weighted by the number of "
+                f"samples, {size}",
+                cure="Call self.backward(loss, weight=weight).",
+            )
+        return weight
 
     def _train_microbatches(self, batch: Any, microbatches: Microbatches) -> Any:
         """Train a batch in microbatches. Returns their means and sums; for a single one, the outputs as they are."""
 
         def train_one(microbatch: Any, size: int) -> Any:
+            self._batch_count += 1
             raw = self.forward(microbatch)
             loss, outputs = read_outputs(raw)
-            weight = batch_weight(outputs, size)
+            weight = self.weigh(outputs, size)
             self.backward(loss, weight=weight)
             return raw, loss.detach(), outputs, weight
 
@@ -90,11 +132,13 @@ class TrainStep:
             # Only `auto` trains a batch again, and its batches are whole steps: there are none before this one.
             self._unit = None
             for entry in self._entries:
-                entry.weight = 0
+                entry.reset_weight()
 
         results = microbatches.train(self.trainer, batch, self.batch_size, train_one, reset_weights)
         if len(results) == 1:
             return results[0][0]
+        if self.model_weight is not None:
+            self.model_weight = sum(weight for *_, weight in results)
         return join_outputs([(loss, outputs, weight) for _, loss, outputs, weight in results])
 
     def update(self) -> None:
@@ -121,7 +165,8 @@ class TrainStep:
             raise explained from None
         for call in self._after_forward:
             call(self.trainer, self.model, outputs, batch)
-        self._has_called = True
+        self._has_called = self._averages = True
+        self.model_weight = returned_weight(outputs) if self._count_labels is None else self._count_labels(kwargs)
         return outputs
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -131,24 +176,38 @@ class TrainStep:
         """
         return self._precision.autocast(self.device) or nullcontext()
 
-    def backward(self, loss: Tensor, optimizer: str | None = None, *, weight: Number | Tensor | None = None) -> None:
-        """Add the gradients of a loss.
+    def backward(
+        self,
+        loss: Tensor,
+        optimizer: str | None = None,
+        *,
+        weight: Number | Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+    ) -> None:
+        """Add the gradients of a loss, as `loss.backward()` does: several calls for a batch add up.
 
         Args:
             optimizer: name of the optimizer whose parameters alone receive gradients; None: all parameters do.
-            weight: weight of the batch in an accumulated gradient; None: its number of samples. A weight of 0 adds
-                gradients of zero. If it is a tensor on a device, or with several processes, this holds only if the
-                backward of a zero gradient is finite, unlike that of a sum divided by zero.
+            weight: weight of the batch in an accumulated gradient, the same in all calls for a batch; None: that of the
+                last `forward` (`model_weight`), or else its number of samples. A weight of 0 adds gradients of zero. If
+                it is a tensor on a device, or with several processes, this holds only if the backward of a zero
+                gradient is finite, unlike that of a sum divided by zero.
+            retain_graph, create_graph: as in `torch.Tensor.backward`: for a further loss of the same graph, and for an
+                optimizer that needs the graph of the gradients.
 
         Raises:
-            UserError: the loss depends on no trained parameter.
+            UserError: the loss depends on no trained parameter, or the batch had another weight.
         """
         if not loss.requires_grad:
             raise UserError(
                 "the loss depends on no parameter that is trained",
                 cure="Compute it without detach(), item() or no_grad(), from what the optimizer has.",
             )
-        self.weight = weight = (self.batch_size if weight is None else weight) if self.counts else 0
+        if weight is None:
+            self._took_samples = self._took_samples or self.model_weight is None
+            weight = self.batch_size if self.model_weight is None else self.model_weight
+        self.weight = weight = weight if self.counts else 0
         for call in self._before_backward:
             call(self.trainer, self.model, loss)
         entries = self._entries if optimizer is None else (self._entry_of(optimizer),)
@@ -161,7 +220,7 @@ class TrainStep:
             is_unit = type(relative_weight) is float and relative_weight == 1.0
             weighted_loss = loss if is_unit else loss * relative_weight
             for entry in entries:
-                entry.weight = entry.weight + relative_weight
+                entry.count(weight, relative_weight, self._batch_count)
             if self._agreement is not None and self.completes and self._starts_early:
                 # Started before the backward, which hides the time of the exchange.
                 self._agreement.start(entries[0].weight)
@@ -175,11 +234,15 @@ class TrainStep:
         if self._agreement is None and is_known_zero(weight):
             # A loss of NaN times 0 has gradients of NaN. With several ranks the backward runs for its collectives.
             _add_zeros(entries)
-        elif len(entries) == len(self._entries):
-            weighted_loss.backward()  # type: ignore[no-untyped-call]
         else:
-            inputs = [parameter for parameter in entries[0].parameters if parameter.requires_grad]
-            weighted_loss.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+            inputs = None
+            if len(entries) != len(self._entries):
+                inputs = [parameter for parameter in entries[0].parameters if parameter.requires_grad]
+            weighted_loss.backward(None, retain_graph, create_graph, inputs)  # type: ignore[no-untyped-call]
+        if self._called is not self.model:
+            # An average is of all gradients that there are, also of those added before.
+            self._has_apart = not self._averages
+            self._averages = self._averages and not self._strategy.has_averaged()
         for entry in entries:
             entry.pending = True
         for call in self._after_backward:
@@ -206,6 +269,7 @@ class TrainStep:
         hooks = trainer.hooks
         self.trainer, self.model, self.device = trainer, trainer.model, trainer.device
         self._called, self._model_call = trainer.model, trainer.model_call
+        self._count_labels = label_counter(trainer.model)
         self._precision = trainer.precision
         self._before_forward, self._after_forward = hooks["on_before_forward"], hooks["on_after_forward"]
 
@@ -229,6 +293,8 @@ class TrainStep:
         self._unit = None if self._agreement is None else trainer.loop.batch_size
         self._starts_early = type(self).train_batch is TrainStep.train_batch
         self._total, self._has_agreed = None, False
+        # An evaluation may have called `forward`.
+        self._has_called = self._averages = self._has_apart = False
         self._entries = tuple(
             OptimizerEntry(name, optimizer, trainer.schedulers.of(name, SchedulerInterval.step))
             for name, optimizer in trainer.optimizers.items()
@@ -324,7 +390,8 @@ class TrainStep:
             if not agreement.started:
                 agreement.start()
             agreement.finish()
-        self._has_agreed, self._has_called, self._total = False, False, None
+        self._has_agreed, self._total = False, None
+        self._has_called = self._averages = self._has_apart = False
         agreement.batch_samples = 0
 
     def _divisor(self, entry: OptimizerEntry) -> Number | Tensor:
@@ -336,6 +403,11 @@ class TrainStep:
             raise UserError(
                 f"{type(self).__name__} calls the model itself, so the gradients of the processes are not averaged",
                 cure="Call self.forward(batch) in train_batch.",
+            )
+        if self._has_apart:
+            raise UserError(
+                f"{type(self).__name__} adds a loss after the gradients of the processes were averaged",
+                cure="Call self.forward(batch) before each self.backward(loss), or add the losses.",
             )
         self._strategy.check_averaged(self.model)
         if agreement.started:
@@ -379,7 +451,12 @@ class TrainStep:
         if entry.needs_closure:
             optimizer.step(self._closure(entry))
         elif scaler is None:
-            optimizer.step()
+            try:
+                optimizer.step()
+            except Exception as error:
+                if (explained := explain_missing_closure(optimizer, error)) is error:
+                    raise
+                raise explained from error
         else:
             scaler.step(optimizer)
             self._scale_used = True
@@ -416,26 +493,26 @@ class TrainStep:
                 # With parallel.cpu_offload the gradients are on the host.
                 divisor = divisor.to(gradients[0].device)
             foreach_div_(gradients, divisor)
-        entry.weight = 0
+        entry.reset_weight()
 
     def _closure(self, entry: OptimizerEntry) -> Callable[[], Any]:
         """A closure for the optimizer, which computes the loss of the whole step and its gradients.
 
-        The first call returns the loss of the batches just trained on, whose gradients are present.
+        If its first call finds the weights and the gradients of the batches just trained on, it returns their loss.
         """
-        first_loss: list[Any] = [self._objective]
+        first = _Evaluated(self._objective, entry.parameters)
 
         def evaluate() -> Any:
-            if first_loss:
-                return first_loss.pop()
+            if (loss := first.take()) is not None:
+                return loss
             for parameter in entry.parameters:
                 parameter.grad = None
-            entry.weight, self._objective = 0, 0
-            self._is_evaluating = True
+            entry.reset_weight()
+            self._objective, self._is_evaluating = 0, True
             try:
                 with torch.enable_grad():
                     for batch, size in self.batches:
-                        self.batch_size = size
+                        self.begin_batch(size)
                         self.train_batch(batch)
             finally:
                 self._is_evaluating = False
@@ -453,6 +530,32 @@ class TrainStep:
         names = [entry.name for entry in self._entries]
         cure = did_you_mean(name, names).strip() or f"Available: {names}."
         raise UserError(f"there is no optimizer '{name}'", cure=cure)
+
+
+class _Evaluated:
+    """The loss of the batches just trained on, whose gradients are present, and copies of the weights it is of."""
+
+    def __init__(self, loss: Number | Tensor, parameters: Sequence[Tensor]) -> None:
+        self._loss, self._parameters = loss, parameters
+        self._gradients = [parameter.grad for parameter in parameters]
+        self._versions = [_version(gradient) for gradient in self._gradients]
+        # An optimizer may write to `parameter.data`, which changes no version: so values are compared.
+        self._weights: list[Tensor] | None = [parameter.detach().clone() for parameter in parameters]
+
+    def take(self) -> Number | Tensor | None:
+        """The loss; None if it was taken, or the weights have moved, or the gradients have changed."""
+        weights, self._weights = self._weights, None
+        if weights is None:
+            return None
+        gradients = [parameter.grad for parameter in self._parameters]
+        is_kept = all(now is before for now, before in zip(gradients, self._gradients, strict=True))
+        if not is_kept or [_version(gradient) for gradient in gradients] != self._versions:
+            return None
+        return self._loss if all(map(torch.equal, self._parameters, weights)) else None
+
+
+def _version(gradient: Tensor | None) -> int | None:
+    return None if gradient is None else gradient._version
 
 
 def _add_zeros(entries: Iterable[OptimizerEntry]) -> None:

@@ -21,7 +21,7 @@ from trainer_cli.trainer.finite import check_end, roll_back
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.lengths import Lengths
 from trainer_cli.trainer.metric_logger import SAVING
-from trainer_cli.trainer.metrics import batch_weight, read_outputs, sample_count
+from trainer_cli.trainer.metrics import read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
 from trainer_cli.trainer.noted_end import note_end, request_again
 from trainer_cli.trainer.prefetch import PaddingPrefetcher, TrainBatches, device_prefetcher
@@ -374,15 +374,16 @@ class TrainingLoop(Lengths):
                     call(trainer, model, batch, batch_idx)
                 for call in step_start:
                     call(trainer, model, batch)
-                step.batch_size = size = sample_count(batch, batches.batch_samples)
+                size = sample_count(batch, batches.batch_samples)
                 if agreement is not None:
-                    step.batch_size = size = self._begin_shared_batch(trainer, agreement, size, micro == accum)
+                    size = self._begin_shared_batch(trainer, agreement, size, micro == accum)
+                step.begin_batch(size)
                 if step.evaluates_again:
                     step.batches.append((batch, size))
                 raw = step.train_batch(batch)
                 loss, outputs = read_outputs(raw)
                 if step.counts:
-                    means.add(loss, outputs, batch_weight(outputs, size) if outputs else size)
+                    means.add(loss, outputs, step.weigh(outputs))
                     check(train_loader, "train", batch, size, outputs)
                 if training_log.expected:
                     training_log.check_expected(trainer)

@@ -20,7 +20,6 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import second_to
 from trainer_cli.trainer.metrics import (
     WeightedMeans,
-    batch_weight,
     check_gathers,
     gather_among,
     is_metric,
@@ -261,7 +260,7 @@ class ValidationLoop:
                 loss, outputs = read_evaluation(raw)
                 if counts:
                     size = 0 if "weight" in outputs else sample_count(batch, loader.batch_samples)
-                    meter.add(loss, outputs, batch_weight(outputs, size))
+                    meter.add(loss, outputs, trainer.step.weigh(outputs, size))
                     trainer.sample_check.check(loader, name, batch, size, outputs)
                 elif any(map(is_metric, outputs.values())):
                     raise UserError(
