@@ -19,6 +19,8 @@ from trainer_cli.errors import SaveError, UserError
 from trainer_cli.runs.signals import StopSignals
 from trainer_cli.trainer import hooks as hooks_module
 from trainer_cli.trainer.hooks import VOCABULARY, Callback, Hooks
+from trainer_cli.trainer.precision import Precision
+from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
@@ -43,7 +45,7 @@ _STEP = ["on_before_optimizer_step", "on_after_optimizer_step", "on_before_optim
 _INNER_END = ["on_train_step_end", "on_train_batch_end"]
 
 _EVALUATION = [
-    "on_enter_validate_all", "on_enter_validate", "on_validate_start", "on_validate_batch_start",
+    "on_enter_validate_all", "on_enter_evaluation", "on_enter_validate", "on_validate_start", "on_validate_batch_start",
     "on_validate_step_start", "on_before_forward", "on_after_forward", "on_validate_step_end",
     "on_validate_batch_end", "on_validate_end", "run_validation", "on_after_evaluation", "on_save_opportunity",
 ]  # fmt: skip
@@ -158,10 +160,12 @@ def test_a_signal_in_an_evaluation_is_no_exception_of_it(number: signal.Signals)
     assert book[-2:] == ["on_fit_end", "finalize"]
 
 
-_OF_TRAINING = ("on_enter_train", "on_train_start", "on_before_forward", "on_before_optimizer_step", "on_log")
+_OF_TRAINING = (
+    "on_enter_train", "on_train_start", "on_before_forward", "on_before_optimizer_step", "on_log", "on_train_end",
+)  # fmt: skip
 
 _OF_EVALUATION = (
-    "on_enter_validate_all", "on_enter_validate", "on_validate_start", "on_validate_step_start",
+    "on_enter_validate_all", "on_enter_evaluation", "on_enter_validate", "on_validate_start", "on_validate_step_start",
     "on_validate_batch_end", "on_validate_end", "run_validation",
 )  # fmt: skip
 
@@ -235,10 +239,56 @@ def test_contexts_are_entered_and_left_around_what_they_are_for() -> None:
 
     contexts = on(
         on_enter_fit=enter("fit"), on_enter_train=enter("train"), on_enter_validate_all=enter("all"),
-        on_enter_validate=enter("one"), on_train_end=lambda *_: book.append("end"),
+        on_enter_evaluation=enter("weights"), on_enter_validate=enter("one"),
+        on_train_end=lambda *_: book.append("end"),
     )  # fmt: skip
     trainer(callbacks=[contexts], settings={"max_duration": 1}).fit(loader(), {"x": loader(), "y": loader()})
-    assert book == ["fit", "train", "end", "/train", "all", "one", "/one", "one", "/one", "/all", "/fit"]
+    within = ["weights", "one", "/one", "one", "/one", "/weights"]
+    assert book == ["fit", "train", "end", "/train", "all", *within, "/all", "/fit"]
+
+
+def test_one_context_is_around_all_checkpoints_and_one_around_each(tmp_path: Path) -> None:
+    trainer(checkpoint=CheckpointerCallback(tmp_path, save_interval=3)).fit(loader())
+    book: list[str] = []
+    only = trainer(optimizer=None, callbacks=[recorder(book)])
+    only.validate_all({"x": loader(4), "y": loader(4)}, f"{tmp_path}/step*")
+    wanted = ("on_enter_validate_all", "on_before_load_checkpoint", "on_enter_evaluation", "on_enter_validate")
+    entered = [hook for hook in book if hook in wanted]
+    each = ["on_before_load_checkpoint", "on_enter_evaluation", "on_enter_validate", "on_enter_validate"]
+    assert entered == ["on_enter_validate_all", *each, *each, *each]
+
+
+_PARTS = {
+    "loop": lambda kind: trainer(loop=kind(TrainingLoop)(max_duration=1)),
+    "validation loop": lambda kind: Trainer(model=Line, loop=kind(ValidationLoop)(), device="cpu"),
+    "loop of an evaluation": lambda kind: trainer().validate(loader(), loop=kind(ValidationLoop)()),
+    "step": lambda kind: trainer(step=kind(TrainStep)()),
+    "precision": lambda kind: trainer(precision=kind(Precision)()),
+}
+
+
+@pytest.mark.parametrize("hook", ["on_validate_start", "on_train_batch_end", "run_validation"])
+@pytest.mark.parametrize("part", list(_PARTS))
+def test_hooks_of_a_part_that_is_no_callback_are_refused(part: str, hook: str) -> None:
+    def with_hook(base: type) -> type:
+        return type("Mine", (base,), {hook: lambda self, *args: None})
+
+    with pytest.raises(UserError, match=rf"Mine\.{hook} would never be called.*Move it into a Callback"):
+        _PARTS[part](with_hook)
+
+
+def test_a_loop_that_is_a_callback_too_has_its_hooks() -> None:
+    book: list[str] = []
+
+    class Both(ValidationLoop, Callback):
+        def on_validate_end(self, *args: Any) -> None:
+            book.append("end")
+
+    both = Both()
+    loop = TrainingLoop(max_duration=1)
+    loop.validation = both
+    trainer(loop=loop, callbacks=[both]).fit(loader(), loader(4))
+    assert book == ["end"]
 
 
 def test_on_before_forward_may_change_what_the_model_is_called_with() -> None:

@@ -281,9 +281,31 @@ def test_an_evaluation_after_a_fit_repeats_no_metric_of_its_step(
     assert made.validate({"other": loader(6, shuffle=False), "val": loader(8, shuffle=False)})
     names = [(line["step"], key) for line in _lines(tmp_path) for key in line if "/" in key]
     assert len(set(names)) == len(names)
-    assert (4, "other/loss") in names
+    assert {(4, "other/loss"), (4, "validate_1/loss")} <= set(names)
     assert _lines(tmp_path)[-1]["epoch"] == logged[-1]["epoch"]
-    assert "val/loss of step 4 is logged as" in caplog.text
+
+
+def test_each_other_evaluation_of_a_logged_step_has_a_scope_of_its_own(tmp_path: Path) -> None:
+    score = iter([1.0, 1.0, 2.0])
+    extra = on(run_validation=lambda made, is_last: made.log_metrics({"mine/score": next(score)}))
+    logger = ListLogger()
+    made = trainer(callbacks=[extra], loggers=[logger], settings={"max_duration": 4, "eval_interval": 4})
+    small, large = loader(6, shuffle=False), loader(8, shuffle=False)
+    made.fit(loader(), {"a": small, "b": small})
+    means = made.validate({"a": large, "b": small})
+    assert set(means) == {"a", "b", "mine"}
+    made.validate({"a": large, "b": large})
+    assert {record.step for record in logger.records} == {4}
+    values = {key: value for record in logger.records for key, value in record.metrics.items() if "train/" not in key}
+    assert sum(len([key for key in record.metrics if "train/" not in key]) for record in logger.records) == len(values)
+    assert {key: values[key] for key in ("validate_1/loss", "validate_1/mae")} == {
+        f"validate_1/{key}": means["a"][key] for key in ("loss", "mae")
+    }
+    # `b` of the second evaluation is as logged; the third has two other loaders and another score.
+    assert {key.partition("/")[0] for key in values} == {
+        "a", "b", "mine", "validate_1", "validate_2", "validate_3", "validate_4",
+    }  # fmt: skip
+    assert values["validate_4/mine/score"] == 2.0
 
 
 RAMP = [[0.0, 0.5, 1.0]]

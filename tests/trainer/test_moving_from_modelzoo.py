@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import Line, loader, make_sgd, on, trainer
+from tiny import Line, loader, make_sgd, on, same, trainer
 
-from trainer_cli import Callback, CheckpointerCallback, Trainer, UserError, ValidationLoop
+from trainer_cli import (
+    Callback,
+    CheckpointerCallback,
+    SaveCheckpointState,
+    Trainer,
+    UserError,
+    ValidationLoop,
+)
 from trainer_cli.callbacks.sparse_training import Static
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.errors import NoCheckpointError
 
 PAGE = (Path(__file__).parents[2] / "docs/moving/modelzoo.md").read_text("utf-8")
 HOOKS = (
@@ -61,10 +71,57 @@ def test_an_evaluation_takes_what_was_trained_or_loaded_then_the_newest_checkpoi
     other = made(checkpoint=saver)
     other.load_checkpoint(tmp_path / "step0")
     assert other.validate(VAL) != trained
-    (row,) = made(checkpoint=saver).validate_all(VAL)
-    assert (row.path, row.step) == (tmp_path / "step3", 3)
+    every = [(tmp_path / f"step{step}", step) for step in (0, 3)]
+    assert [(row.path, row.step) for row in made(checkpoint=saver).validate_all(VAL)] == every
     (row,) = made().validate_all(VAL)
     assert (row.path, row.step) == (None, 0)
+
+
+def test_what_is_saved_loaded_and_evaluated_without_arguments_is_of_the_run(tmp_path: Path) -> None:
+    trained = made(checkpoint=CheckpointerCallback(tmp_path), settings={"max_duration": 2})
+    with pytest.raises(UserError, match="validate_all has no val_loaders"):
+        trained.validate_all()
+    with pytest.raises(NoCheckpointError, match="this run has no checkpoint yet"):
+        trained.load_checkpoint()
+    with pytest.raises(UserError, match="before its first fit a run has no position in its data"):
+        trained.save_checkpoint()
+    trained.fit(loader(12, 4), {"a": VAL, "b": loader(4)})
+    assert trained.save_checkpoint() == tmp_path / "step2"
+    assert catalog_of(tmp_path).entry("step2").manifest.reason == "end of training"  # type: ignore[union-attr]
+    assert [(row.step, row.loader) for row in trained.validate_all()] == [
+        (step, name) for step in (0, 2) for name in "ab"
+    ]
+    weights = copy.deepcopy(trained.model.state_dict())
+    trained.model.linear.weight.data.zero_()
+    trained.load_checkpoint()
+    assert same(trained.model.state_dict(), weights) == []
+    with pytest.raises(UserError, match="this trainer has no folder of checkpoints"):
+        made().save_checkpoint()
+    with pytest.raises(UserError, match=r"trainer\.ask_for_save\(\)"):
+        made(on(on_train_batch_end=lambda trainer, *args: trainer.save_checkpoint())).fit(loader(12, 4))
+
+
+def test_a_loaded_state_is_saved_without_the_metrics_of_another_step(tmp_path: Path) -> None:
+    trained = fitted(tmp_path / "first")
+    other = made(settings={"max_duration": 7}, checkpoint=CheckpointerCallback(tmp_path / "other"))
+    other.fit(loader(12, 4), VAL)
+    other.load_checkpoint(trained.save_checkpoint(tmp_path / "by hand"))
+    path = other.save_checkpoint()
+    assert path == tmp_path / "other/step3"
+    assert same(other.checkpointer.read(path)["model"], trained.model.state_dict()) == []
+    assert dict(other.checkpointer.metrics(path)) == {}
+
+
+def test_a_checkpoint_saved_by_hand_is_told_to_callbacks(tmp_path: Path) -> None:
+    calls: list[Path] = []
+    states = SaveCheckpointState(folder=str(tmp_path / "states"))
+    seen = on(on_after_save_checkpoint=lambda trainer, path: calls.append(path))
+    trained = made(states, seen, checkpoint=CheckpointerCallback(tmp_path / "run", pre_train_checkpoint=False))
+    trained.fit(loader(12, 4))
+    assert trained.save_checkpoint(tmp_path / "best") == tmp_path / "best"
+    assert calls == [tmp_path / "run/step3", tmp_path / "best"]
+    # One elsewhere is none of the run's.
+    assert [path.name for path in (tmp_path / "states").iterdir()] == ["step3"]
 
 
 @pytest.mark.parametrize("inside_a_fit", [True, False])

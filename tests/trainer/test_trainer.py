@@ -226,7 +226,7 @@ def test_every_checkpoint_is_evaluated_on_every_loader_with_its_own_weights_and_
     assert [(row.step, row.loader) for row in rows] == [(s, name) for s in (2, 4, 2) for name in ("a", "b", "task")]
     assert rows[0].metrics == rows[6].metrics != rows[3].metrics
     assert (rows[1].metrics["more"], rows[2].metrics) == (2.0, {"score": 1.0})
-    assert book.count("on_enter_validate_all") == book.count("run_validation") == 3
+    assert book.count("on_enter_evaluation") == book.count("run_validation") == 3
     expected = {"val": rows[3].metrics, "task": {"score": 1.0}, "b": {"more": 2.0}}
     assert only.validate(loader(6), tmp_path / "step4") == expected
 

@@ -169,10 +169,11 @@ def trainer(
     model: Any = Line, *, lr: float = 0.1, callbacks: Any = (), loggers: Any = (), settings: Any = None, **more: Any
 ) -> Trainer:
     """A trainer of SGD on a tiny model; `settings` are the loop's."""
+    loop = TrainingLoop(**{"max_duration": 6, "eval_interval": None, "log_interval": None, **(settings or {})})
     return Trainer(
         model=model,
         optimizer=more.pop("optimizer", lambda made: torch.optim.SGD(made.parameters(), lr=lr)),
-        loop=TrainingLoop(**{"max_duration": 6, "eval_interval": None, "log_interval": None, **(settings or {})}),
+        loop=more.pop("loop", loop),
         callbacks=callbacks,
         loggers=loggers,
         seed=more.pop("seed", 0),

@@ -375,6 +375,19 @@ class CheckpointerCallback(Callback):
         self._on_saved(trainer, step, path)
         return path
 
+    def save_now(self, trainer: Trainer) -> Path:
+        """Save this step outside of a fit, as a permanent checkpoint of the run; one of this step that is there stays.
+        Collective."""
+        if self._rules is None:
+            raise UserError(
+                "before its first fit a run has no position in its data, so its checkpoint could not be resumed",
+                cure="Give save_checkpoint a path, or fit first.",
+            )
+        with trainer.strategy.group.leading(self.saver) as leads:
+            if leads:
+                self.save(trainer, Decision(Kind.permanent, "saved by hand"))
+        return self.saver.path()
+
     def _save_in_background(self, trainer: Trainer, decision: Decision) -> None:
         """Copy this step and submit it to the writer thread; `_poll` reports the outcome."""
         self._budget.begin_save(trainer.progress)

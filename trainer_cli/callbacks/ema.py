@@ -95,7 +95,7 @@ class EMA(Callback):
         """The share of the weights in the next average."""
         return 1.0 - self.decay
 
-    def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+    def on_enter_evaluation(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
         if self._average:
             stack.enter_context(self._in_place_of_the_weights())
 
@@ -235,9 +235,9 @@ class SWA(EMA):
             self._pair_up()
         super().on_train_step_end(trainer, model, outputs, batch)
 
-    def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+    def on_enter_evaluation(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
         self._pair_up()
-        super().on_enter_validate_all(trainer, stack, val_loaders)
+        super().on_enter_evaluation(trainer, stack, val_loaders)
 
     def _pair_up(self) -> None:
         # A forward may create a buffer, replace it or change its shape: its average then begins anew.

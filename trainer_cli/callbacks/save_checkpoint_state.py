@@ -64,6 +64,9 @@ class SaveCheckpointState(Callback):
         self._interval = loop.checkpoint_interval("every", self._every)
 
     def on_after_save_checkpoint(self, trainer: Trainer, path: Path) -> None:
+        # One that was saved by hand elsewhere is none of the run's.
+        if trainer.checkpoint is None or path.absolute().parent != trainer.checkpoint.folder.absolute():
+            return
         self._newest = path
         manifest = catalog_of(path.parent).entry(path.name).manifest
         if manifest is None or manifest.kind.value != "permanent":

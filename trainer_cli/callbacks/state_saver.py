@@ -76,7 +76,7 @@ class RunIdentity:
             attempt=self.attempt,
             kind=kind,
             reason=reason,
-            metrics=dict(trainer.metric_logger.last),
+            metrics=trainer.metric_logger.last_at(trainer.progress.step),
             config_digest=self.config_digest,
             target_packages=self.target_packages,
             files={**step.files, **self.extra_files},

@@ -293,6 +293,11 @@ def expanded(pattern: str | Path) -> list[Path]:
     return [checkpoint_at(path) for _, path in (*foreign, *native)]
 
 
+def all_checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints in a folder, in the order of their steps."""
+    return [folder / entry.name for entry in sorted(catalog_of(folder).entries(), key=_order) if entry.problem is None]
+
+
 def _named(path: str | os.PathLike[str]) -> str:
     """A path to load, with the ranks of this process filled in.
 

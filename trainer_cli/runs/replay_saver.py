@@ -21,6 +21,7 @@ from trainer_cli.core.load_options import LOG_MARKS
 from trainer_cli.core.policy import Kind, Occasion
 from trainer_cli.core.shards import PER_RANK
 from trainer_cli.core.stopping import Stop
+from trainer_cli.errors import UserError
 from trainer_cli.runs.replay_plan import ReplayPlan
 from trainer_cli.runs.replayed import UNPROVEN
 from trainer_cli.trainer.hooks import Callback
@@ -86,6 +87,9 @@ class ReplaySaver(Callback):
         """The newest checkpoint before the present step, as the run had it unless it has been removed since."""
         kept = [step for step in self._plan.kept if step < trainer.progress.step]
         return self._plan.kept[max(kept)] if kept else self._plan.start
+
+    def save_now(self, trainer: Trainer) -> Path:
+        raise UserError("a replay saves no checkpoint by hand", cure="Give a path.")
 
     def next_step(self, trainer: Trainer) -> int | None:
         steps = {*self._plan.kept, *self._keep, self.last}

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _SAVER = "checkpoint"
 _NO_DATA = "There is no validation data: give some, or name a training metric, such as train/loss."
-_EVALUATION = ("on_enter_validate_all", "on_enter_validate", "run_validation")
+_EVALUATION = ("on_enter_validate_all", "on_enter_evaluation", "on_enter_validate", "run_validation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,8 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
     forward_state = ForwardState(trainer.model)
     try:
         with trainer.metric_logger.pause(EVALUATING, trainer.progress):
-            _run(trainer, due, is_last=is_last)
+            with _evaluating(trainer, due.loaders) as generators:
+                _run(trainer, due, generators, is_last=is_last)
             if trainer.hooks["on_after_evaluation"] or trainer.schedulers.has(SchedulerInterval.evaluation):
                 rank_metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
                 # What a callback evaluates may differ between ranks, and no decision may.
@@ -103,8 +104,11 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
 def evaluate_remaining(trainer: Trainer, due: Due) -> None:
     """Evaluate on the loaders that were not due, and let callbacks evaluate, after an evaluation that ended the run."""
     try:
-        with trainer.metric_logger.pause(EVALUATING, trainer.progress):
-            _run(trainer, due, is_last=True)
+        with (
+            trainer.metric_logger.pause(EVALUATING, trainer.progress),
+            _evaluating(trainer, due.loaders) as generators,
+        ):
+            _run(trainer, due, generators, is_last=True)
     except EvaluationInterruptedError:
         log.warning("the run was stopped before its last evaluation on %s", ", ".join(due.loaders) or "callbacks")
 
@@ -115,24 +119,34 @@ def evaluate_all(
     ckpt_paths: str | Path | Iterable[str | Path | None] | Unset,
     load: LoadOptions,
     loop: ValidationLoop | None,
+    *,
+    every: bool,
 ) -> Evaluations:
-    """Evaluate every checkpoint on every loader; arguments as in `Trainer.validate_all`."""
+    """Evaluate every checkpoint on every loader; arguments as in `Trainer.validate_all`.
+
+    Args:
+        every: where no paths are given, take every checkpoint of this run, not the newest.
+    """
     with ExitStack() as stack:
         stack.callback(trainer.requests.clear)
         if not trainer.fitting:
             stack.enter_context(trainer.recording.opened())
             stack.enter_context(finalized(trainer))
-        paths = find_paths(trainer, ckpt_paths)
+        paths = find_paths(trainer, ckpt_paths, every=every)
         settings = loader_settings(trainer.seed, trainer.device, trainer.strategy.group)
         loaders = name_loaders(val_loaders, settings)
         load = replace(load, states=("model",))
         if loop is not None:
             trainer.hooks.add_family(check_type("loop", loop, ValidationLoop).hook)
+            trainer.hooks.refuse_in(loop)
         if not trainer.fitting:
             stack.enter_context(trainer.logging.shown())
         if any(path is not None for path in paths):
             stack.enter_context(training_kept(trainer))
-        return Evaluations(row for path in paths for row in evaluate_checkpoint(trainer, loaders, path, load, loop))
+        generators = stack.enter_context(_evaluating(trainer, loaders))
+        return Evaluations(
+            row for path in paths for row in _evaluate_checkpoint(trainer, loaders, path, generators, load, loop)
+        )
 
 
 @contextmanager
@@ -147,8 +161,13 @@ def finalized(trainer: Trainer) -> Iterator[None]:
     trainer.hooks.call_all("finalize")
 
 
-def find_paths(trainer: Trainer, ckpt_paths: str | Path | Iterable[str | Path | None] | Unset) -> Sequence[Path | None]:
-    """The checkpoints that are named, globs expanded; None for the present weights."""
+def find_paths(
+    trainer: Trainer, ckpt_paths: str | Path | Iterable[str | Path | None] | Unset, *, every: bool = False
+) -> Sequence[Path | None]:
+    """The checkpoints that are named, globs expanded; None for the present weights. `every`: as of `evaluate_all`."""
+    if isinstance(ckpt_paths, Unset) and every and not trainer.fitting and (paths := trainer.loading.find_all()):
+        log.info("evaluating each checkpoint in %s: %s", paths[0].parent, ", ".join(path.name for path in paths))
+        return paths
     if isinstance(ckpt_paths, Unset):
         newest = trainer.loading.find_newest() if trainer.loading.is_untouched else None
         if newest is not None:
@@ -157,20 +176,26 @@ def find_paths(trainer: Trainer, ckpt_paths: str | Path | Iterable[str | Path | 
     patterns: Iterable[Any] = [ckpt_paths]
     if isinstance(ckpt_paths, Iterable) and not isinstance(ckpt_paths, str):
         patterns = ckpt_paths
-    paths: list[Path | None] = []
+    named: list[Path | None] = []
     for pattern in patterns:
-        paths += [None] if pattern is None else expanded(pattern)
-    return paths
+        named += [None] if pattern is None else expanded(pattern)
+    return named
 
 
-def evaluate_checkpoint(
-    trainer: Trainer, loaders: Mapping[str, Any], path: Path | None, load: LoadOptions, loop: ValidationLoop | None
+def _evaluate_checkpoint(
+    trainer: Trainer,
+    loaders: Mapping[str, Any],
+    path: Path | None,
+    generators: Mapping[str, Any],
+    load: LoadOptions,
+    loop: ValidationLoop | None,
 ) -> list[Evaluation]:
     """The metrics of a checkpoint on each loader; None: of the present weights.
 
     Outside of a fit the loggers get them, and what callbacks logged meanwhile, as a record of the checkpoint's step.
 
     Args:
+        generators: the random state in which the evaluation begins.
         loop: evaluates each loader; None: those of the training loop.
     """
     progress, epoch = trainer.progress, trainer.loop.epochs_at(trainer.progress)
@@ -180,13 +205,13 @@ def evaluate_checkpoint(
         epoch = float(progress.epoch)
     # Also after an error: what was measured until then belongs to no record of the trainer.
     with trainer.metric_logger.record_kept():
-        _run(trainer, Due(loaders), is_last=True, loop=loop)
+        _run(trainer, Due(loaders), generators, is_last=True, loop=loop)
         rows: dict[str, dict[str, float]] = {name: {} for name in loaders}
         for key, value in metrics_in(trainer.metric_logger.record).items():
             name = loader_of(key, loaders)
             rows.setdefault(name, {})[key.removeprefix(f"{name}/")] = value
         if not trainer.fitting:
-            trainer.metric_logger.flush_evaluation(progress, epoch)
+            trainer.metric_logger.flush_evaluation(progress, epoch, loaders)
     return [Evaluation(path, trainer.loaded_step, name, metrics) for name, metrics in rows.items()]
 
 
@@ -219,8 +244,10 @@ def load_checkpoint(trainer: Trainer, path: Path, load: LoadOptions) -> dict[str
     return state
 
 
-def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | None = None) -> None:
-    """Evaluate on the loaders, and let callbacks evaluate; random numbers drawn meanwhile change no training."""
+@contextmanager
+def _evaluating(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Evaluate inside the block: random numbers drawn meanwhile change no training. Yields the random state in which
+    each evaluation is to begin."""
     rng = model_state.capture_rng()
     if (kept := trainer.loading.kept_generators()) is not None:
         # A pending evaluation of an earlier attempt, or one outside of a fit: use the random state that it would have
@@ -228,17 +255,33 @@ def _run(trainer: Trainer, due: Due, *, is_last: bool, loop: ValidationLoop | No
         model_state.restore_rng(kept)
     try:
         with trainer.modes.evaluating(), exceptions_reported(trainer), ExitStack() as stack:
-            trainer.hooks.call("on_enter_validate_all", trainer, stack, due.loaders)
-            for name, loader in due.loaders.items():
-                loader_loop = loop or trainer.loop.evaluations.of(name)
-                trainer.set_evaluating(loader_loop)
-                with trainer.name_scope(name):
-                    means = loader_loop.run(trainer, loader, name)
-                trainer.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
-            if due.callbacks:
-                trainer.hooks.call("run_validation", trainer, is_last)
+            trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
+            yield model_state.capture_rng()
     finally:
         model_state.restore_rng(rng)
+
+
+def _run(
+    trainer: Trainer,
+    due: Due,
+    generators: Mapping[str, Any],
+    *,
+    is_last: bool,
+    loop: ValidationLoop | None = None,
+) -> None:
+    """Evaluate the present weights on the loaders, and let callbacks evaluate."""
+    # Loading a checkpoint may have drawn numbers.
+    model_state.restore_rng(generators)
+    with ExitStack() as stack:
+        trainer.hooks.call("on_enter_evaluation", trainer, stack, due.loaders)
+        for name, loader in due.loaders.items():
+            loader_loop = loop or trainer.loop.evaluations.of(name)
+            trainer.set_evaluating(loader_loop)
+            with trainer.name_scope(name):
+                means = loader_loop.run(trainer, loader, name)
+            trainer.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
+        if due.callbacks:
+            trainer.hooks.call("run_validation", trainer, is_last)
 
 
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
@@ -298,6 +341,7 @@ def _find_reported_metrics(trainer: Trainer, val_loaders: Mapping[str, Any], nee
     reported = set()
     with exceptions_reported(trainer), ExitStack() as stack:
         hooks.call("on_enter_validate_all", trainer, stack, val_loaders)
+        hooks.call("on_enter_evaluation", trainer, stack, val_loaders)
         for name, loader in val_loaders.items():
             configured = trainer.loop.evaluations.of(name)
             # Never more batches than an evaluation has: the check must be the shorter of the two.

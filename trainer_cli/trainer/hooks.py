@@ -23,7 +23,9 @@ The loop in pseudo-code, each hook at its place:
                 on_log(metrics)                      where a log is due
                 on_save_opportunity(step)            where `next_step` named this step and no evaluation is due
             on_train_end
-            for each validation loader:              on_enter_validate_all around them
+            on_enter_validate_all(stack)             in `validate_all`, once around all checkpoints
+            on_enter_evaluation(stack)               the weights are loaded
+            for each validation loader:
                 on_enter_validate(stack)  on_validate_start
                 for each batch:
                     on_validate_batch_start  on_validate_step_start
@@ -36,7 +38,7 @@ The loop in pseudo-code, each hook at its place:
         on_fit_end
     finalize                                         after `validate`, `validate_all` and `predict`, too
 
-`predict` calls on_enter_validate_all, and on_before_forward and on_after_forward for each batch.
+`predict` calls on_enter_validate_all, on_enter_evaluation, and on_before_forward and on_after_forward for each batch.
 
 The hooks from on_before_forward to on_after_scheduler_step are called by the methods of `TrainStep`; a subclass may
 call these in another order, and for each optimizer on its own.
@@ -173,7 +175,7 @@ class Callback(CheckedArguments):
         """Training pauses for an evaluation, or ends."""
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        """An exception ends the training, also in `on_enter_train`; KeyboardInterrupt too."""
+        """An exception ends the training, also in `on_enter_train` and `on_train_end`; KeyboardInterrupt too."""
 
     def on_train_batch_start(self, trainer: Trainer, model: nn.Module, batch: Any, batch_idx: int) -> None:
         """A batch is on the device. `batch_idx` counts from the start of the epoch."""
@@ -225,7 +227,11 @@ class Callback(CheckedArguments):
         """A log step: `metrics` holds the training metrics of its record, `trainer.log_metrics` adds others."""
 
     def on_enter_validate_all(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
-        """Enter contexts that last for the evaluation on all loaders."""
+        """Enter contexts that last for the evaluations of all checkpoints on all loaders, before one is loaded; in a
+        fit, for one evaluation."""
+
+    def on_enter_evaluation(self, trainer: Trainer, stack: ExitStack, val_loaders: Mapping[str, Any]) -> None:
+        """Enter contexts that last for the evaluation of the present weights on all loaders, such as other weights."""
 
     def on_enter_validate(self, trainer: Trainer, stack: ExitStack, val_loader: Any, loop: ValidationLoop) -> None:
         """Enter contexts that last for the evaluation on one loader."""
@@ -310,6 +316,9 @@ class CheckpointSaver(Protocol):
     def go_back(self, trainer: Trainer) -> Path | None:
         """The newest checkpoint to go back to during a training; later ones are no longer the newest."""
 
+    def save_now(self, trainer: Trainer) -> Path:
+        """Save the present step outside of a fit; its path."""
+
 
 _NO_HOOKS = (
     "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "end_rule",
@@ -375,6 +384,17 @@ class Hooks:
     def __getitem__(self, hook: str) -> Hook:
         """The methods that override a hook, to be bound once and called in turn."""
         return self._hooks[hook]
+
+    def refuse_in(self, part: object) -> None:
+        """Refuse a part that defines hooks and is none of the callbacks, so that they would never be called."""
+        if any(part is callback for callback in self._callbacks.values()):
+            return
+        for hook in (*VOCABULARY, *sorted(self._family_names)):
+            if hook.startswith(("on_", "run_")) and callable(getattr(type(part), hook, None)):
+                raise UserError(
+                    f"{type(part).__name__}.{hook} would never be called: only hooks of callbacks are",
+                    cure="Move it into a Callback, and give that as callbacks=.",
+                )
 
     def add_family(self, base: str) -> None:
         """Bind the hooks that `ValidationLoop(hook=base)` calls, too."""

@@ -6,11 +6,13 @@ import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
+from trainer_cli.checkpoint.find import all_checkpoints
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
@@ -21,9 +23,10 @@ from trainer_cli.core.load_options import WHOLE, LoadOptions
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import CheckpointError
+from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
+from trainer_cli.trainer.hooks import CheckpointSaver
 from trainer_cli.trainer.state import describe, load_all, load_weights, rank_state_of
 
 if TYPE_CHECKING:
@@ -107,6 +110,30 @@ class Loading:
         newest: Path | None = group.on_main(trainer.checkpoint.newest, GroupVerifier(group))
         return newest
 
+    def find_all(self) -> list[Path]:
+        """The complete checkpoints in the folder of this run, in the order of their steps."""
+        saver = self._trainer.checkpoint
+        if saver is None:
+            return []
+        paths: list[Path] = self._trainer.strategy.group.on_main(partial(all_checkpoints, saver.folder))
+        return paths
+
+    def newest_or_refuse(self) -> Path:
+        """The newest valid checkpoint of this run.
+
+        Raises:
+            NoCheckpointError: there is none.
+        """
+        folder = self._saver().folder
+        if (newest := self.find_newest()) is None:
+            raise NoCheckpointError("this run has no checkpoint yet", where=str(folder))
+        return newest
+
+    def _saver(self) -> CheckpointSaver:
+        if (saver := self._trainer.checkpoint) is None:
+            raise UserError("this trainer has no folder of checkpoints", cure="Give a path, or checkpoint= to Trainer.")
+        return saver
+
     def load(self, path: str | Path, load: LoadOptions, keep_settings: Sequence[str], train_loader: Any) -> None:
         """Load a checkpoint; see `Trainer.load_checkpoint`."""
         with self._trainer.metric_logger.time.during(Activity.loading):
@@ -188,14 +215,27 @@ class Loading:
             last = trainer.checkpointer.metrics(self.path)
         return dict(last)
 
-    def save(self, path: str | Path) -> Path:
-        """Save a checkpoint outside of the run's folder; see `Trainer.save_checkpoint`."""
-        trainer, path = self._trainer, as_path(path)
+    def save(self, path: str | Path | None) -> Path:
+        """Save a checkpoint by hand; see `Trainer.save_checkpoint`."""
+        trainer = self._trainer
+        if path is None:
+            if trainer.fitting:
+                raise UserError(
+                    "in a fit, the run's own checkpoints are saved at the end of a step",
+                    cure="Call trainer.ask_for_save(), or give a path.",
+                )
+            return self._saver().save_now(trainer)
+        path = as_path(path)
         metadata = replace(describe(trainer), run_id=self._run_id)
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         # Not the run's checkpointer, which may have a save in flight.
         checkpointer = sync_checkpointer(trainer.strategy.group)
         checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trained)
+        group = trainer.strategy.group
+        # If a hook fails on rank 0, all ranks must raise: the others would wait for it in the next collective.
+        with group.checking("in on_after_save_checkpoint"):
+            if group.is_main:
+                trainer.hooks.call("on_after_save_checkpoint", trainer, path)
         return path
 
     def keep_rng(self, rng: dict[str, Any] | None) -> None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +26,7 @@ from trainer_cli.errors import UserError
 from trainer_cli.loggers.base import Logger, Pauses, Record, RunFacts, Table
 from trainer_cli.loggers.record_keeper import RecordKeeper
 from trainer_cli.trainer.time_account import TimeAccount
+from trainer_cli.trainer.validation_loop import loader_of
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,16 @@ def table_medium(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]
         if matrix and not all(isinstance(cell, int | float) for cell in row[1:]):
             raise UserError(f"matrix {name!r} has the row {row!r}", cure="Give a label, and numbers after it.")
     return Medium(Kind.tables, name, Table(tuple(map(str, columns)), cells, matrix))
+
+
+def _owner(metric: str, loaders: Sequence[str]) -> str:
+    """The loader that a metric is of; empty: none."""
+    loader = loader_of(metric, loaders)
+    return loader if loader in loaders else ""
+
+
+def _has(scope: str, metrics: Iterable[str]) -> bool:
+    return any(name.startswith(f"{scope}/") for name in metrics)
 
 
 def _plain_number(cell: Any) -> Any:
@@ -237,19 +249,32 @@ class MetricLogger:
         self.settle()
         return self._pass_on(progress, epoch, time.time(), content)
 
-    def flush_evaluation(self, progress: Progress, epoch: float) -> None:
-        """Pass on the record of an evaluation outside of a fit, without the metrics that were logged at this step."""
-        # A loss of the training and one of a checkpoint may differ at one step; what is logged stays.
+    def flush_evaluation(self, progress: Progress, epoch: float, loaders: Iterable[str]) -> None:
+        """Pass on the record of an evaluation outside of a fit. What is logged at this step already is not logged
+        again; a loader whose metrics differ from that has the scope `validate_N`, of the first N from 1 on that is new.
+        """
         if progress.step == self._last_step:
-            measured = metrics_in(self.record)
-            for name in measured.keys() & self.last.keys():
-                if measured[name] != self.last[name] and not math.isnan(measured[name]):
-                    log.warning(
-                        "%s of step %d is logged as %g already, so %g is returned but not logged",
-                        name, progress.step, self.last[name], measured[name],
-                    )  # fmt: skip
-                del self.record[name]
+            self._separate(progress.step, list(loaders))
         self.flush(progress, epoch)
+
+    def _separate(self, step: int, loaders: Sequence[str]) -> None:
+        measured = metrics_in(self.record)
+        repeated = measured.keys() & self.last.keys()
+        changed = [name for name in repeated if measured[name] != self.last[name] and not math.isnan(measured[name])]
+        numbers, scopes = count(1), {}
+        # Empty: what callbacks have logged under names that are of no loader.
+        for owner in (*loaders, ""):
+            if any(_owner(name, loaders) == owner for name in changed):
+                free = (scope for number in numbers if not _has(scope := f"validate_{number}", self.last))
+                scopes[owner] = next(free)
+        for name in measured:
+            owner = _owner(name, loaders)
+            if owner in scopes:
+                self.record[f"{scopes[owner]}/{name.removeprefix(f'{owner}/')}"] = self.record.pop(name)
+            elif name in repeated:
+                del self.record[name]
+        for owner, scope in scopes.items():
+            log.info("step %d has other metrics of '%s': these are logged as %s/…", step, owner or "callbacks", scope)
 
     def settle(self) -> None:
         """Wait for the metrics of kept records, and pass these on."""
@@ -279,6 +304,10 @@ class MetricLogger:
         self.last = {**self.last, **record} if progress.step == self._last_step else record
         self._last_step = progress.step
         return record
+
+    def last_at(self, step: int) -> dict[str, float]:
+        """The last record, if it is of this step; else it is empty."""
+        return dict(self.last) if step == self._last_step else {}
 
     def write_out(self) -> None:
         """Write everything logged so far to the operating system, so that `make_durable` may follow later."""

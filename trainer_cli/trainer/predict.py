@@ -107,6 +107,7 @@ def predicting(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[None]:
     try:
         with trainer.modes.evaluating(), modes_kept(trainer.model), ExitStack() as stack, torch.no_grad():
             trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
+            trainer.hooks.call("on_enter_evaluation", trainer, stack, loaders)
             trainer.model.eval()
             stack.enter_context(trainer.strategy.evaluation(trainer.model))
             trainer.step.bind_model(trainer)

@@ -135,6 +135,8 @@ class Trainer:
     evaluating: ValidationLoop | None = None
     """The loop that evaluates, or has evaluated last."""
     _train_loader: Any = None
+    _val_loaders: Mapping[str, Any] | None = None
+    """Of the last fit."""
 
     @checks_argument_names("Trainer", lambda: OF_PARTS | OF_FIT)
     def __init__(
@@ -178,6 +180,8 @@ class Trainer:
         self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop.evaluations)
         # Attributes rather than properties: the loop reads them at every event.
         self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
+        for part in (self.loop, self.loop.validation, self.step, self.precision):
+            self.hooks.refuse_in(part)
         self.strategy: Strategy = setup.check_type("strategy", Single() if strategy is None else strategy, Strategy)
         group = self.strategy.group
         self.logging = setup.make_default("logging", logging, Logging)
@@ -274,7 +278,7 @@ class Trainer:
         self._callback_set.check_owned(self.step)
         settings = setup.loader_settings(self.seed, self.device, self.strategy.group)
         self._train_loader = train = as_loader(train_loader, shuffle=True, **settings)
-        val = setup.name_loaders(val_loader, settings)
+        self._val_loaders = val = setup.name_loaders(val_loader, settings)
         setup.check_data(train, val)
         self.loop.evaluations.check(val)
         # None asks for a training from the beginning; a trainer as it was made is at one.
@@ -343,7 +347,7 @@ class Trainer:
             loop: evaluates each loader; None: those of `TrainingLoop`.
         """
         paths = ckpt_path if isinstance(ckpt_path, Unset) else [ckpt_path]
-        rows = self.validate_all(val_loader, paths, loop=loop, load=load)
+        rows = self._evaluate_all(val_loader, paths, load, loop)
         return LoaderMetrics((row.loader, row.metrics) for row in rows)
 
     @checks_argument_names(
@@ -352,7 +356,7 @@ class Trainer:
     )
     def validate_all(
         self,
-        val_loaders: Any,
+        val_loaders: Any = None,
         ckpt_paths: str | Path | Iterable[str | Path | None] | Unset = UNSET,
         *,
         loop: ValidationLoop | None = None,
@@ -361,17 +365,27 @@ class Trainer:
         """Evaluate every checkpoint on every loader; each checkpoint is loaded once, over the whole model.
 
         Args:
+            val_loaders: as `val_loader` of `fit`; not given: those of the last fit, if it had any.
             ckpt_paths: paths, and globs such as `runs/x/checkpoints/step*`, which are expanded before any work, in the
-                order of steps; None: the present weights; not given: as in `validate`.
+                order of steps; None: the present weights; not given: every checkpoint of this run, or in a fit, and
+                where there is none, the present weights.
             loop: evaluates each loader; None: those of `TrainingLoop`.
             load: the rules for names; of the states the weights are loaded, and callbacks that evaluate.
 
         Raises:
             NoCheckpointError: a glob matches no checkpoint.
         """
+        if val_loaders is None and self._val_loaders is None and not self.hooks["run_validation"]:
+            raise UserError("validate_all has no val_loaders, and this trainer was not fitted", cure="Give a loader.")
+        val_loaders = (self._val_loaders or {}) if val_loaders is None else val_loaders
+        return self._evaluate_all(val_loaders, ckpt_paths, load, loop, every=True)
+
+    def _evaluate_all(
+        self, val_loaders: Any, ckpt_paths: Any, load: LoadOptions, loop: ValidationLoop | None, *, every: bool = False
+    ) -> Evaluations:
         setup.check_type("load", load, LoadOptions)
         self._join_global_callbacks()
-        return evaluate_all(self, val_loaders, ckpt_paths, load, loop)
+        return evaluate_all(self, val_loaders, ckpt_paths, load, loop, every=every)
 
     @checks_argument_names("Trainer.predict", _refer_to_constructor("Give a loader of fewer samples."))
     def predict(
@@ -546,9 +560,13 @@ class Trainer:
     # Saves call it by this name too: a subclass may add to what its checkpoints hold.
     checkpoint_state = state.checkpoint_state
 
-    def save_checkpoint(self, path: str | Path) -> Path:
-        """Save the present state as the checkpoint at `path`, durably; one that is there is replaced. Not for this
-        run's own folder of checkpoints, where the CheckpointerCallback saves and removes.
+    def save_checkpoint(self, path: str | Path | None = None) -> Path:
+        """Save the present state durably, and return the checkpoint's path. Collective.
+
+        Args:
+            path: where; one that is there is replaced. Not in this run's own folder of checkpoints, where the
+                CheckpointerCallback saves and removes. Not given: there, by it, under the name of the present step,
+                and not over a checkpoint of this step; after a fit, not in one, where `ask_for_save` saves.
 
         Raises:
             SaveError: nothing was committed; what was there before still is.
@@ -556,15 +574,22 @@ class Trainer:
         self._callback_set.check_owned(self.step)
         return self.loading.save(path)
 
-    def load_checkpoint(self, path: str | Path, load: LoadOptions = WHOLE, keep_settings: Sequence[str] = ()) -> None:
+    def load_checkpoint(
+        self, path: str | Path | Unset = UNSET, load: LoadOptions = WHOLE, keep_settings: Sequence[str] = ()
+    ) -> None:
         """Load a checkpoint of this program or of another one. The RNG state is restored when training begins.
 
         Args:
+            path: which; not given: the newest valid one of this run.
             load: what to load, and under which names.
             keep_settings: optimizer settings (such as `lr`) that stay as they are configured now.
+
+        Raises:
+            NoCheckpointError: there is none.
         """
         setup.check_type("load", load, LoadOptions)
         setup.check_texts("keep_settings", keep_settings)
+        path = self.loading.newest_or_refuse() if isinstance(path, Unset) else path
         self.loading.load(path, load, keep_settings, self._train_loader)
 
     def make_schedulers(self) -> None:

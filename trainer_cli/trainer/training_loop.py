@@ -277,13 +277,13 @@ class TrainingLoop(Lengths):
                         break
                     trainer.recording.flush(wait=logs)
                     self._offer_save(trainer, None)
+                # Before hooks that a longer training does not call here.
+                trainer.module_modes.end(continues=due is None or not _has_work(trainer, due.regular))
+                trainer.hooks.call_all("on_train_end", trainer, trainer.model, self, loop_idx)
             except BaseException as error:
                 with second_to(error):
                     trainer.hooks.call_all("on_train_exception", trainer, error)
                 raise
-            # Before hooks that a longer training does not call here.
-            trainer.module_modes.end(continues=due is None or not _has_work(trainer, due.regular))
-            trainer.hooks.call_all("on_train_end", trainer, trainer.model, self, loop_idx)
         if due is not None and _has_work(trainer, due):
             stops_early = stop is not None and not stop.finished
             if stops_early or not evaluate(trainer, due, is_last=done):
