@@ -199,7 +199,12 @@ class Attempts:
         self.trainer = SimpleNamespace(
             progress=self._progress(),
             metric_logger=SimpleNamespace(
-                last={}, make_durable=lambda: None, write_out=lambda: None, state_dict=dict, time=TimeAccount()
+                last={},
+                make_durable=lambda: None,
+                write_out=lambda: None,
+                state_dict=dict,
+                time=TimeAccount(),
+                last_at=lambda step: dict(self.trainer.metric_logger.last),
             ),
             model=SimpleNamespace(
                 parameters=lambda: [self._weight], modules=list, state_dict=lambda: {"w": self._weight}

@@ -71,6 +71,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
@@ -385,12 +386,12 @@ class Hooks:
         """The methods that override a hook, to be bound once and called in turn."""
         return self._hooks[hook]
 
-    def refuse_in(self, part: object) -> None:
+    def refuse_in(self, *parts: object) -> None:
         """Refuse a part that defines hooks and is none of the callbacks, so that they would never be called."""
-        if any(part is callback for callback in self._callbacks.values()):
-            return
-        for hook in (*VOCABULARY, *sorted(self._family_names)):
-            if hook.startswith(("on_", "run_")) and callable(getattr(type(part), hook, None)):
+        others = [part for part in parts if all(part is not callback for callback in self._callbacks.values())]
+        hooks = [hook for hook in (*VOCABULARY, *sorted(self._family_names)) if hook.startswith(("on_", "run_"))]
+        for part, hook in product(others, hooks):
+            if callable(getattr(type(part), hook, None)):
                 raise UserError(
                     f"{type(part).__name__}.{hook} would never be called: only hooks of callbacks are",
                     cure="Move it into a Callback, and give that as callbacks=.",

@@ -180,8 +180,7 @@ class Trainer:
         self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop.evaluations)
         # Attributes rather than properties: the loop reads them at every event.
         self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
-        for part in (self.loop, self.loop.validation, self.step, self.precision):
-            self.hooks.refuse_in(part)
+        self.hooks.refuse_in(self.loop, self.loop.validation, self.step, self.precision)
         self.strategy: Strategy = setup.check_type("strategy", Single() if strategy is None else strategy, Strategy)
         group = self.strategy.group
         self.logging = setup.make_default("logging", logging, Logging)
