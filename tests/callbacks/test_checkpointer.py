@@ -564,17 +564,31 @@ def test_a_checkpoint_that_is_not_there_is_a_file_not_found(call: Any, tmp_path:
         call(trainer(), tmp_path / "none")
 
 
+_TOO_RARE = r"ephemeral_save_interval \(.*\) must be shorter than .*save_interval"
+_TOO_LONG = r"ephemeral_save_interval \(.*\) never comes due: the run ends before, after 6 steps"
+_HIDDEN = r"ephemeral_save_interval \(.*\) never comes due: each of its steps is one of .*save_interval"
+
+
+# An epoch has 3 steps, each of 4 samples and 12 tokens.
 @pytest.mark.parametrize(
-    ("ephemeral", "permanent", "refused"),
-    [("50st", "1ep", True), ("1ep", 3, True), (2, "1ep", False), ("1ep", 50, False), ("50s", "1ep", False)],
-)
-def test_ephemeral_saves_are_more_frequent_in_whatever_units(
-    ephemeral: int | str, permanent: int | str, refused: bool, tmp_path: Path
+    ("ephemeral", "permanent", "fault"),
+    [
+        ("50st", "1ep", _TOO_RARE), ("1ep", 3, _TOO_RARE), (2, "1ep", None), ("1ep", 50, None), ("50s", "1ep", None),
+        ("13sp", "1ep", _TOO_RARE), ("16sp", 3, _TOO_RARE), ("8sp", "1ep", None), ("8sp", 3, None), ("4sp", None, None),
+        ("40tok", "1ep", _TOO_RARE), ("37tok", 3, _TOO_RARE), ("20tok", "4sp", _TOO_RARE), ("24tok", "1ep", None),
+        ("12sp", "1ep", _HIDDEN), ("3sp", 1, _HIDDEN), ("5tok", 1, _HIDDEN), (1, "4sp", _HIDDEN),
+        (7, None, _TOO_LONG), ("3ep", None, _TOO_LONG), ("25sp", None, _TOO_LONG), ("73tok", None, _TOO_LONG),
+        (6, None, None), ("24sp", None, None), ("72tok", None, None), ("1dur", None, None),
+    ],
+)  # fmt: skip
+def test_an_ephemeral_interval_that_is_never_due_is_refused_in_whatever_units(
+    ephemeral: int | str, permanent: int | str | None, fault: str | None, tmp_path: Path
 ) -> None:
-    made = make(tmp_path, 1, save_interval=permanent, ephemeral_save_interval=ephemeral)
-    if refused:
-        with pytest.raises(ConfigError, match=r"ephemeral_save_interval \(.*\) must be shorter than .*save_interval"):
+    made = make(tmp_path, 6, save_interval=permanent, ephemeral_save_interval=ephemeral)
+    if fault is not None:
+        with pytest.raises(ConfigError, match=fault):
             made.fit(loader(12, 4))
-        assert not steps(tmp_path)
+        # The tokens of a step are known once one is made.
+        assert made.progress.step == int("tok" in str(ephemeral))
     else:
-        assert made.fit(loader(12, 4)).step == 1
+        assert made.fit(loader(12, 4)).step == 6

@@ -21,7 +21,7 @@ from oracle import NOTHING_DONE, Folder, Oracle, RefusedError, Seen
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.state_saver import AFTER_EXCEPTION, RunIdentity
 from trainer_cli.checkpoint.writer_thread import WriterThread
-from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.intervals import Duration, Interval, StepCounts
 from trainer_cli.core.policy import Occasion
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import CheckpointError, SaveError, UserError
@@ -110,7 +110,12 @@ class Attempts:
     def __init__(self, root: Path, *, knows_epochs: bool = True, behind: bool = False) -> None:
         self.root = root / "checkpoints"
         self.oracle = Oracle(EPOCH_STEPS if knows_epochs else None)
-        self.loop = SimpleNamespace(checkpoint_interval=lambda key, interval: self._interval(interval))
+        self.loop = SimpleNamespace(
+            checkpoint_interval=lambda key, interval: self._interval(interval),
+            step_counts=lambda *args, **kwargs: StepCounts(),
+            limits=SimpleNamespace(max_duration=Interval(Duration.parse("1e9st"))),
+            counts_tokens=False,
+        )
         self.number = 0
         self.alive = False
         self.story: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from trainer_cli.core.policy import (
     Moment,
     Occasion,
     SaveRules,
+    check_ephemeral,
     next_save_step,
     retention_rules,
     save_rules,
@@ -102,6 +103,7 @@ class CheckpointerCallback(Callback):
         self._held: set[str] = set()
         self._budget = SaveBudget()
         self._rules: SaveRules | None = None
+        self._compares_later: Callable[[], None] | None = None
         self._last_saved_step: int | None = None
         self._failures = 0
         self._has_begun = False
@@ -166,6 +168,7 @@ class CheckpointerCallback(Callback):
     ) -> None:
         self._failed_step, self._failures, self._has_begun = None, 0, False
         self._rules = save_rules(self.settings, loop.checkpoint_interval)
+        self._compare_intervals(trainer, loop, train_loader)
         self.retention.rules = retention_rules(self.settings, loop.checkpoint_interval)
         if not self.settings.enabled:
             return
@@ -176,6 +179,17 @@ class CheckpointerCallback(Callback):
         with group.leading() as leads:
             if leads:
                 self._open_folder(trainer)
+
+    def _compare_intervals(self, trainer: Trainer, loop: TrainingLoop, train_loader: Any) -> None:
+        """Refuse an ephemeral interval that is never due. The tokens of a step are known after the first one."""
+        assert self._rules is not None
+        made = trainer.progress
+        step_tokens = made.tokens / made.step if made.step and made.tokens else None
+        counts = loop.step_counts(train_loader, made, step_tokens=step_tokens)
+        check_ephemeral(self._rules, loop.limits.max_duration, counts)
+        often = self._rules.ephemeral_save_interval
+        waits = made.step == 0 and often is not None and loop.counts_tokens
+        self._compares_later = partial(self._compare_intervals, trainer, loop, train_loader) if waits else None
 
     def on_train_start(
         self, trainer: Trainer, model: nn.Module, train_loader: Any, loop: TrainingLoop, loop_idx: int
@@ -210,7 +224,7 @@ class CheckpointerCallback(Callback):
     def next_step(self, trainer: Trainer) -> int | None:
         if not self.settings.enabled or self._rules is None:
             return None
-        if self.save_requested:
+        if self.save_requested or self._compares_later is not None:
             return trainer.progress.step + 1
         step = next_save_step(self._rules, trainer.progress)
         # A save in flight interrupts the steps once it is written.
@@ -229,6 +243,8 @@ class CheckpointerCallback(Callback):
 
     def _offer(self, trainer: Trainer, occasion: Occasion) -> None:
         assert self._rules is not None
+        if self._compares_later is not None and trainer.progress.step > 0:
+            self._compares_later()
         if self.copier is not None:
             self.copier.raise_failure()
         with self._tolerating_save_errors():

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_cli.core import schema
-from trainer_cli.core.checkpoint_config import AUTO, ephemeral_too_rare
-from trainer_cli.core.intervals import Duration
+from trainer_cli.core.checkpoint_config import AUTO
+from trainer_cli.core.intervals import Duration, Interval, StepCounts
 from trainer_cli.core.left_out import KEY, can_resume, check_leave_out, described, left_out
 from trainer_cli.core.patterns import alternatives, did_you_mean, matches
+from trainer_cli.core.policy import SaveRules, check_ephemeral
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
 from trainer_cli.core.types import kind_of
 from trainer_cli.errors import Code, ConfigError
@@ -209,21 +210,25 @@ def check_left_out(config: schema.TrainConfig) -> Iterator[ConfigError]:
 
 
 def check_ephemeral_interval(config: schema.TrainConfig) -> Iterator[ConfigError]:
-    """Refuse ephemeral saves that are no more frequent than permanent ones, as far as the config alone shows it.
+    """Refuse ephemeral saves that are no more frequent than permanent ones, or never due, as far as the config shows.
 
     An epoch has a known number of steps here if `loop.steps_per_epoch` is set; core/policy.py compares the others.
     """
     settings, loop = config.checkpoint, config.loop
-    if settings.save_interval is None or settings.ephemeral_save_interval in (None, AUTO):
+    if settings.ephemeral_save_interval in (None, AUTO):
         return
     run = Duration.parse(loop.max_duration)
-    often, seldom = (
-        Duration.parse(text).within(run) for text in (settings.ephemeral_save_interval, settings.save_interval)
-    )
-    often_steps, seldom_steps = (duration.steps(loop.steps_per_epoch) for duration in (often, seldom))
-    in_steps = often_steps is not None and seldom_steps is not None and often_steps >= seldom_steps
-    if in_steps or (often.unit is seldom.unit and often.value >= seldom.value):
-        yield ephemeral_too_rare(often, seldom)
+
+    def interval(text: Any) -> Interval | None:
+        return None if text is None else Interval(Duration.parse(text).within(run), loop.steps_per_epoch)
+
+    try:
+        rules = SaveRules(interval(settings.save_interval), interval(settings.ephemeral_save_interval))
+        check_ephemeral(rules, Interval(run, loop.steps_per_epoch), StepCounts(steps_per_epoch=loop.steps_per_epoch))
+    except ConfigError as error:
+        yield error
+    except ValueError:
+        return  # A part of an epoch whose length is not known yet.
 
 
 def whole_values(values: Mapping[Any, Any]) -> Iterator[tuple[KeyPath, Any]]:

@@ -251,6 +251,14 @@ def ephemeral_too_rare(ephemeral: Duration, permanent: Duration) -> ConfigError:
     )
 
 
+def ephemeral_never_due(ephemeral: Duration, why: str) -> ConfigError:
+    """The error for ephemeral saves that no step of a run makes."""
+    key = "checkpoint.ephemeral_save_interval"
+    return ConfigError(
+        f"{key} ({ephemeral}) never comes due: {why}", location=key, hint="Make it shorter, or set it to null."
+    )
+
+
 def filled_folder(key: str, folder: str | None, run_name: str | None) -> str | None:
     """A folder of checkpoints with `{run_name}` replaced by the name of the run; null stays.
 

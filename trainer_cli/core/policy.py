@@ -14,10 +14,19 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from trainer_cli.core.checkpoint_config import AUTO, CheckpointConfig, Mode, Removal, ephemeral_too_rare
-from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.checkpoint_config import (
+    AUTO,
+    CheckpointConfig,
+    Mode,
+    Removal,
+    ephemeral_never_due,
+    ephemeral_too_rare,
+)
+from trainer_cli.core.intervals import Duration, Interval, StepCounts
 from trainer_cli.core.progress import Progress
 
+_MOST_COMPARED = 1000
+"""Steps of ephemeral saves that are compared with those of permanent ones."""
 ToInterval = Callable[[str, Any], Interval | None]
 """The interval of a setting, by its key and value; None for null. Raises where it needs an unknown epoch length."""
 
@@ -29,21 +38,11 @@ def settings_of(checkpoint: CheckpointConfig, node: Mapping[str, Any] | None) ->
 
 
 def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
-    """The rules of saving.
-
-    Raises:
-        ConfigError: ephemeral saves are not more frequent than permanent ones. Where the units differ, this is known
-            only with the length of an epoch.
-    """
+    """The rules of saving."""
     cooldown = settings.ephemeral_cooldown
     permanent = interval("save_interval", settings.save_interval)
     is_auto = settings.ephemeral_save_interval == AUTO
     ephemeral = None if is_auto else interval("ephemeral_save_interval", settings.ephemeral_save_interval)
-    if permanent is not None and ephemeral is not None:
-        # Compared in steps alone: samples or seconds against epochs differ from run to run.
-        seldom, often = permanent.steps, ephemeral.steps
-        if seldom is not None and often is not None and often >= seldom:
-            raise ephemeral_too_rare(ephemeral.duration, permanent.duration)
     return SaveRules(
         save_interval=permanent,
         ephemeral_save_interval=ephemeral,
@@ -55,6 +54,46 @@ def save_rules(settings: CheckpointConfig, interval: ToInterval) -> SaveRules:
         save_on_stop=settings.save_on_stop,
         keep_best=_best(settings),
     )
+
+
+def check_ephemeral(rules: SaveRules, longest: Interval, counts: StepCounts) -> None:
+    """Refuse ephemeral saves that are not more frequent than the permanent ones, or for which no step is left.
+
+    Args:
+        longest: the length of the run.
+        counts: of each step. Intervals in units that it does not know are compared only with those of the same unit.
+    """
+    often, seldom = rules.ephemeral_save_interval, rules.save_interval
+    if often is None:
+        return
+    # Of a whole run: a resume must refuse no more than the attempts before it.
+    counts, often, longest = replace(counts, start=Progress()), replace(often, offset=0), replace(longest, offset=0)
+    step, end, length = counts.next_due(often, 0), counts.next_due(longest, 0), often.duration
+    first = None if seldom is None else counts.next_due(seldom := replace(seldom, offset=0), 0)
+    if seldom is not None and _is_longer(often, seldom, step, first, or_equal=True):
+        raise ephemeral_too_rare(length, seldom.duration)
+    if _is_longer(often, longest, step, end, or_equal=False):
+        raise ephemeral_never_due(length, f"the run ends before, after {longest.duration}")
+    if seldom is None or step is None or first is None:
+        return
+    for _ in range(_MOST_COMPARED):
+        if step is None or (end is not None and step > end):
+            break
+        if not seldom.due(counts.at(step)):
+            return
+        step = counts.next_due(often, step)
+    raise ephemeral_never_due(length, f"each of its steps is one of checkpoint.save_interval ({seldom.duration})")
+
+
+def _is_longer(one: Interval, other: Interval, step: int | None, end: int | None, *, or_equal: bool) -> bool:
+    """Whether an interval is longer than another one, as far as is known; `step` and `end` are their first steps."""
+    if one.duration.unit is other.duration.unit:
+        lengths = one.duration.value, other.duration.value
+    elif one.steps is not None and other.steps is not None:
+        lengths = one.steps, other.steps
+    else:
+        return step is not None and end is not None and step > end
+    return lengths[0] > lengths[1] or (or_equal and lengths[0] == lengths[1])
 
 
 def retention_rules(settings: CheckpointConfig, interval: ToInterval) -> RetentionRules:

@@ -22,7 +22,7 @@ from trainer_cli.core.checkpoint_config import CheckpointConfig, Compression, Ne
 from trainer_cli.core.intervals import StepCounts
 from trainer_cli.core.left_out import left_out
 from trainer_cli.core.naming import Naming
-from trainer_cli.core.policy import Saved, retention_rules, save_rules, settings_of
+from trainer_cli.core.policy import Saved, check_ephemeral, retention_rules, save_rules, settings_of
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TRAIN_PREFIX
@@ -173,11 +173,11 @@ def _plan_training(
     kinds = _kinds_of_callbacks(composed)
     checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))
     in_background = saves_in_background(checkpoint.save_async)
-    step_counts = step_counts_of(
-        loop, train_loader, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens
-    )
+    step_counts = loop.step_counts(train_loader, start_point.progress, step_time_s=step_time_s, step_tokens=step_tokens)
     callbacks = any(_overrides(kind, "run_validation") for kind in kinds.values())
-    setting = simulation_of(loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks)
+    setting = simulation_of(
+        loop, checkpoint, start, start_point, evaluated=data.val, callbacks=callbacks, counts=step_counts
+    )
     # The size of a checkpoint depends on the progress at the end, whose numbers have more digits.
     end = simulate(setting, step_counts, most_saves=0).end or start_point.progress
     size = _size_of(checkpoint, composed, builder, data, end)
@@ -270,18 +270,25 @@ def simulation_of(
     *,
     evaluated: Iterable[str],
     callbacks: bool,
+    counts: StepCounts,
 ) -> Simulation:
     """The settings of the simulation, for a loop that knows its lengths.
 
+    Raises:
+        ConfigError: an ephemeral checkpoint is never due.
+
     Args:
+        counts: of each step.
         evaluated: names of the validation loaders.
         callbacks: whether a callback runs evaluations itself.
     """
     names = list(evaluated)
     loop.evaluations.check(names)
+    save = save_rules(checkpoint, loop.checkpoint_interval)
+    check_ephemeral(save, loop.limits.max_duration, counts)
     return Simulation(
         limits=loop.limits,
-        save=save_rules(checkpoint, loop.checkpoint_interval),
+        save=save,
         retention=retention_rules(checkpoint, loop.checkpoint_interval),
         eval_intervals=loop.evaluations.intervals(names, callbacks=callbacks),
         log_interval=loop.log_interval if str(checkpoint.keep_best.metric).startswith(TRAIN_PREFIX) else None,
@@ -293,32 +300,6 @@ def simulation_of(
         saved=start_point.saved,
         last_saved_step=start_point.last_saved_step,
         stop_request=None if start.finished is None else Stop(start.finished, finished=True),
-    )
-
-
-def step_counts_of(
-    loop: TrainingLoop,
-    train_loader: Any,
-    progress: Progress,
-    *,
-    step_time_s: float | None = None,
-    step_tokens: float | None = None,
-) -> StepCounts:
-    """The counts of each step, from the length and batch size of the loader."""
-    length = getattr(train_loader, "length", None)
-    size = getattr(train_loader, "batch_size", None)
-    if size is not None and length is not None and getattr(train_loader, "drop_last", False):
-        # The incomplete batch of an epoch is dropped, and so are its samples.
-        length -= length % size
-    return StepCounts(
-        start=progress,
-        grad_accum_steps=loop.settings.grad_accum_steps,
-        epoch_batches=loop.epoch_batches,
-        steps_per_epoch=loop.steps_per_epoch,
-        batch_size=size,
-        epoch_samples=length,
-        step_tokens=step_tokens,
-        step_time_s=step_time_s,
     )
 
 

@@ -13,7 +13,7 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.core.simulation import simulate
 from trainer_cli.runs.free_space import check_space, estimate_size
 from trainer_cli.runs.overview import overview_rows, why_on_cpu
-from trainer_cli.runs.plan import simulation_of, start_point_of, step_counts_of
+from trainer_cli.runs.plan import simulation_of, start_point_of
 from trainer_cli.runs.plan_view import schedule_rows
 from trainer_cli.runs.start import Start
 
@@ -46,8 +46,10 @@ def log_schedule(start: Start, trainer: Trainer, data: Data, composed: Composed,
     loop.learn_lengths(data.train, start_point.progress)
     loop.start_at(data.train, start_point.progress)
     callbacks = bool(trainer.hooks["run_validation"])
-    setting = simulation_of(loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks)
-    counts, size_bytes = step_counts_of(loop, data.train, start_point.progress), estimate_size(trainer, start_point)
+    counts, size_bytes = loop.step_counts(data.train, start_point.progress), estimate_size(trainer, start_point)
+    setting = simulation_of(
+        loop, checkpoint.settings, start, start_point, evaluated=data.val, callbacks=callbacks, counts=counts
+    )
     timeline = simulate(
         setting, counts, size=lambda step: size_bytes, sizes=start_point.sizes, most_saves=_MOST_SIMULATED
     )

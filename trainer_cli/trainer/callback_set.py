@@ -15,7 +15,6 @@ from trainer_cli.trainer.setup import add_by_class, check_type, make_instance, n
 if TYPE_CHECKING:
     from trainer_cli.trainer.train_step import TrainStep
     from trainer_cli.trainer.trainer import Trainer
-    from trainer_cli.trainer.validation_loop import Evaluations
 
 
 @dataclass(slots=True)
@@ -42,6 +41,7 @@ class CallbackSet:
 
     Args:
         callbacks, sparsity, saver: as in `Trainer`.
+        loop, parts: what else the trainer is made of, which must have no hooks.
 
     Raises:
         UserError: two have the same name, or one is not of its kind.
@@ -52,7 +52,8 @@ class CallbackSet:
         callbacks: Mapping[str, Callback] | Iterable[Callback],
         sparsity: Callback | Callable[[], Callback] | None,
         saver: CheckpointSaver | None,
-        evaluations: Evaluations,
+        loop: Any,
+        *parts: object,
     ) -> None:
         self._configured: dict[str, Callback] = name_values("callbacks", callbacks, Callback)
         if sparsity is not None:
@@ -61,9 +62,10 @@ class CallbackSet:
             mask = check_type("sparsity", make_instance(sparsity, Callback), Callback)
             self._configured = {"sparsity": mask, **self._configured}
         self._check_saver(saver)
-        self._saver, self._evaluations = saver, evaluations
+        self._saver, self._evaluations = saver, loop.evaluations
         self._global = global_callbacks()
         self._bind()
+        self.hooks.refuse_in(loop, loop.evaluations.validation, *parts)
 
     def _check_saver(self, saver: CheckpointSaver | None) -> None:
         if saver is not None:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.core.field_rules import check_duration
-from trainer_cli.core.intervals import Duration, Interval, Unit, epoch_steps, limited_batches, total_steps
+from trainer_cli.core.intervals import Duration, Interval, StepCounts, Unit, epoch_steps, limited_batches, total_steps
 from trainer_cli.core.schema import LoopConfig
 from trainer_cli.core.stopping import Limits
 from trainer_cli.data.position import length_of
@@ -107,6 +107,31 @@ class Lengths:
             return self.interval(duration)
         except ValueError as error:
             raise ConfigError(str(error), location=f"checkpoint.{key}") from None
+
+    def step_counts(
+        self,
+        train_loader: Any,
+        progress: Progress,
+        *,
+        step_time_s: float | None = None,
+        step_tokens: float | None = None,
+    ) -> StepCounts:
+        """The counts of each step, from the length and batch size of the loader."""
+        length = getattr(train_loader, "length", None)
+        size = getattr(train_loader, "samples_per_batch", None)
+        if size is not None and length is not None and getattr(train_loader, "drop_last", False):
+            # The incomplete batch of an epoch is dropped, and so are its samples.
+            length -= length % size
+        return StepCounts(
+            start=progress,
+            grad_accum_steps=self.settings.grad_accum_steps,
+            epoch_batches=self.epoch_batches,
+            steps_per_epoch=self.steps_per_epoch,
+            batch_size=size,
+            epoch_samples=length,
+            step_tokens=step_tokens,
+            step_time_s=step_time_s,
+        )
 
     def length(self, train_loader: Any) -> int | None:
         """Optimizer steps in `max_duration`, if known."""

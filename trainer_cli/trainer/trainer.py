@@ -177,10 +177,9 @@ class Trainer:
         if isinstance(loop, ValidationLoop):
             self.loop.validation = loop
         self.checkpoint, self.step = checkpoint, setup.make_default("step", step, TrainStep)
-        self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop.evaluations)
+        self._callback_set = CallbackSet(callbacks, sparsity, checkpoint, self.loop, self.step, self.precision)
         # Attributes rather than properties: the loop reads them at every event.
         self.callbacks, self.hooks = self._callback_set.callbacks, self._callback_set.hooks
-        self.hooks.refuse_in(self.loop, self.loop.validation, self.step, self.precision)
         self.strategy: Strategy = setup.check_type("strategy", Single() if strategy is None else strategy, Strategy)
         group = self.strategy.group
         self.logging = setup.make_default("logging", logging, Logging)
