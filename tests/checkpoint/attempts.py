@@ -220,6 +220,7 @@ class Attempts:
             schedulers=SimpleNamespace(state_dict=dict),
             loop=SimpleNamespace(state_dict=dict, has_data=False, microbatches=None),
             step=SimpleNamespace(state_dict=dict),
+            module_modes=SimpleNamespace(state_dict=dict),
             loading=SimpleNamespace(kept_generators=lambda: {"seed": 0}),
             scaler=None,
             interrupt_requested=False,
