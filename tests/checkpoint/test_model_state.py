@@ -284,3 +284,121 @@ def test_weights_are_finite_where_each_of_their_numbers_is(
     tensor = torch.tensor(numbers, dtype=torch.float64).to(dtype)
     assert are_finite([torch.ones(2), tensor, torch.ones(1, dtype=torch.bfloat16)]) is finite
     assert are_finite([tensor]) is finite
+
+
+class Renamed(nn.Module):
+    """Translates the names of its first version, by the way that `how` names."""
+
+    def __init__(self, how: str = "") -> None:
+        super().__init__()
+        self.how = how
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(2, 2)
+        if how == "hook":
+            self._register_load_state_dict_pre_hook(_translate)
+        if how == "method":
+            self.register_load_state_dict_pre_hook(lambda module, *arguments: _translate(*arguments))
+        if how == "missing":
+            self.register_load_state_dict_post_hook(lambda module, keys: keys.missing_keys.clear())
+        if how == "unexpected":
+            self.register_load_state_dict_post_hook(lambda module, keys: keys.unexpected_keys.clear())
+
+    def _load_from_state_dict(self, state: dict, prefix: str, *arguments) -> None:
+        if self.how == "override":
+            _translate(state, prefix)
+        super()._load_from_state_dict(state, prefix, *arguments)
+
+    def load_state_dict(self, state_dict, strict=True, assign=False):
+        if self.how == "load_state_dict":
+            state_dict = dict(state_dict)
+            _translate(state_dict, "")
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def _translate(state: dict, prefix: str, *_) -> None:
+    for key in [key for key in state if key.startswith(f"{prefix}first.")]:
+        # Other values too: translated twice they would be wrong.
+        state[key.replace("first.", "a.", 1)] = state.pop(key) * 2
+
+
+def _old_renamed(**more: torch.Tensor) -> dict:
+    weights = Renamed().state_dict()
+    return {key.replace("a.", "first."): value for key, value in weights.items()} | more
+
+
+def _weight_norm(make) -> nn.Sequential:
+    return nn.Sequential(make(nn.Linear(3, 2)), nn.Linear(2, 1))
+
+
+def _without_counters() -> dict:
+    return {key: value for key, value in Net(seed=1).state_dict().items() if not key.endswith("num_batches_tracked")}
+
+
+LOADED_BY_HOOKS = {
+    "weight_norm": (
+        lambda: _weight_norm(nn.utils.parametrizations.weight_norm),
+        lambda: _weight_norm(nn.utils.weight_norm).state_dict(),
+    ),
+    "no_counter": (Net, _without_counters),
+    **{how: (lambda how=how: Renamed(how), _old_renamed) for how in ("hook", "method", "override", "load_state_dict")},
+    "nested": (lambda: nn.Sequential(Renamed("hook")), lambda: {f"0.{k}": v for k, v in _old_renamed().items()}),
+    "compiled": (
+        lambda: torch.compile(Renamed("override"), backend="eager"),
+        _old_renamed,
+    ),
+    "compiled_part": (
+        lambda: nn.Sequential(torch.compile(Renamed("override"), backend="eager")),
+        lambda: {f"0._orig_mod.{key}": value for key, value in _old_renamed().items()},
+    ),
+    "missing": (lambda: Renamed("missing"), lambda: {"a.weight": torch.ones(2, 3)}),
+    "unexpected": (
+        lambda: Renamed("unexpected"),
+        lambda: {**Renamed().state_dict(), "old.weight": torch.ones(2)},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("case", LOADED_BY_HOOKS)
+def test_names_that_modules_translate_are_loaded_as_by_load_state_dict(case: str) -> None:
+    make, state_of = LOADED_BY_HOOKS[case]
+    state = dict(state_of())
+    torch.manual_seed(3)
+    expected, loaded = make(), make()
+    loaded.load_state_dict(expected.state_dict())
+    unwrapped(expected).load_state_dict(state, strict=True)
+    restore_model(loaded, state)
+    assert same(dict(expected.state_dict()), dict(loaded.state_dict()))
+
+
+def test_hooks_change_nothing_where_names_are_missing_still() -> None:
+    model = Renamed("hook")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UserError, match=r"a\.bias: missing in the checkpoint\n  other: not in this model"):
+        restore_model(
+            model,
+            {
+                "first.weight": torch.ones(2, 3),
+                "b.weight": torch.ones(2, 2),
+                "b.bias": torch.ones(2),
+                "other": torch.ones(1),
+            },
+        )
+    assert same(before, dict(model.state_dict()))
+
+
+def test_what_is_ignored_keeps_its_values_where_a_hook_translates_its_name() -> None:
+    model = Renamed("hook")
+    before = model.a.bias.clone()
+    report = restore_model(model, _old_renamed(), ignore_keys=["a.bias"])
+    assert report.ignored == ["a.bias"]
+    assert torch.equal(model.a.bias, before)
+
+
+def test_an_error_of_a_hook_is_a_line_of_the_table() -> None:
+    def refuse(state, prefix, metadata, strict, missing, unexpected, errors) -> None:
+        errors.append("weights of version 1 cannot be loaded")
+
+    model = nn.Linear(2, 2)
+    model._register_load_state_dict_pre_hook(refuse)
+    with pytest.raises(UserError, match="weights of version 1 cannot be loaded"):
+        restore_model(model, {"weight": torch.ones(2, 2)})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from tiny import Noisy, assert_resumes_exactly, everything, loader, same, traine
 from torch import nn
 
 from trainer_cli import WarmupCosine
+from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
-from trainer_cli.callbacks.ema import EMA
+from trainer_cli.callbacks.ema import EMA, SWA
 from trainer_cli.checkpoint import model_state
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.errors import UserError
@@ -437,3 +440,58 @@ def test_what_a_subclass_of_the_trainer_adds_is_in_every_checkpoint(tmp_path: Pa
     made.fit(loader(2))
     paths = [tmp_path / "saved" / f"step{step}" for step in (2, 3)] + [made.save_checkpoint(tmp_path / "by_hand")]
     assert [made.checkpointer.read(path)["note"] for path in paths] == ["step 2", "step 3", "step 3"]
+
+
+class Scripted(Noisy):
+    """A body of TorchScript, with a buffer that its forward replaces."""
+
+    def __init__(self, how: str = "script") -> None:
+        super().__init__()
+        self.body.append(_Counted())
+        if how == "script":
+            self.body = torch.jit.script(self.body)
+        if how == "trace":
+            self.body = torch.jit.trace(self.body, torch.zeros(2, 2), check_trace=False)
+        if how == "load":
+            file = io.BytesIO()
+            torch.jit.save(torch.jit.script(self.body), file)
+            self.body = torch.jit.load(io.BytesIO(file.getvalue()))
+
+
+class _Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        return x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", ["script", "trace", "load"])
+def test_a_part_of_torchscript_trains_as_its_module_and_resumes_exactly(tmp_path: Path, how: str) -> None:
+    def fit(folder: Path, *callbacks: Callback, how: str = how) -> Any:
+        made = _trainer(
+            folder,
+            CheckFinite(),
+            SWA(start=2),
+            *callbacks,
+            model=partial(Scripted, how),
+            freeze=["body.0.*"],
+            precision=Precision("fp32"),
+            settings={"max_duration": 4, "eval_interval": 2, "microbatch": 2},
+        )
+        made.fit(loader(), loader())
+        return made
+
+    straight, _ = assert_resumes_exactly(fit, tmp_path / how, 3)
+    # A trace stays in the mode in which it was made, in evaluations too.
+    if how != "trace":
+        plain = fit(tmp_path / "plain", how="")
+        assert same(dict(plain.model.state_dict()), dict(straight.model.state_dict())) == []
+    twice = trainer(partial(Scripted, how))
+    twice.fit(loader())
+    first = copy.deepcopy(dict(twice.model.state_dict()))
+    twice.fit(loader(), ckpt_path=None)
+    assert same(first, dict(twice.model.state_dict())) == []

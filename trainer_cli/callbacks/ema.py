@@ -256,7 +256,7 @@ class SWA(EMA):
         return frozenset(
             clean_name(f"{prefix}.{leaf}" if prefix else leaf)
             for prefix, module in unwrapped(self._model).named_modules()
-            for leaf in module._buffers
+            for leaf in module._buffers.keys()  # noqa: SIM118
         )
 
     def _trained(self) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from trainer_cli.checkpoint.format.dtensor import local_of
+from trainer_cli.checkpoint.load_hooks import Translation, translate
 from trainer_cli.core.load_options import WHOLE, LoadOptions, LoadReport
 from trainer_cli.core.naming import MODEL_CONFIG_FILE
 from trainer_cli.errors import CheckpointError
@@ -101,17 +102,23 @@ def fit_model(
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
     saved = renamed(state, live, rows, options)
-    options.warn_unmatched(map(clean_name, state), {*live, *saved})
     ignored = options.ignored({*live, *saved})
-    saved = {name: value for name, value in saved.items() if name not in ignored}
+    stored = {key: saved[name] for name, key in _keys(inner, live, saved).items() if name not in ignored}
+    # The names of the model itself need no translation.
+    translation = translate(inner, stored) if saved.keys() != live.keys() else Translation(stored)
+    rows += translation.errors
+    translated = {clean_name(key): value for key, value in translation.values.items()}
+    options.warn_unmatched(map(clean_name, state), {*live, *saved, *translated})
+    saved = {name: value for name, value in translated.items() if name not in ignored}
+    excused = set(map(clean_name, translation.excused))
     buffers = _reshaped_buffers(inner, live, saved) if reshape_buffers else {}
     live |= {name: (live.get(name, (key,))[0], saved[name]) for name, (key, _, _) in buffers.items()}
     created = _created_since(inner, saved, first_none) if reshape_buffers else {}
     targets = {name: value for name, (_, value) in live.items() if name not in ignored and name not in created}
     report = LoadReport(
         loaded=[name for name in targets if name in saved],
-        missing=_without_tied(targets, saved),
-        unexpected=[name for name in saved if name not in targets],
+        missing=[name for name in _without_tied(targets, saved) if name not in excused],
+        unexpected=[name for name in saved if name not in targets and name not in excused],
         ignored=sorted(ignored & live.keys()),
     )
     for name in report.loaded:
@@ -130,8 +137,13 @@ def fit_model(
             module._buffers[leaf] = None
         for name, (_, module, leaf) in buffers.items():
             module._buffers[leaf] = torch.empty_like(saved[name], device=_device_of(module, leaf, inner))
+        # A hook may translate a name into one that is ignored.
+        kept = [(live[name][1], live[name][1].clone()) for name in ignored & live.keys() & translated.keys()]
         # Not strict: what the options leave out was compared above, and would be an error here.
-        inner.load_state_dict({live[name][0]: saved[name] for name in report.loaded}, strict=False)
+        inner.load_state_dict(stored, strict=False)
+        with torch.no_grad():
+            for value, before in kept:
+                value.copy_(before)
 
     return Fitting(rows, load), report
 
@@ -233,6 +245,18 @@ def _fault(live: Any, saved: Any) -> str | None:
     return None
 
 
+def _keys(model: nn.Module, live: Mapping[str, tuple[str, Any]], names: Iterable[str]) -> dict[str, str]:
+    """Clean name -> key in the model's state; of a name that the model does not have, the key in its module."""
+    prefixes = {clean_name(prefix): prefix for prefix, _ in model.named_modules()}
+
+    def key_of(name: str) -> str:
+        parts = name.split(".")
+        paths = ((".".join(parts[:end]), parts[end:]) for end in range(len(parts) - 1, 0, -1))
+        return next((".".join([prefixes[path], *rest]) for path, rest in paths if path in prefixes), name)
+
+    return {name: live[name][0] if name in live else key_of(name) for name in names}
+
+
 def _reshaped_buffers(
     model: nn.Module, live: Mapping[str, tuple[str, Any]], saved: Mapping[str, Any]
 ) -> dict[str, tuple[str, nn.Module, str]]:
@@ -258,7 +282,8 @@ def _persistent_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]
     """Key in the model's state, module and name in it of each persistent buffer, those that are None included."""
     # A module that the model has twice has two names in its state, too.
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for leaf in module._buffers:
+        # By keys(): those of a ScriptModule are no dict, and cannot be iterated over.
+        for leaf in module._buffers.keys():  # noqa: SIM118
             if leaf not in module._non_persistent_buffers_set:
                 yield f"{prefix}.{leaf}" if prefix else leaf, module, leaf
 

@@ -40,8 +40,11 @@ class ForwardState:
         """Restore the model's tensors and their values."""
         # The tensors first, then their values: a forward may have put another tensor in the place of a buffer.
         for module, buffers in self._buffers:
-            module._buffers.clear()
-            module._buffers.update(buffers)
+            # By item: those of a ScriptModule are no dict.
+            for name in set(module._buffers.keys()) - set(buffers):
+                del module._buffers[name]
+            for name, buffer in buffers.items():
+                module._buffers[name] = buffer
         with torch.no_grad():
             for tensor, value in self._copies:
                 tensor.copy_(value)

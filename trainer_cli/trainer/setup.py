@@ -356,7 +356,9 @@ def reset_model(model: nn.Module, source: Any, seed: int | None) -> None:
         for name, module in first.named_modules():
             buffers = model.get_submodule(name)._buffers
             # A buffer may have grown since, or have been None.
-            buffers.update({leaf: None for leaf, buffer in module._buffers.items() if buffer is None})
+            for leaf, buffer in module._buffers.items():
+                if buffer is None:
+                    buffers[leaf] = None
         fit_model(model, first.state_dict(), reshape_buffers=True)[0].load()
 
 
