@@ -302,6 +302,24 @@ def test_the_interval_of_a_plateau_follows_its_metric(metric: str | None, interv
     assert factory.interval == interval  # type: ignore[attr-defined]
 
 
+def by_name(name: str, optimizer: Any, *, steps: int = 0) -> Any:
+    """As transformers.get_scheduler, which takes the optimizer second."""
+    return torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps) if name == "linear" else None
+
+
+def by_keyword(*, steps: int, optimizer: Any) -> Any:
+    return by_name("linear", optimizer, steps=steps)
+
+
+@pytest.mark.parametrize("target", [by_name, by_keyword])
+def test_a_schedule_gets_its_optimizer_by_name_where_it_is_not_the_first_argument(target: Any) -> None:
+    arguments = {"steps": "0.5dur"} | ({"name": "linear"} if target is by_name else {})
+    loop, optimizer = _loop(10, 5), torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    built = builder(scheduler={"_target_": f"{__name__}.{target.__name__}", **arguments}).schedulers(loop)
+    made = scheduler_factory(target, loop, **arguments)
+    assert [built(optimizer).total_iters, made(optimizer).total_iters] == [5, 5]
+
+
 def test_a_mapping_of_schedules_keeps_its_names_and_leaves_out_what_is_null() -> None:
     node = {"_target_": f"{OF_TORCH}OneCycleLR", "max_lr": 1.0}
     made = builder(scheduler={"warm": {"_target_": f"{OF_TORCH}LinearLR"}, "off": None, "cycle": node})

@@ -90,6 +90,14 @@ def test_checkpoints_that_are_on_the_disk_need_no_further_space(tmp_path: Path) 
         check_space(trainer_with(tmp_path, SIZE), start_point, timeline(4, present=3), SIZE)
 
 
+def test_a_state_that_is_not_dense_has_no_estimated_size(tmp_path: Path) -> None:
+    """It is refused by its name when the state is tried."""
+    model = nn.Linear(6, 1)
+    model.register_buffer("adjacency", torch.eye(6).to_sparse())
+    made = trainer(model, checkpoint=CheckpointerCallback(tmp_path))
+    assert estimate_size(made, NEW) == 28
+
+
 def test_a_resume_counts_with_the_size_of_the_newest_checkpoint(tmp_path: Path) -> None:
     saved = Saved("step9", 9, Kind.permanent), Saved("step1", 1, Kind.permanent)
     start_point = StartPoint(Progress(), saved=saved, sizes={"step9": 77, "step1": 5})

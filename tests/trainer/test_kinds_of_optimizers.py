@@ -15,6 +15,7 @@ from tiny import Line, ListLogger, assert_resumes_exactly, everything, loader, m
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
+from trainer_cli import WarmupCosine
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.tensors import Norms
@@ -201,6 +202,47 @@ def test_a_closure_that_an_optimizer_needs_but_does_not_require_is_named() -> No
 def test_what_a_closure_cannot_do_is_refused(more: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=f"a step of LBFGS evaluates the loss several times, and {reason}"):
         trainer(**{"optimizer": _lbfgs, **more}).fit(loader())
+
+
+class Rateless(SGD):
+    """Has a rate of its own: none in its groups, or one that is None."""
+
+    def __init__(self, params: Any, *, absent: bool) -> None:
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            group["lr"] = None
+            if absent:
+                del group["lr"]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        groups = [group.copy() for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] = 0.1
+        super().step()
+        for group, before in zip(self.param_groups, groups, strict=True):
+            del group["lr"]
+            group.update(before)
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_an_optimizer_without_a_rate_trains_and_logs_none(tmp_path: Path, absent: bool) -> None:
+    logger, make = ListLogger(), lambda model: Rateless(model.parameters(), absent=absent)
+
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        loggers = [logger] if folder.name == "straight" else []
+        return _fit(folder, make, *callbacks, settings={"log_interval": 1}, loggers=loggers)
+
+    assert_resumes_exactly(fit, tmp_path, 4)
+    assert len(logger.records) == 8
+    assert all("train/loss" in record.metrics and "train/lr" not in record.metrics for record in logger.records)
+
+
+def test_a_schedule_of_an_optimizer_without_a_rate_is_refused() -> None:
+    made = trainer(
+        optimizer=lambda model: Rateless(model.parameters(), absent=True), schedulers=lambda o: WarmupCosine(o, 6)
+    )
+    with pytest.raises(UserError, match="Rateless has no learning rate for a schedule to change"):
+        made.fit(loader())
 
 
 class Averaging(torch.optim.Optimizer):

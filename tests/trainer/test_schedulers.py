@@ -11,7 +11,7 @@ import torch
 from tiny import Line, ListLogger, StopAt, assert_resumes_exactly, loader, make_sgd, on, same, trainer
 from torch.optim import lr_scheduler as lr
 
-from trainer_cli import WarmupCosine
+from trainer_cli import TrainStep, WarmupCosine
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor
 from trainer_cli.checkpoint.format.tree import UnsavableState
@@ -335,7 +335,200 @@ def test_a_rate_that_is_lost_within_the_first_epoch_is_told_once(
 ) -> None:
     schedule = Scheduled(lambda o: lr.ExponentialLR(o, 1e-7), interval)
     trainer(schedulers=schedule, settings={"max_duration": 8, "log_interval": log_interval}).fit(loader())
-    assert caplog.text.count("within the first epoch: scheduler steps after every optimizer step") == times
+    assert caplog.text.count("within the first epoch, at step ") == times
+    assert caplog.text.count(": scheduler moves once after each step. Is interval: epoch meant") == times
+
+
+def test_the_optimizer_whose_rate_is_lost_is_named_with_its_own_schedules(caplog: pytest.LogCaptureFixture) -> None:
+    schedulers = {"weight": lambda o: WarmupCosine(o, 20), "bias": Scheduled(lambda o: lr.ExponentialLR(o, 0), "step")}
+    made = trainer(optimizer=OF_TWO, schedulers=schedulers, settings={"max_duration": 3, "log_interval": 1})
+    made.fit(loader(24))
+    assert [message for message in caplog.messages if "rate" in message] == [
+        "the learning rate of bias fell from 0.2 to 0 within the first epoch, at step 1 of 3: bias moves once after "
+        "each step. Is interval: epoch meant, or a schedule as long as the run (1dur)?"
+    ]
+
+
+OF_TWO = {
+    "weight": lambda model: torch.optim.SGD([model.linear.weight], lr=0.1),
+    "bias": lambda model: torch.optim.SGD([model.linear.bias], lr=0.2),
+}
+
+
+class Inner(TrainStep):
+    """Steps one of its optimizers `count` times a batch, or at every second batch."""
+
+    def __init__(self, count: float) -> None:
+        self.count = count
+
+    def train_batch(self, batch: Any) -> Any:
+        for _ in range(_inner_steps(self.count, self.step_idx)):
+            self.backward(self.model(batch)["loss"], "weight")
+            self.optimizer_step("weight")
+        loss = self.forward(batch)["loss"]
+        self.backward(loss, "bias")
+        return loss
+
+
+def _inner_steps(count: float, step: int) -> int:
+    return int(count) if count >= 1 else step % 2
+
+
+SCHEDULES_OF_STEPS: dict[str, Any] = {
+    "a length of the run": lambda o: WarmupCosine(o, 10, warmup=3),
+    "a schedule of torch": lambda o: Scheduled(lr.LinearLR(o, 1.0, 0.1, total_iters=9), "step"),
+    "a function": lambda o: lr.LambdaLR(o, lambda step: 1 - step / 10),
+}
+
+
+@pytest.mark.parametrize("count", [0.5, 1, 5])
+@pytest.mark.parametrize("kind", SCHEDULES_OF_STEPS)
+def test_a_schedule_moves_once_after_a_step_in_which_its_optimizer_steps_however_often(
+    kind: str, count: float, tmp_path: Path
+) -> None:
+    make = SCHEDULES_OF_STEPS[kind]
+    rates: dict[int, float] = {}
+    note = on(on_train_step_start=lambda made, *_: rates.update({made.progress.step: _rate(made)}))
+
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        made = trainer(
+            optimizer=OF_TWO, schedulers=make, step=Inner(count), callbacks=[note, *callbacks],
+            checkpoint=CheckpointerCallback(folder, save_interval=4), settings={"max_duration": 10},
+        )  # fmt: skip
+        made.fit(loader(16, 4, noise=0, shuffle=False))
+        return made
+
+    made, _ = assert_resumes_exactly(fit, tmp_path, 3)
+    torch.manual_seed(0)
+    model = Line()
+    optimizers = {name: of_two(model) for name, of_two in OF_TWO.items()}
+    schedules = [make(optimizer) for optimizer in optimizers.values()]
+    schedules = [schedule.schedule if isinstance(schedule, Scheduled) else schedule for schedule in schedules]
+    batches = [batch for epoch in range(3) for batch in loader(16, 4, noise=0, shuffle=False).iterate(epoch)]
+    for step, batch in enumerate(batches[:10]):
+        assert rates[step] == optimizers["weight"].param_groups[0]["lr"]
+        for name, times in (("weight", _inner_steps(count, step)), ("bias", 1)):
+            for _ in range(times):
+                model.zero_grad()
+                model(batch)["loss"].backward()
+                optimizers[name].step()
+        for schedule, times in zip(schedules, (_inner_steps(count, step), 1), strict=True):
+            if times:
+                schedule.step()
+    torch.testing.assert_close(made.model.state_dict(), model.state_dict())
+
+
+def _rate(made: Any) -> float:
+    return float(made.optimizers["weight"].param_groups[0]["lr"])
+
+
+class OfTimm:
+    """A schedule as those of timm: `step` takes the epoch, and `step_update` the number of steps."""
+
+    def __init__(self, optimizer: Any, by_epochs: bool = True) -> None:
+        self.optimizer, self.by_epochs = optimizer, by_epochs
+
+    def _set(self, count: int) -> None:
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + count)
+
+    def step(self, epoch: int, metric: float | None = None) -> None:
+        if self.by_epochs:
+            self._set(epoch)
+
+    def step_update(self, num_updates: int, metric: float | None = None) -> None:
+        if not self.by_epochs:
+            self._set(num_updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"by_epochs": self.by_epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.by_epochs = state["by_epochs"]
+
+
+class ByEpoch(OfTimm):
+    """Has no `step_update`."""
+
+    step_update = property()  # type: ignore[assignment]
+
+
+class ByUpdates(ByEpoch):
+    def step(self, num_updates: int) -> None:  # type: ignore[override]
+        self._set(num_updates)
+
+
+class OfTorch(lr.LRScheduler):
+    """A schedule of torch's kind whose step requires the epoch."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.last_epoch = optimizer, 0
+
+    def step(self, epoch: int) -> None:  # type: ignore[override]
+        self.last_epoch = epoch
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + epoch)
+
+
+# 3 batches an epoch: the rate of each step, counted by epochs or by steps.
+BY_EPOCHS = [0.1 / (1 + step // 3) for step in range(9)]
+BY_STEPS = [0.1 / (1 + step) for step in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("make", "interval", "expected"),
+    [
+        (partial(OfTimm), None, BY_EPOCHS),
+        (partial(OfTimm), "epoch", BY_EPOCHS),
+        (partial(OfTimm), "step", BY_EPOCHS),
+        (partial(OfTimm, by_epochs=False), None, BY_STEPS),
+        (partial(OfTimm, by_epochs=False), "step", BY_STEPS),
+        (partial(ByEpoch), None, BY_EPOCHS),
+        (partial(ByEpoch), "step", BY_STEPS),
+        (partial(ByUpdates), None, BY_STEPS),
+        (partial(ByUpdates), "epoch", BY_EPOCHS),
+        (partial(OfTorch), None, BY_EPOCHS),
+        (partial(OfTorch), "step", BY_STEPS),
+    ],
+)
+def test_a_schedule_whose_step_takes_a_count_is_given_it(
+    make: Any, interval: str | None, expected: list[float], tmp_path: Path
+) -> None:
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        rates.setdefault(folder.name, {})
+        made = trainer(
+            schedulers=Scheduled(make, interval), callbacks=[_rates(rates[folder.name]), *callbacks],
+            checkpoint=CheckpointerCallback(folder, save_interval=2), settings={"max_duration": 9},
+        )  # fmt: skip
+        made.fit(loader(12))
+        return made
+
+    rates: dict[str, dict[int, float]] = {}
+    assert_resumes_exactly(fit, tmp_path, 4)
+    assert list(rates["straight"].values()) == pytest.approx(expected)
+    assert rates["parts"] == rates["straight"]
+
+
+def _with_step(step: Any) -> Any:
+    return lambda optimizer: type("Odd", (OfTimm,), {"step": step, "step_update": property()})(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (_with_step(lambda self, temperature: None), "the step of Odd requires temperature .*called epoch or"),
+        (_with_step(lambda self, epoch, batch: None), "the step of Odd requires epoch, batch"),
+        (
+            Scheduled(partial(OfTimm), "evaluation"),
+            "the step of OfTimm takes a number .* so its interval is not evaluation",
+        ),
+        (Scheduled(partial(ByUpdates), "log"), "the step of ByUpdates takes a number .* so its interval is not log"),
+    ],
+)
+def test_a_schedule_whose_step_takes_something_else_is_refused_before_the_first_step(
+    schedule: Any, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        trainer(schedulers=schedule, checkpoint=CheckpointerCallback(tmp_path)).fit(loader())
+    assert not (tmp_path / "step0").exists()
 
 
 def test_a_rate_that_reaches_zero_at_the_end_is_not_told(caplog: pytest.LogCaptureFixture) -> None:

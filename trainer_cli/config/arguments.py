@@ -23,7 +23,7 @@ from trainer_cli.core.intervals import Duration
 from trainer_cli.core.patterns import nearest
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval, TrainConfig
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
-from trainer_cli.core.types import MISSING, Parameter, call_parameters, misfits
+from trainer_cli.core.types import MISSING, OPTIMIZER, Parameter, call_parameters, misfits, names_optimizer
 from trainer_cli.errors import Code, ConfigError
 
 SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "callbacks", "loggers")
@@ -355,6 +355,8 @@ class _Checker:
             }
             # A duration becomes a number of steps, and total_steps is supplied, when the schedule is built.
             if schedule:
+                if names_optimizer(takes):
+                    positional_count, named_arguments = 0, {OPTIMIZER: _SOMETHING, **named_arguments}
                 named_arguments = {key: 1 if in_steps(value) else value for key, value in named_arguments.items()}
                 if any(parameter.name == "total_steps" and parameter.by_name for parameter in takes):
                     named_arguments.setdefault("total_steps", _SOMETHING)

@@ -403,6 +403,16 @@ def _check_arguments(cls: type, positional: Sequence[Any], named: Mapping[str, A
             raise ConfigError(message, location=mistake.location, code=mistake.code, hint=mistake.hint)
 
 
+OPTIMIZER = "optimizer"
+"""Name of the argument of a schedule that is its optimizer, if it is not the first."""
+
+
+def names_optimizer(parameters: Sequence[Parameter] | None) -> bool:
+    """Whether a schedule takes its optimizer by name, because another argument is the first."""
+    first = next((parameter.name for parameter in parameters or () if parameter.by_position), None)
+    return first != OPTIMIZER and any(parameter.name == OPTIMIZER for parameter in parameters or ())
+
+
 def misfits(
     where: str,
     name: str,

@@ -32,7 +32,7 @@ from trainer_cli.config.targets import Trust, import_target
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.core.schema import Dtype, ParallelConfig, ParallelStrategy, TrainConfig
 from trainer_cli.core.step_batches import GLOBAL_BATCH_SIZE
-from trainer_cli.core.types import call_parameters, misfits
+from trainer_cli.core.types import OPTIMIZER, call_parameters, misfits, names_optimizer
 from trainer_cli.core.url_path import as_path
 from trainer_cli.data.adapt import as_loader
 from trainer_cli.errors import ConfigError, TrainError, raise_all
@@ -239,9 +239,10 @@ class Builder:
         target = import_target(str(node["_target_"]), f"{where}._target_", self.trust)
         special = {key: value for key, value in node.items() if key in SPECIAL}
         arguments = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
-        return self.make(
-            {**special, **schedule_settings(target, arguments, loop, interval, where)}, where, first=(optimizer,)
-        )
+        settings = {**special, **schedule_settings(target, arguments, loop, interval, where)}
+        if names_optimizer(call_parameters(target)):
+            return self.make({**settings, OPTIMIZER: optimizer}, where)
+        return self.make(settings, where, first=(optimizer,))
 
     def step(self) -> Any:
         """Build the training step; None for the default one."""

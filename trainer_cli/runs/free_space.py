@@ -38,7 +38,12 @@ def estimate_size(trainer: Trainer, start_point: StartPoint) -> int:
         return 0
     # The state's tied tensors are stored once.
     state = trainer.model.state_dict(keep_vars=True)
-    tensors = {id(value): value for value in state.values() if isinstance(value, torch.Tensor)}
+    # One that is not dense has no size here, and is refused by name when the state is tried.
+    tensors = {
+        id(value): value
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.layout is torch.strided
+    }
     return sum(tensor.nbytes for tensor in tensors.values()) + sum(map(optimizer_bytes, trainer.optimizers.values()))
 
 

@@ -124,7 +124,8 @@ class StepObserver(Callback):
         largest = sorted(norms, key=lambda name: (math.isnan(norms[name]), norms[name]), reverse=True)
         view.grad_norms = {name: norms[name] for name in largest[:_MOST_NORMS]}
         view.lr = {
-            name: [float(group["lr"]) for group in groups] for name, groups in trainer.step.settings_used().items()
+            name: [float(group["lr"]) for group in groups if group.get("lr") is not None]
+            for name, groups in trainer.step.settings_used().items()
         }
         # The first rank that met one: the same step may be finite on others.
         view.not_finite = next(filter(None, trainer.strategy.group.gather(view.not_finite)), None)

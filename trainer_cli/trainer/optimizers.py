@@ -417,8 +417,12 @@ class TaggedGroups(Optimizer):
 class OptimizerEntry:
     """An optimizer, and what has been accumulated for its next step."""
 
-    def __init__(self, name: str, optimizer: Optimizer, schedulers: list[Any]) -> None:
-        self.name, self.optimizer, self.schedulers = name, optimizer, schedulers
+    def __init__(self, name: str, optimizer: Optimizer, schedules: Sequence[tuple[Any, Callable[[int], Any]]]) -> None:
+        self.name, self.optimizer = name, optimizer
+        self.schedules = schedules
+        """Each schedule that steps after a step of the run, and a function of the number of steps that steps it."""
+        self.has_stepped = False
+        """Whether the optimizer has stepped in the present step of the run."""
         self.grad_norm: Tensor | None = None
         self.settings: list[dict[str, Any]] | None = None
         """Copy of the parameter groups as the last step used them: schedules change them afterwards."""

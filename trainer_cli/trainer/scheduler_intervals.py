@@ -10,12 +10,16 @@ from typing import Any
 from torch.optim import lr_scheduler
 
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.optimizers import TaggedGroups
 
 _BY_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 _OF_FUNCTIONS = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
 _METRIC = "val/loss"
+_COUNTS = ("epoch", "num_updates", "step", "t")
+"""Names of a required argument of `step` that takes the number of steps so far. It is of epochs if it is `epoch`."""
+UPDATE = "step_update"
+"""Method of schedules of timm and fairseq, called after each optimizer step with their number; `step` takes epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class Scheduled:
         schedule: a schedule, or a function `optimizer -> schedule`. A function may also return a Scheduled itself.
         interval: `step`, `epoch`, `evaluation` or `log`. None: `evaluation` for schedules that take a metric, or `log`
             for a metric of training; `epoch` for torch's own schedules except OneCycleLR and CyclicLR, as torch
-            documents them; `step` for all others, and for a LambdaLR or MultiplicativeLR that a function returns.
+            documents them, and for schedules whose `step` requires the epoch; `step` for all others, and for a LambdaLR
+            or MultiplicativeLR that a function returns.
         metric: passed to schedules that take one, such as ReduceLROnPlateau; None: `val/loss`. `train/loss` is the mean
             over the steps since the previous log (`loop.log_interval`).
         groups: a `tag`, or several, of the parameter groups that a function makes a schedule of; None: all groups.
@@ -65,6 +70,12 @@ class Scheduled:
             raise ConfigError(
                 f"interval is {interval!r}", location=where, hint=f"Choose {', '.join(SchedulerInterval)}."
             )
+        if _required_arguments(schedule) and interval in (SchedulerInterval.evaluation, SchedulerInterval.log):
+            raise ConfigError(
+                f"the step of {name} takes a number of steps or epochs, so its interval is not {interval}",
+                location=where,
+                hint="Choose step or epoch.",
+            )
         if takes and interval != default:
             raise ConfigError(
                 f"{name} takes the metric {metric}, so its interval is {default}, not {interval}",
@@ -98,6 +109,8 @@ def default_interval(schedule: Any, metric: str | None = None, *, from_function:
     kind = schedule if isinstance(schedule, type) else type(schedule)
     if takes_metric(schedule):
         return SchedulerInterval.log if str(metric).startswith(TRAIN_PREFIX) else SchedulerInterval.evaluation
+    if _required_arguments(schedule) == ["epoch"]:
+        return SchedulerInterval.epoch
     torch_bases = [base for base in kind.__mro__ if base.__module__ == lr_scheduler.__name__]
     # A direct subclass of LRScheduler is a schedule of the user's own.
     if kind.__module__ != lr_scheduler.__name__ and torch_bases[:1] == [lr_scheduler.LRScheduler]:
@@ -109,9 +122,45 @@ def default_interval(schedule: Any, metric: str | None = None, *, from_function:
 
 def takes_metric(schedule: Any) -> bool:
     """Whether the `step` of a schedule, or of its class, takes a metric."""
+    # By the name of the argument, as torch has no base class for schedules of a metric.
+    return "metrics" in _step_parameters(schedule)
+
+
+def step_function(schedule: Any) -> Callable[..., Any]:
+    """A function that steps a schedule, given the number of steps or epochs, or the metric that its `step` takes."""
+    if takes_metric(schedule) or _required_arguments(schedule):
+        return schedule.step  # type: ignore[no-any-return]
+    return lambda _: schedule.step()
+
+
+def check_step(schedule: Any, where: str) -> None:
+    """Raise UserError for a schedule whose `step` requires anything else."""
+    required = _required_arguments(schedule)
+    if required and (len(required) > 1 or required[0] not in _COUNTS):
+        raise UserError(
+            f"schedulers: the step of {type(schedule).__name__} requires {', '.join(required)}",
+            where=where,
+            cure=f"A step takes no argument, `metrics`, or a number of steps or epochs called {' or '.join(_COUNTS)}.",
+        )
+
+
+def _required_arguments(schedule: Any) -> list[str]:
+    """The arguments without a default of the `step` of a schedule, or of its class, except a metric."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        name
+        for name, parameter in _step_parameters(schedule).items()
+        if parameter.default is parameter.empty and parameter.kind not in kinds and name != "metrics"
+    ]
+
+
+def _step_parameters(schedule: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of the `step` of a schedule, or of its class, without `self`."""
     step: Callable[..., Any] | None = getattr(schedule, "step", None)
     try:
-        # By the name of the argument, as torch has no base class for schedules of a metric.
-        return step is not None and "metrics" in inspect.signature(step).parameters
+        parameters = {} if step is None else dict(inspect.signature(step).parameters)
     except (ValueError, TypeError):
-        return False
+        return {}
+    if isinstance(schedule, type) and parameters:
+        del parameters[next(iter(parameters))]
+    return parameters

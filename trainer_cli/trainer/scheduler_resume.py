@@ -23,6 +23,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.terminal import format_count
+from trainer_cli.trainer.scheduler_intervals import step_function
 from trainer_cli.trainer.warmup import WarmupSchedule
 
 LAST_RATE = "_last_lr"
@@ -179,17 +180,19 @@ def replay(schedules: Iterable[Replay]) -> None:
     """Step new schedules of an optimizer, in the order in which a training steps them."""
     order = [str(interval) for interval in SchedulerInterval]
 
-    def events(index: int, steps: Replay) -> Iterator[tuple[float, int, int, Any]]:
+    schedules = list(schedules)
+    functions = [step_function(steps.schedule) for steps in schedules]
+
+    def events(index: int, steps: Replay) -> Iterator[tuple[float, int, int, int]]:
         rank = order.index(steps.interval)
-        return ((number * steps.period, rank, index, steps.schedule) for number in range(1, steps.count + 1))
+        return ((number * steps.period, rank, index, number) for number in range(1, steps.count + 1))
 
     with warnings.catch_warnings():
         # Torch warns of a schedule that steps before its optimizer.
         warnings.simplefilter("ignore")
         streams = [events(index, steps) for index, steps in enumerate(schedules)]
-        # By time, interval and index: schedules themselves cannot be compared.
-        for *_, schedule in heapq.merge(*streams, key=lambda event: event[:3]):
-            schedule.step()
+        for *_, index, number in heapq.merge(*streams):
+            functions[index](number)
 
 
 def copy_rates(optimizer: Optimizer) -> list[dict[str, Any]]:

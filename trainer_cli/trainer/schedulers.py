@@ -20,10 +20,18 @@ from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.naming import class_name
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import SchedulerInterval
+from trainer_cli.core.types import OPTIMIZER, call_parameters, names_optimizer
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.optimizers import ONLY, TaggedGroups, argument_names
-from trainer_cli.trainer.scheduler_intervals import Scheduled, default_interval, is_function
+from trainer_cli.trainer.scheduler_intervals import (
+    UPDATE,
+    Scheduled,
+    check_step,
+    default_interval,
+    is_function,
+    step_function,
+)
 from trainer_cli.trainer.scheduler_resume import (
     ABSENT,
     LAST_RATE,
@@ -61,9 +69,14 @@ def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: 
     """
     metric, groups = settings.pop("metric", None), settings.pop("groups", None)
     interval = settings.pop("interval", None) or default_interval(kind, metric)
-    return Scheduled(
-        lambda optimizer: kind(optimizer, **schedule_settings(kind, settings, loop, interval)), interval, metric, groups
-    )
+
+    def make(optimizer: Optimizer) -> Any:
+        arguments = schedule_settings(kind, settings, loop, interval)
+        if names_optimizer(call_parameters(kind)):
+            return kind(**{OPTIMIZER: optimizer}, **arguments)
+        return kind(optimizer, **arguments)
+
+    return Scheduled(make, interval, metric, groups)
 
 
 def schedule_settings(
@@ -192,9 +205,9 @@ class Schedulers:
         self._settings: dict[str, str] = {}
         """Name -> digest of its settings."""
         # Read before a schedule is made, which may lower them for a warm-up.
-        self._peak_rates = [
-            [float(group["lr"]) for group in optimizer.param_groups] for optimizer in self._optimizers.values()
-        ]
+        self._peak_rates = {name: rates_of(optimizer) for name, optimizer in self._optimizers.items()}
+        self._step_functions: dict[str, Callable[..., Any]] = {}
+        """Name -> function that steps the schedule."""
         self._warned = False
         named = name_schedulers(schedulers, self._optimizers) if self._optimizers else {}
         for name, (owner, schedule) in named.items():
@@ -204,20 +217,27 @@ class Schedulers:
                 # A function may return a schedule with its interval. That it came from a function stays known.
                 scheduled, live = replace(live, schedule=scheduled.schedule), live(self._optimizers[owner])
             _check_schedule(name, live, self._optimizers[owner])
-            self.live[name] = live
+            self.live[name], self._step_functions[name] = live, step_function(live)
             self._timing[name] = scheduled.resolve(live, name)
             self._optimizer_of[name] = owner
             self._initial_states[name] = copy_plain(live.state_dict())
             self._settings[name] = digest_settings(live)
         self._initial_rates = {name: copy_rates(optimizer) for name, optimizer in self._optimizers.items()}
 
-    def of(self, optimizer: str, interval: str | None = None) -> list[Any]:
-        """The schedules of an optimizer, at all intervals or at this one."""
-        return [
-            self.live[name]
-            for name, owner in self._optimizer_of.items()
-            if owner == optimizer and interval in (None, self._timing[name].interval)
-        ]
+    def of(self, optimizer: str) -> list[Any]:
+        """The schedules of an optimizer."""
+        return [self.live[name] for name, owner in self._optimizer_of.items() if owner == optimizer]
+
+    def functions_of_steps(self, optimizer: str) -> list[tuple[Any, Callable[[int], Any]]]:
+        """Each schedule of an optimizer that steps after a step of the run, and a function of the number of steps."""
+        functions = []
+        for name, schedule in self.live.items():
+            function = getattr(schedule, UPDATE, None)
+            if function is None and self._timing[name].interval == _STEP:
+                function = self._step_functions[name]
+            if function is not None and self._optimizer_of[name] == optimizer:
+                functions.append((schedule, function))
+        return functions
 
     def has(self, interval: str) -> bool:
         """Whether a schedule steps at this interval."""
@@ -236,10 +256,12 @@ class Schedulers:
         metrics: Mapping[str, float] | None = None,
         *,
         all_metrics: bool = True,
+        epoch: int | None = None,
     ) -> None:
-        """Step the schedules of an interval, each between its hooks.
+        """Step the schedules of an interval other than `step`, each between its hooks.
 
         Args:
+            epoch: the number of epochs, for schedules that take it; None: that of the progress.
             metrics: values of the evaluation or the log at which they step.
             all_metrics: False if only some loaders were evaluated; a schedule whose metric is missing then does not
                 step.
@@ -248,18 +270,21 @@ class Schedulers:
             UserError: the metric of a schedule is missing.
         """
         for name, timing in self._timing.items():
-            if timing.interval != interval:
+            # One with `step_update` also takes the epoch, whatever its interval: it has two counts.
+            if timing.interval != interval and not (
+                interval == SchedulerInterval.epoch and hasattr(self.live[name], UPDATE)
+            ):
                 continue
             scheduler, optimizer = self.live[name], self._optimizers[self._optimizer_of[name]]
-            values: list[float] = []
+            value: float = trainer.progress.epoch if epoch is None else epoch
             if timing.metric is not None:
                 if not all_metrics and timing.metric not in (metrics or {}):
                     continue
                 if metrics is None or timing.metric not in metrics:
                     raise UserError(f"the metric of {name} is '{timing.metric}', which was not reported")
-                values = [metrics[timing.metric]]
+                value = metrics[timing.metric]
             trainer.hooks.call("on_before_scheduler_step", trainer, trainer.model, optimizer, scheduler)
-            scheduler.step(*values)
+            self._step_functions[name](value)
             trainer.hooks.call("on_after_scheduler_step", trainer, trainer.model, optimizer, scheduler)
 
     def warn_of_lost_rate(self, step: int, steps_per_epoch: int | None, total_steps: int | None) -> None:
@@ -272,15 +297,20 @@ class Schedulers:
         if limit is not None and step >= limit:
             self._warned = True
             return
-        for peaks, optimizer in zip(self._peak_rates, self._optimizers.values(), strict=True):
-            for peak, group in zip(peaks, optimizer.param_groups, strict=False):
-                if peak > 0 and group["lr"] < peak * 1e-6:
+        for owner, optimizer in self._optimizers.items():
+            names = [
+                name
+                for name, timing in self._timing.items()
+                if timing.interval == _STEP and self._optimizer_of[name] == owner
+            ]
+            for peak, rate in zip(self._peak_rates[owner], rates_of(optimizer), strict=False):
+                if names and peak is not None and rate is not None and rate < peak * 1e-6:
                     self._warned = True
-                    names = ", ".join(name for name, timing in self._timing.items() if timing.interval == _STEP)
                     log.warning(
-                        "the learning rate fell from %g to %g within the first epoch: %s steps after every optimizer "
-                        "step. Is interval: epoch meant?",
-                        peak, float(group["lr"]), names,
+                        "the learning rate%s fell from %g to %g within the first epoch, at step %d%s: %s moves once "
+                        "after each step. Is interval: epoch meant, or a schedule as long as the run (1dur)?",
+                        "" if owner == ONLY else f" of {owner}", peak, rate, step,
+                        "" if total_steps is None else f" of {total_steps}", ", ".join(names),
                     )  # fmt: skip
                     return
 
@@ -455,7 +485,7 @@ class Schedulers:
         names = [name for name in saved if self._optimizer_of.get(name) == owner]
         states = [state for name in names if isinstance(state := saved[name]["state"], Mapping)]
         last = next((state[LAST_RATE] for state in reversed(states) if LAST_RATE in state), None)
-        now = [float(group["lr"]) for group in self._optimizers[owner].param_groups]
+        now = [rate for rate in rates_of(self._optimizers[owner]) if rate is not None]
         before = "" if last is None else f" from {', '.join(f'{float(rate):g}' for rate in dict.fromkeys(last))}"
         after = ", ".join(f"{rate:g}" for rate in dict.fromkeys(now))
         message = f"{', '.join(names)}: settings have changed; the learning rate goes{before} to {after}"
@@ -463,6 +493,12 @@ class Schedulers:
             log.info("%s, as in a run that had these settings from its start", message)
         else:
             log.warning("%s. It depends on more than the step, so no uninterrupted run has this rate", message)
+
+
+def rates_of(optimizer: Optimizer) -> list[float | None]:
+    """The learning rate of each parameter group; None for one that has no number, as of an optimizer with its own."""
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return [float(rate) if isinstance(rate, int | float | torch.Tensor) else None for rate in rates]
 
 
 def _check_schedule(name: str, schedule: Any, optimizer: Optimizer) -> None:
@@ -480,6 +516,7 @@ def _check_schedule(name: str, schedule: Any, optimizer: Optimizer) -> None:
             if isinstance(schedule, list | tuple | Mapping):
                 cure = f"Give a {kind} of functions, each of which returns one schedule."
             raise UserError(f"schedulers: expected a schedule, got {kind} without {method}", where=name, cure=cure)
+    check_step(schedule, name)
     owner = getattr(schedule, "optimizer", optimizer)
     if isinstance(owner, torch.optim.Optimizer) and not isinstance(owner, TaggedGroups) and owner is not optimizer:
         raise UserError("schedulers: the schedule is of another optimizer than the trainer's", where=name)

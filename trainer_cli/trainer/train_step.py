@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from trainer_cli.core.patterns import did_you_mean
-from trainer_cli.core.schema import SchedulerInterval
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.agreement import Agreement
 from trainer_cli.parallel.torch_compat import foreach_div_, local
@@ -31,8 +30,8 @@ class TrainStep:
     """Forward, backward and optimizer step of one batch: one loss, and all optimizers stepped together.
 
     A subclass overrides `train_batch`, and calls `forward`, `backward` and `optimizer_step` in its own order. These
-    call the hooks, scale the loss, weight accumulated batches, clip gradients and step the schedulers. `trainer`,
-    `model`, `device` and `batch_size` (samples in this batch) are set before `train_batch` is called.
+    call the hooks, scale the loss, weight accumulated batches and clip gradients. `trainer`, `model`, `device` and
+    `batch_size` (samples in this batch) are set before `train_batch` is called.
     """
 
     trainer: Trainer
@@ -249,7 +248,7 @@ class TrainStep:
             call(self.trainer, self.model, loss)
 
     def optimizer_step(self, optimizer: str | None = None) -> None:
-        """Step an optimizer, or all: unscale, divide and clip the gradients, step, clear them, step the schedulers.
+        """Step an optimizer, or all: unscale, divide and clip the gradients, step, clear them.
 
         Raises:
             UserError: more batches of an accumulated step are to come.
@@ -296,7 +295,7 @@ class TrainStep:
         # An evaluation may have called `forward`.
         self._has_called = self._averages = self._has_apart = False
         self._entries = tuple(
-            OptimizerEntry(name, optimizer, trainer.schedulers.of(name, SchedulerInterval.step))
+            OptimizerEntry(name, optimizer, trainer.schedulers.functions_of_steps(name))
             for name, optimizer in trainer.optimizers.items()
         )
         for entry in self._entries:
@@ -352,7 +351,7 @@ class TrainStep:
         return {entry.name: entry.settings for entry in self._entries if entry.settings is not None}
 
     def end_step(self) -> None:
-        """Step the optimizers and adapt the loss scale. Called by the training loop after the last batch of a step.
+        """Step the optimizers, adapt the loss scale, step the schedules. Called after the last batch of a step.
 
         Raises:
             UserError: gradients remain, which checkpoints do not hold; or no optimizer has made a step.
@@ -379,10 +378,23 @@ class TrainStep:
                 f"{type(self).__name__} has stepped no optimizer",
                 cure="Call self.backward(loss) in train_batch, not loss.backward().",
             )
+        for entry in self._entries:
+            if entry.has_stepped:
+                self._step_schedules(entry)
         if self._accumulates:
             self._complete = not self._has_many_batches
             if self._agreement is None:
                 self._unit = None
+
+    def _step_schedules(self, entry: OptimizerEntry) -> None:
+        """Step the schedules of an optimizer that has stepped in the step of the run: once, however often it has."""
+        entry.has_stepped = False
+        for schedule, step_schedule in entry.schedules:
+            for call in self._before_lr:
+                call(self.trainer, self.model, entry.optimizer, schedule)
+            step_schedule(self.step_idx + 1)
+            for call in self._after_lr:
+                call(self.trainer, self.model, entry.optimizer, schedule)
 
     def _end_agreement(self, agreement: Agreement) -> None:
         """Exchange the requests of the ranks, unless they were sent with the weight of this step."""
@@ -471,14 +483,8 @@ class TrainStep:
                 parameter.grad = None
         for call in self._after_zero:
             call(trainer, model, optimizer)
-        for scheduler in entry.schedulers:
-            for call in self._before_lr:
-                call(trainer, model, optimizer, scheduler)
-            scheduler.step()
-            for call in self._after_lr:
-                call(trainer, model, optimizer, scheduler)
         entry.pending, self._objective = False, 0
-        self._has_stepped = True
+        entry.has_stepped = self._has_stepped = True
 
     def _divide(self, entry: OptimizerEntry) -> None:
         """Divide the sum of weighted gradients by the sum of weights of the step."""

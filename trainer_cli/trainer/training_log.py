@@ -131,7 +131,9 @@ class TrainingLog:
             suffix = "" if name == ONLY else f"/{name}"
             # The groups as the last step used them: schedules have changed the optimizer's since.
             groups = used_groups.get(name, optimizer.param_groups)
-            metrics[f"{TRAIN_PREFIX}lr{suffix}"] = float(groups[0]["lr"])
+            # Some optimizers compute their own rates.
+            if groups and groups[0].get("lr") is not None:
+                metrics[f"{TRAIN_PREFIX}lr{suffix}"] = float(groups[0]["lr"])
             if name in norms:
                 metrics[f"{TRAIN_PREFIX}grad_norm{suffix}"] = float(norms[name])
         if trainer.scaler is not None:

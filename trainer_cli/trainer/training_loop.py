@@ -124,8 +124,8 @@ class TrainingLoop(Lengths):
         if self.epoch_batches is not None and self.steps_per_epoch is not None:
             steps = self.steps_to(self._train_loader, progress)
             progress.passed_over = steps - progress.step - self.epoch_offset
-        for _ in range(epochs):
-            trainer.schedulers.step(trainer, SchedulerInterval.epoch)
+        for number in range(epoch - epochs + 1, epoch + 1):
+            trainer.schedulers.step(trainer, SchedulerInterval.epoch, epoch=number)
 
     def run(self, trainer: Trainer, val_loaders: Mapping[str, Any]) -> Stop:
         """Train until there is a reason to stop, and return it."""

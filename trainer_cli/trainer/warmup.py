@@ -30,6 +30,11 @@ class WarmupSchedule:
     def __init__(self, optimizer: Optimizer, warmup: int, curve: Curve) -> None:
         if warmup < 0:
             raise UserError(f"warmup is {warmup}, but it must be at least 0 steps", where="warmup")
+        if any(group.get("lr") is None for group in optimizer.param_groups):
+            raise UserError(
+                f"{type(optimizer).__name__} has no learning rate for a schedule to change",
+                cure="Set its lr, or leave the schedule out.",
+            )
         # The attributes and their order enter the digest by which a resume sees changed settings: do not rename them.
         # The optimizer and not its groups, because its load_state_dict replaces their list.
         self._optimizer = optimizer
