@@ -380,6 +380,7 @@ def test_a_fit_reports_what_it_trains_before_the_first_step(place: Path) -> None
     assert first["config"].endswith("loop.grad_accum_steps=2 model.width=4")
     assert re.fullmatch(r"cpu, threads: \d+, fp32", first["device"])
     assert re.fullmatch(r"\w+, \d+ parameters, all trained", first["model"])
+    assert first["fused"].startswith("Adam; torch's default is another kernel, which `fused: false`")
     assert first["data"] == "160 samples, 20 batches an epoch, val: 20 samples"
     assert first["batch"] == "16 samples = 1 process x 8 x 2 accumulated"
     assert second["run"] == "runs/mine (attempt 2, resumes at step 40)"

@@ -15,7 +15,7 @@ from tiny import Line, ListLogger, assert_resumes_exactly, everything, loader, m
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, RMSprop
 
-from trainer_cli import WarmupCosine
+from trainer_cli import WarmupCosine, optimizer_factory
 from trainer_cli.callbacks.check_finite import CheckFinite
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.tensors import Norms
@@ -202,6 +202,24 @@ def test_a_closure_that_an_optimizer_needs_but_does_not_require_is_named() -> No
 def test_what_a_closure_cannot_do_is_refused(more: dict[str, Any], reason: str) -> None:
     with pytest.raises(UserError, match=f"a step of LBFGS evaluates the loss several times, and {reason}"):
         trainer(**{"optimizer": _lbfgs, **more}).fit(loader())
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW, SGD, Adagrad])
+def test_without_the_fused_kernel_the_weights_are_those_of_a_plain_loop_bit_for_bit(kind: Any) -> None:
+    for fused in (None, False):
+        make = optimizer_factory(kind, lr=0.05, **({} if fused is None else {"fused": fused}))
+        made = trainer(optimizer=make, settings={"max_duration": 6})
+        assert made.optimizer is not None
+        assert bool(made.optimizer.defaults["fused"]) is (fused is None)
+    model = Line()
+    model.load_state_dict(made.model.state_dict())
+    optimizer = kind(model.parameters(), lr=0.05)
+    made.fit(loader(24, 4, noise=0, shuffle=False))
+    for batch in loader(24, 4, noise=0, shuffle=False).iterate(0):
+        optimizer.zero_grad()
+        model(batch)["loss"].backward()
+        optimizer.step()
+    assert same(made.model.state_dict(), model.state_dict()) == []
 
 
 class Rateless(SGD):

@@ -180,6 +180,53 @@ def test_several_losses_of_a_batch_add_up_as_in_a_loop_by_hand(
     torch.testing.assert_close(made.model.state_dict(), by_hand.state_dict(), **tolerance)
 
 
+class Hessian(SGD):
+    """Divides gradients by an estimate of the Hessian's diagonal, as AdaHessian does, which needs their graph."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        parameters = self.param_groups[0]["params"]
+        gradients = [parameter.grad for parameter in parameters]
+        with torch.enable_grad():
+            products = torch.autograd.grad(gradients, parameters, [torch.ones_like(value) for value in gradients])
+        with torch.no_grad():
+            for parameter, gradient, product in zip(parameters, gradients, products, strict=True):
+                parameter.sub_(0.1 * gradient / (product.abs() + 1))
+
+
+class Penalized(TrainStep):
+    """A loss and the norm of its gradients, which needs their graph, for an optimizer that needs it too."""
+
+    def train_batch(self, batch: Any) -> Any:
+        loss = _penalized(self.forward(batch), self.model)
+        self.backward(loss, create_graph=True)
+        return loss.detach()
+
+
+def _penalized(loss: Tensor, model: nn.Module) -> Tensor:
+    gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    return loss + 0.1 * sum(gradient.square().sum() for gradient in gradients)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("accum", [1, 2])
+def test_second_order_steps_are_those_of_a_loop_by_hand(accum: int) -> None:
+    made = trainer(
+        Two, optimizer=lambda model: Hessian(model.parameters(), lr=0.1), step=Penalized(),
+        settings={"max_duration": 3, "grad_accum_steps": accum},
+    )  # fmt: skip
+    model = Two()
+    model.load_state_dict(made.model.state_dict())
+    optimizer = Hessian(model.parameters(), lr=0.1)
+    made.fit(loader(24, 8 // accum, noise=0, shuffle=False))
+    batches = [*loader(24, 8 // accum, noise=0, shuffle=False).iterate(0)]
+    for step in range(3):
+        optimizer.zero_grad()
+        for batch in batches[step * accum : (step + 1) * accum]:
+            (_penalized(model(batch), model) / accum).backward(create_graph=True)
+        optimizer.step()
+    torch.testing.assert_close(made.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
+
+
 class Masked(nn.Module):
     """A mean over the known values of a batch, which weighs as much as there are."""
 

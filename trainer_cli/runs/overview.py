@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trainer_cli.config.arguments import list_optimizers
 from trainer_cli.config.compose import Composed
 from trainer_cli.runs.start import Start
 from trainer_cli.terminal import format_count
+from trainer_cli.trainer.optimizers import ONLY
 
 if TYPE_CHECKING:
     from trainer_cli.runs.build import Data
@@ -34,6 +36,10 @@ def overview_rows(
         yield "config", " ".join(composed.overrides)
     yield "device", ", ".join(_device(trainer, composed))
     yield "model", _model(trainer, composed.config.model)
+    if fused := ", ".join(_fused(trainer, composed.config.optimizer)):
+        # The last digits are other ones than those of a plain loop, from which the user may have ported.
+        default = "foreach: true" if trainer.device.type == "cuda" else "fused: false"
+        yield "fused", f"{fused}; torch's default is another kernel, which `{default}` in the optimizer chooses"
     yield "data", _data(trainer, data)
     batch_size = getattr(data.train, "batch_size", None)
     if batch_size is not None:
@@ -74,6 +80,14 @@ def _model(trainer: Trainer, node: Mapping[str, Any]) -> str:
     name = str(node.get("_target_", "")).rpartition(".")[2]
     trained = f"{total - frozen:,} trained, {frozen:,} frozen" if frozen else "all trained"
     return f"{name + ', ' if name else ''}{format_count(total, 'parameter')}, {trained}"
+
+
+def _fused(trainer: Trainer, config: Any) -> Iterator[str]:
+    """The optimizers that have a fused kernel that the config has not chosen."""
+    nodes = {where.rpartition(".")[2]: node for where, node in list_optimizers(config).items()}
+    for name, optimizer in trainer.optimizers.items():
+        if optimizer.defaults.get("fused") and nodes[name].get("fused") is None:
+            yield type(optimizer).__name__ if name == ONLY else f"{name} ({type(optimizer).__name__})"
 
 
 def _data(trainer: Trainer, data: Data) -> str:
