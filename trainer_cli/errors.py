@@ -9,10 +9,11 @@
     │   └── StoreRefusedError 1 it refuses a run that has reached it before
     ├── NotFiniteError      1   loss or weights hold NaN or infinity
     ├── UserError           2   a mistake in a command, a value, a file that is not there
-    │   └── ConfigError     2   a mistake in the composed config: location, source, code, message, hint
+    │   ├── ConfigError     2   a mistake in the composed config: location, source, code, message, hint
+    │   └── UnfitStateError 2   a state does not fit what it is loaded into; a ValueError too
     ├── CheckpointError     3   checkpoints were demanded or exist, and none is valid
     │   ├── NoCheckpointError   there is nothing at its path; a FileNotFoundError too
-    │   └── MissingStateError   it lacks what was asked for; a RuntimeError too
+    │   └── MissingStateError   it lacks what was asked for; a RuntimeError and a ValueError too
     └── RunDirectoryError   4   the run directory is in use, or another run's
 
 Every message says what is wrong, where, and the cure. It is shown without a traceback (`commands/main.py`); any other
@@ -166,6 +167,10 @@ class UserError(TrainError):
     exit_code = ExitCode.USER
 
 
+class UnfitStateError(UserError, ValueError):
+    """A state does not fit the objects that it would be loaded into."""
+
+
 class Code(StrEnum):
     """Kind of mistake that a ConfigError reports, for programs that read it."""
 
@@ -256,7 +261,7 @@ class NoCheckpointError(CheckpointError, FileNotFoundError):
         self.errno, self.filename = errno.ENOENT, where
 
 
-class MissingStateError(CheckpointError, RuntimeError):
+class MissingStateError(CheckpointError, RuntimeError, ValueError):
     """A checkpoint lacks what was asked for."""
 
 

@@ -169,6 +169,21 @@ class Raises(Callback):
             raise self.error
 
 
+def test_a_callback_sees_whether_a_save_is_pending(tmp_path: Path) -> None:
+    disk, seen = Blocks(), []
+
+    class Looks(Callback):
+        def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
+            if trainer.progress.step in (2, 3):
+                seen.append(trainer.checkpoint.checkpoint_pending)
+            if trainer.progress.step == 3:
+                disk.go_on.set()
+
+    made = fit(tmp_path, Looks(), disk=disk, save_interval=3, pre_train_checkpoint=False)
+    assert seen == [False, True]
+    assert not made.checkpoint.checkpoint_pending
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_a_training_that_fails_ends_the_save_in_flight_and_keeps_its_own_error(tmp_path: Path, full: bool) -> None:
     disk = Blocks()

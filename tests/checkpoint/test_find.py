@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_latest_is_the_numerically_newest_valid_one(folder: Path) -> None:
-    assert latest_checkpoint(folder) == folder / "step200-ema"
+    assert latest_checkpoint(folder) == folder / "step100"
     assert latest_checkpoint(folder, suffix="ema").name == "step200-ema"
 
 
@@ -74,12 +74,22 @@ def test_an_empty_suffix_is_none(folder: Path) -> None:
 def test_a_missing_suffix_says_what_is_there(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"with suffix 'zz' .* it holds .*: another suffix"):
         latest_checkpoint(folder, "zz")
+    for name in ("step9", "step10", "step100", "ep1-ba7"):
+        shutil.rmtree(folder / name)
+    with pytest.raises(FileNotFoundError, match=r"it holds .*step200-ema: another suffix"):
+        latest_checkpoint(folder)
 
 
 def test_the_path_of_a_checkpoint_that_is_still_to_be_saved_can_be_asked_for(folder: Path) -> None:
     assert checkpoint_path(folder, step=77, must_exist=False) == folder / "step77"
     assert checkpoint_path(folder, step=77, suffix="ema", must_exist=False) == folder / "step77-ema"
     assert checkpoint_path(folder, step=57, must_exist=False) == folder / "ep1-ba7"
+    assert checkpoint_path(folder, epoch=1, must_exist=False) == folder / "step100"
+    path = checkpoint_path(folder, epoch=7, must_exist=False)
+    assert path == folder / "epoch7"
+    make_sync_checkpointer().save({"w": 1}, path, metadata=CheckpointMetadata(epoch=7))
+    assert checkpoint_path(folder, epoch=7) == path
+    assert checkpoint_path(folder, epoch=8, suffix="ema", must_exist=False) == folder / "epoch8-ema"
 
 
 def test_a_folder_that_is_not_there_and_an_unclear_question_are_reported(tmp_path: Path) -> None:
@@ -90,9 +100,15 @@ def test_a_folder_that_is_not_there_and_an_unclear_question_are_reported(tmp_pat
 
 
 def test_the_pattern_fits_the_usual_names(folder: Path) -> None:
-    assert {path.name for path in folder.glob(checkpoint_pattern("ema"))} == {"step200-ema"}
-    assert "step9" in {path.name for path in folder.glob(checkpoint_pattern())}
-    assert {path.name for path in folder.glob(checkpoint_pattern())}.isdisjoint({"step200-ema", "notes"})
+    saver = make_sync_checkpointer()
+    for name in ("step20-rank0", "step20-big-ema", "step20-e[m]a", "step20"):
+        saver.save({"w": 1}, folder / name)
+    suffixes = {
+        None: {"step9", "step10", "step20", "step100"}, "ema": {"step200-ema"}, "rank0": {"step20-rank0"},
+        "e[m]a": {"step20-e[m]a"},
+    }  # fmt: skip
+    for suffix, names in suffixes.items():
+        assert {path.name for path in expanded(folder / checkpoint_pattern(suffix))} == names
 
 
 @pytest.mark.parametrize(
@@ -102,7 +118,10 @@ def test_the_pattern_fits_the_usual_names(folder: Path) -> None:
         (["step0009", "step10", "step008"], None, "step10"),
         (["step10", "step10-ema", "step10-ema2"], None, "step10"),
         (["step9-ema", "step10-ema", "step0100-raw"], "ema", "step10-ema"),
-        (["step9-ema", "step10-ema"], None, "step10-ema"),
+        (["step9", "step10-ema"], None, "step9"),
+        (["step9", "step10-rank0", "step10-v2"], None, "step9"),
+        (["step9-ema", "step10-big-ema"], "ema", "step9-ema"),
+        (["ep1-ba9", "ep1-ba20"], None, "ep1-ba20"),
         (["digits-step99", "digits-step100"], None, "digits-step100"),
         (["ckpt9", "ckpt10", "ckpt008"], None, "ckpt10"),
         (["step5-rank0", "step6-rank0", "step7-rank1"], "rank{rank}", "step6-rank0"),
@@ -122,9 +141,9 @@ def test_copies_and_what_only_resembles_a_checkpoint_are_never_found(folder: Pat
     for name in ("step10.bak", "step-100.backup", "step10-ema.tmp", "step200-ema.old"):
         shutil.copytree(folder / "step200-ema", folder / name)
     (folder / "step999.txt").touch()
-    assert latest_checkpoint(folder).name == "step200-ema"
+    assert latest_checkpoint(folder).name == "step100"
     assert latest_checkpoint(folder, "ema").name == "step200-ema"
-    assert checkpoint_path(folder, step=200).name == "step200-ema"
+    assert checkpoint_path(folder, step=200, suffix="ema").name == "step200-ema"
 
 
 def test_each_rank_finds_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

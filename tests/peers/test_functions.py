@@ -102,8 +102,7 @@ def test_the_path_of_a_checkpoint_by_folder_epoch_and_suffix(folder: Path) -> No
     assert checkpoint_path(folder, epoch=1) == folder / "step10"
     assert checkpoint_path(folder, epoch=2) == folder / "step20"
     assert checkpoint_path(folder, epoch=2, suffix="best") == folder / "step20-best"
-    with pytest.raises(ValueError, match="must_exist=False needs the step"):
-        checkpoint_path(folder, epoch=4, must_exist=False)
+    assert checkpoint_path(folder, epoch=4, must_exist=False) == folder / "epoch4"
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -146,9 +145,24 @@ def test_what_does_not_fit_is_refused_and_nothing_changes(
     first, second = Training(2), into()
     save_checkpoint(folder / "step2", 1, *first.parts[: 3 if save_schedule else 2])
     before = second.state
-    with pytest.raises((CheckpointError, UserError), match=reason):
+    with pytest.raises((CheckpointError, UserError), match=reason) as caught:
         load_checkpoint(folder / "step2", *second.parts)
+    assert isinstance(caught.value, ValueError)
     assert same(second.state, before)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "rank0.safetensors", "rank0.json"])
+def test_a_damaged_checkpoint_is_a_value_error(folder: Path, file: str) -> None:
+    training = Training(2)
+    save_checkpoint(folder / "step2", 1, *training.parts)
+    content = bytearray((folder / "step2" / file).read_bytes())
+    content[-9] ^= 1
+    (folder / "step2" / file).write_bytes(content)
+    before = training.state
+    with pytest.raises(ValueError, match=str(folder / "step2")) as caught:
+        load_checkpoint(folder / "step2", *training.parts)
+    assert isinstance(caught.value, CheckpointError)
+    assert same(training.state, before)
 
 
 @pytest.mark.parametrize("finetune", [False, True])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +19,11 @@ from trainer_cli import (
     NotFiniteError,
     Precision,
     Trainer,
+    TrainingLoop,
     UserError,
     ValidationLoop,
     add_global_callback,
+    make_async_checkpointer,
 )
 
 
@@ -124,6 +130,21 @@ def test_what_is_no_loader_is_refused(act: str) -> None:
     trainer = make_trainer()
     with pytest.raises(UserError, match="int is neither a dataset nor a loader"):
         trainer.fit(3) if act == "fit" else trainer.validate(3)
+
+
+def test_what_differs_on_purpose_stands_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs/moving.md").read_text(encoding="utf-8")
+    assert TrainingLoop().settings.max_duration == "10ep"
+    assert "10 epochs (`loop.max_duration=10ep`)" in page
+    for kind in (Trainer, TrainingLoop):
+        with pytest.raises(TypeError, match="positional argument"):
+            kind(Net)
+    assert "are\n  given by name" in page
+    with closing(make_async_checkpointer()) as checkpointer:
+        checkpointer.save({"value": 1}, "step1")
+        assert multiprocessing.active_children() == []
+        assert any(thread.name.startswith("checkpoint-writer") for thread in threading.enumerate())
+    assert "by a thread from a copy of the state" in page
 
 
 def test_what_is_no_path_is_refused() -> None:

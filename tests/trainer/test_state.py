@@ -425,6 +425,60 @@ def test_of_another_run_an_optimizer_that_does_not_fit_can_be_left_out(of_three_
     assert "name=OTHER" not in str(caught.value)
 
 
+class Counts(Callback):
+    """Counts its steps."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def _with_two_counts() -> Trainer:
+    return trainer(Noisy, callbacks={"a": Counts(), "b": Counts()}, settings={"max_duration": 2})
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        (["callbacks.a"], {"a": 2, "b": 0}),
+        (["callbacks.a", "callbacks.b"], {"a": 2, "b": 2}),
+        (["callbacks"], {"a": 2, "b": 2}),
+        (["model", "callbacks.b"], {"a": 0, "b": 2}),
+    ],
+)
+def test_the_state_of_one_callback_is_loaded_alone(
+    states: list[str], expected: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, other = _with_two_counts(), _with_two_counts()
+    first.fit(loader())
+    weights = copy.deepcopy(other.model.state_dict())
+    other.load_checkpoint(first.save_checkpoint(tmp_path / "saved"), LoadOptions(states=states))
+    assert {name: callback.state_dict()["count"] for name, callback in other.callbacks.items()} == expected
+    loaded = first if "model" in states else None
+    assert same(other.model.state_dict(), weights if loaded is None else loaded.model.state_dict()) == []
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(("name", "reason"), [("c", "not in this run"), ("b", "missing in the checkpoint")])
+def test_a_callback_whose_state_cannot_be_loaded_is_refused_by_its_name(name: str, reason: str, tmp_path: Path) -> None:
+    first = trainer(Noisy, callbacks={"a": Counts()}, settings={"max_duration": 2})
+    first.fit(loader())
+    other = _with_two_counts()
+    with pytest.raises(ValueError, match=rf"callbacks\.{name} +{reason}"):
+        other.load_checkpoint(
+            first.save_checkpoint(tmp_path / "saved"), LoadOptions(states=["callbacks.a", f"callbacks.{name}"])
+        )
+    assert other.callbacks["a"].state_dict() == {"count": 0}
+
+
 class Noting(Trainer):
     """Has more in its checkpoints than a Trainer."""
 

@@ -117,6 +117,11 @@ class CheckpointerCallback(Callback):
         """Release a hold, if there is one."""
         self._held.discard(name)
 
+    @property
+    def checkpoint_pending(self) -> bool:
+        """Whether a save is in flight: copied, and not yet reported as written or failed."""
+        return self.saver.in_flight is not None
+
     def wanted_metrics(self) -> dict[str, str]:
         best = self.settings.keep_best
         return {} if best.metric is None else {"keep_best.metric": best.metric}

@@ -89,7 +89,7 @@ class SaveCheckpointState(Callback):
             return
         target = (self.folder if trainer.run_dir is None else trainer.run_dir / self.folder) / path.name
         options, average = self._options, manifest.average
-        keeps_average = average is not None and options.takes("callbacks")
+        keeps_average = average is not None and options.takes_callback(average)
         # Metrics of an average belong to a copy that has it, in the place of the weights or beside them.
         measured = average is None or keeps_average or options.weights_alone
         metadata = CheckpointMetadata(
@@ -111,6 +111,9 @@ class SaveCheckpointState(Callback):
             alone = average is not None and options.weights_alone
             keys = [*(options.keys() or ()), *(["callbacks"] if alone else [])]
             state = trainer.checkpointer.read(path, keys)
+            if options.named_callbacks:
+                callbacks = state.get("callbacks", {}).items()
+                state = {**state, "callbacks": {name: own for name, own in callbacks if options.takes_callback(name)}}
             if alone:
                 state = {**state, "model": weights_of(state, str(path), average)}
                 del state["callbacks"]

@@ -25,7 +25,16 @@ from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.core.checkpoint_config import Compression
 from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError
-from trainer_cli.core.naming import MANIFEST_FILE, Naming, is_plain, numbers_within, parse_step, with_ranks
+from trainer_cli.core.naming import (
+    DEFAULT_PATTERN,
+    MANIFEST_FILE,
+    Naming,
+    has_suffix,
+    is_plain,
+    numbers_within,
+    parse_step,
+    with_ranks,
+)
 from trainer_cli.core.patterns import alternatives
 from trainer_cli.core.url_path import as_path, is_url, is_web
 from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
@@ -35,6 +44,8 @@ SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".
 COMPOSER_FILE = "composer_states.pt"
 """The file of torch in an archive of Composer."""
 _BLOCK = 1 << 20
+_MOST_DIGITS = 12
+"""Of the steps that `checkpoint_pattern` matches."""
 _LARGEST_MANIFEST = 64 * 1024 * 1024
 _MOST_FILES = 10_000
 
@@ -171,8 +182,8 @@ def _extract(first: Member | None, archive: Iterator[Member], storage: LocalStor
 
 
 def latest_checkpoint(folder: str | Path, suffix: str | None = None) -> Path:
-    """The numerically newest valid checkpoint of a folder; with a suffix that is not empty, only names that end in
-    it.
+    """The numerically newest valid checkpoint of a folder: of the names with this suffix, or without one if it is None
+    or empty (`step20-ema` has one; in names of another form, such as `ep1-ba20`, none is seen).
 
     Of several with the same step, the one with the plainest name is used. Incomplete checkpoints and copies
     (`step10.bak`) never match.
@@ -192,24 +203,24 @@ def checkpoint_path(
     suffix: str | None = None,
     must_exist: bool = True,
 ) -> Path:
-    """The checkpoint of a step, or the newest one of an epoch (counted as at its saving).
+    """The checkpoint of a step, or the newest one of an epoch (counted as at its saving); suffix as in
+    `latest_checkpoint`.
 
     Args:
-        must_exist: False returns the path at which this step is to be saved, if it is not there.
+        must_exist: False returns, if it is not there, the path at which it is to be saved: `step10`, `epoch3`.
 
     Raises:
-        ValueError: neither or both of `step` and `epoch` are given, or an epoch with `must_exist=False`.
+        ValueError: neither or both of `step` and `epoch` are given.
         NoCheckpointError: no checkpoint matches.
     """
     if (step is None) is (epoch is None):
         raise ValueError("give either step or epoch")
-    if epoch is not None and not must_exist:
-        raise ValueError("must_exist=False needs the step: checkpoints are named by it")
-    if step is not None and not must_exist:
+    if not must_exist:
         try:
-            return checkpoint_path(folder, step, suffix=suffix)
+            return checkpoint_path(folder, step, epoch, suffix)
         except FileNotFoundError:
-            return as_path(with_ranks(str(folder), os.environ)) / Naming(suffix=suffix or None).name({"step": step})
+            naming = Naming("epoch{epoch}" if step is None else DEFAULT_PATTERN, suffix or None)
+            return as_path(with_ranks(str(folder), os.environ)) / naming.name({"step": step, "epoch": epoch})
     if step is not None:
         return _newest(folder, suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
     return _newest(
@@ -245,8 +256,11 @@ def checkpoint_at(path: str | os.PathLike[str], storage: Callable[[Path], Storag
 
 
 def checkpoint_pattern(suffix: str | None = None) -> str:
-    """The glob of the default names, for `train validate ckpt=…`: without a suffix, or with this one."""
-    return f"step*-{suffix}" if suffix else "step*[0-9]"
+    """The glob of the default names, for `train validate ckpt=…` and `validate_all`: those without a suffix, or those
+    with this one. It has braces, which Python's own `glob` does not know."""
+    # `*` would match suffixes, too, so each number of digits is an alternative.
+    numbers = ",".join("[0-9]" * digits for digits in range(1, _MOST_DIGITS + 1))
+    return f"step{{{numbers}}}" + (f"-{glob.escape(suffix)}" if suffix else "")
 
 
 def split_existing(pattern: str) -> tuple[str, str]:
@@ -314,7 +328,7 @@ def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool]
     suffix = with_ranks(suffix, os.environ) if suffix else None
     passed = []
     for entry in sorted(catalog_of(folder).entries(), key=_order, reverse=True):
-        if suffix is not None and not entry.name.endswith(f"-{suffix}"):
+        if not has_suffix(entry.name, suffix):
             passed.append(f"{entry.name}: another suffix")
             continue
         if entry.resumable and fits(entry):

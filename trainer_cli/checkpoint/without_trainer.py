@@ -16,9 +16,10 @@ from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table
 from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimizer
 from trainer_cli.core.load_options import OTHER_MODEL, WEIGHTS, WHOLE, LoadOptions, LoadReport, prefix_mapping
+from trainer_cli.core.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.core.naming import step_within
 from trainer_cli.core.url_path import as_path
-from trainer_cli.errors import CheckpointError, UserError
+from trainer_cli.errors import MissingStateError, UnfitStateError
 from trainer_cli.parallel.process_group import ALONE
 
 _MOVED = ("lr", "momentum", "betas")
@@ -48,8 +49,6 @@ def save_checkpoint(
         NotDurableError: it is on this machine, but the store has not taken it.
         UserError: something cannot be saved; it is named.
     """
-    if clashes := sorted(set(_OWN) & set(kwargs)):
-        raise UserError(f"{clashes[0]} is saved already", cure="Give it another name.")
     path = as_path(path)
     state: dict[str, Any] = {
         "model": capture_model(model),
@@ -85,16 +84,20 @@ def load_checkpoint(
 
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or it lacks a part; the part is named.
-        UserError: with a table of all that does not fit. In both cases nothing was changed.
+        UserError: with a table of all that does not fit. In both cases nothing was changed, and the error is a
+            ValueError too, or, if there is no checkpoint, a FileNotFoundError.
     """
-    path = checkpoint_at(path)
-    if kind_of(path) is not None:
-        if not finetune:
-            message = f"{path} is of another program, so only its weights can be loaded"
-            raise UserError(message, cure="Add finetune=True.")
-        state: Mapping[str, Any] = {"model": read_foreign(path).model}
-    else:
-        state = make_sync_checkpointer().read(path)
+    try:
+        path = checkpoint_at(path)
+        if kind_of(path) is not None:
+            if not finetune:
+                message = f"{path} is of another program, so only its weights can be loaded"
+                raise UnfitStateError(message, cure="Add finetune=True.")
+            state: Mapping[str, Any] = {"model": read_foreign(path).model}
+        else:
+            state = make_sync_checkpointer().read(path)
+    except DamagedCheckpoint as error:
+        raise UnrecoverableCheckpoint(error.what, where=error.where, cure=error.cure) from error
     states = (WEIGHTS if finetune else WHOLE).states
     options = LoadOptions(states=states, strict=strict, ignore_keys=ignore_keys, key_mapping=key_mapping or {})
     required = ["model"]
@@ -102,7 +105,7 @@ def load_checkpoint(
         stateful = {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
         required += ["epoch", *(name for name, value in stateful.items() if value is not None)]
     if lacking := [name for name in required if name not in state]:
-        raise CheckpointError(
+        raise MissingStateError(
             f"the checkpoint has no {' and no '.join(lacking)}",
             where=str(path),
             cure=None if finetune else "To load the model alone, add finetune=True.",
@@ -119,7 +122,7 @@ def load_checkpoint(
     if faults := {owner: fits.faults for owner, fits in fittings.items() if fits.faults}:
         text = table(f"{path} does not fit", faults)
         cure = _advice(report) if fitting.faults else "To load the model alone, add finetune=True."
-        raise UserError(f"{text}\n", cure=f"Nothing was loaded. {cure}")
+        raise UnfitStateError(f"{text}\n", cure=f"Nothing was loaded. {cure}")
     # The schedule first: its own code may still refuse, and then nothing else was changed.
     for owner in ("lr_scheduler", "model", "optimizer"):
         if owner in fittings:

@@ -43,6 +43,7 @@ _ANY: Mapping[str, Schema] = {
     "precision.loss_scale": {"anyOf": [{"const": "dynamic"}, {"type": "number", "exclusiveMinimum": 0}]},
 }
 """Schemas of keys whose annotation is `Any`."""
+_STATE = {"anyOf": [{"enum": list(STATES)}, {"type": "string", "pattern": r"^callbacks\.."}]}
 _NARROWER: Mapping[str, Schema] = {
     "name": {"anyOf": [{"type": "string", "pattern": r"^(?![-/.\s])(?!.*/[/.\s])(?!.*[/\s]$)(?!.*\s/).*\S"}, NULL]},
     "run_dir": _FOLDER,
@@ -50,9 +51,7 @@ _NARROWER: Mapping[str, Schema] = {
         "type": "array",
         "items": {"anyOf": [{"enum": list(OPTIONAL)}, {"pattern": r"^(callbacks\.|re:)|[*?\[{]"}], "type": "string"},
     },
-    "load.states": {
-        "anyOf": [{"const": ["all"]}, {"type": "array", "minItems": 1, "items": {"enum": list(STATES)}}],
-    },
+    "load.states": {"anyOf": [{"const": ["all"]}, {"type": "array", "minItems": 1, "items": _STATE}]},
     "checkpoint.fixed_steps": {
         "type": "array",
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, INTERPOLATION]},

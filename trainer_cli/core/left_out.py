@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from trainer_cli.core.load_options import STATES, LoadOptions
+from trainer_cli.core.load_options import ONE_CALLBACK, STATES, LoadOptions
 from trainer_cli.core.patterns import alternatives, did_you_mean, matches, why_no_pattern
 from trainer_cli.errors import CheckpointError, ConfigError
 
@@ -13,7 +13,7 @@ KEY = "checkpoint.leave_out"
 _NEEDED = ("model", "progress")
 OPTIONAL = tuple(state for state in STATES if state not in _NEEDED)
 """States that a checkpoint may lack; beside these `callbacks.NAME`."""
-_CALLBACK = "callbacks."
+_CALLBACK = ONE_CALLBACK
 
 
 def check_leave_out(key: str, patterns: Sequence[str], callbacks: Iterable[str] | None = None) -> None:
@@ -79,7 +79,12 @@ def described(names: Sequence[str]) -> str:
 
 def can_resume(lacking: Sequence[str], states: Sequence[str]) -> bool:
     """Whether `load.states` asks for a resume without what a checkpoint lacks."""
-    return "progress" in states and not set(states) & set(lacking)
+    return "progress" in states and not any(_names(state, lacking) for state in states)
+
+
+def _names(state: str, lacking: Sequence[str]) -> bool:
+    """Whether a name of `load.states` is of what a checkpoint lacks: `callbacks.NAME` is of `callbacks`, too."""
+    return state in lacking or (state.startswith(_CALLBACK) and "callbacks" in lacking)
 
 
 def check_load(where: str, lacking: Sequence[str], options: LoadOptions) -> None:
@@ -91,7 +96,7 @@ def check_load(where: str, lacking: Sequence[str], options: LoadOptions) -> None
     Raises:
         CheckpointError: `options` load one of them.
     """
-    if lost := [name for name in lacking if options.whole or name in options.states]:
+    if lost := [name for name in lacking if options.whole or any(_names(state, [name]) for state in options.states)]:
         raise CheckpointError(
             f"the checkpoint was saved without {', '.join(lost)}, so it cannot be loaded whole",
             where=where,

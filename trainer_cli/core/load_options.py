@@ -27,6 +27,8 @@ STATES: Mapping[str, tuple[str, ...]] = {
     "rng": ("rng",),
 }
 """State of a training, as `load.states` names it -> the top-level keys of a checkpoint that hold it."""
+ONE_CALLBACK = "callbacks."
+"""Before the name of a callback, for the state of this one."""
 
 
 @checks_argument_names("LoadOptions")
@@ -38,7 +40,7 @@ class LoadOptions:
     """
 
     states: Sequence[str] = (ALL,)
-    """`all`, or any of `STATES`. Without `progress` a training starts at step 0."""
+    """`all`, or any of `STATES` and `callbacks.NAME`. Without `progress` a training starts at step 0."""
     strict: bool = True
     """Refuse parameters that only the model or only the checkpoint has."""
     ignore_keys: Sequence[str] = ()
@@ -74,14 +76,23 @@ class LoadOptions:
         return self.whole or "progress" in self.states
 
     def takes(self, state: str) -> bool:
-        """Whether one of `STATES` is loaded."""
-        return self.whole or state in self.states
+        """Whether one of `STATES`, or of the callbacks a part of them, is loaded."""
+        return self.whole or any(_state_of(name) == state for name in self.states)
+
+    def takes_callback(self, name: str) -> bool:
+        """Whether the state of this callback is loaded."""
+        return self.whole or not {"callbacks", ONE_CALLBACK + name}.isdisjoint(self.states)
+
+    @property
+    def named_callbacks(self) -> list[str]:
+        """The callbacks that are named one by one."""
+        return [name.removeprefix(ONE_CALLBACK) for name in self.states if name.startswith(ONE_CALLBACK)]
 
     def keys(self) -> list[str] | None:
         """The top-level keys of a checkpoint to read; None: all."""
         if self.whole:
             return None
-        return list(dict.fromkeys(["progress", *(key for state in self.states for key in STATES[state])]))
+        return list(dict.fromkeys(["progress", *(key for state in self.states for key in STATES[_state_of(state)])]))
 
     def renamed(self, names: Iterable[str]) -> dict[str, str]:
         """Name in the checkpoint -> name in the model, by the first glob that matches."""
@@ -115,16 +126,22 @@ class LoadOptions:
             logger.warning("load.%s: %r matches nothing", key, pattern)
 
 
+def _state_of(name: str) -> str:
+    """The one of `STATES` that a name is of: of `callbacks.NAME`, `callbacks`."""
+    return "callbacks" if name.startswith(ONE_CALLBACK) else name
+
+
 def check_states(key: str, states: Sequence[str]) -> None:
-    """Raise ConfigError unless `states` is a list of `STATES`, or of `all` alone."""
-    choices = (ALL, *STATES)
+    """Raise ConfigError unless `states` is a list of `STATES` and `callbacks.NAME`, or of `all` alone."""
+    choices = (ALL, *STATES, f"{ONE_CALLBACK}NAME")
     if isinstance(states, str) or not states:
         example = f"{key}=[{states or 'model'}]"
         raise ConfigError(
             f"{key} is {states!r}, but it must be a list of states", location=key, hint=f"Write {example}."
         )
     for state in states:
-        if state not in choices:
+        is_callback = isinstance(state, str) and state.startswith(ONE_CALLBACK) and state != ONE_CALLBACK
+        if state not in choices and not is_callback:
             hint = did_you_mean(state, choices).strip() or None
             raise ConfigError(f"{key}: there is no state {state!r}, only {', '.join(choices)}", location=key, hint=hint)
     if ALL in states and len(states) > 1:

@@ -30,6 +30,10 @@ class DamagedCheckpoint(CheckpointError):
     """A checkpoint is partial, or not what was written."""
 
 
+class UnrecoverableCheckpoint(DamagedCheckpoint, ValueError):
+    """A checkpoint is damaged, raised by functions whose refusals are all a ValueError."""
+
+
 class ManifestError(DamagedCheckpoint):
     """These bytes are no manifest, or were altered."""
 

@@ -46,6 +46,7 @@ _FIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 # At most 18 digits: the number fits into 64 bits.
 _STEP = re.compile(r"step(0|[1-9][0-9]{0,17})")
 _STEP_WITHIN = re.compile(r"(?<![A-Za-z])step[-_]?([0-9]{1,18})(?![0-9])")
+_STEP_AND_SUFFIX = re.compile(r"step[0-9]+(?:-(.+))?", re.DOTALL)
 _DIGITS = re.compile(r"[0-9]+")
 _UNFIT = r"/\\\x00-\x1f\x7f\ud800-\udfff"
 _PLAIN = re.compile(rf"[^.{_UNFIT}][^{_UNFIT}]{{0,199}}")
@@ -177,6 +178,14 @@ def step_within(name: str) -> int | None:
     """The step in a name of any pattern with `step` and a number: `step0010`, `digits-step_10-ema`. None without."""
     match = _STEP_WITHIN.search(name)
     return int(match[1]) if match else None
+
+
+def has_suffix(name: str, suffix: str | None) -> bool:
+    """Whether a name has this suffix; None: whether it has none. In names without `step` and a number in front, a
+    suffix cannot be told from the pattern, so that these have none as well as each that they end with."""
+    if match := _STEP_AND_SUFFIX.fullmatch(name):
+        return match[1] == suffix
+    return suffix is None or name.endswith(f"-{suffix}")
 
 
 def numbers_within(name: str) -> list[int]:

@@ -307,7 +307,7 @@ class LoadConfig:
 
     states: list[str] = checked(check_states, ["model"])
     """fit: `[model]` for the weights alone, `[all]` to fork everything, or several of model, optimizer, schedulers,
-    progress, callbacks and rng."""
+    progress, callbacks, callbacks.NAME and rng."""
     strict: bool = True
     """false: load what both model and checkpoint have, and list the rest."""
     ignore_keys: list[str] = checked(check_patterns, [])

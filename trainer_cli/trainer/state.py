@@ -19,7 +19,7 @@ from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimi
 from trainer_cli.checkpoint.save import CheckpointMetadata
 from trainer_cli.core.load_options import LOG_MARKS, LoadOptions, LoadReport, advice
 from trainer_cli.core.progress import Progress
-from trainer_cli.errors import TrainError, UserError
+from trainer_cli.errors import TrainError, UnfitStateError, UserError
 from trainer_cli.trainer.metrics import merge_sums
 from trainer_cli.trainer.optimizers import ONLY
 from trainer_cli.trainer.schedulers import MOVED
@@ -251,8 +251,11 @@ def load_all(
     if options.takes("callbacks"):
         saved_callbacks = state.get("callbacks", {})
         for name, callback in trainer.callbacks.items():
-            if name in saved_callbacks:
+            if name in saved_callbacks and options.takes_callback(name):
                 fittings[f"callbacks.{name}"] = _fit_callback(callback, saved_callbacks[name])
+        for name in options.named_callbacks:
+            lacks = "not in this run" if name not in trainer.callbacks else "missing in the checkpoint"
+            fittings.setdefault(f"callbacks.{name}", Fitting([lacks], _nothing))
     if options.takes("progress") and train_loader is not None:
         fittings["data"] = _fit_saved(state, "data", partial(_fit_data, train_loader))
     # Only now anything is changed: all parts have been compared.
@@ -315,7 +318,7 @@ def _load(fittings: Mapping[str, Fitting], path: Path, advice: str = ADVICE) -> 
     faults = {owner: fitting.faults for owner, fitting in fittings.items() if fitting.faults}
     if faults:
         text = model_state.table(f"{path} does not fit this run", faults)
-        raise UserError(f"{text}\n", cure=f"Nothing was loaded. {advice}")
+        raise UnfitStateError(f"{text}\n", cure=f"Nothing was loaded. {advice}")
     # In this order: an optimizer may put the trained weights over those that the model has loaded.
     for fitting in fittings.values():
         fitting.load()
@@ -397,11 +400,11 @@ def _unmatched_states(trainer: Trainer, state: Mapping[str, Any], options: LoadO
     """One line for each state that only the checkpoint has, or only the trainer."""
     if options.takes("callbacks"):
         saved = state.get("callbacks", {})
-        for name in saved:
+        for name in filter(options.takes_callback, saved):
             if name not in trainer.callbacks:
                 yield f"the checkpoint has state of callback '{name}', which this run does not have: it is dropped"
         for name, callback in trainer.callbacks.items():
-            if name not in saved and callback.state_dict():
+            if name not in saved and options.takes_callback(name) and callback.state_dict():
                 yield f"callback '{name}' has state, but the checkpoint has none for it: it starts new"
     if not options.takes("optimizer"):
         return
