@@ -170,17 +170,17 @@ class Raises(Callback):
 
 
 def test_a_callback_sees_whether_a_save_is_pending(tmp_path: Path) -> None:
-    disk, seen = Blocks(), []
+    disk, seen = Blocks(), {}
 
     class Looks(Callback):
         def on_after_backward(self, trainer: Any, model: Any, loss: Any) -> None:
             if trainer.progress.step in (2, 3):
-                seen.append(trainer.checkpoint.checkpoint_pending)
+                seen.setdefault(trainer.progress.step, trainer.checkpoint.checkpoint_pending)
             if trainer.progress.step == 3:
                 disk.go_on.set()
 
     made = fit(tmp_path, Looks(), disk=disk, save_interval=3, pre_train_checkpoint=False)
-    assert seen == [False, True]
+    assert seen == {2: False, 3: True}
     assert not made.checkpoint.checkpoint_pending
 
 

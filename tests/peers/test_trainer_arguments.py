@@ -137,9 +137,9 @@ def test_what_differs_on_purpose_stands_in_the_docs() -> None:
     assert TrainingLoop().settings.max_duration == "10ep"
     assert "10 epochs (`loop.max_duration=10ep`)" in page
     for kind in (Trainer, TrainingLoop):
-        with pytest.raises(TypeError, match="positional argument"):
-            kind(Net)
-    assert "are\n  given by name" in page
+        with pytest.raises((TypeError, UserError), match=r"argument without a name|positional argument"):
+            kind(Net)  # type: ignore[arg-type]
+    assert "`Trainer` and `TrainingLoop` are given by name" in " ".join(page.split())
     with closing(make_async_checkpointer()) as checkpointer:
         checkpointer.save({"value": 1}, "step1")
         assert multiprocessing.active_children() == []
