@@ -13,11 +13,18 @@ import numpy as np
 import pytest
 import torch
 from tiny import ListLogger, Noisy, StopAt, StopInEvaluation, Unsized, everything, loader, same, trainer, without_clock
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyExit, EarlyStopping, ThresholdStopper
-from trainer_cli.errors import UserError
+from trainer_cli.core.checkpoint_config import KeepBestConfig
+from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
+from trainer_cli.trainer.scheduler_intervals import Scheduled
+from trainer_cli.trainer.schedulers import scheduler_factory
+from trainer_cli.trainer.training_loop import TrainingLoop
 
 NAN, INF = math.nan, math.inf
 
@@ -34,7 +41,7 @@ class Scores(Callback):
 
 
 def _stopping(**settings: Any) -> EarlyStopping:
-    return EarlyStopping(**{"metric": "task/score", "patience": 2, "check_finite": False, **settings})
+    return EarlyStopping(**{"metric": "task/score", "mode": "min", "patience": 2, "check_finite": False, **settings})
 
 
 def _fit(*callbacks: Any, scores: tuple[float, ...] = (), folder: Path | None = None, **settings: Any) -> Any:
@@ -169,7 +176,9 @@ def test_a_patience_in_another_unit_counts_from_when_it_is_first_asked(tmp_path:
         ("x", r"Reported are task/score, val/loss, val/mae\."),
     ],
 )
-@pytest.mark.parametrize("make", [EarlyStopping, lambda metric: ThresholdStopper(metric, 1.0)])
+@pytest.mark.parametrize(
+    "make", [lambda metric: EarlyStopping(metric, "min"), lambda metric: ThresholdStopper(metric, 1.0, "min")]
+)
 def test_a_metric_that_nothing_reports_is_refused_before_step_1(make: Any, metric: str, hint: str) -> None:
     logger = ListLogger()
     made = trainer(callbacks={"stopping": make(metric), "scores": Scores(1)}, loggers=[logger])
@@ -214,7 +223,7 @@ class Traces(Callback):
 @pytest.mark.parametrize("metric", ["val/loss", "task/score"])
 def test_the_search_for_its_metric_before_the_first_step_leaves_no_trace(metric: str) -> None:
     logs, ends, traces = [ListLogger(), ListLogger()], [], [Traces(), Traces()]
-    for log, trace, callbacks in zip(logs, traces, ({}, {"stopping": EarlyStopping(metric)}), strict=True):
+    for log, trace, callbacks in zip(logs, traces, ({}, {"stopping": EarlyStopping(metric, "min")}), strict=True):
         made = trainer(
             Noisy,
             callbacks={**callbacks, "trace": trace, "scores": Scores(*range(9))},
@@ -294,7 +303,7 @@ OWN = "a callback of the user's own"
 # Callbacks that end the run at step 4, and ones with another rule.
 ENDS: dict[str, tuple[Callable[[], Any], Callable[[], Any] | None]] = {
     "EarlyExit": (lambda: EarlyExit([_enough]), None),
-    "EarlyStopping": (lambda: EarlyStopping("task/score", patience=2), lambda: EarlyStopping("task/score", patience=4)),
+    "EarlyStopping": (lambda: EarlyStopping("task/score", "min", 2), lambda: EarlyStopping("task/score", "min", 4)),
     "ThresholdStopper": (
         lambda: ThresholdStopper("task/score", 2.0, "max"),
         lambda: ThresholdStopper("task/score", 5.0, "max"),
@@ -379,3 +388,109 @@ def test_displays_count_to_the_step_at_which_the_run_ends(settings: dict[str, An
     logger = ListLogger()
     _fit(logger=logger, **settings)
     assert logger.facts[0].total_steps == total
+
+
+class Derived(Callback):
+    """Logs a metric after an evaluation, from a metric of it."""
+
+    def on_after_evaluation(self, trainer: Any, metrics: Any) -> None:
+        assert "val/perplexity" not in metrics
+        trainer.log_metrics({"val/perplexity": math.exp(metrics["task/score"])})
+
+
+class Declared(Derived):
+    def logged_metrics(self) -> list[str]:
+        return ["val/perplexity"]
+
+
+@pytest.mark.parametrize("derived", [Derived, Declared])
+def test_a_metric_that_a_callback_logs_after_an_evaluation_is_watched(derived: Any, tmp_path: Path) -> None:
+    stopping = EarlyStopping("val/perplexity", patience=2)
+    plateau = Scheduled(lambda o: ReduceLROnPlateau(o, factor=0.5, patience=0), metric="val/perplexity")
+    saver = CheckpointerCallback(
+        tmp_path,
+        save_interval=None,
+        pre_train_checkpoint=False,
+        save_final=False,
+        keep_best={"metric": "val/perplexity"},
+    )
+    made = trainer(
+        # The one that watches stands first.
+        callbacks={"stopping": stopping, "derived": derived(), "scores": Scores(3, 2, 1, 2, 2)},
+        schedulers=plateau,
+        settings={"max_duration": 9, "eval_interval": 1},
+        checkpoint=saver,
+    )
+    result = made.fit(loader(10, 4), loader(6))
+    assert (result.step, stopping.best) == (5, math.exp(1))
+    assert "val/perplexity has not been below 2.71828 (step 3)" in result.reason
+    assert made.optimizers["optimizer"].param_groups[0]["lr"] == 0.1 * 0.5**2, "reduced at steps 4 and 5"
+    assert [path.name for path in tmp_path.glob("step*")] == ["step3"]
+
+
+@pytest.mark.parametrize(
+    ("callback", "metric", "step"),
+    [(Derived, "val/perplexitty", 2), (Declared, "val/perplexitty", 0), (Declared, "val/loss2", 0)],
+)
+def test_a_metric_that_no_callback_logs_is_refused_at_the_latest_after_the_first_evaluation(
+    callback: Any, metric: str, step: int
+) -> None:
+    made = trainer(
+        callbacks={"stopping": EarlyStopping(metric, "min"), "derived": callback(), "scores": Scores(1)},
+        settings={"max_duration": 6, "eval_interval": 2},
+    )
+    cure = "Did you mean 'val/perplexity'" if "perplex" in metric else "Did you mean 'val/loss'"
+    with pytest.raises(UserError, match=rf"stopping\.metric is '{metric}', which no .* reports.*{cure}"):
+        made.fit(loader(10, 4), loader(6))
+    assert made.progress.step == step
+
+
+def test_a_metric_that_a_callback_only_claims_to_log_is_refused_after_the_first_evaluation() -> None:
+    class Claims(Callback):
+        def logged_metrics(self) -> list[str]:
+            return ["val/perplexity"]
+
+    made = trainer(
+        callbacks={"stopping": EarlyStopping("val/perplexity"), "claims": Claims()},
+        settings={"max_duration": 6, "eval_interval": 2},
+    )
+    with pytest.raises(UserError, match="which no validation loader or callback reports"):
+        made.fit(loader(10, 4), loader(6))
+    assert made.progress.step == 2
+
+
+WATCHERS: dict[str, Callable[..., Any]] = {
+    "EarlyStopping": lambda metric, **mode: EarlyStopping(metric, **mode).mode,
+    "ThresholdStopper": lambda metric, **mode: ThresholdStopper(metric, 1.0, **mode).mode,
+    "keep_best": lambda metric, **mode: KeepBestConfig(metric=metric, **mode).mode,
+    "ReduceLROnPlateau": lambda metric, **mode: (
+        scheduler_factory(ReduceLROnPlateau, TrainingLoop(max_duration=3), metric=metric, **mode)(
+            SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+        ).mode
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WATCHERS)
+@pytest.mark.parametrize(
+    ("metric", "mode"),
+    [
+        *((f"val/{name}", "max") for name in ("accuracy", "Accuracy", "auc", "f1", "bleu", "map/map_50", "recall@10")),
+        *((f"val/{name}", "min") for name in ("loss", "error", "perplexity", "mse", "parts/nll")),
+        ("train/accuracy", "max"),
+    ],
+)
+def test_without_a_mode_the_direction_is_the_usual_one_of_the_metric(kind: str, metric: str, mode: str) -> None:
+    assert WATCHERS[kind](metric) == mode
+    other = "max" if mode == "min" else "min"
+    assert WATCHERS[kind](metric, mode=other) == other, "what is written decides"
+
+
+@pytest.mark.parametrize("kind", WATCHERS)
+@pytest.mark.parametrize(
+    ("metric", "hint"), [("val/score", ""), ("val/neg_mse", ""), ("val/los", "Did you mean 'loss'")]
+)
+def test_a_metric_of_unknown_direction_asks_for_the_mode(kind: str, metric: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{metric}.*mode=min or .*mode=max\. ?{hint}"):
+        WATCHERS[kind](metric)
+    assert WATCHERS[kind](metric, mode="max") == "max"

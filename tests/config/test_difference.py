@@ -180,6 +180,25 @@ def test_this_may_not_change(key: str) -> None:
     assert why_may_change(key) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        ({"metric": "val/loss", "mode": "min"}, {"metric": "val/loss", "mode": None}, False),
+        ({"metric": "val/loss", "mode": "min"}, {"metric": "val/loss"}, False),
+        ({"metric": "val/accuracy"}, {"metric": "val/accuracy", "mode": "max"}, False),
+        ({"metric": None, "mode": "min"}, {"metric": None, "mode": None}, False),
+        ({"metric": "val/accuracy", "mode": "min"}, {"metric": "val/accuracy"}, True),
+        ({"metric": "val/score", "mode": "min"}, {"metric": "val/score"}, True),
+        ({"mode": "min"}, {}, True),
+    ],
+)
+def test_a_mode_that_is_left_out_equals_the_usual_one_of_the_metric(
+    before: dict[str, object], after: dict[str, object], changed: bool
+) -> None:
+    old, new = (OmegaConf.create({"callbacks": {"early": node}}) for node in (before, after))
+    assert bool(diff(old, new)) == changed
+
+
 def test_the_lists_hold_every_key_of_the_schema() -> None:
     assert {one.key for one in fields() if not one.is_section} <= {*FREE, *BOUND}
 

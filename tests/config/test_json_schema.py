@@ -132,6 +132,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     **{f"compile.{key}": {"enabled": True} for key in ("mode", "dynamic", "fullgraph", "backend")},
     **{f"parallel.{key}": {"strategy": "fsdp"} for key in ("shard_size", "wrap", "wrap_min_parameters", "cpu_offload")},
     "parallel.find_unused_parameters": {"strategy": "ddp"},
+    "checkpoint.keep_best.metric": {"mode": "min"},
     "checkpoint.keep_best.mode": {"metric": "val/loss"},
     "checkpoint.keep_best.count": {"metric": "val/loss"},
     "checkpoint.copy_to.every": {"folder": "copies"},

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from trainer_cli.core.checkpoint_config import Mode, Removal
+from trainer_cli.core.checkpoint_config import Removal
 from trainer_cli.core.intervals import Duration, Interval
+from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.policy import (
     BestRule,
     Kind,

@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
+from trainer_cli.core.checkpoint_config import KeepBestConfig
+from trainer_cli.core.metric_modes import Mode
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.marks import MetricRange
 from trainer_cli.loggers.metric_table import BestValues, MetricTable, fold

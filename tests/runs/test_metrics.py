@@ -13,18 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_cli.core.checkpoint_config import KeepBestConfig, Mode
-from trainer_cli.core.metric_modes import MODES, mode_of
+from trainer_cli.core.checkpoint_config import KeepBestConfig
+from trainer_cli.core.metric_modes import MODES, Mode, mode_of
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.text_files import read_ranges
 from trainer_cli.runs import metrics
 from trainer_cli.runs.curves import Columns, best_values, pace, pauses, read_columns, reduce, summarize_metrics
 from trainer_cli.runs.metrics import (
+    BestSettings,
     GrowingFile,
     Lines,
     best_rule,
+    best_settings,
     describe,
-    shared_keep_best,
+    shared_settings,
 )
 
 
@@ -211,6 +213,8 @@ def test_the_best_value_is_finite_and_the_newest_of_equals(path: Path) -> None:
         ("val/score", ("val/score", "max"), Mode.max),
         ("val/score", ("val/score", "min"), Mode.min),
         ("val/loss", ("val/loss", "max"), Mode.max),
+        ("val/accuracy", ("val/accuracy", None), Mode.max),
+        ("val/recall@5", (None, None), Mode.max),
         ("other/loss", ("val/loss", "max"), Mode.min),
     ],
 )
@@ -227,28 +231,71 @@ NAMES = ["train/loss", "val/loss", "other/loss", "val/f1", "val/accuracy"]
 @pytest.mark.parametrize(
     ("keep_best", "names", "expected"),
     [
-        (None, NAMES, BestRule("other/loss")),
-        ({"metric": None}, NAMES, BestRule("other/loss")),
+        ({}, NAMES, BestRule("val/loss")),
+        ({"metric": None}, NAMES, BestRule("val/loss")),
         ({"metric": "val/f1", "mode": "max"}, NAMES, BestRule("val/f1", Mode.max)),
-        ({"metric": "val/f1"}, NAMES, BestRule("val/f1")),
+        ({"metric": "val/f1"}, NAMES, BestRule("val/f1", Mode.max)),
+        ({"metric": "val/f1", "mode": "min"}, NAMES, BestRule("val/f1")),
         ({"metric": "val/loss", "mode": "max"}, NAMES, BestRule("val/loss", Mode.max)),
         ({"metric": "train/loss"}, NAMES, BestRule("train/loss")),
-        ({"metric": "val/absent"}, NAMES, BestRule("other/loss")),
-        (None, ["train/loss", "val/f1"], None),
-        (None, [], None),
+        ({"metric": "val/absent"}, NAMES, BestRule("val/loss")),
+        ({"metric": "other/absent"}, NAMES, BestRule("other/loss")),
+        ({}, ["other/loss", "some/loss"], BestRule("other/loss")),
+        ({}, ["train/loss", "val/f1"], None),
+        ({}, [], None),
     ],
 )
 def test_the_rule_of_the_run_decides_and_else_the_validation_loss(
     keep_best: Any, names: list[str], expected: BestRule | None
 ) -> None:
-    assert best_rule(keep_best, names) == expected
+    assert best_rule(best_settings({"checkpoint": {"keep_best": keep_best}}), names) == expected
+
+
+AT_END = {"loop": {"eval_loaders": {"held_out": {"interval": None}, "val": {"steps": 3}}}}
+STOPPING = {"callbacks": {"early": {"_target_": "trainer_cli.EarlyStopping", "metric": "other/accuracy"}}}
+PLATEAU = {"scheduler": {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "metric": "other/loss"}}
+
+
+@pytest.mark.parametrize(
+    ("config", "loaders", "expected"),
+    [
+        ({}, ["test", "val"], "val"),
+        ({}, ["dev", "test", "validation"], "dev"),
+        ({}, ["dev", "test_clean", "librispeech_test_other", "testset", "Test2017", "my-test"], "dev"),
+        ({}, ["contest", "latest"], "contest"),
+        ({}, ["test"], None),
+        ({}, ["myTest"], None),
+        (AT_END, ["held_out", "val"], "val"),
+        (AT_END, ["held_out", "other"], "other"),
+        (AT_END, ["held_out"], None),
+        (STOPPING, ["other", "val"], "other"),
+        (PLATEAU, ["other", "val"], "other"),
+        ({"scheduler": {"first": PLATEAU["scheduler"], "second": None}}, ["other", "val"], "other"),
+        ({"callbacks": {"early": {"metric": "test/loss"}}}, ["test", "val"], "val"),
+        (
+            {"loop": None, "callbacks": [1], "scheduler": "x", "checkpoint": {"keep_best": {"metric": 3}}},
+            ["val"],
+            "val",
+        ),
+    ],
+)
+def test_a_checkpoint_is_best_by_a_set_that_the_run_watches_and_never_unasked_by_a_test_set(
+    config: Any, loaders: list[str], expected: str | None
+) -> None:
+    rule = best_rule(best_settings(config), [f"{loader}/loss" for loader in [*loaders, "train"]])
+    assert rule == (None if expected is None else BestRule(f"{expected}/loss"))
+
+
+def test_a_test_set_decides_where_the_config_says_so() -> None:
+    config = {"checkpoint": {"keep_best": {"metric": "test/accuracy"}}}
+    assert best_rule(best_settings(config), ["test/accuracy", "val/loss"]) == BestRule("test/accuracy", Mode.max)
 
 
 def test_a_rule_is_shared_only_where_all_runs_have_it_and_described_with_what_ties_do() -> None:
-    first, second = {"metric": "val/f1", "mode": "max"}, {"metric": "val/loss", "mode": "min"}
-    assert shared_keep_best([first, dict(first)]) == first
-    assert shared_keep_best([first, second]) is None
-    assert shared_keep_best([]) is None
+    first, second = BestSettings("val/f1", "max"), BestSettings("val/loss", "min")
+    assert shared_settings([first, BestSettings("val/f1", "max")]) == first
+    assert shared_settings([first, second]) == BestSettings()
+    assert shared_settings([]) == BestSettings()
     assert describe(BestRule("val/f1", Mode.max)) == "largest val/f1, of equal ones the newest"
 
 

@@ -13,6 +13,7 @@ from tensorboard.util import tensor_util
 
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
+from trainer_cli.runs.metrics import BestSettings
 from trainer_cli.runs.results import Results, Row
 
 
@@ -34,7 +35,7 @@ F1 = {"metric": "b/f1", "mode": "max"}
 @pytest.mark.parametrize(
     ("keep_best", "marked", "note"),
     [
-        (None, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
+        ({}, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
         ({"metric": None, "mode": "min"}, ["step3", "3", "a"], "* smallest a/loss, of equal ones the newest"),
         (F1, ["step2", "2", "b"], "* largest b/f1, of equal ones the newest"),
         ({**F1, "mode": "min"}, ["step1", "1", "b"], "* smallest b/f1, of equal ones the newest"),
@@ -45,7 +46,7 @@ F1 = {"metric": "b/f1", "mode": "max"}
 def test_the_table_marks_the_best_by_the_rule_of_the_run(
     keep_best: Any, marked: list[str], note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    results = Results(tmp_path, keep_best=keep_best)
+    results = Results(tmp_path, settings=BestSettings(**keep_best))
     nan = float("nan")
     rows = [("a", 1, 0.5, 1), ("a", 2, nan, 1), ("a", 3, 0.5, 1), ("b", 1, 0.1, 2), ("b", 2, 3, 4)]
     for loader, step, loss, f1 in rows:

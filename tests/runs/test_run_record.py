@@ -70,12 +70,6 @@ def test_values_of_a_config_are_texts_as_in_yaml(tmp_path: Path) -> None:
     assert read(run).config == {"name": "x", "a": "[1, [true, null], b]", "b": "false", "c": "null", "d": "1.0"}
 
 
-def test_the_section_keep_best_has_its_own_keys_alone(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "x", steps=10)
-    run.config_file.write_text("name: x\ncheckpoint: {keep_best: {metric: val/loss, count: 2}, save_final: true}\n")
-    assert read(run).keep_best == {"metric": "val/loss", "count": "2"}
-
-
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [

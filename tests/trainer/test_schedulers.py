@@ -304,6 +304,18 @@ def test_a_plateau_is_told_the_metric_of_each_evaluation_and_goes_on_bit_for_bit
     assert straight.schedulers.live["scheduler"].state_dict() == schedule.state_dict()
 
 
+@pytest.mark.parametrize(
+    ("metric", "mode", "warned"),
+    [("val/accuracy", "min", True), ("val/loss", "max", True), ("val/loss", "min", False), ("val/x", "min", False)],
+)
+def test_a_plateau_that_takes_the_worst_value_for_the_best_is_named(
+    metric: str, mode: Any, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    Schedulers(Scheduled(lambda o: lr.ReduceLROnPlateau(o, mode), metric=metric), {"optimizer": make_sgd(Line())})
+    assert bool(caplog.messages) == warned
+    assert all(f"its mode is {mode}, but of {metric}" in message for message in caplog.messages)
+
+
 def test_a_metric_that_nothing_reports_is_refused_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the metric of scheduler is 'val/los', which no .* Did you mean 'val/loss'"):
         _plateau("val/los", tmp_path)

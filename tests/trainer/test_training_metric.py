@@ -86,7 +86,7 @@ def test_a_training_metric_ends_the_run(callback: Any, step: int, reason: str, t
 
 
 def test_a_metric_that_is_not_finite_ends_the_run_at_its_log() -> None:
-    _, result = _fit(None, EarlyStopping("train/parts/first"), model=lambda: Jumping())
+    _, result = _fit(None, EarlyStopping("train/parts/first", "min"), model=lambda: Jumping())
     assert (result.step, result.reason) == (4, "train/parts/first is inf")
 
 
@@ -125,8 +125,8 @@ def test_a_resume_is_exact_with_every_option_that_takes_one(tmp_path: Path) -> N
 
 NEEDS: dict[str, Any] = {
     "keep_best": lambda metric: {"saver": {"keep_best": _best(metric=metric)}},
-    "early stopping": lambda metric: {"callback": EarlyStopping(metric)},
-    "threshold": lambda metric: {"callback": ThresholdStopper(metric, 1.0)},
+    "early stopping": lambda metric: {"callback": EarlyStopping(metric, "min")},
+    "threshold": lambda metric: {"callback": ThresholdStopper(metric, 1.0, "min")},
     "plateau": lambda metric: {"schedulers": Scheduled(_plateau, metric=metric)},
 }
 
@@ -152,7 +152,7 @@ def test_a_training_metric_that_is_not_reported_is_refused_before_the_first_step
 
 @pytest.mark.parametrize("metric", ["train/lr", "train/samples_per_s", "train/loss", "train/parts/first"])
 def test_all_that_the_loop_logs_may_be_named(metric: str) -> None:
-    assert _fit(None, EarlyStopping(metric, patience=99))[1].step == 12
+    assert _fit(None, EarlyStopping(metric, "min", patience=99))[1].step == 12
 
 
 def test_a_plan_names_the_logs_that_may_save() -> None:

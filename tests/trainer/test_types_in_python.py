@@ -32,7 +32,8 @@ from trainer_cli import (
 from trainer_cli.config.check import validate
 from trainer_cli.config.provenance import Provenance
 from trainer_cli.core import schema
-from trainer_cli.core.checkpoint_config import CheckpointConfig, KeepBestConfig, Mode, Removal
+from trainer_cli.core.checkpoint_config import CheckpointConfig, KeepBestConfig, Removal
+from trainer_cli.core.metric_modes import Mode
 
 WRONG: tuple[Any, ...] = ("no", "3", 1.5, True, -1, 0, float("nan"), [1.5], ["3"], {"zzz": 1})
 CONSTRUCTORS: dict[str, tuple[type, Callable[..., Any]]] = {

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainer_cli.core.field_rules import parse_duration
 from trainer_cli.core.intervals import Unit
+from trainer_cli.core.metric_modes import choose_mode
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.errors import ConfigError
 from trainer_cli.trainer.hooks import Callback
@@ -85,7 +86,7 @@ class EarlyStopping(Callback):
     Args:
         metric: `LOADER/NAME` of an evaluation, such as `val/loss`; or `train/NAME` as it is logged: the mean over the
             steps since the log before (`loop.log_interval`).
-        mode: `min` where less is better, `max` where more is.
+        mode: `min` where less is better, `max` where more is; None: as usual for the name of the metric.
         patience: a duration; an int means optimizer steps.
         min_delta: what is better by no more than this is not better.
         check_finite: finish the run at once if the metric is NaN or infinite.
@@ -94,13 +95,11 @@ class EarlyStopping(Callback):
     def __init__(
         self,
         metric: str = "val/loss",
-        mode: str = "min",
+        mode: str | None = None,
         patience: int | str = "3ep",
         min_delta: float = 0.0,
         check_finite: bool = True,
     ) -> None:
-        if mode not in ("min", "max"):
-            raise ConfigError(f"mode is {mode!r}, but it must be min or max", location="mode")
         if not (math.isfinite(min_delta) and min_delta >= 0):
             raise ConfigError(
                 f"min_delta is {min_delta}, but it must be a finite number of at least 0", location="min_delta"
@@ -109,7 +108,8 @@ class EarlyStopping(Callback):
             raise ConfigError(
                 f"check_finite is {check_finite!r}, but it must be true or false", location="check_finite"
             )
-        self.metric, self.mode, self.min_delta, self.check_finite = metric, mode, float(min_delta), check_finite
+        self.metric, self.mode = metric, choose_mode(metric, mode, "mode").value
+        self.min_delta, self.check_finite = float(min_delta), check_finite
         self.patience = self._patience = parse_duration("patience", patience)
         self.best: float | None = None
         self.since: dict[str, int | float] | None = None
@@ -195,15 +195,13 @@ class ThresholdStopper(Callback):
 
     Args:
         metric: `LOADER/NAME` of an evaluation, or `train/NAME`, which is looked at on log steps.
-        mode: `min`: the metric is to fall to the threshold; `max`: to rise to it.
+        mode: `min`: the metric is to fall to the threshold; `max`: to rise to it; None: as usual for its name.
     """
 
-    def __init__(self, metric: str, threshold: float, mode: str = "min") -> None:
-        if mode not in ("min", "max"):
-            raise ConfigError(f"mode is {mode!r}, but it must be min or max", location="mode")
+    def __init__(self, metric: str, threshold: float, mode: str | None = None) -> None:
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ConfigError(f"threshold is {threshold!r}, but it must be a finite number", location="threshold")
-        self.metric, self.threshold, self.mode = metric, float(threshold), mode
+        self.metric, self.threshold, self.mode = metric, float(threshold), choose_mode(metric, mode, "mode").value
 
     def wanted_metrics(self) -> Mapping[str, str]:
         return {"metric": self.metric}

@@ -29,7 +29,7 @@ from trainer_cli.commands.report_range_test import range_test
 from trainer_cli.commands.report_sweep import NOT_SET
 from trainer_cli.runs.curves import Series, by_last_part, pace, pauses
 from trainer_cli.runs.environment import unix
-from trainer_cli.runs.metrics import describe, shared_keep_best
+from trainer_cli.runs.metrics import describe, shared_settings
 from trainer_cli.runs.record import RunRecord, SweepJob, as_text
 from trainer_cli.runs.results import Row, best_row
 
@@ -194,7 +194,7 @@ def _validation(records: Sequence[RunRecord], validated_elsewhere: Mapping[str, 
             yield {"kind": "chart", "title": metric, "curves": curves, "restarts": []}
     if everything:
         metrics = list(dict.fromkeys(key for row in everything for key in row.metrics))
-        best, rule = best_row(everything, shared_keep_best(record.keep_best for record in records))
+        best, rule = best_row(everything, shared_settings(record.settings for record in records))
         cells = [
             [row.checkpoint, f"{row.step:,}", row.loader, *(number(row.metrics.get(name)) for name in metrics)]
             for row in everything

@@ -6,18 +6,17 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from trainer_cli.commands.sweep_table import NOT_BEGUN, QUEUED, JobStatus
-from trainer_cli.core.checkpoint_config import Mode
-from trainer_cli.core.metric_modes import mode_of
+from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.policy import BestRule
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.loggers.bottom_lines import BottomLines
 from trainer_cli.loggers.marks import is_validation_metric
 from trainer_cli.loggers.progress_bar import BarStyle
 from trainer_cli.runs.folders import run_config
-from trainer_cli.runs.metrics import GrowingFile, best_rule, keep_best_of, parse_json_lines
+from trainer_cli.runs.metrics import BestSettings, GrowingFile, best_rule, best_settings, parse_json_lines
 from trainer_cli.runs.record import RunReader, RunView
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.terminal import cell_width, cut_begin, cut_end, format_clock, format_count, padded, painted
@@ -43,7 +42,7 @@ class _RunningJob:
         self._run = run
         self._reader = RunReader(run.path)
         self._records = GrowingFile(run.metrics_file, _MOST_RECORDS)
-        self._keep_best: Mapping[str, Any] | None = None
+        self._settings = BestSettings()
         self.best: dict[str, float] = {}
         """Validation metric -> its best value so far, if its mode is known."""
         self.view: RunView | None = None
@@ -58,15 +57,14 @@ class _RunningJob:
         if new.restarted:
             self.best.clear()
         if new.lines and not self.best:
-            self._keep_best = keep_best_of(run_config(self._run.path))
+            self._settings = best_settings(run_config(self._run.path))
         for record in parse_json_lines(new.lines):
             for name, value in record.items():
                 if is_validation_metric(name) and isinstance(value, int | float) and math.isfinite(value):
                     self._count(name, value)
 
     def _count(self, name: str, value: float) -> None:
-        section = self._keep_best or {}
-        mode = mode_of(name, section.get("metric"), section.get("mode"))
+        mode = mode_of(name, self._settings.metric, self._settings.mode)
         if mode is not None:
             choose = max if mode is Mode.max else min
             self.best[name] = choose(value, self.best.get(name, value))
@@ -74,7 +72,7 @@ class _RunningJob:
     @property
     def rule(self) -> BestRule | None:
         """The metric that decides which job is best."""
-        return best_rule(self._keep_best, self.best)
+        return best_rule(self._settings, self.best)
 
     @property
     def share(self) -> float:
@@ -134,7 +132,7 @@ class SweepDisplay:
         rows = sorted(self._rows, key=lambda row: _ORDER.index(row.status) if row.status in _ORDER else len(_ORDER))
         shown = rows if len(rows) <= most else rows[: most - 1]
         rules = [rule for job in self._running.values() if (rule := job.rule) is not None]
-        rule = rules[0] if rules else best_rule(None, (name for row in rows for name in row.best))
+        rule = rules[0] if rules else best_rule(BestSettings(), (name for row in rows for name in row.best))
         cells = [self._cells(row, rule) for row in shown]
         header = list(_HEADER if rule is None else (*_HEADER[:3], f"best {rule.metric}", _HEADER[4]))
         widths = [max(map(cell_width, column)) for column in zip(header, *cells, strict=True)]

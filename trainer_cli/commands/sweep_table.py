@@ -16,7 +16,7 @@ from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.core.files import replace
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.runs.folders import run_config
-from trainer_cli.runs.metrics import best_rule, keep_best_of, shared_keep_best
+from trainer_cli.runs.metrics import best_rule, best_settings, shared_settings
 from trainer_cli.runs.run_dir import RunDir, write_json
 from trainer_cli.terminal import format_first, table
 
@@ -151,8 +151,10 @@ def as_table(rows: Sequence[JobStatus]) -> str:
     """Format the rows: swept values, status, step, the best of each metric, seconds; then why jobs are unfinished."""
     keys, metrics = _keys(rows), _metrics(rows)
     with_best = [name for name in metrics if any(name in row.best for row in rows)]
-    rule = best_rule(shared_keep_best(keep_best_of(run_config(row.run_dir)) for row in rows), with_best)
-    ranked = rule.metric if rule is not None else next(iter(with_best), None)
+    settings = shared_settings(best_settings(run_config(row.run_dir)) for row in rows)
+    rule = best_rule(settings, with_best)
+    others = filter(settings.may_decide, with_best)
+    ranked = rule.metric if rule is not None else next(others, None)
     winners = [] if ranked is None else _winners(rows, ranked)
     best = [f"best {name}" for name in metrics]
     cells = []
@@ -183,7 +185,7 @@ def _reasons(rows: Sequence[JobStatus]) -> Iterator[str]:
 
 def as_sentence(row: JobStatus) -> str:
     """How a job ended, on one line: `finished at step 90: val/loss 0.1302 (best), 2.1 s`."""
-    rule = best_rule(keep_best_of(run_config(row.run_dir)), row.best)
+    rule = best_rule(best_settings(run_config(row.run_dir)), row.best)
     best = "" if rule is None else f": {rule.metric} {_best(row, rule.metric):.4g} (best)"
     step = "" if row.step is None else f" at step {row.step:,}"
     return f"{row.status}{step}{best}{'' if row.seconds is None else f', {row.seconds:.1f} s'}"

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from trainer_cli.config.check import fill_defaults, to_plain
 from trainer_cli.config.fields import DEFAULTS_OF_OPEN, NULL_IF_EMPTY, KeyPath, defaults, whole_values, why_may_change
 from trainer_cli.config.provenance import Origin, Provenance
+from trainer_cli.core.metric_modes import Mode, usual_mode
 from trainer_cli.core.types import in_yaml
 
 _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
@@ -82,11 +83,22 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
             before, after = (DEFAULTS_OF_OPEN[key_path] if value is ABSENT else value for value in (before, after))
         if key_path in NULL_IF_EMPTY:
             before, after = before or None, after or None
+        if key == "mode":
+            before, after = (_mode(section, value) for section, value in ((old, before), (new, after)))
         if isinstance(before, dict) and isinstance(after, dict):
             yield from _changes(before, after, key_path)
         # True == 1 in Python, but they are different values in YAML.
         elif before != after or isinstance(before, bool) is not isinstance(after, bool):
             yield Change(key_path, before, after)
+
+
+def _mode(section: dict[Any, Any], value: Any) -> Any:
+    """The value of `mode`; that of the metric's name where a section of a metric has none."""
+    if "metric" not in section or value not in (None, ABSENT):
+        return value
+    # Without a metric a mode has no effect, and older configs have min.
+    usual = Mode.min if section["metric"] is None else usual_mode(str(section["metric"]))
+    return value if usual is None else usual.value
 
 
 def shown(value: Any) -> str:

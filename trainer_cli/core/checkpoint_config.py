@@ -21,6 +21,7 @@ from trainer_cli.core.field_rules import (
 )
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.left_out import check_leave_out
+from trainer_cli.core.metric_modes import Mode, choose_mode
 from trainer_cli.core.naming import why_unfit
 from trainer_cli.errors import ConfigError
 
@@ -32,11 +33,6 @@ class Removal(StrEnum):
     ephemeral_only = "ephemeral_only"
     all_non_permanent = "all_non_permanent"
     never = "never"
-
-
-class Mode(StrEnum):
-    min = "min"
-    max = "max"
 
 
 class Newer(StrEnum):
@@ -126,14 +122,20 @@ class KeepBestConfig:
     metric: str | None = None
     """A metric of an evaluation, such as val/loss, or a training metric, such as train/loss: the mean over the steps
     since the previous log; null: none is kept for a metric."""
-    mode: Mode = needs(field(default=Mode.min), ("metric", True))
-    """Whether small values are best (min) or large ones (max)."""
+    mode: Mode | None = needs(field(default=None), ("metric", True))
+    """Whether small values are best (min) or large ones (max); null: as usual for the metric's name: max for accuracy,
+    f1 or bleu, min for loss, error or perplexity."""
     count: int = needs(at_least(1, 1), ("metric", True))
     """Number of best checkpoints to keep; an evaluation, or a log of the training metric, that is among them is
     saved."""
 
     def __post_init__(self) -> None:
+        if not self.metric and self.mode == Mode.min:
+            # The default of older configs, which hold all defaults.
+            self.mode = None
         check_fields(self, "checkpoint.keep_best")
+        if self.metric:
+            self.mode = choose_mode(self.metric, self.mode, "checkpoint.keep_best.mode")
 
 
 @dataclass(kw_only=True, slots=True)

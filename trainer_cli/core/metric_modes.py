@@ -3,30 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 
-from trainer_cli.core.checkpoint_config import Mode
+from trainer_cli.core.patterns import did_you_mean
+from trainer_cli.errors import ConfigError
+
+
+class Mode(StrEnum):
+    min = "min"
+    max = "max"
+
 
 MODES: Mapping[str, Mode] = {
     **dict.fromkeys(
         (
-            "bce", "bits_per_byte", "bits_per_char", "bpb", "bpc", "bpd", "brier", "ce", "cer", "cross_entropy", "ece",
-            "eer", "error", "error_rate", "fid", "kl", "kl_divergence", "log_loss", "loss", "lpips", "mae", "mape",
-            "mse", "nll", "nrmse", "per", "perplexity", "ppl", "rmse", "smape", "ter", "wer",
+            "bce", "bits_per_byte", "bits_per_char", "bpb", "bpc", "bpd", "brier", "ce", "cer", "cross_entropy", "crps",
+            "ece", "eer", "error", "error_rate", "fid", "hamming_loss", "kid", "kl", "kl_divergence", "log_loss",
+            "loss", "lpips", "mae", "mape", "mean_absolute_error", "mean_squared_error", "mse", "msle", "nll",
+            "nll_loss", "nrmse", "per", "perplexity", "ppl", "rmse", "rmsle", "root_mean_squared_error", "smape", "ter",
+            "top1_error", "top5_error", "total_loss", "wer",
         ),
         Mode.min,
     ),
     **dict.fromkeys(
         (
-            "acc", "accuracy", "ap", "auc", "auprc", "auroc", "balanced_accuracy", "bleu", "bleurt", "chrf", "dice",
-            "exact_match", "f1", "f1_score", "hit_rate", "iou", "kappa", "map", "mcc", "miou", "mrr", "ndcg",
-            "pass_rate", "pearson", "precision", "psnr", "r2", "recall", "rouge", "rouge_l", "spearman", "ssim",
-            "success_rate", "top1", "top1_accuracy", "top5", "top5_accuracy", "win_rate",
+            "acc", "acc1", "acc5", "accuracy", "ap", "auc", "auprc", "auroc", "average_precision", "balanced_accuracy",
+            "bertscore", "bleu", "bleurt", "chrf", "cider", "clip_score", "dice", "em", "episode_return",
+            "episode_reward", "exact_match", "f1", "f1_macro", "f1_micro", "f1_score", "f1_weighted", "hit_rate",
+            "hits", "iou", "jaccard", "kappa", "macro_f1", "map", "map_50", "map_75", "matthews_corrcoef", "mcc",
+            "mean_iou", "mean_reward", "meteor", "micro_f1", "miou", "mrr", "ndcg", "pass", "pass_rate", "pearson",
+            "pesq", "pr_auc", "precision", "psnr", "r2", "r2_score", "recall", "reward", "roc_auc", "rouge", "rouge1",
+            "rouge2", "rouge_l", "rougel", "rougelsum", "sacrebleu", "sensitivity", "si_sdr", "spearman", "specificity",
+            "ssim", "stoi", "success_rate", "top1", "top1_accuracy", "top5", "top5_accuracy", "weighted_f1", "win_rate",
         ),
         Mode.max,
     ),
 }  # fmt: skip
-"""Whether the smallest or the largest value of a metric is best, by its name after the loader's. The mode of a metric
-that is not listed comes from `checkpoint.keep_best`."""
+"""Whether the smallest or the largest value of a metric is best, by its name after the loader's and before `@`."""
+
+
+def usual_mode(metric: str) -> Mode | None:
+    """Whether the smallest or the largest value of a metric is best by its name, such as val/accuracy; None if that is
+    unknown."""
+    return MODES.get(metric.rpartition("/")[2].partition("@")[0].lower())
+
+
+def choose_mode(metric: str, mode: str | None, key: str) -> Mode:
+    """The mode that the setting `key` has for a metric; None: the usual one of its name.
+
+    Raises:
+        ConfigError: it is neither min nor max, or None for a metric of unknown mode.
+    """
+    if mode is None and (usual := usual_mode(metric)) is not None:
+        return usual
+    if mode is None:
+        raise ConfigError(
+            f"the name of the metric {metric!r} does not tell whether its smallest or its largest value is best",
+            location=key,
+            hint=f"Set {key}=min or {key}=max.{did_you_mean(metric.rpartition('/')[2], MODES)}",
+        )
+    if mode not in tuple(Mode):
+        raise ConfigError(f"{key} is {mode!r}, but it must be min or max", location=key)
+    return Mode(mode)
 
 
 def mode_of(metric: str, best_metric: str | None, best_mode: str | None) -> Mode | None:
@@ -34,8 +72,8 @@ def mode_of(metric: str, best_metric: str | None, best_mode: str | None) -> Mode
 
     Args:
         metric: whole name, such as val/accuracy.
-        best_metric, best_mode: `checkpoint.keep_best.metric` and its mode, which decide over the usual mode.
+        best_metric, best_mode: `checkpoint.keep_best.metric` and its mode, which decides over the usual mode.
     """
-    if metric == best_metric:
-        return Mode.max if best_mode == Mode.max else Mode.min
-    return MODES.get(metric.rpartition("/")[2].lower())
+    if metric == best_metric and best_mode in tuple(Mode):
+        return Mode(best_mode)
+    return usual_mode(metric)

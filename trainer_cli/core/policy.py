@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 from trainer_cli.core.checkpoint_config import (
     AUTO,
     CheckpointConfig,
-    Mode,
     Removal,
     ephemeral_never_due,
     ephemeral_too_rare,
 )
 from trainer_cli.core.intervals import Duration, Interval, StepCounts
+from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.progress import Progress
 
 _MOST_COMPARED = 1000
@@ -111,7 +111,7 @@ def retention_rules(settings: CheckpointConfig, interval: ToInterval) -> Retenti
 
 def _best(settings: CheckpointConfig) -> BestRule | None:
     best = settings.keep_best
-    return None if best.metric is None else BestRule(best.metric, best.mode, best.count)
+    return None if best.metric is None else BestRule(best.metric, best.mode or Mode.min, best.count)
 
 
 class Kind(StrEnum):

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
-from trainer_cli.core.checkpoint_config import Mode
-from trainer_cli.core.metric_modes import mode_of
+from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.schema import TRAIN_PREFIX
 from trainer_cli.loggers.base import RATE_KEY, Record, RunFacts
 from trainer_cli.loggers.marks import is_validation_metric

@@ -44,7 +44,7 @@ from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
 from trainer_cli.trainer.scheduler_intervals import Scheduled, default_interval
-from trainer_cli.trainer.schedulers import schedule_settings
+from trainer_cli.trainer.schedulers import schedule_settings, with_mode
 from trainer_cli.trainer.setup import CONSOLE, pick_device, seed_everything
 from trainer_cli.trainer.trainer import Trainer
 from trainer_cli.trainer.training_loop import TrainingLoop
@@ -239,6 +239,8 @@ class Builder:
         target = import_target(str(node["_target_"]), f"{where}._target_", self.trust)
         special = {key: value for key, value in node.items() if key in SPECIAL}
         arguments = {str(key): value for key, value in node.items() if key not in (*SPECIAL, *SCHEDULER_KEYS)}
+        if "_args_" not in node:
+            arguments = with_mode(target, arguments, node.get("metric"), where)
         settings = {**special, **schedule_settings(target, arguments, loop, interval, where)}
         if names_optimizer(call_parameters(target)):
             return self.make({**settings, OPTIMIZER: optimizer}, where)

@@ -8,12 +8,13 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from trainer_cli.config.compose import Composed
 from trainer_cli.core.naming import parse_step
-from trainer_cli.runs.metrics import best_rule
+from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.runs.run_dir import Outcome, RunDir
 from trainer_cli.runs.select import ckpt_argument
 from trainer_cli.runs.start import Done
@@ -57,9 +58,8 @@ def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[st
     except OSError as error:
         log.warning("cannot list the checkpoints: %s", error)
         return {}
-    keep_best = composed.config.checkpoint.keep_best
-    section = {"metric": keep_best.metric, "mode": keep_best.mode}
-    rule = best_rule(section, (name for entry in saved for name in entry.metrics))
+    settings = best_settings(asdict(composed.config))
+    rule = best_rule(settings, (name for entry in saved for name in entry.metrics))
     best = next(iter(rule.ranked(saved)), None) if rule is not None else None
     if rule is None or best is None:
         return {}
@@ -67,7 +67,7 @@ def describe_best(composed: Composed, trainer: Trainer, best_metrics: Mapping[st
     best_of_run = best_metrics.get(rule.metric, {"value": math.nan, "step": 0})
     values = {rule.metric: best_of_run["value"]}
     if rule.value(values) is not None and rule.loss(values) < rule.loss(best.metrics):
-        cure = f"; checkpoint.keep_best.metric={rule.metric} keeps the best" if keep_best.metric is None else ""
+        cure = f"; checkpoint.keep_best.metric={rule.metric} keeps the best" if settings.metric is None else ""
         rows["better, not kept"] = f"step {best_of_run['step']:,} ({_measured(rule.metric, values)}){cure}"
     return rows
 

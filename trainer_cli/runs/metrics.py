@@ -1,21 +1,21 @@
 """What `metrics.jsonl` of a run holds: its lines, and which value of a metric is best. The arrays are in `runs/curves`.
 
 `best_rule` decides which checkpoint or run is best, for `RUN@best`, `train ckpt ls`, the tables of `train validate` and
-of sweeps, and the report: by `checkpoint.keep_best` of the run, else by its validation loss. Of equal values the newer
-is best. `GrowingFile` reads a file that another process appends to, each line once.
+of sweeps, and the report: by `checkpoint.keep_best` of the run, else by the loss on a validation set that is no test
+set. Of equal values the newer is best. `GrowingFile` reads a file that another process appends to, each line once.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainer_cli.core.checkpoint_config import Mode
 from trainer_cli.core.files import FileIdentity, identify
-from trainer_cli.core.metric_modes import mode_of
+from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.marks import is_validation_metric
 
@@ -55,32 +55,76 @@ def _parse_json(line: bytes) -> Any:
         return None
 
 
-def best_rule(keep_best: Mapping[str, Any] | None, metrics: Iterable[str]) -> BestRule | None:
+class BestSettings(NamedTuple):
+    """What the config of a run says about which checkpoint is best."""
+
+    metric: str | None = None
+    mode: str | None = None
+    """`checkpoint.keep_best.metric` and its mode."""
+    watched: tuple[str, ...] = ()
+    """Metrics of callbacks and schedules, such as EarlyStopping."""
+    at_the_end: tuple[str, ...] = ()
+    """Validation sets that are evaluated only at the end."""
+
+    def may_decide(self, metric: str) -> bool:
+        """Whether a metric may decide unasked: not one of a test set, by the name of the set or its interval, which is
+        for the checkpoint that was chosen."""
+        name = metric.rpartition("/")[0]
+        return not _TEST.search(name) and name not in self.at_the_end
+
+
+_TEST = re.compile(r"(?<![a-z])test|Test")
+
+
+def best_rule(settings: BestSettings, metrics: Iterable[str]) -> BestRule | None:
     """The rule that decides which checkpoint or run is best; None without a rule and without a validation loss.
 
     Args:
-        keep_best: the section `checkpoint.keep_best` of the run's config.
-        metrics: names of the measured metrics. If the section's metric is not among them, the loss decides.
+        settings: of the run's config.
+        metrics: names of the measured metrics. If `keep_best.metric` is not among them, a validation loss decides: of
+            the set of a metric that the run watches, else of `val`, else of the first one that is no test set.
     """
     names = set(metrics)
-    metric = (keep_best or {}).get("metric")
-    if isinstance(metric, str) and metric in names:
-        return BestRule(metric, mode_of(metric, metric, (keep_best or {}).get("mode")) or Mode.min)
-    losses = [name for name in names if name.endswith("/loss") and not name.startswith("train/")]
-    return BestRule(min(losses)) if losses else None
+    if settings.metric in names:
+        metric = str(settings.metric)
+        return BestRule(metric, mode_of(metric, metric, settings.mode) or Mode.min)
+    losses = [name for name in names if name.endswith("/loss") and is_validation_metric(name)]
+    watched = {metric.rpartition("/")[0] for metric in (settings.metric or "", *settings.watched)}
+    candidates = sorted(
+        filter(settings.may_decide, losses),
+        key=lambda name: (name.removesuffix("/loss") not in watched, name != "val/loss", name),
+    )
+    return BestRule(candidates[0]) if candidates else None
 
 
-def keep_best_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The section `checkpoint.keep_best` of a run's config as written."""
-    section = config.get("checkpoint")
-    best = section.get("keep_best") if isinstance(section, Mapping) else None
-    return best if isinstance(best, Mapping) else None
+def best_settings(config: Mapping[str, Any]) -> BestSettings:
+    """What a run's config, as written, says about which checkpoint is best."""
+    section = _section(_section(config, "checkpoint"), "keep_best")
+    scheduler = _section(config, "scheduler")
+    nodes = [*_section(config, "callbacks").values(), scheduler, *scheduler.values()]
+    watched = (node.get("metric") for node in nodes if isinstance(node, Mapping))
+    loaders = _section(_section(config, "loop"), "eval_loaders")
+    return BestSettings(
+        _text(section.get("metric")),
+        _text(section.get("mode")),
+        tuple(metric for metric in watched if isinstance(metric, str)),
+        tuple(str(name) for name in loaders if _section(loaders, name).get("interval", "") is None),
+    )
 
 
-def shared_keep_best(sections: Iterable[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """The section that all runs have in common; None where they differ."""
-    first, *remaining = list(sections) or [None]
-    return first if all(section == first for section in remaining) else None
+def _section(config: Mapping[Any, Any], key: Any) -> Mapping[Any, Any]:
+    value = config.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: Any) -> str | None:
+    return str(value) if isinstance(value, str) else None
+
+
+def shared_settings(all_settings: Iterable[BestSettings]) -> BestSettings:
+    """The settings that all runs have in common; those of an empty config where they differ."""
+    first, *remaining = list(all_settings) or [BestSettings()]
+    return first if all(settings == first for settings in remaining) else BestSettings()
 
 
 def describe(rule: BestRule) -> str:

@@ -29,7 +29,15 @@ from trainer_cli.runs.damage import collecting, count_unread, damaged_files, exp
 from trainer_cli.runs.environment import unix
 from trainer_cli.runs.find_runs import Listings, RunFinder
 from trainer_cli.runs.folders import checkpoints_of, run_config
-from trainer_cli.runs.metrics import GrowingFile, best_rule, modes_of, parse_json_lines, shared_keep_best
+from trainer_cli.runs.metrics import (
+    BestSettings,
+    GrowingFile,
+    best_rule,
+    best_settings,
+    modes_of,
+    parse_json_lines,
+    shared_settings,
+)
 from trainer_cli.runs.results import Row, read_validation
 from trainer_cli.runs.run_dir import RunDir, attempts_of
 from trainer_cli.runs.spent_time import read_lines, sum_until
@@ -68,18 +76,14 @@ class RunRecord:
     places: Mapping[str, str]
     """Where each value was set, by dotted key; defaults are left out."""
     environment: Mapping[str, str]
+    settings: BestSettings
+    """What its config says about which checkpoint is best."""
     best: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """Validation metric -> (best value, its step)."""
     modes: Mapping[str, str] = field(default_factory=dict)
     """Validation metric -> `min` or `max`, if it is known which is best."""
     problems: Sequence[str] = ()
     """What of its files cannot be read, and why."""
-
-    @property
-    def keep_best(self) -> Mapping[str, str]:
-        """The section `checkpoint.keep_best` of its config."""
-        prefix = "checkpoint.keep_best."
-        return {key.removeprefix(prefix): value for key, value in self.config.items() if key.startswith(prefix)}
 
     @property
     def began(self) -> float:
@@ -91,8 +95,10 @@ class RunRecord:
 def rank_metrics(records: Sequence[RunRecord]) -> list[str]:
     """The metrics of which a run has a best value; the one that decides which run is best comes first."""
     metrics = list(dict.fromkeys(name for record in records for name in record.best))
-    rule = best_rule(shared_keep_best(record.keep_best for record in records), metrics)
-    return metrics if rule is None else sorted(metrics, key=lambda name: name != rule.metric)
+    settings = shared_settings(record.settings for record in records)
+    rule = best_rule(settings, metrics)
+    # Those of test sets last, where no loss decides.
+    return sorted(metrics, key=lambda name: (rule is None or name != rule.metric, not settings.may_decide(name)))
 
 
 def read_run(
@@ -121,9 +127,8 @@ def read_run(
     for file, lines in ((run.metrics_file, columns.unread), (run.system_file, machine.unread)):
         problems += unread_lines(file, lines)
     config = read_config(path)
-    modes = modes_of(
-        columns.metrics, config.get("checkpoint.keep_best.metric"), config.get("checkpoint.keep_best.mode")
-    )
+    settings = best_settings(run_config(path))
+    modes = modes_of(columns.metrics, settings.metric, settings.mode)
     try:
         environment = run.read_environment()
     except RunDirectoryError:
@@ -145,6 +150,7 @@ def read_run(
         config,
         run.read_provenance() or dict.fromkeys(_overridden(run, config), "command line"),
         {".".join(keys): as_text(value) for keys, value in whole_values(environment)},
+        settings,
         best_values(columns, modes),
         modes,
         list(dict.fromkeys(problems)),
@@ -156,7 +162,7 @@ def unreadable_run(path: Path, why: str) -> RunRecord:
     from trainer_cli.runs.curves import Columns
 
     view = RunView(path, UNREADABLE, why)
-    return RunRecord(path, view, Columns(), Columns(), {}, [], [], [], {}, {}, {}, problems=[why])
+    return RunRecord(path, view, Columns(), Columns(), {}, [], [], [], {}, {}, {}, BestSettings(), problems=[why])
 
 
 def read_config(path: Path) -> dict[str, str]:

@@ -7,17 +7,16 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trainer_cli.core.files import AppendedFile, replace
 from trainer_cli.core.policy import BestRule
 from trainer_cli.loggers.base import Record, RunFacts
 from trainer_cli.loggers.text_files import strict_json
-from trainer_cli.runs.metrics import best_rule, describe, read_json_lines
+from trainer_cli.runs.metrics import BestSettings, best_rule, describe, read_json_lines
 from trainer_cli.terminal import table
 
 log = logging.getLogger(__name__)
@@ -61,9 +60,9 @@ class Results:
         self,
         folder: Path,
         show: Callable[[Results], None] | None = None,
-        keep_best: Mapping[str, Any] | None = None,
+        settings: BestSettings | None = None,
     ) -> None:
-        self.folder, self.show, self.keep_best = folder, show or show_table, keep_best
+        self.folder, self.show, self.settings = folder, show or show_table, settings or BestSettings()
         self.rows: list[Row] = []
         self.is_written = True
         # Before any evaluation: an hour of work must not end in a folder that takes nothing.
@@ -177,7 +176,7 @@ def show_table(results: Results) -> None:
     """Print a row for each checkpoint and loader; the best is marked."""
     rows = results.rows
     names = _names(rows)
-    best, rule = best_row(rows, results.keep_best)
+    best, rule = best_row(rows, results.settings)
     cells = []
     for index, row in enumerate(rows):
         numbers = [f"{row.metrics[name]:.4f}" if name in row.metrics else "" for name in names]
@@ -189,10 +188,10 @@ def show_table(results: Results) -> None:
         print(f"results: {results.folder}/validation.jsonl, validation.csv")
 
 
-def best_row(rows: Sequence[Row], keep_best: Mapping[str, Any] | None) -> tuple[int | None, BestRule | None]:
+def best_row(rows: Sequence[Row], settings: BestSettings) -> tuple[int | None, BestRule | None]:
     """Index of the best row and the rule that ranks the rows; both None if no row has a finite value of its metric."""
     measured = [_prefixed(row) for row in rows]
-    rule = best_rule(keep_best, (name for metrics in measured for name in metrics))
+    rule = best_rule(settings, (name for metrics in measured for name in metrics))
     if rule is None:
         return None, None
     ranked = [

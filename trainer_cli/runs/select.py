@@ -24,7 +24,7 @@ from trainer_cli.core.patterns import alternatives, did_you_mean
 from trainer_cli.core.url_path import as_path, is_url, is_web
 from trainer_cli.errors import CheckpointError, UserError
 from trainer_cli.runs.folders import checkpoints_of, id_of, is_checkpoint, is_run, run_config, run_holding
-from trainer_cli.runs.metrics import best_rule, keep_best_of
+from trainer_cli.runs.metrics import best_rule, best_settings
 from trainer_cli.runs.replayed import replayed_entries
 from trainer_cli.runs.run_dir import RunDir
 
@@ -330,7 +330,9 @@ def _select_from_run(run: Path, selector: str) -> Path:
         chosen = best_of(valid, run)
         if chosen is None and valid:
             raise CheckpointError(
-                f"{run}@best: no checkpoint was saved at an evaluation, so none has a validation loss"
+                f"{run}@best: no checkpoint has a loss on a validation set that is no test set, measured when it was "
+                "saved",
+                cure="Name a step, or set checkpoint.keep_best.metric in a run.",
             )
     else:
         # A damaged one is selected too: its loading reports the damage.
@@ -364,8 +366,8 @@ def best_of(valid: Sequence[Entry], run: Path | None) -> Entry | None:
     """The best of these checkpoints of a run, by `best_rule`; None if none was saved at an evaluation."""
     facts = [entry.facts for entry in valid if entry.facts is not None]
     # Read now: the rule of the run may have changed since the checkpoint was saved.
-    keep_best = None if run is None else keep_best_of(run_config(run))
-    rule = best_rule(keep_best, (name for saved in facts for name in saved.metrics))
+    settings = best_settings({} if run is None else run_config(run))
+    rule = best_rule(settings, (name for saved in facts for name in saved.metrics))
     ranked = rule.ranked(facts) if rule is not None else []
     return next((entry for entry in valid if ranked and entry.name == ranked[0].name), None)
 

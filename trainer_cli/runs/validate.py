@@ -35,7 +35,7 @@ from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.url_path import as_path, is_url
 from trainer_cli.errors import CheckpointError, ConfigError, ExitCode, UserError
 from trainer_cli.runs.folders import config_of, run_holding, run_that_saved
-from trainer_cli.runs.metrics import shared_keep_best
+from trainer_cli.runs.metrics import best_settings, shared_settings
 from trainer_cli.runs.origin import EvaluatedOrigin, naming_project
 from trainer_cli.runs.replay_named import provide_steps
 from trainer_cli.runs.results import Results, Row, show_table
@@ -276,8 +276,8 @@ class _Validation:
         return self._exit_code()
 
     def _open_results(self, folder: Path | str, configs: Iterable[TrainConfig]) -> Results:
-        keep_best = shared_keep_best(asdict(config.checkpoint.keep_best) for config in configs)
-        self.results = Results(Path(folder), self.show, keep_best)
+        settings = shared_settings(best_settings(asdict(config)) for config in configs)
+        self.results = Results(Path(folder), self.show, settings)
         return self.results
 
     def _exit_code(self) -> int:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.find import expanded
 from trainer_cli.core.load_options import LoadOptions
-from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.data.position import length_of
@@ -32,6 +31,7 @@ from trainer_cli.trainer.validation_loop import (
     ValidationLoop,
     exceptions_reported,
     loader_of,
+    unreported,
 )
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SAVER = "checkpoint"
-_NO_DATA = "There is no validation data: give some, or name a training metric, such as train/loss."
 _EVALUATION = ("on_enter_validate_all", "on_enter_evaluation", "on_enter_validate", "run_validation")
 
 
@@ -81,10 +80,10 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
             with _evaluating(trainer, due.loaders) as generators:
                 _run(trainer, due, generators, is_last=is_last)
             if trainer.hooks["on_after_evaluation"] or trainer.schedulers.has(SchedulerInterval.evaluation):
-                rank_metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
-                # What a callback evaluates may differ between ranks, and no decision may.
-                metrics = trainer.strategy.group.broadcast(rank_metrics)
-                trainer.hooks.call("on_after_evaluation", trainer, metrics)
+                for call in trainer.hooks["on_after_evaluation"]:
+                    call(trainer, _measured(trainer, before))
+                metrics = _measured(trainer, before)
+                trainer.loop.evaluations.check_expected(metrics, due)
                 counted = {name: value for name, value in metrics.items() if due.counts(name)}
                 if counted:
                     is_all = counted.keys() == metrics.keys() and due.is_all
@@ -99,6 +98,15 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
         return False
     trainer.progress.evaluated_step = trainer.progress.step
     return True
+
+
+def _measured(trainer: Trainer, before: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that were logged since the record was `before`. Collective."""
+    record = trainer.metric_logger.record
+    rank_metrics = metrics_in({key: value for key, value in record.items() if before.get(key) is not value})
+    # What a callback evaluates may differ between ranks, and no decision may.
+    metrics: dict[str, float] = trainer.strategy.group.broadcast(rank_metrics)
+    return metrics
 
 
 def evaluate_remaining(trainer: Trainer, due: Due) -> None:
@@ -314,13 +322,29 @@ def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:
     except EvaluationInterruptedError:
         # The run stops before its first step; the next attempt checks again.
         return
-    for setting, metric in needed.items():
-        if metric not in reported:
-            listing = f"Reported are {', '.join(sorted(reported)[:12])}." if reported else _NO_DATA
-            raise UserError(
-                f"{setting} is '{metric}', which no validation loader or callback reports",
-                cure=did_you_mean(metric, reported).strip() or listing,
-            )
+    trainer.loop.evaluations.expected = missing = {
+        setting: metric for setting, metric in needed.items() if metric not in reported
+    }
+    logging = [name for name, callback in trainer.callbacks.items() if _may_log_after_evaluation(callback)]
+    reported |= {metric for callback in trainer.callbacks.values() for metric in callback.logged_metrics()}
+    for setting, metric in missing.items():
+        if metric in reported:
+            continue
+        if not logging:
+            raise unreported(setting, metric, reported)
+        log.warning(
+            "%s is '%s', which no validation loader reports: callbacks.%s must log it in on_after_evaluation of the "
+            "first evaluation (logged_metrics of a callback names what it logs)",
+            setting, metric, ", ".join(logging),
+        )  # fmt: skip
+
+
+def _may_log_after_evaluation(callback: Callback) -> bool:
+    """Whether a callback may log a metric after an evaluation that it has not named."""
+    kind = type(callback)
+    hooks = kind.on_after_evaluation, kind.wanted_metrics, kind.logged_metrics
+    none = Callback.on_after_evaluation, Callback.wanted_metrics, Callback.logged_metrics
+    return hooks[0] is not none[0] and hooks[1:] == none[1:]
 
 
 def _needed_metrics(trainer: Trainer) -> dict[str, str]:

@@ -129,6 +129,11 @@ class Callback(CheckedArguments):
         """Setting -> the metric that it needs: `LOADER/NAME` of an evaluation, or `train/NAME` of the logs."""
         return {}
 
+    def logged_metrics(self) -> Iterable[str]:
+        """The metrics that it logs in `on_after_evaluation`, such as `val/perplexity`: a setting may then name them,
+        and one that no evaluation logs is refused before the first step instead of after the first evaluation."""
+        return ()
+
     def end_rule(self) -> Sequence[str | float]:
         """The settings by which it ends a run with `trainer.stop(reason, by=self)`. If they have changed, a run that it
         finished continues when started again."""
@@ -265,7 +270,8 @@ class Callback(CheckedArguments):
         """All loaders are evaluated: make further evaluations, which may depend on the model only."""
 
     def on_after_evaluation(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
-        """In a fit, an evaluation is complete: `metrics` holds what loaders and callbacks reported."""
+        """In a fit, an evaluation is complete: `metrics` holds what loaders and callbacks reported. Callbacks with
+        `wanted_metrics` are called after the others, so that they see what these have logged here."""
 
     def next_step(self, trainer: Trainer) -> int | None:
         """The earliest step after this one at which `on_save_opportunity` must be called; None: never by step."""
@@ -322,8 +328,8 @@ class CheckpointSaver(Protocol):
 
 
 _NO_HOOKS = (
-    "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "end_rule",
-    "validation_hooks",
+    "state_dict", "load_state_dict", "check_state", "save_requested", "evaluates", "wanted_metrics", "logged_metrics",
+    "end_rule", "validation_hooks",
 )  # fmt: skip
 VOCABULARY: tuple[str, ...] = tuple(
     name for name in vars(Callback) if not name.startswith("_") and name not in _NO_HOOKS
@@ -437,8 +443,11 @@ class Hooks:
             raise first
 
     def _bind(self, hook: str) -> Hook:
+        callbacks = [*self._callbacks.items()]
+        if hook == "on_after_evaluation":
+            callbacks.sort(key=lambda item: type(item[1]).wanted_metrics is not Callback.wanted_metrics)
         bound = []
-        for name, callback in self._callbacks.items():
+        for name, callback in callbacks:
             # A hook that is not overridden is not called at all, so that it costs nothing per step.
             if getattr(type(callback), hook, None) is not getattr(Callback, hook, None):
                 self._check_signature(name, callback, hook)

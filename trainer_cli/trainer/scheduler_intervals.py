@@ -15,7 +15,8 @@ from trainer_cli.trainer.optimizers import TaggedGroups
 
 _BY_STEP = (lr_scheduler.OneCycleLR, lr_scheduler.CyclicLR)
 _OF_FUNCTIONS = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
-_METRIC = "val/loss"
+METRIC = "val/loss"
+"""What a schedule that takes a metric is given by default."""
 _COUNTS = ("epoch", "num_updates", "step", "t")
 """Names of a required argument of `step` that takes the number of steps so far. It is of epochs if it is `epoch`."""
 UPDATE = "step_update"
@@ -62,7 +63,7 @@ class Scheduled:
             ConfigError: the interval is unknown, or is not one at which the schedule's metric is reported.
         """
         takes = takes_metric(schedule)
-        metric = (self.metric or _METRIC) if takes else None
+        metric = (self.metric or METRIC) if takes else None
         default = default_interval(schedule, metric, from_function=is_function(self.schedule))
         interval = self.interval or default
         name = (schedule if isinstance(schedule, type) else type(schedule)).__name__

@@ -17,6 +17,7 @@ import torch
 
 from trainer_cli.checkpoint.model_state import Fitting
 from trainer_cli.core.intervals import Duration, Unit
+from trainer_cli.core.metric_modes import Mode, choose_mode, usual_mode
 from trainer_cli.core.naming import class_name
 from trainer_cli.core.patterns import did_you_mean
 from trainer_cli.core.schema import SchedulerInterval
@@ -25,12 +26,14 @@ from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.terminal import format_count
 from trainer_cli.trainer.optimizers import ONLY, TaggedGroups, argument_names
 from trainer_cli.trainer.scheduler_intervals import (
+    METRIC,
     UPDATE,
     Scheduled,
     check_step,
     default_interval,
     is_function,
     step_function,
+    takes_metric,
 )
 from trainer_cli.trainer.scheduler_resume import (
     ABSENT,
@@ -69,6 +72,7 @@ def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: 
     """
     metric, groups = settings.pop("metric", None), settings.pop("groups", None)
     interval = settings.pop("interval", None) or default_interval(kind, metric)
+    settings = with_mode(kind, settings, metric)
 
     def make(optimizer: Optimizer) -> Any:
         arguments = schedule_settings(kind, settings, loop, interval)
@@ -77,6 +81,20 @@ def scheduler_factory(kind: Callable[..., Any], loop: TrainingLoop, **settings: 
         return kind(optimizer, **arguments)
 
     return Scheduled(make, interval, metric, groups)
+
+
+def with_mode(
+    kind: Callable[..., Any], settings: Mapping[str, Any], metric: str | None, where: str = NAME
+) -> dict[str, Any]:
+    """The settings of a schedule with the usual mode of its metric, where it takes a mode and they have none.
+
+    Raises:
+        ConfigError: the name of the metric does not tell it.
+    """
+    # Torch's own default is min, of an accuracy too.
+    if settings.get("mode") is None and takes_metric(kind) and "mode" in argument_names(kind):
+        return {**settings, "mode": choose_mode(metric or METRIC, None, f"{where}.mode").value}
+    return dict(settings)
 
 
 def schedule_settings(
@@ -219,6 +237,7 @@ class Schedulers:
             _check_schedule(name, live, self._optimizers[owner])
             self.live[name], self._step_functions[name] = live, step_function(live)
             self._timing[name] = scheduled.resolve(live, name)
+            _warn_of_mode(name, live, self._timing[name].metric)
             self._optimizer_of[name] = owner
             self._initial_states[name] = copy_plain(live.state_dict())
             self._settings[name] = digest_settings(live)
@@ -499,6 +518,16 @@ def rates_of(optimizer: Optimizer) -> list[float | None]:
     """The learning rate of each parameter group; None for one that has no number, as of an optimizer with its own."""
     rates = (group.get("lr") for group in optimizer.param_groups)
     return [float(rate) if isinstance(rate, int | float | torch.Tensor) else None for rate in rates]
+
+
+def _warn_of_mode(name: str, schedule: Any, metric: str | None) -> None:
+    """Warn of a schedule that takes the worst value of its metric for the best: torch's mode is min by default."""
+    usual, mode = usual_mode(metric or ""), getattr(schedule, "mode", None)
+    if usual is not None and mode in tuple(Mode) and mode != usual:
+        log.warning(
+            "%s: its mode is %s, but of %s the %s value is usually best (mode=%s)",
+            name, mode, metric, "largest" if usual is Mode.max else "smallest", usual,
+        )  # fmt: skip
 
 
 def _check_schedule(name: str, schedule: Any, optimizer: Optimizer) -> None:

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from trainer_cli.trainer.trainer import Trainer
 
 
+_NO_DATA = "There is no validation data: give some, or name a training metric, such as train/loss."
+
+
 class Evaluations:
     """The intervals and loops of a training's evaluations, from the settings `loop.eval_…`.
 
@@ -52,6 +55,8 @@ class Evaluations:
         }
         self.present = Due({})
         """The present evaluation."""
+        self.expected: dict[str, str] = {}
+        """Setting -> the metric that a callback must log after the first evaluation."""
         self.interval: Interval | None = None
         self._intervals: dict[str, Interval | None] = {}
 
@@ -84,6 +89,18 @@ class Evaluations:
                 cure = did_you_mean(name, names).strip() or f"Available: {', '.join(names) or 'none'}."
                 raise UserError(f"there is no validation loader '{name}'", where="loop.eval_loaders", cure=cure)
 
+    def check_expected(self, metrics: Mapping[str, float], due: Due) -> None:
+        """Check the expected metrics with those of an evaluation, once.
+
+        Raises:
+            UserError: one is not reported.
+        """
+        for setting, metric in [*self.expected.items()]:
+            if metric in metrics or due.is_all or loader_of(metric, due.loaders) in due.loaders:
+                del self.expected[setting]
+                if metric not in metrics:
+                    raise unreported(setting, metric, metrics)
+
     def intervals(self, loaders: Iterable[str], *, callbacks: bool) -> list[Interval]:
         """The intervals at which something is evaluated."""
         names = list(loaders)
@@ -107,6 +124,16 @@ class Evaluations:
         """What an earlier attempt was to evaluate at this step: on request if it is neither due nor the last."""
         due = self.due(now, loaders)
         return last_due(loaders, due) if is_last else due or Due(loaders)
+
+
+def unreported(setting: str, metric: str, reported: Iterable[str]) -> UserError:
+    """The error for a setting that names a metric which is none of the reported ones."""
+    names = sorted(reported)
+    listing = f"Reported are {', '.join(names[:12])}." if names else _NO_DATA
+    return UserError(
+        f"{setting} is '{metric}', which no validation loader or callback reports",
+        cure=did_you_mean(metric, names).strip() or listing,
+    )
 
 
 def last_due(loaders: Mapping[str, Any], by_interval: Due | None) -> Due:
