@@ -119,7 +119,15 @@ def test_a_change_that_is_allowed_but_cannot_go_on_leaves_the_config_as_it_was(p
 
 def test_a_run_that_never_came_to_a_checkpoint_may_be_mended_freely(tmp_path: Path) -> None:
     stopping = ("callbacks=early_stopping", "callbacks.early_stopping.metric=")
-    wrong = train("fit", *SMALL, *stopping[:1], stopping[1] + "val/los", "run_dir=run", cwd=tmp_path)
+    wrong = train(
+        "fit",
+        *SMALL,
+        *stopping[:1],
+        stopping[1] + "val/los",
+        "callbacks.early_stopping.mode=min",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
     assert wrong.code == 2
     assert "Did you mean 'val/loss'?" in wrong.err
     assert (tmp_path / "run/config.yaml").exists()

@@ -52,7 +52,9 @@ def fit_scored(scores: Sequence[float], stopper: Sequence[Callback], training: b
 
 
 def stopper_of(patience: int, training: bool = False, **more: Any) -> EarlyStopping:
-    return EarlyStopping("train/score" if training else "val/score", patience=f"{patience}ep", **more)
+    return EarlyStopping(
+        "train/score" if training else "val/score", **{"mode": "min", "patience": f"{patience}ep", **more}
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_early_stopping_waits_for_its_patience(
 @pytest.mark.parametrize(
     ("stopper", "scores", "epoch"),
     [
-        (ThresholdStopper("val/score", 2.9), [9, 8, 7, 6, 5, 6, 4, 3, 2, 1], 8),
+        (ThresholdStopper("val/score", 2.9, "min"), [9, 8, 7, 6, 5, 6, 4, 3, 2, 1], 8),
         (ThresholdStopper("val/score", 15.9, "max"), [9, 4, 2, 16, 32, 64], 3),
     ],
 )
@@ -88,7 +90,9 @@ def test_a_value_past_a_threshold_ends_the_run(stopper: Callback, scores: Sequen
 @pytest.mark.parametrize("patiences", [(3, 3), (9, 3)])
 def test_the_first_of_two_stoppers_ends_the_run(patiences: Sequence[int]) -> None:
     """`val/score` falls and rises, `val/flat` never changes: whichever runs out first stops."""
-    stoppers = [EarlyStopping(f"val/{name}", patience=f"{patiences[name == 'flat']}ep") for name in ("score", "flat")]
+    stoppers = [
+        EarlyStopping(f"val/{name}", "min", patience=f"{patiences[name == 'flat']}ep") for name in ("score", "flat")
+    ]
     run = fit(
         batches=1,
         loop={"max_duration": 20, "eval_interval": 1},
@@ -102,7 +106,7 @@ def test_early_stopping_looks_at_each_evaluation(interval: str, batches: int, st
     run = fit(
         batches=batches,
         loop={"max_duration": 30, "eval_interval": interval},
-        callbacks=[EarlyStopping("val/score", patience=1), Script([1])],
+        callbacks=[EarlyStopping("val/score", "min", patience=1), Script([1])],
     )
     assert run.evaluated.steps == steps
     assert run.trainer.progress.step == steps[-1]
@@ -112,7 +116,7 @@ def test_early_stopping_looks_at_each_evaluation(interval: str, batches: int, st
     ("stopper", "scores", "reason"),
     [
         (stopper_of(2), [10] * 3, "has not been below 10"),
-        (ThresholdStopper("val/score", 0.6), [5, 3, 1, 0.5], "0.6 is required"),
+        (ThresholdStopper("val/score", 0.6, "min"), [5, 3, 1, 0.5], "0.6 is required"),
         (ThresholdStopper("val/score", 8, "max"), [1, 2, 5, 10], "8 is required"),
         (stopper_of(3), [1, 0.5, math.nan], "val/score is nan"),
     ],

@@ -210,7 +210,7 @@ def test_batches_are_tried_before_the_training(steps: int | None, limit: int | N
 
 
 def test_batches_tried_before_leave_no_metric() -> None:
-    stopper = EarlyStopping("val/score", patience=9)
+    stopper = EarlyStopping("val/score", "min", patience=9)
     run = fit(loop={"eval_sanity_steps": 2, "eval_interval": 2}, callbacks=[Script([5, 4]), stopper])
     assert run.log.values("val/score") == {2: 5, 4: 4}
     assert stopper.best == 4

@@ -80,7 +80,7 @@ def fit_scored(folder: Path, scores: Sequence[float], best: Mapping[str, Any], *
     return fit(
         folder,
         batches=1,
-        save={"save_final": False, "keep_best": {**BEST, **best}, **save},
+        save={"save_final": False, "keep_best": {"mode": "min", **BEST, **best}, **save},
         loop={"max_duration": len(scores), "eval_interval": 1},
         callbacks=[Script(scores)],
     )
@@ -121,7 +121,7 @@ def test_each_improvement_is_one_save(folder: Path, count: int, epochs: int, int
     fit(
         folder,
         batches=10,
-        save={"save_final": False, "keep_best": {**BEST, "count": count}},
+        save={"save_final": False, "keep_best": {"mode": "min", **BEST, "count": count}},
         loop={"max_duration": f"{epochs}ep", "eval_interval": interval},
         callbacks=[Script([10 * 0.99**number for number in range(20)]), counted],
     )
@@ -149,7 +149,7 @@ def test_saves_for_a_score_have_stepped_rates(folder: Path, metric: str, interva
     run = fit(
         folder,
         batches=12,
-        save={"save_final": False, "keep_best": {"metric": metric, "count": 20}},
+        save={"save_final": False, "keep_best": {"metric": metric, "mode": "min", "count": 20}},
         loop={"max_duration": "3ep", "eval_interval": interval, "log_interval": interval},
         callbacks=[Script([3, 1, 2])],
         schedulers=Scheduled(schedule, metric=metric if plateau else None),
