@@ -183,10 +183,10 @@ def test_this_may_not_change(key: str) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "changed"),
     [
-        ({"metric": "val/loss", "mode": "min"}, {"metric": "val/loss", "mode": None}, False),
+        ({"metric": "val/loss", "mode": "min"}, {"metric": "val/loss", "mode": "auto"}, False),
         ({"metric": "val/loss", "mode": "min"}, {"metric": "val/loss"}, False),
         ({"metric": "val/accuracy"}, {"metric": "val/accuracy", "mode": "max"}, False),
-        ({"metric": None, "mode": "min"}, {"metric": None, "mode": None}, False),
+        ({"metric": None, "mode": "min"}, {"metric": None, "mode": "auto"}, False),
         ({"metric": "val/accuracy", "mode": "min"}, {"metric": "val/accuracy"}, True),
         ({"metric": "val/score", "mode": "min"}, {"metric": "val/score"}, True),
         ({"mode": "min"}, {}, True),

@@ -236,7 +236,7 @@ KEYS: dict[str, Kind] = {
     "checkpoint.max_checkpoints": whole(1, null=True), "checkpoint.digest": choice("xxh3_128", "sha256"),
     "checkpoint.keep_every": duration(), "checkpoint.keep_by_age": AGES, "checkpoint.budget": SHARE,
     "checkpoint.keep_best.metric": TEXT_OR_NULL,
-    "checkpoint.keep_best.mode": choice("min", "max"),
+    "checkpoint.keep_best.mode": choice("auto", "min", "max"),
     "checkpoint.keep_best.count": whole(1, null=False),
     "checkpoint.newer": choice("refuse", "trash"),
     "checkpoint.folder": TEXT_OR_NULL, "checkpoint.latest_link": TRUTH,
@@ -348,7 +348,8 @@ NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
     *((f"precision.{key}", None, is_dynamic) for key in (
         "min_loss_scale", "init_scale", "max_loss_scale", "growth_interval")),
     ("checkpoint.compression", "none", has("checkpoint.format", "archive")),
-    ("checkpoint.keep_best.mode", "min", has("checkpoint.keep_best.metric")),
+    ("checkpoint.keep_best.mode", "auto", lambda values: (
+        values["checkpoint.keep_best.mode"] == "min" or values.get("checkpoint.keep_best.metric"))),
     ("checkpoint.keep_best.count", 1, has("checkpoint.keep_best.metric")),
     ("checkpoint.copy_to.every", 1, has("checkpoint.copy_to.folder")),
     ("checkpoint.max_save_errors", 3, has("checkpoint.on_save_error", "warn")),
@@ -368,6 +369,8 @@ NEEDS: list[tuple[str, Any, Callable[[dict[str, Any]], bool]]] = [
 def quarrel(values: dict[str, Any]) -> bool:
     """Whether values that are right alone do not go together."""
     if any(values.get(key, usual) != usual and not holds(values) for key, usual, holds in NEEDS):
+        return True
+    if values.get("checkpoint.keep_best.metric") and values.get("checkpoint.keep_best.mode", "auto") == "auto":
         return True
     if None not in (values.get("precision.clip_norm"), values.get("precision.clip_value")):
         return True

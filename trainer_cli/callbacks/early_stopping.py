@@ -86,7 +86,7 @@ class EarlyStopping(Callback):
     Args:
         metric: `LOADER/NAME` of an evaluation, such as `val/loss`; or `train/NAME` as it is logged: the mean over the
             steps since the log before (`loop.log_interval`).
-        mode: `min` where less is better, `max` where more is; None: as usual for the name of the metric.
+        mode: `min` where less is better, `max` where more is; `auto`: as usual for the name of the metric.
         patience: a duration; an int means optimizer steps.
         min_delta: what is better by no more than this is not better.
         check_finite: finish the run at once if the metric is NaN or infinite.
@@ -95,7 +95,7 @@ class EarlyStopping(Callback):
     def __init__(
         self,
         metric: str = "val/loss",
-        mode: str | None = None,
+        mode: str = "auto",
         patience: int | str = "3ep",
         min_delta: float = 0.0,
         check_finite: bool = True,
@@ -195,10 +195,10 @@ class ThresholdStopper(Callback):
 
     Args:
         metric: `LOADER/NAME` of an evaluation, or `train/NAME`, which is looked at on log steps.
-        mode: `min`: the metric is to fall to the threshold; `max`: to rise to it; None: as usual for its name.
+        mode: `min`: the metric is to fall to the threshold; `max`: to rise to it; `auto`: as usual for its name.
     """
 
-    def __init__(self, metric: str, threshold: float, mode: str | None = None) -> None:
+    def __init__(self, metric: str, threshold: float, mode: str = "auto") -> None:
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not math.isfinite(threshold):
             raise ConfigError(f"threshold is {threshold!r}, but it must be a finite number", location="threshold")
         self.metric, self.threshold, self.mode = metric, float(threshold), choose_mode(metric, mode, "mode").value

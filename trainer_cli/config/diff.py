@@ -94,7 +94,7 @@ def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterato
 
 def _mode(section: dict[Any, Any], value: Any) -> Any:
     """The value of `mode`; that of the metric's name where a section of a metric has none."""
-    if "metric" not in section or value not in (None, ABSENT):
+    if "metric" not in section or value not in (ABSENT, None, Mode.auto):
         return value
     # Without a metric a mode has no effect, and older configs have min.
     usual = Mode.min if section["metric"] is None else usual_mode(str(section["metric"]))

@@ -122,8 +122,8 @@ class KeepBestConfig:
     metric: str | None = None
     """A metric of an evaluation, such as val/loss, or a training metric, such as train/loss: the mean over the steps
     since the previous log; null: none is kept for a metric."""
-    mode: Mode | None = needs(field(default=None), ("metric", True))
-    """Whether small values are best (min) or large ones (max); null: as usual for the metric's name: max for accuracy,
+    mode: Mode = needs(field(default=Mode.auto), ("metric", True))
+    """Whether small values are best (min) or large ones (max); auto: as usual for the metric's name: max for accuracy,
     f1 or bleu, min for loss, error or perplexity."""
     count: int = needs(at_least(1, 1), ("metric", True))
     """Number of best checkpoints to keep; an evaluation, or a log of the training metric, that is among them is
@@ -132,7 +132,7 @@ class KeepBestConfig:
     def __post_init__(self) -> None:
         if not self.metric and self.mode == Mode.min:
             # The default of older configs, which hold all defaults.
-            self.mode = None
+            self.mode = Mode.auto
         check_fields(self, "checkpoint.keep_best")
         if self.metric:
             self.mode = choose_mode(self.metric, self.mode, "checkpoint.keep_best.mode")

@@ -10,6 +10,9 @@ from trainer_cli.errors import ConfigError
 
 
 class Mode(StrEnum):
+    """`auto`, of a setting alone: the usual one of the metric's name."""
+
+    auto = "auto"
     min = "min"
     max = "max"
 
@@ -48,22 +51,22 @@ def usual_mode(metric: str) -> Mode | None:
     return MODES.get(metric.rpartition("/")[2].partition("@")[0].lower())
 
 
-def choose_mode(metric: str, mode: str | None, key: str) -> Mode:
-    """The mode that the setting `key` has for a metric; None: the usual one of its name.
+def choose_mode(metric: str, mode: str, key: str) -> Mode:
+    """Whether the smallest or the largest value of a metric is best by the setting `key`.
 
     Raises:
-        ConfigError: it is neither min nor max, or None for a metric of unknown mode.
+        ConfigError: it is no mode, or auto for a metric of unknown mode.
     """
-    if mode is None and (usual := usual_mode(metric)) is not None:
+    if mode == Mode.auto and (usual := usual_mode(metric)) is not None:
         return usual
-    if mode is None:
+    if mode == Mode.auto:
         raise ConfigError(
             f"the name of the metric {metric!r} does not tell whether its smallest or its largest value is best",
             location=key,
             hint=f"Set {key}=min or {key}=max.{did_you_mean(metric.rpartition('/')[2], MODES)}",
         )
     if mode not in tuple(Mode):
-        raise ConfigError(f"{key} is {mode!r}, but it must be min or max", location=key)
+        raise ConfigError(f"{key} is {mode!r}, but it must be auto, min or max", location=key)
     return Mode(mode)
 
 
@@ -74,6 +77,6 @@ def mode_of(metric: str, best_metric: str | None, best_mode: str | None) -> Mode
         metric: whole name, such as val/accuracy.
         best_metric, best_mode: `checkpoint.keep_best.metric` and its mode, which decides over the usual mode.
     """
-    if metric == best_metric and best_mode in tuple(Mode):
+    if metric == best_metric and best_mode in (Mode.min, Mode.max):
         return Mode(best_mode)
     return usual_mode(metric)

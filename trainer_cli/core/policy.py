@@ -111,7 +111,7 @@ def retention_rules(settings: CheckpointConfig, interval: ToInterval) -> Retenti
 
 def _best(settings: CheckpointConfig) -> BestRule | None:
     best = settings.keep_best
-    return None if best.metric is None else BestRule(best.metric, best.mode or Mode.min, best.count)
+    return None if best.metric is None else BestRule(best.metric, best.mode, best.count)
 
 
 class Kind(StrEnum):

@@ -92,8 +92,8 @@ def with_mode(
         ConfigError: the name of the metric does not tell it.
     """
     # Torch's own default is min, of an accuracy too.
-    if settings.get("mode") is None and takes_metric(kind) and "mode" in argument_names(kind):
-        return {**settings, "mode": choose_mode(metric or METRIC, None, f"{where}.mode").value}
+    if settings.get("mode") in (None, Mode.auto) and takes_metric(kind) and "mode" in argument_names(kind):
+        return {**settings, "mode": choose_mode(metric or METRIC, Mode.auto, f"{where}.mode").value}
     return dict(settings)
 
 
@@ -523,7 +523,7 @@ def rates_of(optimizer: Optimizer) -> list[float | None]:
 def _warn_of_mode(name: str, schedule: Any, metric: str | None) -> None:
     """Warn of a schedule that takes the worst value of its metric for the best: torch's mode is min by default."""
     usual, mode = usual_mode(metric or ""), getattr(schedule, "mode", None)
-    if usual is not None and mode in tuple(Mode) and mode != usual:
+    if usual is not None and mode in (Mode.min, Mode.max) and mode != usual:
         log.warning(
             "%s: its mode is %s, but of %s the %s value is usually best (mode=%s)",
             name, mode, metric, "largest" if usual is Mode.max else "smallest", usual,
