@@ -93,7 +93,58 @@ def _loader(dataset: Any, **settings: Any) -> DataLoader[Any]:
     return DataLoader(dataset, **{"batch_size": 2, **settings})
 
 
+class Own:
+    """A loader of a user's own that joins the loaders of what it holds."""
+
+    def __init__(self, *held: Any) -> None:
+        self.held, self.note, self.weights = list(held), "text", torch.zeros(3)
+
+    def loaders(self) -> list[Any]:
+        return [*(self.held[0].values() if isinstance(self.held[0], dict) else self.held)]
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[Any]:
+        return (torch.stack(batches).flatten() for batches in zip(*self.loaders(), strict=True))
+
+
+class Combined:
+    """As Lightning's CombinedLoader: `iter` starts anew and returns the object, which has a length only then."""
+
+    def __init__(self, loaders: Any) -> None:
+        self._iterables, self._iterator = loaders, None
+
+    def __len__(self) -> int:
+        if self._iterator is None:
+            raise RuntimeError("Please call `iter(combined_loader)` first.")
+        return 2
+
+    def __iter__(self) -> Any:
+        self._iterator = zip(*self._iterables.values(), strict=True)
+        return self
+
+    def __next__(self) -> Any:
+        return torch.stack(next(self._iterator)).flatten()
+
+
+class Attribute:
+    def __init__(self, loader: Any) -> None:
+        self.inner = loader
+        self.loop = self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.inner)
+
+
 KINDS: dict[str, Any] = {
+    "two, zipped": lambda: Own(_loader(Rows()), _loader(Rows())),
+    "two in a mapping": lambda: Own({"a": _loader(Rows()), "b": _loader(Subset(Rows(), [0, 1, 2, 3]))}),
+    "two with samplers": lambda: Own(_loader(range(9), sampler=Order()), _loader(range(9), sampler=Order())),
+    "combined": lambda: Combined({"a": _loader(Rows()), "b": _loader(Rows())}),
+    "a wrapper of a combined one": lambda: Attribute(Combined({"a": _loader(Rows()), "b": _loader(Rows())})),
+    "an attribute": lambda: Attribute(_loader(Rows())),
+    "an attribute of an attribute": lambda: Attribute(Attribute(_loader(Rows()))),
     "given directly": Rows,
     "in a Subset": lambda: Subset(Rows(), [0, 1, 2, 3]),
     "in a random_split": lambda: random_split(Rows(), [4, 0])[0],
@@ -120,7 +171,11 @@ def _seen(loader: Any, epoch: int, **place: int) -> set[int]:
 
 def _made(kind: str, num_workers: int | None) -> Any:
     data = KINDS[kind]()
-    settings = {} if isinstance(data, DataLoader) else {"batch_size": 2, "num_workers": num_workers or 0}
+    settings = (
+        {}
+        if isinstance(data, DataLoader | Own | Combined | Attribute)
+        else {"batch_size": 2, "num_workers": num_workers or 0}
+    )
     return as_loader(data, shuffle=False, seed=0, **settings)
 
 
@@ -173,7 +228,68 @@ def test_a_loader_that_keeps_its_workers_and_is_no_plain_dataloader_is_refused()
 
     with pytest.raises(UserError, match="persistent_workers=False"):
         as_loader(Mine(Rows(), 2, num_workers=1, persistent_workers=True), shuffle=False, seed=0)
+    with pytest.raises(UserError, match=r"the workers of .*DataLoader are kept"):
+        as_loader(Own(_loader(Rows(), num_workers=1, persistent_workers=True)), shuffle=False, seed=0)
     as_loader(Mine(range(4), 2, num_workers=1, persistent_workers=True), shuffle=False, seed=0)  # type: ignore[arg-type]
+
+
+class Restarts:
+    """`iter` starts anew and returns the object itself."""
+
+    def __init__(self, restarts: bool = True) -> None:
+        self.restarts, self.count = restarts, 0
+
+    def __iter__(self) -> Any:
+        if self.restarts:
+            self.count = 0
+        return self
+
+    def __next__(self) -> Any:
+        if self.count == 3:
+            raise StopIteration
+        self.count += 1
+        return torch.tensor([self.count])
+
+
+class Inherited(Iterator[Any]):
+    def __next__(self) -> Any:
+        raise StopIteration
+
+
+def test_a_loader_that_starts_anew_is_used_although_it_has_next() -> None:
+    loader = as_loader(Restarts(), shuffle=False, seed=0)
+    assert [[int(batch) for batch in loader.iterate(epoch)] for epoch in range(3)] == [[1, 2, 3]] * 3
+    assert [int(batch) for batch in loader.iterate(1, batch=1)] == [2, 3], "after a stop"
+    once = as_loader(Restarts(restarts=False), shuffle=False, seed=0)
+    assert len(list(once.iterate(0))) == 3
+    with pytest.raises(UserError, match="gives no batch in epoch 1: its __iter__ returns the object itself"):
+        list(once.iterate(1))
+
+
+@pytest.mark.parametrize(
+    "used_up",
+    [zip([1]), map(str, [1]), (value for value in [1]), iter([1]), enumerate([1]), Inherited()],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_iterator_that_cannot_start_anew_is_refused(used_up: Any) -> None:
+    with pytest.raises(UserError, match="can be iterated only once"):
+        as_loader(used_up, shuffle=False, seed=0)
+
+
+def test_the_generators_of_loaders_inside_another_one_are_kept_for_a_resume() -> None:
+    def made() -> Any:
+        shuffled = _loader(range(4), shuffle=True, generator=torch.Generator().manual_seed(3))
+        return as_loader(Own(shuffled, _loader(range(4))), shuffle=False, seed=0)
+
+    straight = made()
+    epochs = [[batch.tolist() for batch in straight.iterate(epoch)] for epoch in range(2)]
+    before = made()
+    list(before.iterate(0))
+    batches = before.iterate(1)
+    next(batches)
+    later = made()
+    later.check_state(before.state_dict(1, batch=1))
+    assert [batch.tolist() for batch in later.iterate(1, batch=1)] == epochs[1][1:]
 
 
 def test_persistent_workers_are_kept_where_no_dataset_has_set_epoch() -> None:

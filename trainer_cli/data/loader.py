@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset, default_collate
 
 from trainer_cli.core.order import ORDER_VERSION, sample_seed
 from trainer_cli.data.position import STATE_VERSION, check_counts, check_same
@@ -33,8 +34,12 @@ _INNER = ("dataset", "datasets", "sampler", "batch_sampler")
 """Attributes in which DataLoader, Subset, ConcatDataset, BatchSampler and others hold datasets and samplers."""
 
 
+_MOST_ENTRIES = 100
+"""Entries of a list or mapping in which loaders are looked for: a longer one holds samples."""
+
+
 class EpochParts:
-    """Call `set_epoch` of a loader or dataset, or of the samplers and datasets inside it.
+    """Call `set_epoch` of a loader or dataset, or of the loaders, samplers and datasets inside it.
 
     An object with `set_epoch` is expected to pass the epoch on to what it contains. Two loaders may share a dataset, as
     the two halves of a `random_split` do. `set` then calls it again after the other loader has changed its epoch.
@@ -42,7 +47,7 @@ class EpochParts:
 
     def __init__(self, root: Any, seed: int) -> None:
         self.seed = seed
-        self.parts = list(_find_parts(root, set()))
+        self.parts = [part for part in parts_of(root) if _has_set_epoch(part)]
         self._epoch: int | None = None
 
     def __bool__(self) -> bool:
@@ -65,22 +70,45 @@ _latest: weakref.WeakValueDictionary[int, EpochParts] = weakref.WeakValueDiction
 """id of a part -> the owner that has set its epoch last. The owner keeps the part alive, so the id is not reused."""
 
 
-def _find_parts(value: Any, seen: set[int]) -> Iterator[Any]:
+def parts_of(root: Any) -> Iterator[Any]:
+    """A loader or dataset, and the loaders, samplers and datasets inside it, each once; not those inside an object with
+    `set_epoch`, which passes the epoch on itself.
+
+    Of torch's classes and of datasets these are the usual attributes, and of another loader, such as a class that zips
+    two, all attributes that can be iterated or indexed, alone or in lists and mappings.
+    """
+    return _parts(root, set())
+
+
+def _parts(value: Any, seen: set[int]) -> Iterator[Any]:
     if id(value) in seen:
         return
     seen.add(id(value))
-    if callable(getattr(value, "set_epoch", None)):
-        # Not what is inside it as well: the object passes the epoch on itself.
-        yield value
+    if isinstance(value, list | tuple | Mapping):
+        entries = value.values() if isinstance(value, Mapping) else value
+        for entry in entries if len(value) <= _MOST_ENTRIES else ():
+            yield from _parts(entry, seen)
         return
+    yield value
+    if _has_set_epoch(value):
+        return
+    is_own_loader = not isinstance(value, DataLoader | Dataset | Sampler) and (
+        hasattr(value, "__iter__") and not hasattr(value, "__getitem__")
+    )
     # Only plain attributes, because a property may compute, or read files.
-    attributes = getattr(value, "__dict__", {})
-    for name in _INNER:
-        inner = attributes.get(name)
-        if isinstance(inner, Mapping):
-            inner = list(inner.values())
-        for entry in inner if isinstance(inner, list | tuple) else [] if inner is None else [inner]:
-            yield from _find_parts(entry, seen)
+    for name, inner in list(getattr(value, "__dict__", {}).items()):
+        if name in _INNER or (is_own_loader and _holds_samples(inner)):
+            yield from _parts(inner, seen)
+
+
+def _holds_samples(value: Any) -> bool:
+    return not isinstance(value, str | bytes | Tensor | nn.Module) and (
+        hasattr(value, "__iter__") or hasattr(value, "__getitem__")
+    )
+
+
+def _has_set_epoch(part: Any) -> bool:
+    return callable(getattr(part, "set_epoch", None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
@@ -14,7 +15,7 @@ from torch.utils.data import (
 
 from trainer_cli.core.naming import class_name
 from trainer_cli.core.order import sample_seed
-from trainer_cli.data.loader import EpochParts
+from trainer_cli.data.loader import EpochParts, parts_of
 from trainer_cli.data.position import STATE_VERSION, StateWatch, check_batch_size, check_same, length_of
 from trainer_cli.data.random_state import (
     kept_random_state,
@@ -25,6 +26,8 @@ from trainer_cli.data.rebuilt_loader import Fetcher, WalkedSampler, draws_from_t
 from trainer_cli.data.workers import WorkerProcesses
 from trainer_cli.errors import UserError
 from trainer_cli.parallel.torch_compat import next_batch
+
+_ANEW = "Give an object whose __iter__ starts anew, such as a DataLoader."
 
 
 class UserLoader:
@@ -41,16 +44,16 @@ class UserLoader:
     If the sampler is walked and the DataLoader makes batches of `batch_size` samples, a position counts samples, so
     the batch size may change inside an epoch. Otherwise it counts batches.
 
-    `set_epoch` of the loader, its samplers, its dataset and datasets inside it is called before each epoch. If the
+    `set_epoch` of the loader, and of loaders, samplers and datasets inside it, is called before each epoch. If the
     dataset has it, persistent workers are restarted for each epoch.
     """
 
     def __init__(self, loader: Iterable[Any], *, seed: int) -> None:
-        if isinstance(loader, Iterator):
+        if _is_used_up(loader):
             raise UserError(
                 f"{class_name(loader)} can be iterated only once, but every epoch and resume starts it again",
                 where="data",
-                cure="Give an object whose __iter__ starts anew, such as a DataLoader.",
+                cure=_ANEW,
             )
         self.loader = cast(Any, loader)
         self.seed = seed
@@ -61,11 +64,12 @@ class UserLoader:
         self._watch = StateWatch(loader, stateful=self.stateful)
         self._epochs = EpochParts(loader, seed)
         self._is_torchs = isinstance(loader, DataLoader)
-        self._renews = _keeps_workers(loader) and bool(EpochParts(getattr(loader, "dataset", None), seed))
+        self._renews = _keeps_workers(loader) and _dataset_has_epochs(loader, seed)
         """Whether workers must be restarted for each epoch: they are persistent, and their dataset has `set_epoch`."""
-        if self._renews and type(loader) is not DataLoader:
+        kept = [part for part in parts_of(loader) if _keeps_workers(part) and _dataset_has_epochs(part, seed)]
+        if kept and type(loader) is not DataLoader:
             raise UserError(
-                f"the workers of {class_name(loader)} are kept from epoch to epoch, so set_epoch of their dataset "
+                f"the workers of {class_name(kept[0])} are kept from epoch to epoch, so set_epoch of their dataset "
                 "would not reach them",
                 where="data",
                 cure="Make it with persistent_workers=False.",
@@ -138,7 +142,13 @@ class UserLoader:
 
     def __len__(self) -> int:
         """Number of batches in an epoch. Raises TypeError if the loader has no length."""
-        return len(self.loader)
+        try:
+            return len(self.loader)
+        except RuntimeError as error:
+            # Lightning's CombinedLoader has a length only once it is iterated.
+            if isinstance(self.loader, Iterator):
+                raise TypeError(str(error)) from error
+            raise
 
     def iterate(self, epoch: int, *, batch: int = 0, samples: int = 0) -> Generator[Any, None, None]:
         """Yield the batches of an epoch after its first `batch` batches, which held `samples` samples."""
@@ -226,6 +236,13 @@ class UserLoader:
                     try:
                         batch = next(iterator) if self._fetcher is None else next_batch(iterator)
                     except StopIteration:
+                        if number == 0 and isinstance(self.loader, Iterator):
+                            raise UserError(
+                                f"{class_name(self.loader)} gives no batch in epoch {epoch}: its __iter__ returns the "
+                                "object itself and does not start anew",
+                                where="data",
+                                cure=_ANEW,
+                            ) from None
                         return
                 number += 1
                 # Only until two states are known: a state may be large.
@@ -341,6 +358,13 @@ class UserLoader:
         return [generator.get_state() for generator in self._generators]
 
 
+def _is_used_up(loader: Any) -> bool:
+    """Whether a loader is an iterator that certainly does not start anew, such as a generator or a `zip`."""
+    # A class of its own may start anew in an __iter__ that returns self, as Lightning's CombinedLoader does.
+    method = getattr(type(loader), "__iter__", None)
+    return isinstance(loader, Iterator) and (not inspect.isfunction(method) or method is Iterator.__iter__)
+
+
 def _is_per_rank(data: Any) -> bool:
     """Whether a loader or a dataset yields different samples on each rank by itself."""
     is_distributed = isinstance(getattr(data, "sampler", None), DistributedSampler)
@@ -360,16 +384,19 @@ def _keeps_workers(loader: Any) -> bool:
     return bool(getattr(loader, "persistent_workers", False))
 
 
-def _samplers(loader: Any) -> list[Any]:
-    """A loader and its samplers, without duplicates."""
+def _dataset_has_epochs(loader: Any, seed: int) -> bool:
+    return bool(EpochParts(getattr(loader, "dataset", None), seed))
+
+
+def _with_samplers(loader: Any) -> list[Any]:
     batch_sampler = getattr(loader, "batch_sampler", None)
-    owners = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
-    return list({id(owner): owner for owner in owners if owner is not None}.values())
+    return [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """The torch generators of a loader and its samplers, without duplicates."""
-    generators = (getattr(owner, "generator", None) for owner in _samplers(loader))
+    """The torch generators of a loader, of those inside it, and of their samplers, without duplicates."""
+    inner = (part for part in parts_of(loader) if part is loader or isinstance(part, DataLoader))
+    generators = (getattr(owner, "generator", None) for part in inner for owner in _with_samplers(part))
     # By identity, because two generators in the same state are still two.
     return list(
         {id(generator): generator for generator in generators if isinstance(generator, torch.Generator)}.values()
