@@ -281,16 +281,18 @@ class OwnStep(TrainStep):
 
 
 class SeveralLosses(TrainStep):
-    """Calls `backward` for two losses of a batch; with `apart` for the second without a forward of its own."""
+    """Calls `backward` for two losses of a batch; with `apart` for the second without a forward of its own, with
+    `holds` times a parameter of the step."""
 
-    def __init__(self, *, apart: bool = False) -> None:
+    def __init__(self, *, apart: bool = False, holds: bool = False) -> None:
         self.apart = apart
+        self.scale = torch.nn.Parameter(torch.ones(1)) if holds else torch.ones(1)
 
     def train_batch(self, batch: Any) -> Any:
         outputs = self.forward(batch)
-        self.backward(outputs["loss"], retain_graph=True)
+        self.backward(outputs["loss"] * self.scale.sum(), retain_graph=True)
         again = outputs if self.apart else self.forward(batch)
-        self.backward(again["loss"] * 0.5)
+        self.backward(again["loss"] * 0.5 + (self.scale.sum() - 2) ** 2)
         return outputs
 
 

@@ -19,8 +19,9 @@ import pytest
 from ranks import HERE, Fits, fit_on_ranks, new_folder
 
 sys.path.insert(0, str(HERE.parent / "integration"))
-from compare import final_state, metrics
+from compare import checkpoints, final_state, metrics
 
+from trainer_cli.checkpoint.checkpointer import Checkpointer
 from trainer_cli.checkpoint.history import lives
 from trainer_cli.commands.main import main
 from trainer_cli.core.manifest import Manifest
@@ -103,6 +104,8 @@ APART = (
     "UserError: SeveralLosses adds a loss after the gradients of the processes were averaged. "
     "Call self.forward(batch) before each self.backward(loss), or add the losses."
 )
+HELD = [*LOSSES[:-2], "step={_target_: fits.SeveralLosses, holds: true}", LOSSES[-1]]
+NOT_SHARDED = "the step holds the parameter scale, which parallel=fsdp cannot shard"
 NO_GRADIENT = (
     "UserError: parameters (spare) got no gradient, so the gradients of the processes were not averaged "
     "(parallel.find_unused_parameters, command line). Set it to true, or freeze parameters that get none."
@@ -152,6 +155,8 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
         *[[*job, f"run_dir=cuts/{kind}", *cut] for kind, job in PARTS.items() for cut in (["loop.hard_stop=7"], [])],
         [*TWO["digits"], "parallel=ddp", "step={_target_: fits.OwnStep}", "run_dir=own_step"],
         [*TWO["weighted"], "parallel=ddp", "step={_target_: fits.SeveralLosses, apart: true}", "run_dir=apart_step"],
+        [*HELD, f"data.batch_size={8 // RANKS}", "parallel=ddp", "run_dir=held/two"],
+        [*HELD, f"data.batch_size={8 // RANKS}", *FSDP, "run_dir=held/refused"],
         [*spare, "run_dir=spare/refused"],
         [*spare, "parallel.find_unused_parameters=true", "run_dir=spare/found"],
         [*AUTO, "run_dir=auto"],
@@ -159,7 +164,7 @@ def fits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fits]:
     ]
     with new_folder(tmp_path_factory, "runs") as folder:
         (folder / "text").write_text("It is a truth universally acknowledged, that a single man, in possession. " * 40)
-        jobs_of_one = {**ONE, "thawed": [*THAWED, "data.batch_size=16"]}
+        jobs_of_one = {**ONE, "held": [*HELD, "data.batch_size=8"], "thawed": [*THAWED, "data.batch_size=16"]}
         alone = [main(["fit", *job, f"run_dir=one/{name}"]) for name, job in jobs_of_one.items()]
         assert alone == [0] * len(jobs_of_one)
         yield fit_on_ranks(RANKS, jobs)
@@ -182,9 +187,10 @@ def test_each_run_ends_the_same_on_all_ranks(fits: Fits) -> None:
         "apart_step": APART, "unseen": unseen, "spare/refused": NO_GRADIENT,
     }  # fmt: skip
     for ends in fits.ends:
-        no_plan = ends["divided/weighted"]
+        no_plan, not_sharded = ends["divided/weighted"], ends["held/refused"]
+        assert NOT_SHARDED in not_sharded
         assert NO_PLAN in no_plan or no_plan == "PeerError: rank 0 failed"
-        assert ends == {**dict.fromkeys(ends, "0"), **others, "divided/weighted": no_plan}
+        assert ends == {**dict.fromkeys(ends, "0"), **others, "divided/weighted": no_plan, "held/refused": not_sharded}
 
 
 @pytest.mark.parametrize(("how", "name"), [*product(("two", "sharded"), TWO), *(("divided", name) for name in DIVIDED)])
@@ -211,6 +217,19 @@ def test_parameters_without_a_gradient_are_refused_before_a_step_is_made_of_grad
     found, without = metrics(runs / "spare/found"), metrics(runs / "parts/sampler")
     # Its bucket is another, in which four ranks add in another order.
     assert found == [pytest.approx(record, rel=1e-6) for record in without]
+
+
+def test_a_parameter_of_the_step_is_trained_and_saved_as_by_one_process(runs: Path) -> None:
+    one, two = metrics(runs / "one/held"), metrics(runs / "held/two")
+    assert len(one) >= 20
+    for alone, both in zip(one, two, strict=True):
+        assert both == {key: pytest.approx(value, rel=1e-5) for key, value in alone.items()}, alone["step"]
+    ends = [
+        float(Checkpointer().read(run / "checkpoints" / checkpoints(run)[-1])["model"]["train_step.scale"])
+        for run in (runs / "one/held", runs / "held/two")
+    ]
+    assert ends == [pytest.approx(ends[0], rel=1e-5)] * 2
+    assert ends[0] != pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])

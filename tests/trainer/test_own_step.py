@@ -12,8 +12,9 @@ from tiny import ListLogger, assert_resumes_exactly, loader, recorder, same, tra
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from trainer_cli import TrainStep, optimizer_factory
+from trainer_cli import Trainer, TrainStep, optimizer_factory
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
+from trainer_cli.callbacks.ema import EMA
 from trainer_cli.errors import ConfigError, UserError
 from trainer_cli.trainer.hooks import Callback
 from trainer_cli.trainer.optimizers import parameters_of
@@ -225,6 +226,144 @@ def test_second_order_steps_are_those_of_a_loop_by_hand(accum: int) -> None:
             (_penalized(model(batch), model) / accum).backward(create_graph=True)
         optimizer.step()
     torch.testing.assert_close(made.model.state_dict(), model.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+class Centers(nn.Module):
+    """A loss with parameters, a buffer that it changes, and a mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centers = nn.Parameter(torch.tensor([0.5]))
+        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("weight", torch.tensor(0.7))
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return self.weight * (features - self.centers).square().mean()
+
+
+class Holding(TrainStep):
+    """Holds a loss with centers, a temperature, and a frozen teacher in evaluation mode."""
+
+    def __init__(self) -> None:
+        self.criterion, self.temperature = Centers(), nn.Parameter(torch.tensor(2.0))
+        self.teacher = nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.5)).requires_grad_(False).eval()
+        self.plain = nn.BCEWithLogitsLoss()
+        for parameter in self.teacher.parameters():
+            parameter.fill_(0.3)
+
+    def loss(self, outputs: Tensor, batch: Any) -> Tensor:
+        assert not self.teacher[1].training
+        return outputs + self.criterion(self.model.one(batch[0])) * self.temperature + self.teacher(batch[0]).mean()
+
+    def train_batch(self, batch: Any) -> Any:
+        loss = self.loss(self.forward(batch), batch)
+        self.backward(loss)
+        return loss
+
+
+@pytest.mark.parametrize("accum", [1, 2])
+def test_what_a_step_holds_is_trained_as_in_a_loop_by_hand_and_resumed(accum: int, tmp_path: Path) -> None:
+    def fit(folder: Path, *callbacks: Callback) -> Any:
+        made = trainer(
+            Two, optimizer=lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9), step=Holding(),
+            settings={"max_duration": 6, "grad_accum_steps": accum, "eval_interval": 2},
+            callbacks=[EMA(0.5), *callbacks], checkpoint=CheckpointerCallback(folder, save_interval=2),
+        )  # fmt: skip
+        made.fit(loader(48, 8 // accum, noise=0, shuffle=False), loader(8, noise=0))
+        return made
+
+    made, _ = assert_resumes_exactly(fit, tmp_path, 3)
+    torch.manual_seed(0)
+    model, step = Two(), Holding()
+    step.model = model
+    optimizer = SGD([*model.parameters(), *step.criterion.parameters(), step.temperature], lr=0.05, momentum=0.9)
+    batches = [*loader(48, 8 // accum, noise=0, shuffle=False).iterate(0)]
+    for number in range(6):
+        optimizer.zero_grad()
+        for batch in batches[number * accum : (number + 1) * accum]:
+            (step.loss(model(batch), batch) / accum).backward()
+        optimizer.step()
+    expected = {**model.state_dict(), "train_step.temperature": step.temperature}
+    expected |= {f"train_step.criterion.{name}": value for name, value in step.criterion.state_dict().items()}
+    expected |= {f"train_step.teacher.{name}": value for name, value in step.teacher.state_dict().items()}
+    torch.testing.assert_close(dict(made.model.state_dict()), expected)
+    assert made.step.criterion.seen == 6 * accum
+    state = made.checkpointer.read(tmp_path / "straight" / "step6")
+    assert sorted(state["model"]) == sorted(expected)
+
+
+def test_what_a_step_holds_is_moved_and_stays_with_its_step(caplog: pytest.LogCaptureFixture) -> None:
+    model = Two()
+    made = Trainer(model=model, step=Holding(), device="meta")
+    assert {value.device.type for value in made.step.criterion.buffers()} == {"meta"}
+    # Another trainer of the same model has a step without modules, and one of an earlier step has others.
+    plain = trainer(Two())
+    model = plain.model
+    assert not any(name.startswith("train_step") for name in model.state_dict())
+    holding = trainer(model, step=Holding())
+    assert holding.model is model
+    assert "train_step.temperature" in model.state_dict()
+    trainer(model, step=holding.step)
+    assert [name for name in model.state_dict() if "train_step.train_step" in name] == []
+    trainer(model)
+    assert not any(name.startswith("train_step") for name in model.state_dict())
+
+
+class Weighted(TrainStep):
+    """Holds no parameters: weights of classes."""
+
+    def __init__(self, weight: float | None = 2.0) -> None:
+        self.criterion = nn.BCEWithLogitsLoss(None if weight is None else torch.tensor([weight]))
+
+
+def test_a_checkpoint_without_what_the_step_holds_is_resumed_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = []
+    for weights in ((None, 2.0), (2.0, None)):
+        folder = tmp_path / str(len(ends))
+        for weight, length in zip(weights, (3, 6), strict=True):
+            saver = CheckpointerCallback(folder)
+            made = trainer(step=Weighted(weight), settings={"max_duration": length}, checkpoint=saver)
+            made.fit(loader())
+        assert (made.loaded_step, made.progress.step) == (3, 6)
+        ends.append(made.model.linear.state_dict())
+    assert same(*ends) == []
+    assert [each for each in caplog.messages if "has no" in each] == [
+        "the checkpoint has no train_step.criterion.weight: as they were made"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"losses": [Centers()]}, r"OddStep.losses contains parameters .* Use torch.nn.ModuleList"),
+        ({"losses": {"a": Centers()}}, "OddStep.losses contains parameters"),
+        ({"scales": (nn.Parameter(torch.ones(1)),)}, "OddStep.scales contains parameters"),
+        ({"lazy": nn.LazyLinear(2)}, "lazy.weight has no shape before"),
+    ],
+)
+def test_parameters_that_a_step_hides_are_refused(attributes: dict[str, Any], message: str) -> None:
+    step = type("OddStep", (TrainStep,), {})()
+    vars(step).update(attributes)
+    with pytest.raises(UserError, match=message):
+        trainer(step=step)
+
+
+def test_what_a_step_may_hide_and_a_name_that_is_taken() -> None:
+    step = TrainStep()
+    model = Two()
+    vars(step).update(
+        losses=[Centers().requires_grad_(False), nn.BCEWithLogitsLoss()], part=model.one, whole=nn.Sequential(model),
+        names={"a": 1}, again=model.one.weight,
+    )  # fmt: skip
+    assert "train_step" not in dict(trainer(model, step=step).model.named_modules())
+    model.train_step = nn.Linear(1, 1)
+    trainer(model, step=step, optimizer=lambda model: SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UserError, match="the model has an attribute 'train_step'"):
+        trainer(model, step=Holding())
 
 
 class Masked(nn.Module):

@@ -22,7 +22,7 @@ from torch import nn
 from trainer_cli.checkpoint.format.dtensor import local_of
 from trainer_cli.checkpoint.load_hooks import Translation, translate
 from trainer_cli.core.load_options import WHOLE, LoadOptions, LoadReport
-from trainer_cli.core.naming import MODEL_CONFIG_FILE
+from trainer_cli.core.naming import MODEL_CONFIG_FILE, STEP_MODULES
 from trainer_cli.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 _COMPILED = "_orig_mod"
 _WRAPPED = "module."
 _SHOWN = 40
+_MOST_NAMED = 3
 _GENERATORS = ("python", "numpy", "torch", "cuda", "mps")
 
 
@@ -101,6 +102,7 @@ def fit_model(
     inner = unwrapped(model)
     live = {clean_name(name): (name, value) for name, value in inner.state_dict().items()}
     rows: list[str] = []
+    state, absent = _with_step_modules(state, live)
     saved = renamed(state, live, rows, options)
     ignored = options.ignored({*live, *saved})
     stored = {key: saved[name] for name, key in _keys(inner, live, saved).items() if name not in ignored}
@@ -133,6 +135,8 @@ def fit_model(
         rows += report.one_sided
 
     def load() -> None:
+        if absent:
+            logger.warning("the checkpoint has no %s: as they were made", ", ".join(absent[:_MOST_NAMED]))
         for module, leaf in created.values():
             module._buffers[leaf] = None
         for name, (_, module, leaf) in buffers.items():
@@ -146,6 +150,20 @@ def fit_model(
                 value.copy_(before)
 
     return Fitting(rows, load), report
+
+
+def _with_step_modules(
+    state: Mapping[str, Any], live: Mapping[str, tuple[str, Any]]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """A state with the tensors of the training step that the model has: those that it lacks, which are named, too.
+
+    They belong to the step of a run. An export, a run with another step and an old checkpoint have none.
+    """
+    prefix = f"{STEP_MODULES}."
+    names = set(map(clean_name, state))
+    absent = [name for name in live if name.startswith(prefix) and name not in names]
+    kept = {name: value for name, value in state.items() if not clean_name(name).startswith(prefix) or name in live}
+    return kept | {name: live[name][1] for name in absent}, absent
 
 
 def capture_rng() -> dict[str, Any]:
@@ -423,6 +441,11 @@ def weights_of(state: Mapping[str, Any], where: str, average: str | None = None)
     # A callback averages tied weights once, under one of their names.
     of_tensor = {id(weights[name]): value.to(weights[name].dtype) for name, value in averages.items()}
     return {name: of_tensor.get(id(value), value) for name, value in weights.items()}
+
+
+def without_step_modules(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of the model alone, without those that the training step of the run held."""
+    return {name: value for name, value in weights.items() if not name.startswith(f"{STEP_MODULES}.")}
 
 
 def evaluated_average(callbacks: Mapping[str, Any]) -> str | None:

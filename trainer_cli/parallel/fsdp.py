@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trainer_cli.core.naming import STEP_MODULES
 from trainer_cli.core.patterns import did_you_mean, matches
 from trainer_cli.core.ranks import check_shards
 from trainer_cli.errors import ConfigError
@@ -180,6 +181,12 @@ class FSDP:
     def place(self, model: nn.Module, device: torch.device) -> nn.Module:
         device = on_local_device(device, self.group)
         for name, parameter in model.named_parameters():
+            if name.startswith(f"{STEP_MODULES}."):
+                raise ConfigError(
+                    f"the step holds the parameter {name.partition('.')[2]}, which parallel=fsdp cannot shard",
+                    location="parallel.strategy",
+                    hint="Hold it in the model, and use it in its forward; or choose parallel=ddp.",
+                )
             if not parameter.ndim:
                 raise ConfigError(
                     f"the parameter {name} has no dimension, and parallel=fsdp cannot shard it",

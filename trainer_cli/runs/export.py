@@ -16,7 +16,7 @@ from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export
 from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
-from trainer_cli.checkpoint.model_state import weights_of
+from trainer_cli.checkpoint.model_state import weights_of, without_step_modules
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE, MODEL_CONFIG_FILE
 from trainer_cli.core.url_path import is_url
@@ -172,7 +172,7 @@ def evaluated_weights(path: Path, ema: str | None = None) -> tuple[dict[str, tor
     callback = checkpointer.manifest(path).average if ema is None else ema
     callback = None if callback == TRAINED else callback
     state = checkpointer.read(path, ["model"] if callback is None else ["model", "callbacks"])
-    return weights_of(state, str(path), callback), callback
+    return without_step_modules(weights_of(state, str(path), callback)), callback
 
 
 def _model_files(path: Path, config_file: Path | None = None) -> dict[str, bytes]:

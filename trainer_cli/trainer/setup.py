@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from trainer_cli.checkpoint.model_state import fit_model
 from trainer_cli.checkpoint.optimizer_state import inner_optimizers
+from trainer_cli.core.naming import STEP_MODULES
 from trainer_cli.core.order import sample_seed
 from trainer_cli.core.patterns import did_you_mean, nearest, why_no_pattern
 from trainer_cli.data.adapt import as_loader, is_loader
@@ -359,7 +360,9 @@ def reset_model(model: nn.Module, source: Any, seed: int | None) -> None:
             for leaf, buffer in module._buffers.items():
                 if buffer is None:
                     buffers[leaf] = None
-        fit_model(model, first.state_dict(), reshape_buffers=True)[0].load()
+        # The modules of a step were given as instances, and stay as such a model does.
+        held = {name: value for name, value in model.state_dict().items() if name.startswith(f"{STEP_MODULES}.")}
+        fit_model(model, {**first.state_dict(), **held}, reshape_buffers=True)[0].load()
 
 
 def reset_optimizers(

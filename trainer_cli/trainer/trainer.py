@@ -44,6 +44,7 @@ from trainer_cli.trainer.prefetch import close_at_the_end
 from trainer_cli.trainer.recording import Recording
 from trainer_cli.trainer.requests import Requests
 from trainer_cli.trainer.schedulers import Schedulers, name_schedulers
+from trainer_cli.trainer.step_modules import adopt_modules
 from trainer_cli.trainer.train_step import TrainStep
 from trainer_cli.trainer.training_loop import FitResult, TrainingLoop
 from trainer_cli.trainer.validation_loop import ValidationLoop
@@ -221,6 +222,7 @@ class Trainer:
         # Again: a callback may have drawn numbers in `pre_setup`, and `_reset` must make the same model.
         setup.seed_everything(self.seed)
         model = setup.make_model(self._model_source, optimizer)
+        adopt_modules(model, self.step)
         self.first_none = model_state.none_buffers(model)
         """The buffers that the model creates later."""
         self.freezing = Freezing(model, freeze)
@@ -603,7 +605,7 @@ class Trainer:
         self._callback_set.check_owned()
 
     def _reset(self) -> None:
-        """Undo the changes of an earlier fit. A model given as an instance keeps its weights."""
+        """Undo the changes of an earlier fit. A model given as an instance, and modules of the step, keep weights."""
         setup.reset_model(self.model, self._model_source, self.seed)
         setup.reset_optimizers(self.optimizers, self.first_settings)
         self.progress, self.schedulers, self.scaler = Progress(), Schedulers(), self.precision.scaler(self.device)
