@@ -30,8 +30,10 @@ class Points(torch.utils.data.Dataset):
 
 
 class Data:
-    def __init__(self, size=32, noisy=False):
+    def __init__(self, size=32, noisy=False, split=False):
         self.train, self.val = Points(size, noisy), Points(8, noisy)
+        if split:
+            self.train, self.val = torch.utils.data.random_split(Points(size, noisy), [24, 8])
 
 
 class Net(torch.nn.Module):
@@ -62,7 +64,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project / "configs/experiment/mine.yaml").write_text(EXPERIMENT)
     (project / "shapes.py").write_text(MODULE)
     (project / "part.py").write_text("FACTOR = 1\n")
-    for name, more in (("mine", ()), ("noisy", ("+data.noisy=true", "name=noisy"))):
+    for name, more in (
+        ("mine", ()),
+        ("noisy", ("+data.noisy=true", "name=noisy")),
+        ("split", ("+data.split=true", "name=split")),
+    ):
         done = train("fit", MINE, *more, cwd=project)
         assert done.code == 0, (name, done.err)
     return project
@@ -176,7 +182,23 @@ def test_validate_refuses_other_samples_unless_they_are_allowed_or_asked_for(pro
     assert refused.code == 2
     assert f"{OTHER_DATA.format(run / 'checkpoints/step4')}sample 0 of val differs" in refused.err
     assert _validate(project, run, "resume_allow=[data]", SHIFT="1").code == 0
-    assert _validate(project, run, "seed=1", SHIFT="1").code == 0
+    assert _validate(project, run, "+data.size=64", SHIFT="1").code == 0
+
+
+def test_another_seed_that_splits_the_data_of_the_run_anew_is_refused(project: Path) -> None:
+    run, fork = project / "runs/split", (MINE, "+data.split=true", "name=fork", "ckpt=runs/split@latest")
+    assert _validate(project, run).code == 0
+    for refused in (
+        _validate(project, run, "seed=1"),
+        train("fit", *fork, "seed=1", cwd=project),
+    ):
+        assert refused.code == 2
+        assert "step4 was trained with: sample 0 of" in refused.err
+        assert "seed: 0 -> 1 splits it anew, unless the split has a generator with a seed of its own" in refused.err
+    assert not (project / "runs/fork").exists()
+    allowed = train("fit", *fork, "seed=1", "resume_allow=[data]", cwd=project)
+    assert allowed.code == 0, allowed.err
+    assert "warning: the data is not what" in allowed.err
 
 
 def test_validate_in_the_run_s_project_reports_other_source_once(project: Path) -> None:

@@ -113,7 +113,7 @@ def compare_resumed(
     """Compare this process with the origin of the checkpoint to resume.
 
     Raises:
-        ConfigError: samples differ, though `data` and `seed` did not change, and `resume_allow` does not allow it.
+        ConfigError: samples differ, though `data` did not change, and `resume_allow` does not allow it.
     """
     _report_source(name, other_source(manifest.source, composed.project_root))
     if not _changes_samples(changes):
@@ -121,13 +121,22 @@ def compare_resumed(
 
 
 def compare_forked(composed: Composed, fork: Path, now: Origin) -> None:
-    """Compare this process with the origin of the checkpoint whose weights a new run loads; only report differences."""
+    """Compare this process with the origin of the checkpoint whose weights a new run loads; only report differences.
+
+    Raises:
+        ConfigError: samples differ because of another `seed`, and `resume_allow` does not allow it.
+    """
     manifest = manifest_of(fork)
     if manifest is None:
         return
     _report_source(str(fork), other_source(manifest.source, composed.project_root))
-    if manifest.samples and not _changes_samples(_changes_since(fork, composed)):
-        _report_samples(str(fork), _differing(now, manifest))
+    changes = _changes_since(fork, composed)
+    if manifest.samples and not _changes_samples(changes):
+        differing = _differing(now, manifest)
+        # Other data may be meant, but another seed that splits the same data anew is not.
+        if differing and (seeds := _seeds(changes)) and not matches_any("data", composed.config.resume_allow):
+            raise _other_samples(str(fork), differing, seeds)
+        _report_samples(str(fork), differing)
 
 
 class EvaluatedOrigin:
@@ -136,7 +145,7 @@ class EvaluatedOrigin:
     def __init__(self, composed: Composed, loaders: Mapping[str, Any]) -> None:
         self._composed, self._loaders = composed, loaders
         self.now = origin_of(loaders, composed.project_root)
-        self._changes_samples: bool | None = None
+        self._changes: list[Change] | None = None
         self._reported: dict[str, str] = {}
 
     def compare(self, checkpoint: Path, run: Path | None = None) -> None:
@@ -162,10 +171,11 @@ class EvaluatedOrigin:
         if differing != self._reported:
             _report_source(str(checkpoint), differing)
         self._reported = differing
-        if self._changes_samples is None:
-            self._changes_samples = _changes_samples(_changes_since(checkpoint, self._composed))
-        if not self._changes_samples:
-            _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self.now)
+        if self._changes is None:
+            self._changes = _changes_since(checkpoint, self._composed)
+        if not _changes_samples(self._changes):
+            seeds = _seeds(self._changes)
+            _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self.now, seeds)
 
 
 @contextmanager
@@ -265,12 +275,14 @@ def _changes_since(checkpoint: Path, composed: Composed) -> list[Change]:
 
 
 def _changes_samples(changes: Iterable[Change]) -> bool:
-    """Whether the changes explain different samples: `seed` changed, or an argument of the dataset."""
+    """Whether the changes explain different samples: an argument of the dataset changed."""
     of_loaders = set(DATA_KEYS) - {"overfit_batches"}
-    return any(
-        change.path[0] == "seed" or (change.path[0] == "data" and of_loaders.isdisjoint(change.path[1:2]))
-        for change in changes
-    )
+    return any(change.path[0] == "data" and of_loaders.isdisjoint(change.path[1:2]) for change in changes)
+
+
+def _seeds(changes: Iterable[Change]) -> str:
+    """The former and the present `seed`, if it has changed."""
+    return next((change.values for change in changes if change.path == ("seed",)), "")
 
 
 def _differing(now: Origin, manifest: Manifest) -> list[str]:
@@ -280,7 +292,7 @@ def _differing(now: Origin, manifest: Manifest) -> list[str]:
 
 
 def _compare_samples(
-    composed: Composed, name: str, manifest: Manifest, loaders: Mapping[str, Any], now: Origin
+    composed: Composed, name: str, manifest: Manifest, loaders: Mapping[str, Any], now: Origin, seeds: str = ""
 ) -> None:
     from trainer_cli.checkpoint.save import library_versions
     from trainer_cli.data.digest import other_samples
@@ -295,11 +307,22 @@ def _compare_samples(
     if not differing or other_versions or matches_any("data", composed.config.resume_allow):
         _report_samples(name, differing)
         return
-    raise ConfigError(
+    raise _other_samples(name, differing, seeds)
+
+
+def _other_samples(name: str, differing: Sequence[str], seeds: str) -> ConfigError:
+    """The error for other samples than those of a checkpoint.
+
+    Args:
+        seeds: the former and the present `seed`, if they differ.
+    """
+    cause = "the order of a set or of os.listdir, and a split without a seed, differ from process to process"
+    if seeds:
+        cause = f"seed: {seeds} splits it anew, unless the split has a generator with a seed of its own"
+    return ConfigError(
         _other_data(name, differing),
         location="data",
-        hint="Use the data of the run; the order of a set or of os.listdir, and a split without a seed, differ from "
-        "process to process. To continue anyway, add 'resume_allow=[data]'.",
+        hint=f"Use the data of the run; {cause}. To continue anyway, add 'resume_allow=[data]'.",
     )
 
 
