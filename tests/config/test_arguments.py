@@ -41,6 +41,7 @@ SIZE = 3
 NET = {"_target_": "parts.Net", "width": 8}
 DATA = {"_target_": "parts.Data", "batch_size": 4}
 SGD = {"_target_": "torch.optim.SGD", "lr": 0.1}
+PLATEAU = {"_target_": "parts.Plateau"}
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +129,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"callbacks": {"x": {"_target_": "parts.No"}}}, "(callbacks.x._target_"),
     ({"callbacks": {"checkpoint": {"_target_": "parts.Narrow"}}}, "Narrow takes no argument 'enabled'"),
     ({"loggers": {"x": {"_target_": "trainer_cli.JsonlLogger", "pth": "a"}}}, "takes no argument 'pth'"),
+    (
+        {"optimizer": {**SGD, "first": SGD}},
+        "merged into the default node: write `defaults: [{override /optimizer: null}]` in their file",
+    ),
+    (
+        {"scheduler": {**PLATEAU, "x": PLATEAU}},
+        "merged into the default node: write `defaults: [{override /scheduler: null}]` in their file",
+    ),
 ]
 
 

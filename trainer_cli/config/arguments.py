@@ -30,6 +30,8 @@ SECTIONS = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "call
 """Sections that hold components."""
 EVALUATED = ("model", "data", "step", "callbacks")
 """Sections that are built for evaluation without training."""
+_NAMED = ("optimizer", "scheduler")
+"""Sections that hold one node, or several by name."""
 SPECIAL = ("_target_", "_partial_", "_args_")
 SCHEDULER_KEYS = ("interval", "metric", "groups")
 """Keys of a schedule's node that the trainer reads and the constructor does not get."""
@@ -365,6 +367,7 @@ class _Checker:
             for error in misfits(
                 where, _name(target), takes, values, named_arguments, first=positional_count, partial=partial
             ):
+                _add_merge(error, where, arguments)
                 yield _or_duration(error, takes) if schedule else error
         for key, value in arguments.items():
             yield from self._inside(f"{where}.{key}", value)
@@ -394,6 +397,16 @@ class _Checker:
         # Without an import, which takes seconds for torch: an error of spelling is answered at once.
         missing_part = find_missing(path, self.roots)
         return None, [] if missing_part is None else [missing_name_error(path, where, *missing_part)]
+
+
+def _add_merge(error: ConfigError, where: str, arguments: Mapping[str, Any]) -> None:
+    """Add the cure where several named nodes are merged into the default one, as for `optimizer: {a: …, b: …}`."""
+    section, _, name = (error.location or "").rpartition(".")
+    if error.code is Code.argument and section == where in _NAMED and is_node(arguments.get(name)):
+        error.cure = (
+            f"They are merged into the default node: write `defaults: [{{override /{where}: null}}]` in their file, or "
+            f"add `- override /{where}: null` to its defaults."
+        )
 
 
 def _or_duration(error: ConfigError, parameters: Sequence[Parameter]) -> ConfigError:
