@@ -381,6 +381,18 @@ def test_a_partial_one_is_no_reason_for_a_message_and_none_alone_is_an_error(cat
     assert newest_intact(catalog, "r") is None
 
 
+def test_one_whose_manifest_is_lost_is_named_and_never_silently_passed_over(catalog, caplog):
+    (catalog.storage.root / "step3/manifest.json").unlink()
+    assert newest_intact(catalog, "r").step == 2
+    message = "checkpoint step3 is not used: it has no manifest"
+    assert [record.message for record in caplog.records] == [message]
+    for step in (1, 2):
+        shutil.rmtree(catalog.storage.root / f"step{step}")
+    assert newest_intact(catalog, "r") is None
+    assert [record.message for record in caplog.records] == [message] * 2
+    assert (catalog.storage.root / "step3").is_dir()
+
+
 UNREAD = {
     "the disk fails": OSError(errno.EIO, "Input/output error"),
     "there is no memory": MemoryError(),

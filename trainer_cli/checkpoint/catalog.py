@@ -21,6 +21,7 @@ from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.core.naming import MANIFEST_FILE, REMOVED_PREFIX, parse_step
 from trainer_cli.core.policy import Kind, Saved
 from trainer_cli.core.progress import Progress
+from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import CheckpointError, one_line
 from trainer_cli.terminal import format_count
 
@@ -407,7 +408,8 @@ def newest_intact(
     """The newest intact checkpoint of a run whose weights are finite; None if the run has no checkpoint.
 
     Newer ones of the run that are damaged or not finite are quarantined, with a warning. One whose manifest cannot be
-    read may belong to another run, and one that cannot be read now may be readable later: both are reported and stay.
+    read may belong to another run, and one that cannot be read now may be readable later: both are reported and stay,
+    as is one that has lost its manifest.
 
     Args:
         limit: later steps are not used: the training went back to this one.
@@ -420,9 +422,11 @@ def newest_intact(
     unread: dict[str, str] = {}
     for entry in catalog.newest_first(run_id):
         if entry.manifest is None:
-            # A partial one was never committed, so that nothing is lost; it is not worth a warning.
             if not entry.partial:
                 unread[entry.name] = entry.problem or ""
+            elif entry.problem == PARTIAL and _was_committed(catalog, entry.name):
+                # Not among the unread: it may be a folder of another program, so it stops no new beginning.
+                log.warning("checkpoint %s is not used: it has no manifest", entry.name)
             continue
         if limit is not None and entry.step > limit:
             log.warning("checkpoint %s is not used: the run went back to step %d", entry.name, limit)
@@ -449,6 +453,11 @@ def newest_intact(
             cure="Restore one of them, or start another run, under another name or in another folder.",
         )
     return None
+
+
+def _was_committed(catalog: Catalog, name: str) -> bool:
+    """Whether a folder without a manifest was committed: on a disk it has its name, and files, only from then on."""
+    return not is_url(catalog.folder) and bool(catalog.storage.sizes(name))
 
 
 def _report_and_quarantine(storage: Storage, unfit: dict[str, str], unread: dict[str, str]) -> None:
