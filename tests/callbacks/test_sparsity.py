@@ -270,3 +270,11 @@ def test_a_checkpoint_of_other_masks_is_refused(tmp_path: Path) -> None:
     _fit(Static(0.5), StopAt(6), folder=tmp_path)
     with pytest.raises(UserError, match="has a mask in the checkpoint, but none here"):
         _fit(Static(0.5, exclude=["net.4.*"]), folder=tmp_path)
+
+
+def test_what_a_step_holds_is_not_sparse() -> None:
+    step, watch = TrainStep(), Watch()
+    step.criterion = nn.Linear(4, 4)  # type: ignore[attr-defined]
+    _fit(Static(0.5), watch, step=step)
+    assert "train_step.criterion.weight" in watch.weights[-1]
+    assert watch.masks[-1].keys() == SIZES.keys()

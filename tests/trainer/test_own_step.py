@@ -425,6 +425,16 @@ def test_the_weight_of_a_batch_weighs_gradients_and_means_or_is_refused(how: str
     assert ends == [pytest.approx(ends[0], rel=1e-5)] * len(ends)
 
 
+def test_an_evaluation_has_the_weights_of_the_model_where_the_gradients_have_those_of_samples() -> None:
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    data = torch.utils.data.TensorDataset(x, torch.arange(6) < torch.tensor([1, 6, 2, 5, 1, 6, 3, 4])[:, None])
+    settings = {"max_duration": 2, "grad_accum_steps": 2, "eval_interval": 1}
+    made = trainer(Masked, step=OwnWeight("samples itself mapped"), settings=settings)
+    val = [torch.utils.data.DataLoader(data, batch_size=size) for size in (8, 3)]
+    metrics = made.fit(torch.utils.data.DataLoader(data, batch_size=2), dict(zip("ab", val, strict=True))).metrics
+    assert metrics["a/loss"] == pytest.approx(metrics["b/loss"], rel=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_optimizers_may_be_stepped_in_turn(dtype: str) -> None:
     logger = ListLogger()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from trainer_cli.checkpoint.format.dtensor import Target, is_dtensor, local_of, part_of
 from trainer_cli.checkpoint.model_state import clean_name, plain_name, unwrapped
+from trainer_cli.core.naming import STEP_MODULES
 from trainer_cli.core.order import sample_seed
 from trainer_cli.core.patterns import matches
 from trainer_cli.errors import ConfigError
@@ -177,6 +178,8 @@ class Sparsity(Callback):
             name: parameter
             for name, parameter in named.items()
             if parameter.requires_grad and parameter.ndim >= self.least_dimensions
+            # What a step holds, such as a loss with a matrix, is no part of the model that is to be sparse.
+            and not name.startswith(f"{STEP_MODULES}.")
             and any(matches(name, glob) for glob in self.parameters)
             and not any(matches(name, glob) for glob in self.exclude)
         }  # fmt: skip

@@ -40,8 +40,8 @@ The loop in pseudo-code, each hook at its place:
 
 `predict` calls on_enter_validate_all, on_enter_evaluation, and on_before_forward and on_after_forward for each batch.
 
-The hooks from on_before_forward to on_after_scheduler_step are called by the methods of `TrainStep`; a subclass may
-call these in another order, and for each optimizer on its own.
+The hooks from on_before_forward to on_after_optimizer_zero_grad are called by the methods of `TrainStep`; a subclass
+may call these in another order, and for each optimizer on its own. Schedules step once, after all optimizers of a step.
 
 A save inside `on_save_opportunity` runs: on_save_checkpoint(state) -> postprocess_checkpoint(state) -> write ->
 on_after_save_checkpoint(path). The first two also run once after on_fit_start, to try whether the state can be saved

@@ -269,6 +269,8 @@ class TrainStep:
         self.trainer, self.model, self.device = trainer, trainer.model, trainer.device
         self._called, self._model_call = trainer.model, trainer.model_call
         self._count_labels = label_counter(trainer.model)
+        # Of a batch that was trained before an evaluation.
+        self.model_weight, self._took_samples = None, False
         self._precision = trainer.precision
         self._before_forward, self._after_forward = hooks["on_before_forward"], hooks["on_after_forward"]
 

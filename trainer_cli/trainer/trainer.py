@@ -109,7 +109,8 @@ class Trainer:
             before the first step and after each evaluation.
         compile: arguments of torch.compile for the model's forward, such as `{"mode": "max-autotune"}`; None: it is
             not compiled.
-        step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together.
+        step: forward, backward and optimizer steps of one batch; None: one loss, all optimizers stepped together. What
+            it holds of modules and parameters is a part of the model, under the name `train_step`.
         precision: number format, loss scaling and clipping.
         sparsity: which weights are held at zero, such as `trainer_cli.GMP(0.8)`, or a function without
             arguments that makes it; None: none. It is called before all callbacks.
