@@ -485,6 +485,17 @@ BY_EPOCHS = [0.1 / (1 + step // 3) for step in range(9)]
 BY_STEPS = [0.1 / (1 + step) for step in range(9)]
 
 
+class OwnUpdate(OfTimm):
+    """Its `step` takes no count, so its `step_update` is no call of a trainer."""
+
+    def step(self) -> None:  # type: ignore[override]
+        self.by_epochs += 1  # type: ignore[assignment]
+        self._set(self.by_epochs - 1)
+
+    def step_update(self, *_: Any) -> None:
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("make", "interval", "expected"),
     [
@@ -497,6 +508,8 @@ BY_STEPS = [0.1 / (1 + step) for step in range(9)]
         (partial(ByEpoch), "step", BY_STEPS),
         (partial(ByUpdates), None, BY_STEPS),
         (partial(ByUpdates), "epoch", BY_EPOCHS),
+        (partial(OwnUpdate), None, BY_STEPS),
+        (partial(OwnUpdate), "epoch", BY_EPOCHS),
         (partial(OfTorch), None, BY_EPOCHS),
         (partial(OfTorch), "step", BY_STEPS),
     ],
@@ -528,6 +541,7 @@ def _with_step(step: Any) -> Any:
     [
         (_with_step(lambda self, temperature: None), "the step of Odd requires temperature .*called epoch or"),
         (_with_step(lambda self, epoch, batch: None), "the step of Odd requires epoch, batch"),
+        (_with_step(lambda self, epoch, metrics: None), "the step of Odd requires epoch"),
         (
             Scheduled(partial(OfTimm), "evaluation"),
             "the step of OfTimm takes a number .* so its interval is not evaluation",

@@ -172,6 +172,8 @@ def test_the_weight_of_a_batch_is_a_number_or_a_scalar_that_needs_no_gradient(pa
     weight = read({"weight": torch.tensor([3.0], requires_grad=True)})
     assert (weight.shape, weight.requires_grad) == (torch.Size(()), False)
     assert read({"weight": ONE.bfloat16()}).dtype == torch.float32
+    with pytest.raises(UserError, match=r"weight in the outputs has the shape \(4,\), expected a number"):
+        read({"weight": torch.ones(4)})
 
 
 def test_means_are_weighted_and_know_which_batches_had_a_metric() -> None:

@@ -198,12 +198,21 @@ def _rows(value: Any) -> int | None:
 
 
 def returned_weight(outputs: Any) -> Number | Tensor | None:
-    """The `weight` in outputs of a model, or in those of a pair `(loss, outputs)`; None without one."""
+    """The `weight` in outputs of a model, or in those of a pair `(loss, outputs)`; None without one.
+
+    Raises:
+        UserError: it is a tensor of several elements.
+    """
     if type(outputs) is tuple and len(outputs) == 2:
         outputs = outputs[1]
     weight: Number | Tensor | None = outputs.get("weight") if isinstance(outputs, Mapping) else None
     if not isinstance(weight, Tensor):
         return weight
+    if weight.numel() != 1:
+        raise UserError(
+            f"the weight in the outputs has the shape {tuple(weight.shape)}, expected a number for the batch",
+            cure="Call that output by another name.",
+        )
     # A sum of weights in 16 bits would be wrong by whole samples.
     weight = weight.detach().reshape(())
     return weight.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight

@@ -88,10 +88,7 @@ def _copy_weights(optimizers: Iterable[Optimizer]) -> dict[nn.Parameter, Tensor]
 
 def needs_closure(optimizer: Optimizer) -> bool:
     """Whether the step of an optimizer requires a closure that evaluates the loss, as that of LBFGS does."""
-    try:
-        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    except (ValueError, TypeError):
-        return False
+    closure = _closure_parameter(optimizer)
     return closure is not None and closure.default is closure.empty
 
 
@@ -101,11 +98,17 @@ def explain_missing_closure(optimizer: Optimizer, error: Exception) -> Exception
     Returns a UserError, or the error itself if it is another one.
     """
     name = type(optimizer).__name__
-    is_optional = "closure" in inspect.signature(type(optimizer).step).parameters
-    if not is_optional or "closure" not in f"{type(error).__name__} {error}".lower():
+    if _closure_parameter(optimizer) is None or "closure" not in f"{type(error).__name__} {error}".lower():
         return error
     return UserError(
         f"{name}.step needs a closure, but its signature has a default for it",
         where="optimizer",
         cure=f"Use a subclass of {name} with `def step(self, closure): return super().step(closure)`.",
     )
+
+
+def _closure_parameter(optimizer: Optimizer) -> inspect.Parameter | None:
+    try:
+        return inspect.signature(type(optimizer).step).parameters.get("closure")
+    except (ValueError, TypeError):
+        return None

@@ -19,8 +19,6 @@ METRIC = "val/loss"
 """What a schedule that takes a metric is given by default."""
 _COUNTS = ("epoch", "num_updates", "step", "t")
 """Names of a required argument of `step` that takes the number of steps so far. It is of epochs if it is `epoch`."""
-UPDATE = "step_update"
-"""Method of schedules of timm and fairseq, called after each optimizer step with their number; `step` takes epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +132,16 @@ def step_function(schedule: Any) -> Callable[..., Any]:
     return lambda _: schedule.step()
 
 
+def update_function(schedule: Any) -> Callable[[int], Any] | None:
+    """The `step_update` of a schedule as those of timm and fairseq, which takes the number of steps after each step,
+    while their `step` takes the number of epochs; None for other schedules."""
+    return getattr(schedule, "step_update", None) if _required_arguments(schedule) == ["epoch"] else None
+
+
 def check_step(schedule: Any, where: str) -> None:
     """Raise UserError for a schedule whose `step` requires anything else."""
     required = _required_arguments(schedule)
-    if required and (len(required) > 1 or required[0] not in _COUNTS):
+    if required and (len(required) > 1 or required[0] not in _COUNTS or takes_metric(schedule)):
         raise UserError(
             f"schedulers: the step of {type(schedule).__name__} requires {', '.join(required)}",
             where=where,

@@ -27,13 +27,13 @@ from trainer_cli.terminal import format_count
 from trainer_cli.trainer.optimizers import ONLY, TaggedGroups, argument_names
 from trainer_cli.trainer.scheduler_intervals import (
     METRIC,
-    UPDATE,
     Scheduled,
     check_step,
     default_interval,
     is_function,
     step_function,
     takes_metric,
+    update_function,
 )
 from trainer_cli.trainer.scheduler_resume import (
     ABSENT,
@@ -251,7 +251,7 @@ class Schedulers:
         """Each schedule of an optimizer that steps after a step of the run, and a function of the number of steps."""
         functions = []
         for name, schedule in self.live.items():
-            function = getattr(schedule, UPDATE, None)
+            function = update_function(schedule)
             if function is None and self._timing[name].interval == _STEP:
                 function = self._step_functions[name]
             if function is not None and self._optimizer_of[name] == optimizer:
@@ -291,7 +291,7 @@ class Schedulers:
         for name, timing in self._timing.items():
             # One with `step_update` also takes the epoch, whatever its interval: it has two counts.
             if timing.interval != interval and not (
-                interval == SchedulerInterval.epoch and hasattr(self.live[name], UPDATE)
+                interval == SchedulerInterval.epoch and update_function(self.live[name])
             ):
                 continue
             scheduler, optimizer = self.live[name], self._optimizers[self._optimizer_of[name]]
