@@ -11,6 +11,7 @@ from trainer_cli.core.stopping import Limits, Stop, next_stop_step, why_stop
 TEN = Interval(Duration.parse(10))
 SEVEN = Interval(Duration.parse(7))
 WISH = Stop("signal", finished=False)
+DONE = Stop("no better", finished=True, by="early_stopping")
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ WISH = Stop("signal", finished=False)
         (Limits(TEN), 9, 0.0, None, None, None),
         (Limits(TEN), 10, 0.0, None, "max_duration of 10 steps reached", True),
         (Limits(TEN), 10, 0.0, WISH, "max_duration of 10 steps reached", True),
-        (Limits(TEN, SEVEN), 7, 0.0, None, "hard_stop at 7 steps", True),
+        (Limits(TEN), 10, 0.0, DONE, "max_duration of 10 steps reached", True),
         (Limits(TEN), 3, 0.0, WISH, "signal", False),
         (Limits(TEN, max_time_s=5), 3, 4.9, None, None, None),
         (Limits(TEN, max_time_s=5), 3, 5.1, None, "max_time of 5s used up", False),
@@ -31,6 +32,20 @@ def test_the_strongest_reason_ends_the_run(
 ) -> None:
     stop = why_stop(limits, Progress(step=step), process_s=process_s, stop_request=stop_request)
     assert stop == (None if reason is None else Stop(reason, bool(finished)))
+
+
+@pytest.mark.parametrize("request_of", [None, WISH])
+def test_a_hard_stop_ends_a_part_of_the_run(request_of: Stop | None) -> None:
+    stop = why_stop(Limits(TEN, SEVEN, max_time_s=5), Progress(step=7), process_s=9, stop_request=request_of)
+    assert stop == Stop("hard_stop at 7 steps", finished=True, is_part=True)
+    assert not stop.is_end
+
+
+def test_a_run_that_ends_at_its_hard_stop_is_at_its_end() -> None:
+    assert why_stop(Limits(SEVEN, SEVEN), Progress(step=7), process_s=0.0, stop_request=None) == Stop(
+        "max_duration of 7 steps reached", finished=True
+    )
+    assert why_stop(Limits(TEN, SEVEN), Progress(step=7), process_s=0.0, stop_request=DONE) == DONE
 
 
 @pytest.mark.parametrize(

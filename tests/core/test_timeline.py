@@ -57,12 +57,14 @@ def naive(setting: Simulation, step_counts: StepCounts) -> dict[str, Any]:
     for now in steps(step_counts):
         process_s = (now.step - step_counts.start.step) * (step_counts.step_time_s or 0.0)
         stop = why_stop(setting.limits, now, process_s=process_s, stop_request=None)
-        done = stop is not None and stop.finished
+        done = stop is not None and stop.is_end
         due = any(one.due(now) for one in setting.eval_intervals)
-        evaluated = done or (due and stop is None)
+        evaluated = done or (due and (stop is None or stop.is_part))
         if evaluated:
             planned.evaluations.append(now.step)
-        occasion = Occasion.step if stop is None else Occasion.final if done else Occasion.stop
+        part = stop is not None and stop.is_part
+        ends = Occasion.final if done else Occasion.part if part else Occasion.stop
+        occasion = Occasion.step if stop is None else ends
         moment(now, occasion, evaluated)
         if stop is not None:
             planned.end, planned.stop = now, stop

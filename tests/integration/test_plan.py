@@ -241,6 +241,7 @@ def test_a_plan_goes_on_from_where_the_run_would_and_under_changed_rules(place: 
     message = planned(place, *later)
     assert (message["does"], message["from"]["step"]) == ("go on", 18)
     assert message["from"]["checkpoint"] == "runs/mine/checkpoints/step18"
+    # Of step 0, every fourth step, and the end of the part.
     assert len(message["from"]["on_disk"]) == 6
     assert any(change.startswith("checkpoint.max_checkpoints") for change in message["from"]["changes"])
     assert {one["step"] for one in message["removals"]} >= {18}, "some go before the first step"

@@ -20,8 +20,10 @@ from tiny import (
     everything,
     loader,
     make_sgd,
+    on,
     same,
     trainer,
+    without_clock,
 )
 from torch.optim import lr_scheduler as lr
 from torch.utils.data import DataLoader, TensorDataset, default_collate
@@ -30,6 +32,8 @@ from trainer_cli import Scheduled, WarmupCosine, optimizer_factory
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping
 from trainer_cli.callbacks.ema import EMA
+from trainer_cli.checkpoint.catalog import catalog_of
+from trainer_cli.errors import UserError
 from trainer_cli.trainer.precision import Precision
 
 
@@ -199,7 +203,9 @@ def _logging_run(folder: Path, logger: ListLogger, *callbacks: Any, **settings: 
         schedulers=Scheduled(_plateau, "log", metric="train/loss"),
         callbacks=[EarlyStopping("train/loss", patience=100), *callbacks],
         settings={"max_duration": 16, "eval_interval": 4, "log_interval": 5, **settings},
-        checkpoint=CheckpointerCallback(folder),
+        checkpoint=CheckpointerCallback(
+            folder, save_interval=6, ephemeral_save_interval=4, max_checkpoints=3, keep_best={"metric": "val/loss"}
+        ),
         loggers=[logger],
         run_dir=folder,
     )
@@ -218,15 +224,68 @@ def _training_metrics(logger: ListLogger) -> dict[int, dict[str, float]]:
     return {step: metrics for step, metrics in by_step.items() if metrics}
 
 
-ENDS: dict[str, list[dict[str, Any]]] = {
+PARTS: dict[str, list[dict[str, Any]]] = {
     "at hard_stop": [{"hard_stop": 7}],
-    "at max_duration": [{"max_duration": 7}],
+    "at hard_stop in epochs": [{"hard_stop": "1.5ep"}],
+    "at hard_stop in samples": [{"hard_stop": "41sp"}, {"hard_stop": "41sp"}],
     "where an evaluation is due": [{"hard_stop": 8}],
     "where a log is due": [{"hard_stop": 10}],
-    "by request": [{"stop": 7}],
+    "where both are due": [{"hard_stop": 20}],
+    "where a save is due": [{"hard_stop": 6}],
+    "before the first log": [{"hard_stop": 1}],
     "twice": [{"hard_stop": 6}, {"hard_stop": 8}],
-    "with its evaluation interrupted": [{"hard_stop": 7, "interrupted": 7}, {"hard_stop": 7}],
-    "and finished again": [{"hard_stop": 7}, {"hard_stop": 7}],
+    "and again": [{"hard_stop": 7}, {"hard_stop": 7}],
+    "with its evaluation interrupted": [{"hard_stop": 8, "interrupted": 8}, {"hard_stop": 8}],
+    "at max_time": [{"max_time": "0.001s"}] * 9,
+    "at hard_stop and max_time": [{"hard_stop": 1, "max_time": "0.001s"}],
+    "by a signal": [{"signal": 7}, {"signal": 12}],
+}
+"""Parts of a run, by what ends them."""
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_the_end_of_a_part_of_a_run_leaves_no_trace(parts: str, tmp_path: Path) -> None:
+    whole, logger = ListLogger(), ListLogger()
+    settings: dict[str, Any] = {"max_duration": 24, "eval_sanity_steps": 1}
+    looks = on(on_train_batch_end=lambda trainer, *_: trainer.is_log_step and trainer.log_metrics(looked=1.0))
+    straight = _logging_run(tmp_path / "whole", whole, looks, **settings)
+    for part in map(dict, PARTS[parts]):
+        stops = StopAt(part.pop("signal", -1)), StopInEvaluation(part.pop("interrupted", -1))
+        _logging_run(tmp_path / "parts", logger, *stops, looks, **settings, **part)
+    rest = _logging_run(tmp_path / "parts", logger, looks, **settings)
+    assert logger.stream == whole.stream
+    assert same(everything(straight), everything(rest)) == []
+    assert _saved(tmp_path / "parts") == _saved(tmp_path / "whole")
+
+
+def _saved(folder: Path) -> list[Any]:
+    """What the manifests of the checkpoints in a folder say of the run."""
+    manifests = [catalog_of(folder).entry(path.name).manifest for path in sorted(folder.glob("step*"))]
+    return [
+        (manifest.step, manifest.kind, manifest.reason, manifest.finished, without_clock(manifest.metrics))
+        for manifest in manifests
+        if manifest is not None
+    ]
+
+
+def test_a_hard_stop_behind_the_position_is_refused(tmp_path: Path) -> None:
+    _logging_run(tmp_path, ListLogger(), StopAt(9), max_duration=12)
+    for passed in (8, "1ep", "30sp"):
+        with pytest.raises(UserError, match=rf"loop.hard_stop is {passed}, but the run is at step 9 already"):
+            _logging_run(tmp_path, ListLogger(), max_duration=12, hard_stop=passed)
+    made = _logging_run(tmp_path, ListLogger(), max_duration=12, hard_stop=9)
+    assert (made.progress.step, made.stop_reason) == (9, "hard_stop at 9 steps")
+    assert _logging_run(tmp_path, ListLogger(), max_duration=12).progress.step == 12
+
+
+ENDS: dict[str, list[dict[str, Any]]] = {
+    "at max_duration": [{"max_duration": 7}],
+    "where an evaluation is due": [{"max_duration": 8}],
+    "where a log is due": [{"max_duration": 10}],
+    "by request": [{"stop": 7}],
+    "twice": [{"max_duration": 6}, {"max_duration": 8}],
+    "with its evaluation interrupted": [{"max_duration": 7, "interrupted": 7}, {"max_duration": 7}],
+    "and finished again": [{"max_duration": 7}, {"max_duration": 7}],
 }
 
 
@@ -240,5 +299,7 @@ def test_a_run_that_had_ended_logs_the_same_steps_as_one_that_had_not(ends: str,
     # A run that was finished by a request goes on with a longer `max_duration` alone.
     longer = _logging_run(tmp_path / "parts", parts, max_duration=17, hard_stop=16)
     logged, expected = _training_metrics(parts), _training_metrics(whole)
+    # The last record of the straight run is that of its end.
+    del expected[16]
     assert {step: logged[step] for step in expected} == expected
     assert same(everything(straight), everything(longer)) == []

@@ -174,7 +174,7 @@ def never_seeded() -> Any:
     [
         {"max_duration": 5},
         {"max_duration": 5, "eval_interval": 2, "log_interval": 2},
-        {"max_duration": 9, "hard_stop": 5, "log_interval": 2},
+        {"max_duration": 9, "hard_stop": 5, "log_interval": 5, "eval_interval": 5},
     ],
 )
 def test_a_finished_run_returns_again_what_it_reported_and_makes_no_step(

@@ -171,7 +171,7 @@ class CheckpointConfig:
     pre_train_checkpoint: bool | None = None
     """Save before the first step; null: only when nothing was loaded."""
     save_final: bool = True
-    """Save when the run ends."""
+    """Save when the run ends; at loop.hard_stop an ephemeral checkpoint."""
     save_on_stop: bool = True
     """Save when a signal or loop.max_time stops the run."""
     save_async: bool | None = None

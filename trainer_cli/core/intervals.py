@@ -166,6 +166,12 @@ class Interval:
             return now.step + self.offset >= steps
         return self._counts(now)[1] >= self.duration.value
 
+    def passed(self, now: Progress) -> bool:
+        """Whether the whole duration had passed one step before `now`."""
+        if (steps := self.steps) is not None:
+            return now.step - 1 + self.offset >= steps
+        return self._counts(now)[0] >= self.duration.value
+
     def share(self, now: Progress) -> float:
         """The fraction of the duration that has passed at `now`."""
         if (steps := self.steps) is not None:

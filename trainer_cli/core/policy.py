@@ -24,6 +24,7 @@ from trainer_cli.core.checkpoint_config import (
 from trainer_cli.core.intervals import Duration, Interval, StepCounts
 from trainer_cli.core.metric_modes import Mode
 from trainer_cli.core.progress import Progress
+from trainer_cli.core.stopping import Stop
 
 _MOST_COMPARED = 1000
 """Steps of ephemeral saves that are compared with those of permanent ones."""
@@ -129,9 +130,16 @@ class Occasion(StrEnum):
     pre_train = "pre_train"
     step = "step"
     final = "final"
+    part = "part"
+    """The end of a part of the run, by `loop.hard_stop`."""
     stop = "stop"
     last_stop = "last_stop"
     """A stop when all steps are made and only the last evaluation is pending."""
+
+
+def occasion_of(stop: Stop) -> Occasion:
+    """The occasion of the save at a stop."""
+    return Occasion.final if stop.is_end else Occasion.part if stop.is_part else Occasion.stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +283,8 @@ def why_save(rules: SaveRules, at: Moment) -> Decision | None:
         return Decision(Kind.permanent, "requested")
     if rules.keep_best is not None and (merit := rules.keep_best.why_enter(at.metrics, at.saved)):
         return Decision(Kind.ephemeral, merit)
+    if occasion is Occasion.part and rules.save_final:
+        return Decision(Kind.ephemeral, "end of a part of the training")
     if occasion in (Occasion.stop, Occasion.last_stop) and rules.save_on_stop:
         return Decision(Kind.ephemeral, "training was stopped")
     often = rules.ephemeral_save_interval

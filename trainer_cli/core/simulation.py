@@ -19,6 +19,7 @@ from trainer_cli.core.policy import (
     RetentionRules,
     Saved,
     SaveRules,
+    occasion_of,
     why_keep,
     why_remove,
     why_save,
@@ -189,7 +190,7 @@ class _Run:
         line.end, line.stop = self.step_counts.at(end), self._stop(end)
         assert line.stop is not None
         if end == start.step:
-            self._moment(start, Occasion.final if line.stop.finished else Occasion.stop, line.stop, False)
+            self._moment(start, occasion_of(line.stop), line.stop, False)
             return self._closed()
         for step, due, logs in self._events(end):
             self._step(step, due, logs, line.stop if step == end else None)
@@ -199,12 +200,12 @@ class _Run:
         return self._closed()
 
     def _step(self, step: int, due: bool, logs: bool, stop: Stop | None) -> None:
-        done = stop is not None and stop.finished
+        done = stop is not None and stop.is_end
         # A process that is out of time leaves the evaluation to the next attempt.
-        evaluated = self.setting.evaluates and (done or (due and stop is None))
+        evaluated = self.setting.evaluates and (done or (due and (stop is None or stop.finished)))
         if evaluated:
             self.line.evaluations.append(step)
-        occasion = Occasion.step if stop is None else Occasion.final if done else Occasion.stop
+        occasion = Occasion.step if stop is None else occasion_of(stop)
         measured = evaluated if self.setting.log_interval is None else logs or done
         self._moment(self.step_counts.at(step), occasion, stop, evaluated, measured)
 

@@ -21,6 +21,13 @@ class Stop:
     """The name of the callback that requested it, if it said so."""
     rule: tuple[str | float, ...] = ()
     """The settings of that callback's decision, from `Callback.end_rule`."""
+    is_part: bool = False
+    """Finished is only a part of the run: a later fit continues as if there had been no stop."""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the whole run ends: only then a last record, evaluation and permanent checkpoint are made."""
+        return self.finished and not self.is_part
 
     @property
     def status(self) -> RunStatus:
@@ -41,11 +48,13 @@ class Limits:
 
 def why_stop(limits: Limits, now: Progress, *, process_s: float, stop_request: Stop | None) -> Stop | None:
     """Why the training ends at this step, or None. A complete run is finished, even if a stop was requested."""
-    # The order decides which reason is recorded: a complete run before a stop by request or time.
+    # The order decides which reason is recorded: a complete run before a part of it, a part before a stop.
     if limits.max_duration.reached(now):
         return Stop(f"max_duration of {limits.max_duration.duration} reached", finished=True)
+    if stop_request is not None and stop_request.finished:
+        return stop_request
     if limits.hard_stop is not None and limits.hard_stop.reached(now):
-        return Stop(f"hard_stop at {limits.hard_stop.duration}", finished=True)
+        return Stop(f"hard_stop at {limits.hard_stop.duration}", finished=True, is_part=True)
     if stop_request is not None:
         return stop_request
     if limits.max_time_s is not None and process_s >= limits.max_time_s:

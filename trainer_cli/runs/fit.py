@@ -32,6 +32,7 @@ from trainer_cli.config.compose import Composed
 from trainer_cli.config.diff import hparams
 from trainer_cli.config.targets import import_from
 from trainer_cli.core.load_options import LoadOptions
+from trainer_cli.core.progress import Progress
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import is_url
 from trainer_cli.errors import ExitCode
@@ -126,6 +127,7 @@ def fit(
             with group.leading() as leads:
                 fork = fork_of(composed, start) if leads else None
                 if leads:
+                    _check_hard_stop(start, trainer, data)
                     _compare_origin(composed, start, fork, data, origin)
                     # Only now: until here an error leaves no directory of a new run and no attempt.
                     _open_run(composed, start, trainer, data, decisions, stack, config_text)
@@ -291,6 +293,15 @@ def _warn_of_world_size(entry: Entry | None, group: ProcessGroup) -> None:
             entry.name,
             *texts,
         )
+
+
+def _check_hard_stop(start: Start, trainer: Trainer, data: Data) -> None:
+    """Refuse a `hard_stop` before the step that is resumed, as the fit would, while the run is as it was."""
+    manifest = None if start.entry is None else start.entry.manifest
+    progress = None if manifest is None else Progress.of(manifest.progress or {})
+    if progress is not None and trainer.loop.settings.hard_stop is not None:
+        trainer.loop.learn_lengths(data.train, progress)
+        trainer.loop.check_hard_stop(progress)
 
 
 def _compare_origin(composed: Composed, start: Start, fork: Path | None, data: Data, origin: Origin) -> None:

@@ -169,6 +169,7 @@ def _plan_training(
     knows_length = BATCH_SIZE not in undecided or config.data.get(GLOBAL_BATCH_SIZE) is not None
     train_loader = data.train if knows_length else _UnknownLength()
     loop.learn_lengths(train_loader, start_point.progress)
+    loop.check_hard_stop(start_point.progress)
     loop.start_at(train_loader, start_point.progress)
     kinds = _kinds_of_callbacks(composed)
     checkpoint = settings_of(config.checkpoint, config.callbacks.get(SAVER))

@@ -66,6 +66,16 @@ class Lengths:
         self.limits = Limits(longest, hard_stop, least, float(max_time.value) if max_time else None)
         self.total_steps = self.length(train_loader)
 
+    def check_hard_stop(self, progress: Progress) -> None:
+        """Raise UserError if a run is beyond its `hard_stop`, which then cannot end it there."""
+        hard_stop = self.limits.hard_stop
+        if hard_stop is not None and hard_stop.passed(progress):
+            raise UserError(
+                f"loop.hard_stop is {self.settings.hard_stop}, but the run is at step {progress.step} already",
+                where="loop.hard_stop",
+                cure="Leave it out, or set a later one. resume=RUN@stepN goes back to an earlier checkpoint.",
+            )
+
     @property
     def last_step(self) -> int | None:
         """The step at which `max_duration` or `hard_stop` ends the training, if known."""

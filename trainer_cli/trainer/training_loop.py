@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.core.field_rules import build_section, takes_fields_of
 from trainer_cli.core.goodput import Activity
 from trainer_cli.core.intervals import Interval
-from trainer_cli.core.policy import Occasion
+from trainer_cli.core.policy import Occasion, occasion_of
 from trainer_cli.core.schema import LoopConfig, SchedulerInterval
 from trainer_cli.core.stopping import Stop, next_stop_step, why_stop
 from trainer_cli.parallel.rendezvous import is_of_peer
@@ -104,6 +104,8 @@ class TrainingLoop(Lengths):
         """
         self._train_loader = train_loader
         self.learn_lengths(train_loader, resumed)
+        if resumed is not None:
+            self.check_hard_stop(resumed)
         trainer.freezing.learn_lengths(self)
         prefetcher = device_prefetcher(trainer.device)
         if trainer.agreement is not None:
@@ -211,7 +213,7 @@ class TrainingLoop(Lengths):
         if self.pending_eval_record is not None:
             trainer.metric_logger.add(self.pending_eval_record)
             end = self.why_stop(trainer)
-            done = end is not None and end.finished
+            done = end is not None and end.is_end
             # Also if max_duration has grown: schedules and patience count no evaluation that only an end made due.
             at_end = done or self._pending_at_end
             self.pending_eval_record, self._pending_at_end = None, False
@@ -261,7 +263,7 @@ class TrainingLoop(Lengths):
                     self._count_time(trainer)
                     trainer.schedulers.warn_of_lost_rate(trainer.progress.step, self.steps_per_epoch, self.total_steps)
                     stop = self.why_stop(trainer)
-                    done = stop is not None and stop.finished
+                    done = stop is not None and stop.is_end
                     # If a stop was requested between two steps, this step has its record and evaluation already.
                     is_due = _due(self.log_interval, trainer.progress)
                     logs = (done or is_due) and self.training_log.has_means(trainer)
@@ -288,11 +290,11 @@ class TrainingLoop(Lengths):
             stops_early = stop is not None and not stop.finished
             if stops_early or not evaluate(trainer, due, is_last=done):
                 return self._stop_before_eval(trainer, at_end=done)
-            if stop is None:
+            if stop is None or stop.is_part:
                 stop = self.why_stop(trainer)
                 # This evaluation may have ended the run, and the final weights are evaluated on every loader.
                 remaining = due.remaining(val_loaders)
-                if stop is not None and stop.finished and (remaining.loaders or trainer.hooks["run_validation"]):
+                if stop is not None and stop.is_end and (remaining.loaders or trainer.hooks["run_validation"]):
                     evaluate_remaining(trainer, remaining)
             self._log_remaining(trainer, stop)
         trainer.recording.flush()
@@ -305,7 +307,7 @@ class TrainingLoop(Lengths):
         stop = trainer.stop_request or self.why_stop(trainer)
         assert stop is not None, "an evaluation is only put off for a stop"
         end = why_stop(self.limits, trainer.progress, process_s=0.0, stop_request=None)
-        self._offer_save(trainer, stop, over=end is not None)
+        self._offer_save(trainer, stop, over=end is not None and end.is_end)
         return stop
 
     def _offer_save(self, trainer: Trainer, stop: Stop | None, *, over: bool = False) -> None:
@@ -319,8 +321,7 @@ class TrainingLoop(Lengths):
         """
         if over or (stop is not None and stop.finished):
             check_end(trainer)
-        early = Occasion.last_stop if over else Occasion.stop
-        occasion = Occasion.step if stop is None else Occasion.final if stop.finished else early
+        occasion = Occasion.step if stop is None else Occasion.last_stop if over else occasion_of(stop)
         trainer.note_stop(stop)
         self._ended = note_end(trainer, self.settings, is_held=self._holds(trainer.progress))
         with trainer.metric_logger.pause(SAVING, trainer.progress):
@@ -456,7 +457,11 @@ class TrainingLoop(Lengths):
 
     def logs(self, trainer: Trainer) -> bool:
         """`Trainer.is_log_step`."""
-        return (at := _after_step(trainer)) is not None and (_due(self.log_interval, at) or self.is_final(trainer))
+        if (at := _after_step(trainer)) is None:
+            return False
+        # A stop that the run continues after is not logged.
+        stop = trainer.stop_request
+        return _due(self.log_interval, at) or self.limits.max_duration.reached(at) or (stop is not None and stop.is_end)
 
     def is_first(self, trainer: Trainer) -> bool:
         """`Trainer.is_first_iteration`."""
@@ -477,7 +482,7 @@ class TrainingLoop(Lengths):
 
     def _log_remaining(self, trainer: Trainer, stop: Stop | None) -> None:
         """Log the means since the last log at the end of the run."""
-        if stop is not None and stop.finished and self.training_log.has_means(trainer):
+        if stop is not None and stop.is_end and self.training_log.has_means(trainer):
             self.training_log.write(trainer, is_due=False)
 
 
