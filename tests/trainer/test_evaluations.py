@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny import ListLogger, Points, StopInEvaluation, assert_resumes_exactly, everything, loader, same, trainer
+from tiny import ListLogger, Points, StopInEvaluation, assert_resumes_exactly, everything, loader, on, same, trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.early_stopping import EarlyStopping, ThresholdStopper
 from trainer_cli.callbacks.metrics import Metrics
+from trainer_cli.callbacks.validation_callback import ValidationCallback
 from trainer_cli.core.checkpoint_config import KeepBestConfig
 from trainer_cli.errors import UserError
 from trainer_cli.trainer.model_call import ForwardState
@@ -120,6 +123,80 @@ def test_a_resume_after_an_interrupted_evaluation_is_exact(tmp_path: Path) -> No
     resumed = _fit(tmp_path / "parts", "keep_best")
     differ = same(_without_options(straight), _without_options(resumed))
     assert [row for row in differ if not row.startswith(("/model/frozen", "/model/words"))] == []
+
+
+class Observed(nn.Module):
+    """Its forward writes buffers in evaluation mode, as observers of quantization-aware training do."""
+
+    def __init__(self, write: str) -> None:
+        super().__init__()
+        self.layer, self.write = nn.Linear(2, 1), WRITES[write]
+        self.register_buffer("range", torch.zeros(2))
+        self.register_buffer("late", None)
+        self.register_buffer("channels", torch.zeros(0))
+        self.register_buffer("fixed", torch.ones(1).expand(3))
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, batch: Any) -> Any:
+        x, y = batch
+        self.write(self, x.abs().amax(0))
+        late = 0.0 if self.late is None else self.late.mean()
+        values = self.layer(self.norm(x) + self.range).squeeze(-1) + self.channels.sum() + late
+        return {"loss": (values - y).square().mean(), "values": values}
+
+
+def _in_training_mode(model: Observed, peak: Tensor) -> None:
+    model.norm.train()
+
+
+WRITES: dict[str, Callable[[Observed, Tensor], Any]] = {
+    "in place": lambda model, peak: model.range.lerp_(peak, 0.5),
+    "the data": lambda model, peak: model.range.data.copy_(peak),
+    "by another tensor": lambda model, peak: setattr(model, "range", model.range.maximum(peak)),
+    "created": lambda model, peak: setattr(model, "late", peak),
+    "resized": lambda model, peak: model.channels.resize_(2).copy_(peak),
+    "statistics of a norm": _in_training_mode,
+}
+EVALUATES: dict[str, Any] = {
+    "loaders": None,
+    "a callback": type(
+        "Again", (ValidationCallback,), {"evaluate": lambda self, made: made.step.forward(EXTREME) and {}}
+    ),
+    "a hook": lambda: on(run_validation=lambda made, is_last: made.step.forward(EXTREME)),
+    "validate": lambda: on(on_train_batch_start=lambda made, *_: made.validate(loader(6, 2))),
+    "predict": lambda: on(on_train_batch_start=lambda made, *_: made.predict(loader(6, 2))),
+}
+EXTREME = (torch.full((2, 2), 9.0), torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("write", "evaluates"), [*((write, "loaders") for write in WRITES), *(("in place", name) for name in EVALUATES)]
+)
+def test_an_evaluation_changes_no_buffer_of_the_training(
+    write: str, evaluates: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = []
+    for interval, make in ((None, None), (2, EVALUATES[evaluates])):
+        callbacks = [] if make is None else [make()]
+        made = trainer(
+            lambda: Observed(write),
+            callbacks=[*callbacks, on(on_after_forward=lambda *_: None)],
+            settings={"eval_interval": interval, "eval_at_start": interval is not None},
+        )
+        with caplog.at_level(logging.INFO, logger="trainer_cli"):
+            made.fit(loader(12), None if interval is None else loader(6, 2))
+        ends.append(made.model.state_dict())
+    assert same(*ends) == []
+    lines = [message for message in caplog.messages if "evaluations write" in message]
+    assert len(lines) == 1
+    assert "of the model, such as" in lines[0]
+
+
+def test_what_a_callback_writes_after_an_evaluation_stays() -> None:
+    calibrates = on(on_after_evaluation=lambda made, metrics: made.model.range.fill_(7.0))
+    made = trainer(lambda: Observed("in place"), callbacks=[calibrates])
+    made.fit(loader(), loader(5, 2))
+    assert made.model.range.tolist() == [7.0, 7.0]
 
 
 def test_what_was_restored_is_in_the_same_tensors() -> None:

@@ -18,7 +18,7 @@ from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import TRAIN_PREFIX, SchedulerInterval
 from trainer_cli.data.position import length_of
 from trainer_cli.errors import UserError
-from trainer_cli.terminal import html_metrics
+from trainer_cli.terminal import format_count, html_metrics
 from trainer_cli.trainer.hooks import Callback, second_to
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metric_logger import EVALUATING, metrics_in
@@ -73,8 +73,6 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
     record = trainer.metric_logger.record
     trainer.loop.evaluations.present = due
     before, step_state = dict(record), copy.deepcopy(trainer.step.state_dict())
-    # Buffers: an interrupted evaluation may have changed some, and its resume would change them twice.
-    forward_state = ForwardState(trainer.model)
     try:
         with trainer.metric_logger.pause(EVALUATING, trainer.progress):
             with _evaluating(trainer, due.loaders) as generators:
@@ -89,8 +87,7 @@ def evaluate(trainer: Trainer, due: Due, *, is_last: bool) -> bool:
                     is_all = counted.keys() == metrics.keys() and due.is_all
                     trainer.schedulers.step(trainer, SchedulerInterval.evaluation, counted, all_metrics=is_all)
     except EvaluationInterruptedError:
-        # The next attempt makes the whole evaluation with the model as it is now.
-        forward_state.restore()
+        # The next attempt makes the whole evaluation.
         if step_state:
             trainer.step.load_state_dict(step_state)
         record.clear()
@@ -280,7 +277,7 @@ def _run(
     """Evaluate the present weights on the loaders, and let callbacks evaluate."""
     # Loading a checkpoint may have drawn numbers.
     model_state.restore_rng(generators)
-    with ExitStack() as stack:
+    with buffers_kept(trainer), ExitStack() as stack:
         trainer.hooks.call("on_enter_evaluation", trainer, stack, due.loaders)
         for name, loader in due.loaders.items():
             loader_loop = loop or trainer.loop.evaluations.of(name)
@@ -290,6 +287,25 @@ def _run(
             trainer.metric_logger.add({f"{name}/{key}": value for key, value in means.items()})
         if due.callbacks:
             trainer.hooks.call("run_validation", trainer, is_last)
+
+
+@contextmanager
+def buffers_kept(trainer: Trainer) -> Iterator[None]:
+    """Restore buffers and extra states of the model after the block, whose forwards may write them in evaluation mode,
+    as observers of quantization-aware training do."""
+    forward_state, evaluations = ForwardState(trainer.model), trainer.loop.evaluations
+    try:
+        yield
+    finally:
+        written = forward_state.restore()
+        if written and not evaluations.buffers_named:
+            evaluations.buffers_named = True
+            log.info(
+                "evaluations write %s of the model, such as %s: restored after each, so that it changes no training. "
+                "What on_after_evaluation of a callback writes stays",
+                format_count(len(written), "buffer"),
+                written[0],
+            )
 
 
 def sanity_check(trainer: Trainer, val_loaders: Mapping[str, Any]) -> None:

@@ -30,32 +30,61 @@ class ForwardState:
     def __init__(self, model: nn.Module, *, parameters: bool = False) -> None:
         modules = list(model.modules())
         # The tensors themselves and copies of their values: a forward may replace a buffer or change it in place.
-        self._buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
+        self._buffers = [(name, module, dict(module._buffers)) for name, module in model.named_modules()]
         self._extra = [(module, copy.deepcopy(module.get_extra_state())) for module in modules if _has_extra(module)]
-        self._copies = [(local(buffer), _copy_tensor(buffer)) for buffer in model.buffers()]
-        if parameters:
-            self._copies += [(local(parameter), _copy_tensor(parameter)) for parameter in model.parameters()]
+        tensors = {buffer for *_, buffers in self._buffers for buffer in buffers.values() if buffer is not None}
+        self._copies = {buffer: _copy_tensor(buffer) for buffer in tensors}
+        self._parameters = [(local(one), _copy_tensor(one)) for one in model.parameters()] if parameters else []
 
-    def restore(self) -> None:
-        """Restore the model's tensors and their values."""
+    def restore(self) -> list[str]:
+        """Restore the model's tensors and their values.
+
+        Returns:
+            The names of the persistent buffers that had other values.
+        """
+        changed = []
         # The tensors first, then their values: a forward may have put another tensor in the place of a buffer.
-        for module, buffers in self._buffers:
+        for prefix, module, buffers in self._buffers:
+            for name, buffer in buffers.items():
+                now = module._buffers[name] if name in module._buffers.keys() else None  # noqa: SIM118
+                if name not in module._non_persistent_buffers_set and not self._is_as_before(now, buffer):
+                    changed.append(f"{prefix}.{name}".lstrip("."))
             # By item: those of a ScriptModule are no dict.
             for name in set(module._buffers.keys()) - set(buffers):
                 del module._buffers[name]
             for name, buffer in buffers.items():
                 module._buffers[name] = buffer
         with torch.no_grad():
-            for tensor, value in self._copies:
+            for buffer, value in self._copies.items():
+                tensor = local(buffer)
+                # Only what was written: some cannot be, such as an expanded buffer. Sparse ones are not compared.
+                if not _same_bits(tensor, value):
+                    (tensor if tensor.shape == value.shape else tensor.resize_(value.shape)).copy_(value)
+            for tensor, value in self._parameters:
                 tensor.copy_(value)
         for module, state in self._extra:
             module.set_extra_state(state)
+        return changed
+
+    def _is_as_before(self, now: Tensor | None, before: Tensor | None) -> bool:
+        if now is None or before is None or before.layout is not torch.strided:
+            return now is before
+        return _same_bits(local(now), self._copies[before])
 
 
 def _copy_tensor(tensor: Tensor) -> Tensor:
     # Frozen weights may fill most of the device, which keeps no room for a second copy.
     on_host = isinstance(tensor, nn.Parameter) and not tensor.requires_grad
     return local(tensor).detach().to("cpu" if on_host else tensor.device, copy=True)
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether two dense tensors are equal bit for bit; NaN equals NaN."""
+    if first.shape != second.shape or first.dtype != second.dtype or first.layout is not torch.strided:
+        return False
+    if not first.is_quantized:
+        first, second = (tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (first, second))
+    return torch.equal(first, second)
 
 
 def _has_extra(module: nn.Module) -> bool:

@@ -19,7 +19,7 @@ from trainer_cli.data.adapt import as_loader
 from trainer_cli.data.loader import Loader, PaddingBatch, SharedLoader
 from trainer_cli.errors import UserError
 from trainer_cli.terminal import format_count
-from trainer_cli.trainer.evaluate import finalized, find_paths, load_checkpoint, training_kept
+from trainer_cli.trainer.evaluate import buffers_kept, finalized, find_paths, load_checkpoint, training_kept
 from trainer_cli.trainer.loading import Unset
 from trainer_cli.trainer.metrics import sample_count, to_device
 from trainer_cli.trainer.module_modes import modes_kept
@@ -105,7 +105,9 @@ def predicting(trainer: Trainer, loaders: Mapping[str, Any]) -> Iterator[None]:
     if (kept := trainer.loading.kept_generators()) is not None:
         model_state.restore_rng(kept)
     try:
-        with trainer.modes.evaluating(), modes_kept(trainer.model), ExitStack() as stack, torch.no_grad():
+        with trainer.modes.evaluating(), ExitStack() as stack, torch.no_grad():
+            stack.enter_context(buffers_kept(trainer))
+            stack.enter_context(modes_kept(trainer.model))
             trainer.hooks.call("on_enter_validate_all", trainer, stack, loaders)
             trainer.hooks.call("on_enter_evaluation", trainer, stack, loaders)
             trainer.model.eval()

@@ -57,6 +57,8 @@ class Evaluations:
         """The present evaluation."""
         self.expected: dict[str, str] = {}
         """Setting -> the metric that a callback must log after the first evaluation."""
+        self.buffers_named = False
+        """Whether the log has named buffers of the model that were restored after an evaluation."""
         self.interval: Interval | None = None
         self._intervals: dict[str, Interval | None] = {}
 
