@@ -176,7 +176,7 @@ def streamed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 )
 @pytest.mark.parametrize("keep", [True, False], ids=["all kept", "one kept"])
 def test_each_attempt_has_its_own_settings(empty_folder: Path, change: str, allow: bool, keep: bool) -> None:
-    base = [*PLAIN, "+callbacks.skip={_target_: trainer_cli.SkipSamples, samples: 0}"]
+    base = [*PLAIN, "+callbacks.skip={_target_: trainer_cli.SkipSamples, samples: 0}", "checkpoint.fixed_steps=[8]"]
     fit(*base, "loop.max_duration=30", "loop.hard_stop=8")
     more = ["resume_allow=[data.batch_size,loop.grad_accum_steps,callbacks.skip.samples]"]
     fit(*base, change, *more, "loop.max_duration=30", "loop.hard_stop=16")
@@ -190,7 +190,7 @@ def test_settings_of_an_attempt_without_checkpoints_are_those_of_the_next_if_its
     empty_folder: Path,
 ) -> None:
     for stop, batch_size in ((8, 4), (16, 4), (24, 3)):
-        allow = [f"data.batch_size={batch_size}", "resume_allow=[data.batch_size]"]
+        allow = [f"data.batch_size={batch_size}", "resume_allow=[data.batch_size]", "checkpoint.fixed_steps=[8,16]"]
         fit(*PLAIN, *allow, "loop.max_duration=30", f"loop.hard_stop={stop}")
     trained = {key: indices_of(content) for key, content in seen().items()}
     for step in (0, 5, 8):
