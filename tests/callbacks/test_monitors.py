@@ -17,6 +17,7 @@ from torch import nn
 
 import trainer_cli
 from trainer_cli.callbacks import profiling
+from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.callbacks.learning_rate_monitor import LearningRateMonitor, ParameterTable, parameter_table
 from trainer_cli.callbacks.profiling import DurationProfiler, MemoryMonitor, Throughput, TorchProfiler, peak_tflops
 from trainer_cli.callbacks.tensors import ActivationStatistics, DumpActivations, Norms, TensorListener
@@ -207,3 +208,30 @@ def test_hooks_do_not_stay_after_an_error() -> None:
     assert not [one for one in made.model.modules() if one._forward_hooks]
     assert _observers == []
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_tensors_of_a_compiled_model_are_the_same_before_and_after_a_resume(tmp_path: Path) -> None:
+    def fit(folder: Path, logger: ListLogger, **settings: Any) -> None:
+        torch.compiler.reset()
+        made = trainer(
+            Noisy,
+            callbacks=[ActivationStatistics(["body.*"]), DumpActivations(["body.0"], every=2)],
+            compile={"backend": "aot_eager"},
+            checkpoint=CheckpointerCallback(folder),
+            settings={"log_interval": 3, **settings},
+            loggers=[logger],
+            run_dir=folder,
+        )
+        # Batches of one size: a recompilation for another one would compile the hooks that are there then.
+        made.fit(loader(12, 4))
+
+    whole, parts = ListLogger(), ListLogger()
+    fit(tmp_path / "whole", whole)
+    # The first step of the second part is logged, and a step of the first one is not.
+    for stop in (1, 2, None):
+        fit(tmp_path / "parts", parts, hard_stop=stop)
+    assert parts.stream == whole.stream
+    assert parts.steps("train/activations/body.0/mean") == [3, 6]
+    assert sorted(path.name for path in (tmp_path / "parts/activations").iterdir()) == [
+        "step2.npz", "step4.npz", "step6.npz",
+    ]  # fmt: skip

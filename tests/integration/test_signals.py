@@ -86,7 +86,9 @@ def test_a_signal_during_an_evaluation_gives_it_up_and_the_resume_makes_it(strai
         run.signal(SIGTERM)
         run.notice()
         held.unlink()
-        assert run.end().code == 75
+        result = run.end()
+    assert result.code == 75
+    assert "SIGTERM: stopping after this validation batch, and a resume makes the evaluation again;" in result.err
     assert step_of(project) == 16
     assert "val/loss" not in (project / "runs/mine/metrics.jsonl").read_text()
     assert_ends_as(straight, project)

@@ -14,11 +14,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tiny import loader, on, trainer
 
 from trainer_cli.checkpoint.writer_thread import run_now
 from trainer_cli.core.schema import RestartsConfig, TrainConfig
 from trainer_cli.core.stopping import Ended, decide_restart
 from trainer_cli.runs import supervise as module
+from trainer_cli.runs.fit import _describe_stop
 from trainer_cli.runs.run_dir import RunDir
 from trainer_cli.runs.signals import STOPPING, StopSignals
 from trainer_cli.runs.supervise import Child, Children, supervise
@@ -108,6 +110,24 @@ def test_the_first_signal_is_noted_reported_and_passed_on(
         signal.raise_signal(signal.SIGTERM)
     assert requests == [reason]
     assert capfd.readouterr().err == f"{reason}: stopping after this step; Ctrl-C {more} stops at once\n"
+
+
+@pytest.mark.parametrize(
+    ("hook", "words"),
+    [
+        ("on_train_batch_end", "this step"),
+        ("on_validate_batch_end", "this validation batch, and a resume makes the evaluation again"),
+        ("on_after_evaluation", "this validation batch, and a resume makes the evaluation again"),
+        ("on_save_opportunity", "this save"),
+    ],
+)
+def test_a_signal_is_answered_by_what_it_waits_for(hook: str, words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    raises = on(**{hook: lambda *_: signal.raise_signal(signal.SIGTERM)})
+    made = trainer(callbacks=[raises], settings={"max_duration": 2, "eval_interval": 1})
+    with StopSignals() as signals:
+        signals.listen(lambda reason: made.stop(reason, finished=False), partial(_describe_stop, made))
+        made.fit(loader(), loader(4))
+    assert f"SIGTERM: stopping after {words}; Ctrl-C twice stops at once" in capfd.readouterr().err
 
 
 def test_a_stop_that_takes_long_says_where_it_waits(capfd: pytest.CaptureFixture[str]) -> None:

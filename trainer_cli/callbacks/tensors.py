@@ -105,7 +105,7 @@ class TensorListener(Callback):
 
 class ActivationStatistics(Callback):
     """Logs `train/activations/MODULE/STATISTIC` on log steps, of the first tensor that a module returns, in the last
-    batch of the step. Modules have forward hooks in such steps alone; those inside a compiled model have none.
+    batch of the step. Modules have forward hooks in such steps alone, or always if they are compiled.
 
     Args:
         modules: globs of module names.
@@ -116,20 +116,17 @@ class ActivationStatistics(Callback):
         self.modules = [modules] if isinstance(modules, str) else list(modules)
         self.statistics = check_statistics(statistics)
         self._latest = TensorStatistics()
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ModuleHooks(self.modules, self._latest.add)
 
     def setup(self, trainer: Trainer) -> None:
-        watched(trainer.model, self.modules)
+        self._hooks.prepare(trainer.model)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
-        # A hook costs time in each forward, so it is there only in steps that are logged.
         if trainer.progress.step + 1 >= trainer.loop.next_log_step:
-            self._handles = hooked(watched(model, self.modules), self._latest.add)
+            self._hooks.begin(model)
 
     def on_train_step_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.end()
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
         # A hook that stays would be called in every later forward.
@@ -160,14 +157,47 @@ def watched(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     return chosen
 
 
-def hooked(modules: Mapping[str, nn.Module], call: Callable[[str, Any], None]) -> list[RemovableHandle]:
-    """Forward hooks that call a function with a module's name and the first tensor that it returns."""
+class ModuleHooks:
+    """Forward hooks that call a function with a module's name and the first tensor that it returns, in chosen steps.
 
-    def hook(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if (first := next(tensors_of(output), None)) is not None:
-            call(name, first)
+    Args:
+        patterns: globs of the modules' names.
+    """
 
-    return [module.register_forward_hook(partial(hook, name)) for name, module in modules.items()]
+    def __init__(self, patterns: Sequence[str], call: Callable[[str, Tensor], None]) -> None:
+        self._patterns, self._call = patterns, call
+        self._handles: list[RemovableHandle] = []
+        self._active = self._stays = False
+
+    def prepare(self, model: nn.Module) -> None:
+        """Check the patterns before the first forward; ConfigError as from `watched`."""
+        modules = watched(model, self._patterns)
+        # Compiled code calls the hooks that were there when it was compiled, which may be in any step after a resume.
+        self._stays = any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+        if self._stays:
+            self._register(modules)
+
+    def begin(self, model: nn.Module) -> None:
+        """Begin a chosen step."""
+        self._active = True
+        # A hook costs time in each forward, so it is there only in such steps.
+        if not self._stays:
+            self._register(watched(model, self._patterns))
+
+    def end(self) -> None:
+        """End a step, chosen or not."""
+        self._active = False
+        if not self._stays:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+
+    def _register(self, modules: Mapping[str, nn.Module]) -> None:
+        self._handles += [module.register_forward_hook(partial(self._look, name)) for name, module in modules.items()]
+
+    def _look(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if self._active and (first := next(tensors_of(output), None)) is not None:
+            self._call(name, first)
 
 
 class DumpActivations(Callback):
@@ -189,17 +219,17 @@ class DumpActivations(Callback):
         self.modules, self.every = [modules] if isinstance(modules, str) else list(modules), every
         self.folder = Path(folder)
         self._latest: dict[str, Tensor] = {}
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ModuleHooks(self.modules, self._latest.__setitem__)
 
     def setup(self, trainer: Trainer) -> None:
-        watched(trainer.model, self.modules)
+        self._hooks.prepare(trainer.model)
 
     def on_train_step_start(self, trainer: Trainer, model: nn.Module, batch: Any) -> None:
         if (trainer.progress.step + 1) % self.every == 0 and trainer.strategy.group.is_main:
-            self._handles = hooked(watched(model, self.modules), self._latest.__setitem__)
+            self._hooks.begin(model)
 
     def on_train_batch_end(self, trainer: Trainer, model: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._unhook()
+        self._hooks.end()
         if self._latest and trainer.progress.step % self.every == 0:
             folder = self.folder if trainer.run_dir is None else trainer.run_dir / self.folder
             folder.mkdir(parents=True, exist_ok=True)
@@ -207,12 +237,7 @@ class DumpActivations(Callback):
             self._latest.clear()
 
     def on_train_exception(self, trainer: Trainer, exception: BaseException) -> None:
-        self._unhook()
-
-    def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.end()
 
 
 def _array(tensor: Tensor) -> Any:

@@ -158,7 +158,7 @@ def fit(
 def _accept_requests(run: RunDir, trainer: Trainer, signals: StopSignals, stack: ExitStack) -> None:
     """From here on, let signals and trigger files request a stop, a save or an evaluation at the end of a step."""
     # Earlier signals are delivered now.
-    signals.listen(lambda reason: trainer.stop(reason, finished=False))
+    signals.listen(lambda reason: trainer.stop(reason, finished=False), partial(_describe_stop, trainer))
     if trainer.strategy.group.is_main:
         actions: dict[str, Callable[[], None]] = {
             "save": trainer.ask_for_save,
@@ -167,6 +167,17 @@ def _accept_requests(run: RunDir, trainer: Trainer, signals: StopSignals, stack:
         }
         # On rank 0 alone: what a file asks for is agreed on by all at the end of a step.
         stack.enter_context(TriggerFiles(run.path, actions))
+
+
+def _describe_stop(trainer: Trainer) -> str:
+    """What a stop that is requested now waits for."""
+    # Imported here, because it imports torch.
+    from trainer_cli.trainer.metric_logger import EVALUATING, SAVING
+
+    activity = trainer.metric_logger.activity
+    if activity == EVALUATING or trainer.sanity_checking:
+        return "stopping after this validation batch, and a resume makes the evaluation again"
+    return f"stopping after this {'save' if activity == SAVING else 'step'}"
 
 
 def _check_ranks(composed: Composed, start: Start, group: ProcessGroup, config_text: str) -> None:

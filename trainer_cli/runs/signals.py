@@ -139,10 +139,16 @@ class StopSignals:
         self._promise = promise
         self._ctrl_c = False
         self._listener: Callable[[str], None] | None = None
+        self._describe: Callable[[], str] | None = None
         self._handlers = SignalHandlers(self._note)
 
-    def listen(self, listener: Callable[[str], None]) -> None:
-        """Call `listener` with the reason of the first stop request, at once if it has come already."""
+    def listen(self, listener: Callable[[str], None], describe: Callable[[], str] | None = None) -> None:
+        """Call `listener` with the reason of the first stop request, at once if it has come already.
+
+        Args:
+            describe: returns what will happen, in place of `promise`.
+        """
+        self._describe = describe
         # Set before the check: a signal in between reaches the listener by the handler, and twice does no harm.
         self._listener = listener
         if self.stop_request is not None:
@@ -178,7 +184,8 @@ class StopSignals:
             return
         self.stop_request = _name(number)
         if not self._quiet:
-            _say(number, f"{self.stop_request}: {self._promise}; {self._second_ctrl_c()} stops at once\n")
+            promise = self._promise if self._describe is None else self._describe()
+            _say(number, f"{self.stop_request}: {promise}; {self._second_ctrl_c()} stops at once\n")
             # Not a threading.Thread: the interrupted code may hold a lock that its start needs.
             _thread.start_new_thread(self._report_wait, ())
         if self._listener is not None:
