@@ -215,7 +215,6 @@ class Attempts:
                 parameters=lambda: [self._weight], modules=list, state_dict=lambda: {"w": self._weight}
             ),
             modes=SimpleNamespace(evaluation_weights=dict),
-            module_modes=SimpleNamespace(state_dict=dict),
             optimizers={},
             callbacks={},
             schedulers=SimpleNamespace(state_dict=dict),
