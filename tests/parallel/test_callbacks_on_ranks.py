@@ -220,8 +220,6 @@ def test_masks_are_those_of_one_process(runs: Path, how: str, method: str) -> No
 
 def test_a_resume_with_sharded_masks_is_exact(runs: Path) -> None:
     parts, whole = (final_state(runs / "fsdp" / name) for name in ("parts", "rigl"))
-    # The end of the first part was evaluated, which the whole run is not there.
-    assert parts.pop("ranges") != whole.pop("ranges")
     assert parts == whole
 
 
