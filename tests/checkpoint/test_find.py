@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from thread_ranks import ThreadGroup, on_ranks
 
+from trainer_cli import Trainer
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
 from trainer_cli.checkpoint.find import checkpoint_path, checkpoint_pattern, expanded, latest_checkpoint, write_archive
+from trainer_cli.checkpoint.storage.disk import Disk
+from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
+from trainer_cli.commands.main import main
+from trainer_cli.errors import CheckpointError, SaveError, UserError
 from trainer_cli.runs.select import select_one
 
 
@@ -179,3 +191,117 @@ def test_the_ranks_are_filled_in_at_every_door(door: str, tmp_path: Path, monkey
         case "archive":
             write_archive(tmp_path / "step1-2", tmp_path / "a2.tar")
             assert checkpointer.load(tmp_path / "a{rank}.tar")["epoch"] == 1
+
+
+def _save_at(door: str, path: Path, folder: Path) -> object:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    match door:
+        case "Checkpointer.save":
+            return make_sync_checkpointer().save({"w": 1}, path, metadata=CheckpointMetadata(step=7, epoch=2))
+        case "save_checkpoint":
+            return save_checkpoint(path, 2, model, optimizer)
+        case "Trainer.save_checkpoint":
+            return Trainer(model=model, optimizer=optimizer, name="mine", device="cpu").save_checkpoint(path)
+        case "export":
+            save_checkpoint(folder / "step7", 2, model, optimizer)
+            return main(["ckpt", "export", str(folder / "step7"), "-o", str(path), "--format", "safetensors"])
+        case "archive":
+            save_checkpoint(folder / "step7", 2, model, optimizer)
+            return main(["ckpt", "export", str(folder / "step7"), "-o", str(path), "--format", "archive"])
+        case _:
+            save_checkpoint(folder / "step7", 2, model, optimizer)
+            return main(["ckpt", "strip", str(folder / "step7"), "-o", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("door", "named", "filled"),
+    [
+        ("Checkpointer.save", "a{rank}-{local_rank}-{node_rank}", "a2-1-0"),
+        ("Checkpointer.save", "a{step:04d}-{epoch}-{rank}", "a0007-2-2"),
+        ("save_checkpoint", "r{rank}/epoch{epoch}", "r2/epoch2"),
+        ("Trainer.save_checkpoint", "{run_name}-{step}-{epoch}-{batch}-{world_size}-r{rank}", "mine-0-0-0-1-r2"),
+        ("export", "w{step}-{rank}.safetensors", "w7-2.safetensors"),
+        ("archive", "w{epoch}-{rank}.tar", "w2-2.tar"),
+        ("strip", "s{step}-{rank}", "s7-2"),
+    ],
+)
+def test_names_are_filled_in_at_every_door_of_saves_and_unknown_ones_refused(
+    door: str, named: str, filled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    for name, value in {"RANK": "2", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    # A folder that exists is meant as it is written.
+    (tmp_path / "as {written}").mkdir()
+    for folder in (tmp_path, tmp_path / "as {written}"):
+        _save_at(door, folder / named, tmp_path / "source")
+        assert (folder / filled).exists()
+        shutil.rmtree(tmp_path / "source", ignore_errors=True)
+    try:
+        assert _save_at(door, tmp_path / "x-{rnak}", tmp_path / "source") == 2
+        message = capsys.readouterr().err
+    except UserError as error:
+        message = str(error)
+    message = " ".join(message.split())
+    assert re.search(r"x-\{rnak\} has \{rnak\}, and there is no such variable here.* There are \{rank\}, ", message)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("x")]
+
+
+@pytest.mark.parametrize("find", [latest_checkpoint, expanded, make_sync_checkpointer().load, select_one])
+def test_an_unknown_variable_of_a_path_to_load_is_refused(find: Any, tmp_path: Path) -> None:
+    make_sync_checkpointer().save({"w": 1}, tmp_path / "a" / "step1")
+    with pytest.raises(UserError, match=r"has \{rnk\}, and there is no such variable here"):
+        find(str(tmp_path / "{rnk}" / "step1"))
+    (tmp_path / "{rnk}").mkdir()
+    with pytest.raises(CheckpointError):
+        find(str(tmp_path / "{rnk}" / "step1"))
+
+
+@pytest.mark.parametrize("name", ["rank", "local_rank", "node_rank"])
+def test_ranks_that_save_together_have_one_path(name: str, tmp_path: Path) -> None:
+    def save(group: ThreadGroup) -> None:
+        make_sync_checkpointer(group=group).save({"w": 1}, tmp_path / f"a-{{{name}}}")
+
+    for error in on_ranks(2, save):
+        assert isinstance(error, UserError)
+        assert f"has {{{name}}}, and 2 ranks save one checkpoint together" in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+class NoSwap(Disk):
+    def exchange(self, first: Path, second: Path) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+
+@pytest.mark.parametrize("disk", [Disk, NoSwap])
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_two_ranks_that_save_one_checkpoint_without_a_group_are_refused(
+    when: str, there: bool, disk: type[Disk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last"
+    if there:
+        make_sync_checkpointer().save({"by": "an earlier program"}, path)
+    launch = {"WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "29500"}
+    for name, value in launch.items():
+        monkeypatch.setenv(name, value)
+
+    def save_as(rank: int, pre_commit: Callable[[str], None] = lambda path: None) -> None:
+        monkeypatch.setenv("RANK", str(rank))
+        hook = SimpleNamespace(pre_commit=pre_commit, post_commit=lambda path: None)
+        storage = partial(LocalStorage, disk=disk(), run_id=f"r{rank}")
+        make_sync_checkpointer(commit_hook=hook, storage=storage).save({"by": rank}, path)
+
+    with pytest.raises(SaveError, match=r"rank 1 of 2 would replace what rank 0 of 2 of the same launch has saved"):
+        if when == "before":
+            save_as(0)
+            save_as(1)
+        else:
+            save_as(1, lambda path: save_as(0))
+    assert dict(make_sync_checkpointer().load(path)) == {"by": 0}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last"]
+    # The same rank, and another launch, replace it.
+    save_as(0)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    save_as(1)
+    assert dict(make_sync_checkpointer().load(path)) == {"by": 1}

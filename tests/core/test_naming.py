@@ -11,14 +11,15 @@ from trainer_cli.core.naming import (
     HiddenName,
     Naming,
     class_name,
+    fill_in,
     is_plain,
     is_run_id,
     numbers_within,
     parse_hidden,
     parse_step,
     step_within,
+    variables_in,
     why_unfit,
-    with_ranks,
 )
 from trainer_cli.errors import UserError
 
@@ -196,14 +197,18 @@ def test_numbers_in_names_count_by_value() -> None:
     ],
 )
 def test_ranks_in_a_path_are_those_of_the_process(environment: dict[str, str], path: str) -> None:
-    assert with_ranks("n{node_rank}/l{local_rank}/r{rank}", environment) == path
-    assert with_ranks("step{1,2}/{other}", environment) == "step{1,2}/{other}"
+    assert fill_in("n{node_rank}/l{local_rank}/r{rank}", environment) == path
+    assert fill_in("step{1,2}/{other}", environment) == "step{1,2}/{other}"
+    assert fill_in("{step:06d}-{epoch}-{other}", environment, {"step": 7, "epoch": 2}) == "000007-2-{other}"
+    assert variables_in("a{1,2}/{x}/{step:06d}/{y,z}{}") == ["x", "step"]
 
 
 def test_a_rank_that_is_no_number_is_named() -> None:
     with pytest.raises(UserError, match=r"RANK is '\.\./x', which is not a number \(\{rank\} in a/\{rank\}\)"):
-        with_ranks("a/{rank}", {"RANK": "../x"})
-    assert with_ranks("a", {"RANK": "x"}) == "a"
+        fill_in("a/{rank}", {"RANK": "../x"})
+    assert fill_in("a", {"RANK": "x"}) == "a"
+    with pytest.raises(UserError, match=r"\{rank:q\}: .*format code 'q'"):
+        fill_in("a/{rank:q}", {})
 
 
 class Mine:

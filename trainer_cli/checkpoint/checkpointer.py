@@ -19,6 +19,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +27,7 @@ from typing import Any, ClassVar
 import torch
 
 from trainer_cli.checkpoint.fill_state import LoadedState, MapLocation, load_into, move_tensors
-from trainer_cli.checkpoint.find import checkpoint_at, errors_of_reading, read_valid_manifest
+from trainer_cli.checkpoint.find import checkpoint_at, errors_of_reading, path_to_save, read_valid_manifest
 from trainer_cli.checkpoint.foreign.torch_checkpointer import file_of_rank, read_rank
 from trainer_cli.checkpoint.format.base import Format
 from trainer_cli.checkpoint.format.dtensor import Targets, local_of, targets_in
@@ -57,7 +58,7 @@ from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import is_plain
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, NotDurableError, SaveError, UserError
-from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks
+from trainer_cli.parallel.process_group import ALONE, ProcessGroup, default_group, default_ranks, lone_rank
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,8 @@ class Checkpointer:
 
         Args:
             state_dict: the tree, or a function that makes it; if that fails on one rank, no rank waits for it.
+            path: `{rank}`, `{local_rank}` and `{node_rank}` are those of this process, unless a group saves; counts
+                such as `{step}` are those of `metadata`.
             overwrite: True: a checkpoint that exists is replaced; it stays until the new one is committed. False: one
                 that exists is refused, except an intact one of the same run and step, which is left as it is.
             trained: tensors of the state that must have no NaN or infinity for the checkpoint to be finite.
@@ -187,7 +190,7 @@ class Checkpointer:
             job.finish()
             if self.waits_for_uploads:
                 with self.group.checking("while waiting for the store"):
-                    _finish_uploads(self._split(path)[0])
+                    _finish_uploads(job.storage)
             return None
         self._interrupted = False
         # The buffer of the copy is reused: the save before must have read it.
@@ -321,7 +324,11 @@ class Checkpointer:
             # No group was given: save with torch's default group. Collective.
             self.join(group := default_group())
             self._compares_ranks = group.world_size > 1
+        path = path_to_save(path, {} if metadata is None else metadata.counts(), ranks=self.group.world_size)
         storage, name = self._split(path)
+        metadata = metadata or metadata_of(name)
+        if self.group.world_size == 1:
+            metadata = replace(metadata, saved_by=lone_rank())
 
         def stage() -> Snapshot:
             if self._sharded is not None and self._compares_ranks:
@@ -331,9 +338,9 @@ class Checkpointer:
             return stager.stage(self.format, tree, list(map(local_of, trained)), **stage_arguments)
 
         facts: dict[str, Any] = {
-            "path": as_path(path),
+            "path": path,
             "storage": storage,
-            "metadata": metadata or metadata_of(name),
+            "metadata": metadata,
             "stage": stage,
             "writer": self.writer,
             "format": self.format.name,

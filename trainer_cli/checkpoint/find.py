@@ -9,7 +9,7 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,19 @@ from trainer_cli.core.manifest import DamagedCheckpoint, Manifest, ManifestError
 from trainer_cli.core.naming import (
     DEFAULT_PATTERN,
     MANIFEST_FILE,
+    RANK_VARIABLES,
     Naming,
+    fill_in,
     has_suffix,
     is_plain,
     numbers_within,
     parse_step,
-    with_ranks,
+    variables_in,
 )
 from trainer_cli.core.patterns import alternatives
 from trainer_cli.core.url_path import as_path, is_url, is_web
 from trainer_cli.errors import CheckpointError, NoCheckpointError, TrainError, UserError
+from trainer_cli.parallel.process_group import default_ranks
 from trainer_cli.terminal import format_count
 
 SUFFIXES = {suffix: compression for compression, suffix in SUFFIX.items()} | {".tgz": Compression.gz}
@@ -220,7 +223,7 @@ def checkpoint_path(
             return checkpoint_path(folder, step, epoch, suffix)
         except FileNotFoundError:
             naming = Naming("epoch{epoch}" if step is None else DEFAULT_PATTERN, suffix or None)
-            return as_path(with_ranks(str(folder), os.environ)) / naming.name({"step": step, "epoch": epoch})
+            return as_path(filled(str(folder))) / naming.name({"step": step, "epoch": epoch})
     if step is not None:
         return _newest(folder, suffix, lambda entry: entry.step == step, f"checkpoint of step {step}")
     return _newest(
@@ -320,12 +323,45 @@ def _named(path: str | os.PathLike[str]) -> str:
     """
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"expected the path of a checkpoint, got {type(path).__name__}")
-    return with_ranks(str(path), os.environ)
+    return filled(str(path))
+
+
+def filled(path: str, counts: Mapping[str, object] | None = None) -> str:
+    """A path with the ranks of this process and `counts` filled in. A leading part that exists as written stays.
+
+    Raises:
+        UserError: it has another variable.
+    """
+    if "{" not in path:
+        return path
+    ranks, counts = default_ranks(), counts or {}
+    # A process of torch.distributed may have no variables of a launcher.
+    environment = {**os.environ, **({"RANK": str(ranks.rank)} if ranks.world_size > 1 else {})}
+    path = fill_in(path, environment, counts)
+    if unknown := variables_in(split_existing(path)[1]):
+        names = ", ".join(f"{{{name}}}" for name in (*RANK_VARIABLES, *counts))
+        raise UserError(f"{path} has {{{unknown[0]}}}, and there is no such variable here", cure=f"There are {names}.")
+    return path
+
+
+def path_to_save(path: str | os.PathLike[str], counts: Mapping[str, object], *, ranks: int = 1) -> Path:
+    """The path at which a checkpoint is to be saved, by several ranks together if there are.
+
+    Raises:
+        UserError: a variable is unknown, or would give each of the ranks another path.
+    """
+    named = str(as_path(path))
+    if ranks > 1 and (differing := [name for name in variables_in(named) if name in RANK_VARIABLES]):
+        raise UserError(
+            f"{named} has {{{differing[0]}}}, and {ranks} ranks save one checkpoint together",
+            cure="Leave it out; or, for a checkpoint of each rank, save with group=trainer_cli.ALONE.",
+        )
+    return as_path(filled(named, counts))
 
 
 def _newest(named: str | Path, suffix: str | None, fits: Callable[[Entry], bool], description: str) -> Path:
-    folder = as_path(with_ranks(str(named), os.environ))
-    suffix = with_ranks(suffix, os.environ) if suffix else None
+    folder = as_path(filled(str(named)))
+    suffix = filled(suffix) if suffix else None
     passed = []
     for entry in sorted(catalog_of(folder).entries(), key=_order, reverse=True):
         if not has_suffix(entry.name, suffix):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -29,8 +30,8 @@ from trainer_cli.checkpoint.format.verified_file import verify
 from trainer_cli.checkpoint.history import Spent
 from trainer_cli.checkpoint.snapshot import Snapshot
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
-from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest
-from trainer_cli.core.naming import MANIFEST_FILE, step_within
+from trainer_cli.core.manifest import DamagedCheckpoint, FileEntry, Manifest, ManifestError
+from trainer_cli.core.naming import MANIFEST_FILE, VARIABLES, step_within
 from trainer_cli.core.parts import Groups, PartTable, group_names
 from trainer_cli.core.policy import Kind
 from trainer_cli.errors import SaveError, UserError
@@ -70,8 +71,14 @@ class CheckpointMetadata:
     samples: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
     number: int | None = None
+    saved_by: str | None = None
     spent: Spent | None = None
     """For the history; not in the manifest."""
+
+    def counts(self) -> dict[str, object]:
+        """The variables of names that are known."""
+        counts = {"step": self.step, "epoch": self.epoch, "world_size": self.world_size}
+        return {name: value for name, value in {**self.progress, **counts}.items() if name in VARIABLES}
 
 
 class SaveCaller:
@@ -344,6 +351,8 @@ class CheckpointWriter:
                 return
             check_room(storage, where, snapshot.layout.least_bytes, metadata.files)
             with storage.writing(name, digest=self.digest, replace=overwrite) as folder:
+                if metadata.saved_by is not None:
+                    folder.check_replaced = partial(refuse_other_rank, saved_by=metadata.saved_by, where=where)
                 rank_files = write(folder, snapshot, metadata.files)
                 # Records of this step become durable before the checkpoint that says they exist.
                 before_commit()
@@ -373,8 +382,9 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
     Raises:
         SaveError: a checkpoint is there that may not be replaced.
     """
-    if storage.peek(name, MANIFEST_FILE) is None:
+    if (content := storage.peek(name, MANIFEST_FILE)) is None:
         return False
+    refuse_other_rank(content, metadata.saved_by, storage.location(name))
     if overwrite:
         # A replacement would remove what the user asked to keep.
         if storage.is_pinned(name):
@@ -407,6 +417,29 @@ def is_saved(storage: Storage, name: str, metadata: CheckpointMetadata, *, overw
         where=storage.location(name),
         cure="Use another run directory, or move that checkpoint away.",
     )
+
+
+def refuse_other_rank(content: bytes, saved_by: str | None, where: str) -> None:
+    """Refuse to replace a checkpoint that another rank of this launch has saved, without the group.
+
+    Args:
+        content: of its manifest.
+
+    Raises:
+        SaveError: it is one; what is there stays.
+    """
+    if saved_by is None:
+        return
+    try:
+        other = Manifest.parse(content).saved_by
+    except ManifestError:
+        return  # It is damaged, and replaced.
+    if other is not None and other != saved_by and other.partition(" ")[0] == saved_by.partition(" ")[0]:
+        raise SaveError(
+            f"{saved_by.partition(' ')[2]} would replace what {other.partition(' ')[2]} of the same launch has saved",
+            where=where,
+            cure="Put {rank} into the path, let one rank save, or initialise torch.distributed to save together.",
+        )
 
 
 def as_failure(error: BaseException, step: int, where: str | Path) -> Exception:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.find import checkpoint_at
+from trainer_cli.checkpoint.find import checkpoint_at, path_to_save
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.model_state import Fitting, capture_model, fit_model, table
@@ -18,7 +18,6 @@ from trainer_cli.checkpoint.optimizer_state import capture_optimizer, fit_optimi
 from trainer_cli.core.load_options import OTHER_MODEL, WEIGHTS, WHOLE, LoadOptions, LoadReport, prefix_mapping
 from trainer_cli.core.manifest import DamagedCheckpoint, UnrecoverableCheckpoint
 from trainer_cli.core.naming import step_within
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import MissingStateError, UnfitStateError
 from trainer_cli.parallel.process_group import ALONE
 
@@ -39,7 +38,8 @@ def save_checkpoint(
     there is replaced, and stays until the new one is committed; in a store it is refused.
 
     Args:
-        path: `step100` and the like are found by `latest_checkpoint`.
+        path: `step100` and the like are found by `latest_checkpoint`. `{epoch}`, `{rank}`, `{local_rank}` and
+            `{node_rank}` are filled in; two ranks that would save one checkpoint are refused.
         epoch: returned by `load_checkpoint`.
         lr_scheduler: any object with `state_dict` and `load_state_dict`.
         kwargs: more to save: numbers, strings, tensors, and containers of them.
@@ -49,7 +49,7 @@ def save_checkpoint(
         NotDurableError: it is on this machine, but the store has not taken it.
         UserError: something cannot be saved; it is named.
     """
-    path = as_path(path)
+    path = path_to_save(path, {"epoch": epoch})
     state: dict[str, Any] = {
         "model": capture_model(model),
         "optimizer": capture_optimizer(model, optimizer),

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainer_cli.core.naming import VARIABLES
 from trainer_cli.core.url_path import local_path
 from trainer_cli.errors import CheckpointError, ExitCode, UserError
 from trainer_cli.runs.import_torch import showing_import
@@ -84,6 +85,16 @@ FLAGS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def _filled(output: Path, path: Path) -> Path:
+    """The output, with the ranks of this process and the counts of the checkpoint filled in."""
+    from trainer_cli.checkpoint.find import filled
+    from trainer_cli.runs.folders import manifest_of
+
+    manifest = manifest_of(path)
+    counts = {} if manifest is None else {**manifest.progress, "step": manifest.step, "epoch": manifest.epoch}
+    return Path(filled(str(output), {name: value for name, value in counts.items() if name in VARIABLES}))
+
+
 def export(args: argparse.Namespace) -> int:
     """Write the weights of a checkpoint in another format."""
     path = _select_one(args.names[0])
@@ -91,18 +102,19 @@ def export(args: argparse.Namespace) -> int:
     with showing_import():
         from trainer_cli.checkpoint.export import ExportFormat
         from trainer_cli.runs.export import archive_one, export_one
+    output = None if args.output is None else _filled(args.output, path)
 
     if args.format == "archive":
         if args.dtype or args.ema or args.merge_lora or args.key_mapping or args.hf_config:
             raise UserError("an archive is a copy of the whole checkpoint: only --output and --overwrite apply to it")
-        return _report(args, "exported", archive_one(path, args.output, overwrite=args.overwrite))
+        return _report(args, "exported", archive_one(path, output, overwrite=args.overwrite))
 
     if len({old for old, _ in args.key_mapping}) < len(args.key_mapping):
         raise UserError("--key-mapping names a glob twice")
     written = export_one(
         path,
         ExportFormat(args.format),
-        args.output,
+        output,
         dtype=args.dtype,
         shard_bytes=args.shard_size,
         ema=args.ema,
@@ -135,7 +147,9 @@ def average(args: argparse.Namespace) -> int:
             )
         by_path = dict(zip(named, shares, strict=True))
         shares = [by_path[path] for path in selection.paths]
-    return _report(args, "averaged", average_of(selection.paths, args.output, shares, ema=args.ema))
+    return _report(
+        args, "averaged", average_of(selection.paths, _filled(args.output, selection.paths[-1]), shares, ema=args.ema)
+    )
 
 
 def strip(args: argparse.Namespace) -> int:
@@ -144,7 +158,7 @@ def strip(args: argparse.Namespace) -> int:
     with showing_import():
         from trainer_cli.runs.export import strip as strip_one
 
-    return _report(args, "stripped", strip_one(path, args.output, ema=args.ema))
+    return _report(args, "stripped", strip_one(path, _filled(args.output, path), ema=args.ema))
 
 
 def _select_one(name: str) -> Path:

@@ -113,6 +113,8 @@ class Manifest:
     number: int | None = None
     """Which of the run's checkpoints it is, counted from 1 while `checkpoint.copy_to` is set; that of step 0 has none.
     Not written if None."""
+    saved_by: str | None = None
+    """The launch and the rank of a process that saved alone, although it was one of several. Not written if None."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shards", PartTable.of(self.shards))
@@ -172,6 +174,7 @@ class Manifest:
             **({"samples": {name: dict(table) for name, table in self.samples.items()}} if self.samples else {}),
             **({"source": dict(self.source)} if self.source else {}),
             **({} if self.number is None else {"number": self.number}),
+            **({} if self.saved_by is None else {"saved_by": self.saved_by}),
         }
 
 
@@ -248,6 +251,7 @@ def _read(raw: dict[str, Any]) -> Manifest:
         "average": None,
         "left_out": [],
         "number": None,
+        "saved_by": None,
         **raw,
     }
     if wrong := set(raw).symmetric_difference(_FIELDS) - {"schema_version"}:
@@ -361,6 +365,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "samples": _maps_to(_is_table),
     "source": _is_table,
     "number": lambda value: value is None or _is_count(value),
+    "saved_by": _is_optional_text,
 }
 """Field of a manifest -> check of its value."""
 _CONVERTED = ("kind", "metrics", "target_packages", "left_out", "files", "shards", "parts")

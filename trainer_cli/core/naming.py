@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from functools import lru_cache
 from string import Formatter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import trainer_cli
@@ -41,7 +42,9 @@ RANK_VARIABLES = {
     "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
     "node_rank": ("GROUP_RANK", "SLURM_NODEID"),
 }
-"""Variables that a path to load may have, and the environment variables that give their values: torchrun's, Slurm's."""
+"""Variables that any path may have, and the environment variables that give their values: torchrun's, Slurm's."""
+_NO_COUNTS: Mapping[str, object] = MappingProxyType({})
+_VARIABLE = re.compile(r"\{([A-Za-z_]\w*)(:[^{},]*)?\}", re.ASCII)
 
 # First no dot, which hides a folder, and no - or +, which commands take for an option.
 _FIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
@@ -195,23 +198,42 @@ def numbers_within(name: str) -> list[int]:
     return [int(digits) for digits in _DIGITS.findall(name)]
 
 
-def with_ranks(path: str, environment: Mapping[str, str]) -> str:
-    """A path to load with `{rank}`, `{local_rank}` and `{node_rank}` replaced; 0 where the environment has no value.
+def fill_in(path: str, environment: Mapping[str, str], counts: Mapping[str, object] = _NO_COUNTS) -> str:
+    """A path with `{rank}`, `{local_rank}` and `{node_rank}` replaced, 0 where the environment has no value, and with
+    the variables in `counts`; others stay.
 
     Raises:
-        UserError: the environment variable is not a number.
+        UserError: the environment variable is not a number, or a format code does not fit.
     """
-    for name, sources in RANK_VARIABLES.items():
-        field = f"{{{name}}}"
-        if field not in path:
-            continue
-        source = next((variable for variable in sources if environment.get(variable)), None)
-        value = "0" if source is None else environment[source]
-        # isdecimal alone accepts the digits of other scripts.
-        if not (value.isascii() and value.isdecimal()):
-            raise UserError(f"{source} is {value!r}, which is not a number", where=f"{field} in {path}")
-        path = path.replace(field, str(int(value)))
-    return path
+
+    def value_of(match: re.Match[str]) -> str:
+        field, name, code = match[0], match[1], match[2] or ""
+        if name in RANK_VARIABLES:
+            value: object = _rank_of(name, environment, f"{field} in {path}")
+        elif name in counts:
+            value = counts[name]
+        else:
+            return field
+        try:
+            return format(value, code.removeprefix(":"))
+        except ValueError as error:
+            raise UserError(f"{field}: {error}", where=path) from None
+
+    return _VARIABLE.sub(value_of, path)
+
+
+def _rank_of(name: str, environment: Mapping[str, str], where: str) -> int:
+    source = next((variable for variable in RANK_VARIABLES[name] if environment.get(variable)), None)
+    value = "0" if source is None else environment[source]
+    # isdecimal alone accepts the digits of other scripts.
+    if not (value.isascii() and value.isdecimal()):
+        raise UserError(f"{source} is {value!r}, which is not a number", where=where)
+    return int(value)
+
+
+def variables_in(path: str) -> list[str]:
+    """The names of the variables in a path. Alternatives of a glob, such as `{a,b}`, are none."""
+    return [match[1] for match in _VARIABLE.finditer(path)]
 
 
 def parse_hidden(name: str) -> HiddenName | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ _SLURM = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID
 Slurm's are those of a job step, which srun starts. SLURM_NTASKS and SLURM_PROCID are set in a batch script and in the
 shell of salloc too, where there is one process.
 """
+_LAUNCH = (
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+    "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT",
+)  # fmt: skip
 _FIRST_PORT, _PORTS = 20000, 12000
 """Ports below 32768, from where on Linux assigns ports to outgoing connections."""
 _STEP_STRIDE = 7919
@@ -68,6 +73,21 @@ def ranks_in(environ: Mapping[str, str]) -> Ranks:
             raise UserError(f"{names[0]} is {size}, but {missing} is not set", where=missing, cure=cure)
         return Ranks(rank, size, local, node, (address, port), _per_node(environ, size, slurm=slurm))
     return Ranks()
+
+
+def launched_as(environ: Mapping[str, str]) -> tuple[int, int]:
+    """The rank of this process and the number of processes that torchrun or srun has started; (0, 1) for one alone."""
+    for size_name, rank_name in (_TORCHRUN[:2], _SLURM[:2]):
+        size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
+        if size.isdecimal() and rank.isdecimal() and int(size) > 1:
+            return int(rank), int(size)
+    return 0, 1
+
+
+def launch_of(environ: Mapping[str, str]) -> str:
+    """A text that the processes of one launch share, and those of no other; empty if nothing tells it."""
+    values = [environ.get(name, "") for name in _LAUNCH]
+    return hashlib.sha256("\n".join(values).encode()).hexdigest()[:16] if any(values) else ""
 
 
 def launched_rank(rank: int, processes: int, port: int) -> dict[str, str]:

@@ -5,6 +5,7 @@ torchrun or Slurm's srun starts them (`core/ranks.py`). One process alone (`ALON
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from trainer_cli.core.ranks import Ranks, check_tensor_size, has_agent_store, ranks_in
+from trainer_cli.core.ranks import Ranks, check_tensor_size, has_agent_store, launch_of, launched_as, ranks_in
 from trainer_cli.parallel.rendezvous import (
     LostRankError,
     PeerError,
@@ -206,6 +207,14 @@ def default_ranks() -> Ranks:
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return Ranks()
     return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def lone_rank() -> str | None:
+    """The launch of this process and its rank in it, as one text, if it is one of several; None if it is the only one.
+    Two ranks of one launch that save without their group are told apart by it."""
+    ranks = default_ranks()
+    rank, size = (ranks.rank, ranks.world_size) if ranks.world_size > 1 else launched_as(os.environ)
+    return None if size == 1 else f"{launch_of(os.environ) or os.getppid()} rank {rank} of {size}"
 
 
 def default_group() -> ProcessGroup:

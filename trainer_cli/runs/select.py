@@ -17,9 +17,9 @@ from itertools import chain
 from pathlib import Path
 
 from trainer_cli.checkpoint.catalog import Catalog, Entry, catalog_of
-from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, is_archive, paths_of, split_existing
+from trainer_cli.checkpoint.find import checkpoint_at, extract_archive, filled, is_archive, paths_of, split_existing
 from trainer_cli.checkpoint.foreign.kind import kind_of
-from trainer_cli.core.naming import parse_step, with_ranks
+from trainer_cli.core.naming import parse_step
 from trainer_cli.core.patterns import alternatives, did_you_mean
 from trainer_cli.core.url_path import as_path, is_url, is_web
 from trainer_cli.errors import CheckpointError, UserError
@@ -200,7 +200,7 @@ def ckpt_argument(pattern: str | Path) -> str:
 
 def _fill_in(pattern: str) -> str:
     """Replace `~` by the home folder, and `{rank}` and the like by the ranks of this process."""
-    return os.path.expanduser(with_ranks(pattern, os.environ))
+    return os.path.expanduser(filled(pattern))
 
 
 def _match_all(pattern: str) -> dict[Path, Named]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer_cli.checkpoint import model_state
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_sync_checkpointer
-from trainer_cli.checkpoint.find import all_checkpoints
+from trainer_cli.checkpoint.find import all_checkpoints, path_to_save
 from trainer_cli.checkpoint.foreign.kind import kind_of, refuse_foreign
 from trainer_cli.checkpoint.foreign.read import read_foreign
 from trainer_cli.checkpoint.format.dtensor import Targets, distributed, targets_of
@@ -20,9 +20,9 @@ from trainer_cli.checkpoint.group_verify import GroupVerifier
 from trainer_cli.core.goodput import Activity
 from trainer_cli.core.left_out import check_load
 from trainer_cli.core.load_options import WHOLE, LoadOptions
+from trainer_cli.core.naming import VARIABLES
 from trainer_cli.core.progress import Progress
 from trainer_cli.core.schema import SchedulerInterval
-from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
@@ -225,13 +225,15 @@ class Loading:
                     cure="Call trainer.ask_for_save(), or give a path.",
                 )
             return self._saver().save_now(trainer)
-        path = as_path(path)
+        group = trainer.strategy.group
+        counts = {**trainer.progress.state_dict(), "run_name": trainer.name, "world_size": group.world_size}
+        counts = {name: value for name, value in counts.items() if name in VARIABLES}
+        path = path_to_save(path, counts, ranks=group.world_size)
         metadata = replace(describe(trainer), run_id=self._run_id)
         trained = [parameter for parameter in trainer.model.parameters() if parameter.requires_grad]
         # Not the run's checkpointer, which may have a save in flight.
-        checkpointer = sync_checkpointer(trainer.strategy.group)
+        checkpointer = sync_checkpointer(group)
         checkpointer.save(trainer.checkpoint_state, path, metadata=metadata, trained=trained)
-        group = trainer.strategy.group
         # If a hook fails on rank 0, all ranks must raise: the others would wait for it in the next collective.
         with group.checking("in on_after_save_checkpoint"):
             if group.is_main:

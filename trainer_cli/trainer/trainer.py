@@ -565,9 +565,10 @@ class Trainer:
         """Save the present state durably, and return the checkpoint's path. Collective.
 
         Args:
-            path: where; one that is there is replaced. Not in this run's own folder of checkpoints, where the
-                CheckpointerCallback saves and removes. Not given: there, by it, under the name of the present step,
-                and not over a checkpoint of this step; after a fit, not in one, where `ask_for_save` saves.
+            path: where, with the variables of `checkpoint.name` and `{rank}`; one that is there is replaced. Not in
+                this run's own folder of checkpoints, where the CheckpointerCallback saves and removes. Not given:
+                there, by it, under the name of the present step, and not over a checkpoint of this step; after a fit,
+                not in one, where `ask_for_save` saves.
 
         Raises:
             SaveError: nothing was committed; what was there before still is.

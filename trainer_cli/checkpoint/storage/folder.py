@@ -45,6 +45,8 @@ class StagedFolder:
     Attributes:
         files: the files finished so far, by name.
         after_publish: called once the folder has its final name.
+        check_replaced: called with the manifest of the checkpoint that the folder replaces. If it raises, that one
+            stays.
     """
 
     def __init__(
@@ -53,9 +55,14 @@ class StagedFolder:
         self.path = path
         self.files: dict[str, FileEntry] = {}
         self.after_publish: Callable[[], object] = lambda: None
+        self.check_replaced: Callable[[bytes], object] = lambda manifest: None
         self._publish = publish
         self._disk = disk
         self._digest = digest
+
+    def publishes_by(self, publish: Callable[[], object]) -> None:
+        """Set what gives the folder its final name."""
+        self._publish = publish
 
     @property
     def hidden_name(self) -> str:

@@ -112,8 +112,10 @@ class LocalStorage:
         self._staged.add(staging.name)
         try:
             self.disk.mkdir(staging)
-            publish = partial(self._replace if replace else self._publish, staging, name)
-            yield StagedFolder(staging, self.disk, digest, publish)
+            folder = StagedFolder(staging, self.disk, digest, partial(self._publish, staging, name))
+            if replace:
+                folder.publishes_by(partial(self._replace, folder, name))
+            yield folder
         finally:
             if staging.name in self._staged:
                 self._try_to_delete(staging)
@@ -158,7 +160,10 @@ class LocalStorage:
         # Names come from manifests, which are not verified: one with a slash could lead elsewhere.
         if not is_plain(file):
             raise ValueError(f"{file!r} is not a plain name of a file")
-        path = f"{self._path_text(name)}/{file}"
+        return self._read(f"{self._path_text(name)}/{file}")
+
+    def _read(self, path: str) -> bytes | None:
+        """The content of a small file, or None if it does not exist."""
         try:
             source = open_source(self.disk, path)
         except (FileNotFoundError, NotADirectoryError):
@@ -366,9 +371,9 @@ class LocalStorage:
         if exists(self.disk, final / MANIFEST_FILE):
             raise FileExistsError(errno.EEXIST, "A checkpoint of that name exists", str(final))
 
-    def _replace(self, staging: Path, name: str) -> None:
+    def _replace(self, folder: StagedFolder, name: str) -> None:
         """Publish a folder; a checkpoint of that name is deleted afterwards."""
-        final = self._path(name)
+        staging, final = folder.path, self._path(name)
         if not exists(self.disk, final / MANIFEST_FILE):
             self._publish(staging, name)
             return
@@ -376,6 +381,12 @@ class LocalStorage:
         with ExitStack() as stack:
             wait_for_readers(self.disk, final, stack)
             old = self._swap(staging, name)
+            try:
+                # Of what was really replaced: another process may have saved since the save began.
+                folder.check_replaced(self._read(f"{old}/{MANIFEST_FILE}") or b"")
+            except BaseException:
+                self._swap_back(staging, old, final)
+                raise
             self._staged.discard(staging.name)
             # Before the old one is deleted: a power cut may undo the swap.
             self.fsync_names()
@@ -403,6 +414,14 @@ class LocalStorage:
             self.disk.rename(old, final)
             raise
         return old
+
+    def _swap_back(self, staging: Path, old: Path, final: Path) -> None:
+        """Undo `_swap`."""
+        if old == staging:
+            self.disk.exchange(staging, final)
+        else:
+            self.disk.rename(final, staging)
+            self.disk.rename(old, final)
 
     def _finish_replacement(self, name: str) -> bool:
         """Finish a replacement by two renames that was cut short; returns whether there was one.
