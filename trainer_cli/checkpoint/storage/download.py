@@ -154,21 +154,20 @@ def fetch(url: str, marks: Collection[str]) -> Path | None:
     state = "\n".join(f"{key} {info.size_bytes} {info.tag or uuid.uuid4()}" for key, info in sorted(files.items()))
     # The query of a URL is not part of the file name.
     into = cache_of(f"{url}\n{state}") / (unquote(name.partition("?")[0]) if client.read_only else name)
-    if into.exists():
-        return into
-    # A name unique to this call: another thread or process may fetch the same file.
-    unfinished = into.parent / f".{uuid.uuid4()}.{into.name}"
-    try:
-        _copy(client, name, files, unfinished, url)
-        # Files read before and after a change do not belong together.
-        if _files_at(client, name, marks) != files:
-            raise StoreAwayError("it was changed while it was read", where=url)
-        os.rename(unfinished, into)
-    except OSError:
-        if not into.is_dir():  # Otherwise another call has copied it first.
-            raise
-    finally:
-        delete(unfinished)
+    # Another thread or process, such as another rank of this machine, may fetch the same file: it is copied once.
+    with locking_copy(into.parent, into.name):
+        if into.exists():
+            return into
+        # A name unique to this call: one that was killed may have left a part.
+        unfinished = into.parent / f".{uuid.uuid4()}.{into.name}"
+        try:
+            _copy(client, name, files, unfinished, url)
+            # Files read before and after a change do not belong together.
+            if _files_at(client, name, marks) != files:
+                raise StoreAwayError("it was changed while it was read", where=url)
+            os.rename(unfinished, into)
+        finally:
+            delete(unfinished)
     return into
 
 
