@@ -16,10 +16,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from command import run_program
 from fsspec.implementations.memory import MemoryFileSystem
 from states import same, small_state
 from test_storage import StorageContract
+from torch import nn
 
 from trainer_cli.checkpoint.checkpointer import Checkpointer, make_async_checkpointer, make_sync_checkpointer
 from trainer_cli.checkpoint.find import write_archive
@@ -29,6 +31,7 @@ from trainer_cli.checkpoint.storage.local import LocalStorage
 from trainer_cli.checkpoint.storage.object_client import ObjectClient, explain_refusal
 from trainer_cli.checkpoint.storage.object_store import ObjectStorage
 from trainer_cli.checkpoint.storage.uploader import Uploader
+from trainer_cli.checkpoint.without_trainer import load_checkpoint, save_checkpoint
 from trainer_cli.commands import ckpt_remove as ckpt_admin
 from trainer_cli.commands.ckpt_inspect import opened
 from trainer_cli.core.manifest import DamagedCheckpoint
@@ -472,4 +475,28 @@ def test_two_threads_that_fetch_one_file_share_the_copy(
     with ThreadPoolExecutor(4) as pool:
         copies = list(pool.map(partial(fetch, marks=()), [f"{url}/weights.pt"] * 8))
     assert {path.read_bytes() for path in copies if path is not None} == {b"content"}
-    assert not list(tmp_path.rglob(".*weights.pt"))
+    assert not list(tmp_path.rglob(".*weights.pt*"))
+
+
+@pytest.mark.parametrize("door", ["Checkpointer.load", "load_checkpoint", "load_checkpoint of a torch file"])
+def test_the_ranks_of_a_machine_download_once(
+    door: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(3, 2)
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    ObjectClient(url).upload("weights.pt", tmp_path / "weights.pt")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the machine that saved"))
+    save_checkpoint(f"{url}/step1", 1, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
+
+    def load(rank: int) -> bool:
+        other = nn.Linear(3, 2)
+        if door == "Checkpointer.load":
+            other.load_state_dict(make_sync_checkpointer().load(f"{url}/step1")["model"])
+        else:
+            load_checkpoint(f"{url}/{'weights.pt' if 'torch' in door else 'step1'}", other, finetune=True)
+        return torch.equal(other.weight, model.weight)
+
+    with caplog.at_level(logging.INFO), ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(load, range(4)))
+    assert caplog.text.count("downloading") == 1
