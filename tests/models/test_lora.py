@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.checkpoint.export import ExportFormat
+from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.data.loader import Loader
 from trainer_cli.errors import CheckpointError, ConfigError, UserError
 from trainer_cli.models.lora import lora
@@ -79,6 +81,102 @@ def test_a_merged_export_is_the_model_without_adapters(tmp_path: Path) -> None:
     torch.testing.assert_close(plain.guess(x), made.model.guess(x))
     with pytest.raises(CheckpointError, match="no LoRA adapters"):
         export_one(written.path, ExportFormat.torch, tmp_path / "again.pt", merge_lora=True)
+
+
+def _classifier() -> Any:
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    torch.manual_seed(7)
+    sizes = {"vocab_size": 9, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    return GPT2ForSequenceClassification(
+        GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, pad_token_id=8, num_labels=3)
+    )
+
+
+def _by_us() -> nn.Module:
+    return lora(_classifier(), targets=["*.c_attn"], r=2, train=["score.*"])
+
+
+def _by_peft(**settings: Any) -> nn.Module:
+    import peft
+
+    config = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "task_type": "SEQ_CLS", **settings}
+    return peft.get_peft_model(_classifier(), peft.LoraConfig(**config))
+
+
+def _by_transformers() -> nn.Module:
+    import peft
+
+    model = _classifier()
+    model.add_adapter(peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True))
+    return model
+
+
+_PEFT = r"trainer_cli\.load_model\(CHECKPOINT\)\.save_pretrained\(FOLDER\)"
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("make", "cure", "merged_cure"),
+    [
+        (_by_us, r"Add --merge-lora\.", None),
+        (_by_peft, _PEFT, _PEFT),
+        (partial(_by_peft, modules_to_save=["score"]), _PEFT, _PEFT),
+        (partial(_by_peft, use_dora=True), _PEFT, _PEFT),
+        (_by_transformers, _PEFT, _PEFT),
+    ],
+    ids=["ours", "peft", "modules to save", "dora", "add_adapter"],
+)
+def test_an_export_with_adapters_is_loaded_whole_by_transformers_or_refused(
+    make: Any, cure: str, merged_cure: str | None, tmp_path: Path
+) -> None:
+    from transformers import GPT2ForSequenceClassification
+
+    model = make().eval()
+    checkpoint = tmp_path / "step0"
+    Trainer(model=model, device="cpu").save_checkpoint(checkpoint)
+    with pytest.raises(CheckpointError, match=cure):
+        export_one(checkpoint, ExportFormat.huggingface, tmp_path / "plain")
+    # Weights by name, for a model with the same adapters.
+    export_one(checkpoint, ExportFormat.safetensors, tmp_path / "plain.safetensors")
+    if merged_cure is not None:
+        with pytest.raises(CheckpointError, match=merged_cure):
+            export_one(checkpoint, ExportFormat.huggingface, tmp_path / "merged", merge_lora=True)
+        return
+    written = export_one(checkpoint, ExportFormat.huggingface, tmp_path / "merged", merge_lora=True)
+    loaded, report = GPT2ForSequenceClassification.from_pretrained(written.path, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    tokens = torch.arange(6).reshape(2, 3)
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
+def test_a_model_of_peft_in_a_run_is_saved_by_its_own_method_as_peft_loads_it(tmp_path: Path) -> None:
+    import peft
+
+    model = _by_peft(modules_to_save=["score"]).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    Trainer(model=model, device="cpu").save_checkpoint(tmp_path / "step0")
+    made = _by_peft(modules_to_save=["score"]).eval()
+    Trainer(model=made, device="cpu").load_checkpoint(tmp_path / "step0", load=LoadOptions(states=["model"]))
+    made.save_pretrained(tmp_path / "adapters")
+    base = _classifier()
+    base.load_state_dict(
+        {
+            name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".original_module", ""): value
+            for name, value in state.items()
+            if "lora_" not in name and "modules_to_save" not in name
+        }
+    )
+    loaded = peft.PeftModel.from_pretrained(base, str(tmp_path / "adapters")).eval()
+    tokens = torch.arange(6).reshape(2, 3)
+    torch.testing.assert_close(loaded(tokens).logits, model(tokens).logits)
+    merged = loaded.merge_and_unload()
+    torch.testing.assert_close(merged(tokens).logits, model(tokens).logits)
 
 
 def test_mistakes_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

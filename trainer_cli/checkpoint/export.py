@@ -20,6 +20,32 @@ from trainer_cli.models.lora import SCALING
 Weights = Mapping[str, torch.Tensor]
 
 
+_BY_PEFT = (
+    "In Python: trainer_cli.load_model(CHECKPOINT).save_pretrained(FOLDER) writes the adapters, and "
+    ".merge_and_unload().save_pretrained(FOLDER) the merged model."
+)
+
+
+def is_adapted(weights: Weights) -> bool:
+    """Whether layers have the names that peft gives to adapted ones, which no `from_pretrained` finds."""
+    return any(".base_layer." in name or ".original_module." in name or ".lora_A." in name for name in weights)
+
+
+def check_loadable(weights: Weights, where: str) -> None:
+    """Refuse weights that `from_pretrained` of transformers would leave out.
+
+    Raises:
+        CheckpointError: there are adapters in them.
+    """
+    if is_adapted(weights):
+        merges = any(name.endswith(f".{SCALING}") for name in weights)
+        raise CheckpointError(
+            "the checkpoint has adapters, and from_pretrained would draw the adapted layers anew",
+            where=where,
+            cure="Add --merge-lora." if merges else _BY_PEFT,
+        )
+
+
 def merged_lora(weights: Weights, where: str) -> dict[str, torch.Tensor]:
     """The weights of the model without the adapters of `trainer_cli.models.lora`: each layer's weight plus the product
     of its matrices, computed in 32 bits. Names are those of the model without adapters.
@@ -29,6 +55,12 @@ def merged_lora(weights: Weights, where: str) -> dict[str, torch.Tensor]:
     """
     layers = [name.removesuffix(f".{SCALING}") for name in weights if name.endswith(f".{SCALING}")]
     if not layers:
+        if is_adapted(weights):
+            raise CheckpointError(
+                "the checkpoint has adapters of peft without their scaling, so they cannot be merged here",
+                where=where,
+                cure=_BY_PEFT,
+            )
         raise CheckpointError("the checkpoint has no LoRA adapters", where=where)
     result = dict(weights)
     for layer in layers:

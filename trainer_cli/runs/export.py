@@ -12,7 +12,7 @@ import torch
 
 from trainer_cli.checkpoint.catalog import catalog_of
 from trainer_cli.checkpoint.checkpointer import CheckpointMetadata, make_sync_checkpointer
-from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, export, merged_lora, renamed
+from trainer_cli.checkpoint.export import Average, ExportFormat, Weights, check_loadable, export, merged_lora, renamed
 from trainer_cli.checkpoint.find import write_archive
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.foreign.read import read_foreign
@@ -72,7 +72,11 @@ def export_one(
     extra = _model_files(path, hf_config) if format is ExportFormat.huggingface else {}
     weights: Weights
     weights, callback = evaluated_weights(path, ema)
-    weights = renamed(merged_lora(weights, str(path)) if merge_lora else weights, key_mapping or {})
+    if merge_lora:
+        weights = merged_lora(weights, str(path))
+    weights = renamed(weights, key_mapping or {})
+    if extra:
+        check_loadable(weights, str(path))
     output = output or _beside(path, _SUFFIXES[format])
     size_bytes = export(
         weights,
