@@ -293,3 +293,30 @@ def test_autocast_is_off_after_its_outermost_block(dtype: str, nested: str, insi
     trained.fit(loader(), loader(6, shuffle=False))
     assert step.seen == [False, *[dtype != "fp32"] * inside, False] * 2
     assert not torch.is_autocast_enabled("cpu")
+
+
+class _Cast(Spiky):
+    """Parts of it in another type, as `from_pretrained` of bfloat16 files makes the whole model."""
+
+    def __init__(self, dtype: torch.dtype, frozen: bool) -> None:
+        super().__init__(())
+        self.narrow = nn.Linear(2, 2).to(dtype).requires_grad_(not frozen)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "frozen", "warns"),
+    [
+        (torch.bfloat16, False, True),
+        (torch.float16, False, True),
+        (torch.bfloat16, True, False),
+        (torch.float32, False, False),
+        (torch.float64, False, False),
+    ],
+)
+def test_a_fit_names_trained_parameters_of_fewer_than_32_bits(
+    precision: str, dtype: torch.dtype, frozen: bool, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fit(lambda: _Cast(dtype, frozen), precision={"dtype": precision})
+    line = f"2 of 4 parameters are trained in {str(dtype)[6:]} (narrow.weight): updates smaller than its precision are"
+    assert (line in caplog.text, caplog.text.count("are trained in")) == (warns, int(warns))

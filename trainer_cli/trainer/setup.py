@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from trainer_cli.checkpoint.model_state import fit_model
+from trainer_cli.checkpoint.model_state import clean_name, fit_model
 from trainer_cli.checkpoint.optimizer_state import inner_optimizers
 from trainer_cli.core.naming import STEP_MODULES
 from trainer_cli.core.order import sample_seed
@@ -26,7 +26,7 @@ from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.notebook import NotebookLogger, in_notebook
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.torch_compat import compile_deterministically, leave_compiler_out, step_lightly
-from trainer_cli.terminal import is_terminal
+from trainer_cli.terminal import format_count, is_terminal
 
 P = TypeVar("P")
 
@@ -187,6 +187,25 @@ def make_model(source: nn.Module | Callable[[], nn.Module], optimizer: Any) -> n
     model: nn.Module = check_type("model", make_instance(source, nn.Module), nn.Module)
     refuse_lazy(model)
     return model
+
+
+def warn_of_narrow_weights(model: nn.Module) -> None:
+    """Warn if trained parameters have fewer than 32 bits, as files of pretrained weights often have.
+
+    The optimizer rounds each update to them: AdamW with a rate of 1e-5 moves few of bfloat16.
+    """
+    trained = {name: value.dtype for name, value in model.named_parameters() if value.requires_grad}
+    narrow = {name: dtype for name, dtype in trained.items() if dtype.itemsize < 4}
+    if narrow:
+        name, dtype = next(iter(narrow.items()))
+        log.warning(
+            "%d of %s are trained in %s (%s): updates smaller than its precision are lost; "
+            "dtype: float32 of from_pretrained, or model.float(), keeps 32 bits",
+            len(narrow),
+            format_count(len(trained), "parameter"),
+            str(dtype).removeprefix("torch."),
+            clean_name(name),
+        )
 
 
 def refuse_lazy(model: nn.Module) -> None:

@@ -309,6 +309,7 @@ class Trainer:
                 self.loading.load_or_start(ckpt_path, load, keep_settings, train)
                 # Callbacks that refuse to start do so here, before loggers are rewound.
                 self.hooks.call("on_fit_start", self, train, val, self.loop)
+                setup.warn_of_narrow_weights(self.model)
                 sanity_check(self, val)
                 self.recording.start()
                 # A resume restores the generators of each rank instead.
