@@ -185,6 +185,26 @@ def test_overrides_lie_on_top_of_the_recovered_config(base: Path, tmp_path: Path
     assert "error: runs/base/checkpoints/step20 does not fit" in result.err
 
 
+@pytest.mark.parametrize("verb", ["validate", "predict"])
+@pytest.mark.parametrize(
+    ("more", "dropped"),
+    [
+        ([], ["data.val_fraction: 0.3 -> 0.2"]),
+        (["data.val_fraction=0.5"], []),
+        (None, []),
+    ],
+)
+def test_settings_of_the_run_that_an_experiment_leaves_out_are_listed(
+    verb: str, more: list[str] | None, dropped: list[str], place: Path
+) -> None:
+    overrides = [] if more is None else ["experiment=digits_mlp", *more]
+    done = train(verb, "ckpt=runs/base@latest", *overrides, cwd=place)
+    assert done.code == 0, done
+    line = "experiment= composes anew, without these settings of the run of runs/base/checkpoints/step20: "
+    lines = [row.partition(line)[2] for row in done.err.splitlines() if line in row]
+    assert lines == ([", ".join(dropped)] if dropped else [])
+
+
 def test_random_weights_only_on_demand(tmp_path: Path) -> None:
     result = train("validate", "ckpt=none", "experiment=digits_mlp", cwd=tmp_path)
     assert result.code == 0, result

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import Change
 from trainer_cli.config.fields import DATA_KEYS, SOURCE, matches_any
+from trainer_cli.config.overrides import COMMAND_LINE
 from trainer_cli.config.search_path import PACKAGE, project_root
 from trainer_cli.errors import ConfigError, ConfigErrors, UserError
 from trainer_cli.parallel.process_group import ProcessGroup
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 TRAIN = "train"
 """The name of the training data."""
+_OF_EVALUATIONS = frozenset({"model", "model_call", "data", "step", "precision", "callbacks", "compile"})
+"""The sections of a config that the values of an evaluation depend on."""
 _DRAWS = 64
 """How often a sample that differs is read again before it is refused: augmentation may draw at random."""
 
@@ -173,6 +176,7 @@ class EvaluatedOrigin:
         self._reported = differing
         if self._changes is None:
             self._changes = _changes_since(checkpoint, self._composed)
+            _report_dropped(self._composed, checkpoint, self._changes)
         if not _changes_samples(self._changes):
             seeds = _seeds(self._changes)
             _compare_samples(self._composed, str(checkpoint), manifest, self._loaders, self.now, seeds)
@@ -272,6 +276,24 @@ def _changes_since(checkpoint: Path, composed: Composed) -> list[Change]:
     """The changes from the config of a checkpoint."""
     source, _ = config_of(checkpoint)
     return diff(from_yaml(source, trusted=True, missing_ok=True).raw, composed.raw) if source else []
+
+
+def _report_dropped(composed: Composed, checkpoint: Path, changes: Iterable[Change]) -> None:
+    """Warn of settings of the run that `experiment=` leaves out, if an evaluation depends on them."""
+    if not any(override.lstrip("+").startswith("experiment=") for override in composed.overrides):
+        return
+    dropped = [
+        str(change) for change in changes if change.path[0] in _OF_EVALUATIONS and not _is_typed(change, composed)
+    ]
+    if dropped:
+        log.warning(
+            "experiment= composes anew, without these settings of the run of %s: %s", checkpoint, format_first(dropped)
+        )
+
+
+def _is_typed(change: Change, composed: Composed) -> bool:
+    origin = change.origin(composed.provenance)
+    return origin is not None and origin.source == COMMAND_LINE and "experiment=" not in origin.words
 
 
 def _changes_samples(changes: Iterable[Change]) -> bool:
