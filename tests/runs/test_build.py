@@ -139,6 +139,10 @@ def test_a_random_split_is_the_same_at_each_start_and_another_with_another_seed(
         ({"_target_": "trainer_cli.MLP", "hiden": [4]}, "MLP takes no argument 'hiden'.*Did you mean 'hidden'"),
         ({"_target_": "trainer_cli.models.mlp.NoSuch"}, "has no 'NoSuch'"),
         ({"_target_": "trainer_cli.MLP", "inputs": "from_data"}, "Digits has no 'inputs'"),
+        (
+            {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "trainer_cli.MLP", "inputs": "from_data"}]},
+            r"model\._args_\.0\.inputs is to come from the data, but Digits has no 'inputs'",
+        ),
         ({"_target_": "trainer_cli.MLP", "_recursive_": False}, "_recursive_ is not known"),
         ({"_target_": "torch.nn.Linear"}, "missing required arguments: 'in_features', 'out_features'"),
         ({"_target_": "torch.nn.Linear", "in_features": "x", "out_features": 1}, "must be a whole number"),
@@ -151,14 +155,17 @@ def test_a_wrong_model_node_is_one_readable_mistake(node: Any, message: str) -> 
         made.model(made.data().source)
 
 
-def test_an_argument_is_taken_from_the_data(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_argument_is_taken_from_the_data_at_any_depth(tmp_path: Path, nested: bool) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abcd" * 100)
+    node = {"_target_": "trainer_cli.GPT", "vocab_size": "from_data", "width": 8, "heads": 2, "layers": 1}
     made = builder(
         data={"_target_": "trainer_cli.Text", "path": str(text), "unit": "characters", "context": 8},
-        model={"_target_": "trainer_cli.GPT", "vocab_size": "from_data", "width": 8, "heads": 2, "layers": 1},
+        model={"_target_": "torch.nn.Sequential", "_args_": [node]} if nested else node,
     )
     model: Any = made.model(made.data().source)
+    model = model[0] if nested else model
     assert model.tokens.num_embeddings == 4
 
 

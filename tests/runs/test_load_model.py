@@ -15,7 +15,7 @@ from trainer_cli import CheckpointError, ConfigError, UserError, load_model, mak
 from trainer_cli.commands.main import main
 
 EXPERIMENT = """# @package _global_
-model: {_target_: shapes.Net, inputs: from_data, dropout: 0.5}
+model: {_target_: shapes.Net, sizes: {inputs: from_data}, dropout: 0.5}
 data: {_target_: shapes.Data, batch_size: 4}
 optimizer: {_target_: torch.optim.SGD, lr: 0.1}
 callbacks: {mean: {_target_: trainer_cli.EMA, decay: 0.5}}
@@ -28,9 +28,9 @@ import torch
 from torch import nn
 
 class Net(nn.Module):
-    def __init__(self, inputs, dropout=0.0, width=3):
+    def __init__(self, sizes, dropout=0.0, width=3):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(inputs, width), nn.Dropout(dropout), nn.BatchNorm1d(width))
+        self.layers = nn.Sequential(nn.Linear(sizes["inputs"], width), nn.Dropout(dropout), nn.BatchNorm1d(width))
 
     def forward(self, batch):
         return self.layers(batch).square().mean() + self.layers(batch).mean()

@@ -193,6 +193,13 @@ def in_steps(value: Any) -> bool:
     return True
 
 
+def needs_data(model: Any) -> bool:
+    """Whether a key of a model's node, at any depth, has the value `from_data`."""
+    if isinstance(model, list):
+        return any(map(needs_data, model))
+    return isinstance(model, Mapping) and any(value == FROM_DATA or needs_data(value) for value in model.values())
+
+
 def is_node(value: Any) -> bool:
     """Whether a value describes an object to make."""
     return isinstance(value, Mapping) and "_target_" in value
@@ -370,18 +377,18 @@ class _Checker:
                 _add_merge(error, where, arguments)
                 yield _or_duration(error, takes) if schedule else error
         for key, value in arguments.items():
-            yield from self._inside(f"{where}.{key}", value)
-        yield from self._inside(f"{where}._args_", positional)
+            yield from self._inside(f"{where}.{key}", value, elsewhere)
+        yield from self._inside(f"{where}._args_", positional, elsewhere)
 
-    def _inside(self, where: str, value: Any) -> Iterator[ConfigError]:
+    def _inside(self, where: str, value: Any, elsewhere: tuple[str, ...] = (MISSING,)) -> Iterator[ConfigError]:
         if is_node(value):
-            yield from self._node(where, value)
+            yield from self._node(where, value, elsewhere=elsewhere)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                yield from self._inside(f"{where}.{key}", item)
+                yield from self._inside(f"{where}.{key}", item, elsewhere)
         elif isinstance(value, list | tuple):
             for index, item in enumerate(value):
-                yield from self._inside(f"{where}.{index}", item)
+                yield from self._inside(f"{where}.{index}", item, elsewhere)
 
     def _target(self, path: Any, where: str) -> tuple[Callable[..., Any] | None, list[ConfigError]]:
         """The target, if targets are imported, and the mistakes in it."""

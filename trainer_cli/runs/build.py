@@ -156,16 +156,8 @@ class Builder:
         return Data(source, train, loaders)
 
     def model_node(self, source: Any) -> dict[str, Any]:
-        """The node of the model. An argument with the value `from_data` is that attribute of the data object."""
-        node = dict(_node(self.config.model, "model"))
-        for key, value in node.items():
-            if value == FROM_DATA:
-                if not hasattr(source, key):
-                    raise ConfigError(
-                        f"model.{key} is to come from the data, but {type(source).__name__} has no '{key}'",
-                        location=f"model.{key}",
-                    )
-                node[key] = getattr(source, key)
+        """The node of the model. A key with the value `from_data`, at any depth, is that attribute of the data."""
+        node: dict[str, Any] = _with_attributes(_node(self.config.model, "model"), source, "model")
         return node
 
     def model(self, source: Any) -> nn.Module:
@@ -492,6 +484,26 @@ def target_packages(config: TrainConfig) -> tuple[str, ...]:
     for section in SECTIONS:
         walk(getattr(config, section))
     return tuple(sorted(packages))
+
+
+def _with_attributes(node: Any, source: Any, where: str) -> Any:
+    """A part of a model's node, with attributes of the data object in place of `from_data`."""
+    if isinstance(node, list):
+        return [_with_attributes(item, source, f"{where}.{index}") for index, item in enumerate(node)]
+    if not isinstance(node, Mapping):
+        return node
+    filled = {}
+    for key, value in node.items():
+        if value != FROM_DATA:
+            filled[key] = _with_attributes(value, source, f"{where}.{key}")
+        elif hasattr(source, key):
+            filled[key] = getattr(source, key)
+        else:
+            raise ConfigError(
+                f"{where}.{key} is to come from the data, but {type(source).__name__} has no '{key}'",
+                location=f"{where}.{key}",
+            )
+    return filled
 
 
 def _node(value: Any, where: str) -> Mapping[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer_cli.checkpoint import model_state
-from trainer_cli.config.arguments import FROM_DATA
+from trainer_cli.config.arguments import needs_data
 from trainer_cli.config.compose import from_yaml
 from trainer_cli.core.load_options import OTHER_MODEL, WEIGHTS
 from trainer_cli.core.naming import CONFIG_FILE
@@ -72,11 +72,11 @@ def load_model(
     try:
         with composed.placing():
             # Only then: building a data set may take long, and needs its files.
-            needs_data = FROM_DATA in composed.config.model.values()
-            composed.check_targets(("model", "data") if needs_data else ("model",))
+            with_data = needs_data(composed.config.model)
+            composed.check_targets(("model", "data") if with_data else ("model",))
             EvaluatedOrigin(composed, {}).compare(checkpoint)
             builder = Builder(composed.config, composed.trust)
-            model = builder.model(builder.data().source if needs_data else None)
+            model = builder.model(builder.data().source if with_data else None)
     finally:
         model_state.restore_rng(generators)
     weights, _ = evaluated_weights(checkpoint, average)
