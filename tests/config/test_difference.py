@@ -137,6 +137,7 @@ def test_secrets_stay_out_of_it(empty_folder: Path, monkeypatch: pytest.MonkeyPa
 
 _FREE = """
     name run_dir device model_call resume resume_allow ckpt trust loggers loggers.jsonl loggers.console.style
+    vars vars.width vars.nested.a
     load.states load.strict load.ignore_keys load.key_mapping load.key_mapping.model load.average
     notes tags report validate.folder validate.watch predict.folder predict.loader predict.outputs predict.writer
     logging.level logging.console
@@ -227,3 +228,52 @@ ALLOWED = {
 def test_resume_allow_takes_keys_sections_and_globs(key: str) -> None:
     allowed, expected = ALLOWED[key]
     assert (why_may_change(key, allowed) is not None) == expected
+
+
+USERS = {"width": 16, "list": [1, {"deep": 2}], "nested": {"a": "${vars.width}"}, "key": "${oc.env:TOKEN}", "node": {}}
+
+
+@pytest.mark.parametrize(
+    ("reference", "changed", "values"),
+    [
+        ("${vars.width}", {"width": 17}, "16 -> 17"),
+        ("${ vars.width }", {"width": 17}, "16 -> 17"),
+        ("${vars[width]}", {"width": 17}, "16 -> 17"),
+        ("w${vars.width}-${vars.list.0}", {"width": 17}, "w16-1 -> w17-1"),
+        ("${vars.nested.a}", {"width": 17}, "16 -> 17"),
+        ("${vars.list[1].deep}", {"list": [1, {"deep": 3}]}, "2 -> 3"),
+        ("${vars.list}", {"list": [1]}, "[1, {deep: 2}] -> [1]"),
+        ("${vars.key}", {"key": "${oc.env:OTHER}"}, "${oc.env:TOKEN} -> ${oc.env:OTHER}"),
+        ("${mul:${vars.width},2}", {"width": 17}, "${mul:16,2} -> ${mul:17,2}"),
+        ("${vars.width}", {"list": [], "nested": {}, "key": None}, None),
+        (16, {"width": 17}, None),
+    ],
+)
+def test_a_change_of_users_values_is_one_of_the_values_that_refer_to_them(
+    reference: object, changed: dict[str, object], values: str | None
+) -> None:
+    config = {"optimizer": {"lr": reference}, "vars": USERS}
+    changes = diff(OmegaConf.create(config), OmegaConf.create({**config, "vars": {**USERS, **changed}}))
+    bound = [change for change in changes if why_may_change(change.key) is None]
+    assert [(change.key, change.values) for change in bound] == ([("optimizer.lr", values)] if values else [])
+
+
+def test_users_values_in_a_circle_or_absent_stay_as_written() -> None:
+    config = OmegaConf.create({"optimizer": {"lr": "${vars.a}", "eps": "${vars.b}"}, "vars": {"a": "${vars.a}"}})
+    assert diff(config, config) == []
+
+
+def test_hyperparameters_have_the_values_of_users_but_no_secret() -> None:
+    config = OmegaConf.create({"model": {"a": "${vars.width}", "b": "x${vars.key}"}, "vars": USERS})
+    assert hparams(config) == {"model.a": 16}
+
+
+def test_a_secret_in_users_values_is_compared_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = OmegaConf.create({"model": {"a": "${vars.key}"}, "vars": USERS})
+    monkeypatch.setenv("TOKEN", "hush")
+    frozen = OmegaConf.to_yaml(config) + line_of_digests(config, "run")
+    assert "hush" not in frozen
+    assert changed_env_values(frozen, config, "run") == []
+    monkeypatch.setenv("TOKEN", "secret")
+    (change,) = changed_env_values(frozen, config, "run")
+    assert (change.key, "secret" in change.values) == ("model.a", False)

@@ -24,6 +24,8 @@ from trainer_cli.core.types import in_yaml
 
 _RESOLVER = re.compile(r"\$\{\s*(?!oc\.(?:select|create|decode|deprecated|dict))[\w.]+\s*:")
 """An interpolation with a resolver other than OmegaConf's own: its value can change while its text stays the same."""
+_OF_VARS = re.compile(r"\$\{\s*vars[.\[]([^{}:\s]+?)\s*\}")
+_MOST_NESTED = 20
 _LINE = "# digests of values from the environment: "
 
 
@@ -65,13 +67,46 @@ class Change(NamedTuple):
 
 
 def diff(old: DictConfig, new: DictConfig) -> list[Change]:
-    """The unresolved values that differ, in each section removed keys last.
+    """The values that differ, in each section removed keys last; unresolved, except for `${vars.NAME}`.
 
     A key that is absent equals its default.
     """
     # With the defaults: a config of an older version lacks keys that were added since.
-    before, after = (fill_defaults(to_plain(config)) for config in (old, new))
+    before, after = (_with_vars(fill_defaults(to_plain(config))) for config in (old, new))
     return list(_changes(before, after, ()))
+
+
+def _with_vars(values: dict[str, Any]) -> dict[str, Any]:
+    """A config's values with those of `vars`, unresolved, in place of the references to them."""
+    own = values.get("vars")
+    filled: dict[str, Any] = _fill(values, own, 0) if own else values
+    return filled
+
+
+def _fill(value: Any, own: Any, depth: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _fill(item, own, depth) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, own, depth) for item in value]
+    # Values of `vars` may refer to others; a circle has been refused, except in a run that is only read.
+    if not isinstance(value, str) or depth > _MOST_NESTED:
+        return value
+    if (whole := _OF_VARS.fullmatch(value)) is not None:
+        referred = _referred(whole[1], own)
+        return value if referred is ABSENT else _fill(referred, own, depth + 1)
+    filled = _OF_VARS.sub(lambda match: str(_referred(match[1], own, match[0])), value)
+    return filled if filled == value else _fill(filled, own, depth + 1)
+
+
+def _referred(name: str, own: Any, default: Any = ABSENT) -> Any:
+    for part in re.split(r"[.\[\]]+", name.rstrip("]")):
+        if isinstance(own, list) and part.isdecimal() and int(part) < len(own):
+            own = own[int(part)]
+        elif isinstance(own, dict) and (key := next((key for key in own if str(key) == part), ABSENT)) is not ABSENT:
+            own = own[key]
+        else:
+            return default
+    return own
 
 
 def _changes(old: dict[Any, Any], new: dict[Any, Any], path: KeyPath) -> Iterator[Change]:
@@ -128,7 +163,7 @@ def changed_env_values(frozen: str, raw: DictConfig, salt: str) -> list[Change]:
 
 def _digests(raw: DictConfig, salt: str) -> Iterator[tuple[KeyPath, str, Any]]:
     """Path, digest and text of each value with a resolver in it, without keys that may change on a resume."""
-    for path, text in whole_values(to_plain(raw)):
+    for path, text in whole_values(_with_vars(to_plain(raw))):
         if not _RESOLVER.search(str(text)) or why_may_change(".".join(path)) is not None:
             continue
         node: Any = raw
@@ -154,7 +189,7 @@ def hparams(raw: DictConfig) -> dict[str, bool | int | float | str]:
     usual = dict(whole_values(defaults()))
     return {
         ".".join(path): _plain(value)
-        for path, value in whole_values(to_plain(raw))
+        for path, value in whole_values(_with_vars(to_plain(raw)))
         if path[0] in SECTIONS and value is not None and value != usual.get(path) and "${" not in str(value)
     }
 

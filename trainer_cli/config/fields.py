@@ -28,7 +28,7 @@ from trainer_cli.errors import Code, ConfigError
 
 KeyPath = tuple[str, ...]
 
-OPEN = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups", "callbacks", "loggers")
+OPEN = ("model", "data", "optimizer", "scheduler", "step", "sparsity", "param_groups", "callbacks", "loggers", "vars")
 """Sections with arbitrary keys."""
 _SHARING = (
     "strategy", "find_unused_parameters", "shard_size", "tensor_size", "wrap", "wrap_min_parameters", "cpu_offload",
@@ -51,6 +51,8 @@ MAY_CHANGE: Mapping[str, str] = {
     "ckpt": "is used only while the run has no checkpoint",
     "load.*": "is used only while the run has no checkpoint",
     "trust": "whose code may be built",
+    "vars": "only the keys that refer to it matter",
+    "vars.*": "only the keys that refer to it matter",
     "validate.*": "is used by `train validate` only",
     "predict.*": "is used by `train predict` only",
     "loop.max_duration": "where the run ends",

@@ -510,6 +510,8 @@ class TrainConfig:
     """name -> node with `_target_`; null switches one off."""
     trust: list[str] = field(default_factory=list)
     """Top-level packages whose components a recovered config may name."""
+    vars: dict[str, Any] = field(default_factory=dict)
+    """Values of your own, for `${vars.NAME}` in other keys; nothing else reads them."""
 
     def __post_init__(self) -> None:
         check_fields(self)
