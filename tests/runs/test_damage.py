@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile_records import make_runs, try_damage
 from reported import make_run, record, validate
 from unprivileged import nobody
 
@@ -30,6 +31,15 @@ def lines(count: str) -> str:
 
 
 DAMAGED = "{file} is damaged"
+ALIASES = b"a0: &a0 [1]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 60))
+ODD_LINES = b"""{"step": 1000000000000000000000000000000, "epoch": 0, "time": 1}
+{"step": 1, "epoch": 0, "time": 1e15}
+{"step": -1, "epoch": 0, "time": 1}
+{"step": 1, "epoch": [[]], "time": 1}
+{"step": 1, "epoch": 0, "time": 1700000000, "train/loss": [[]], "train/lr": [1], "a": 1%s}
+""" % (b"0" * 400)
+ODD_SUMMARY = b"""{"wall_time_s": Infinity, "checkpoints": 1e15, "step": 1e30, "total_steps": -1, "status": 3,
+"best_metrics": [], "attempts": [7, {"attempt": 1, "changed_environment": -1}]}"""
 CASES = [
     ("metrics.jsonl", None, None, "every"),
     ("metrics.jsonl", b"", None, "every"),
@@ -44,6 +54,16 @@ CASES = [
     ("summary.json", HUGE, DAMAGED, "pages"),
     ("config.yaml", b"", DAMAGED, "pages"),
     ("config.yaml", GARBAGE, DAMAGED, "pages"),
+    ("config.yaml", b"[" * 100_000, DAMAGED, "pages"),
+    ("config.yaml", b'["]", ' * 50_000, DAMAGED, "pages"),
+    ("config.yaml", b"- " * 50_000, DAMAGED, "pages"),
+    ("config.yaml", b"a: !!bool x\n", DAMAGED, "pages"),
+    ("config.yaml", b"a: !!int ''\n", DAMAGED, "pages"),
+    ("config.yaml", ALIASES, DAMAGED, "pages"),
+    ("metrics.jsonl", ODD_LINES, lines("4 lines"), "every"),
+    ("system.jsonl", ODD_LINES, lines("4 lines"), "pages"),
+    ("checkpoints.jsonl", b'{"event": "saved", "name": "a", "reason": "", "step": 1, "time": -1e28}\n', None, "every"),
+    ("summary.json", ODD_SUMMARY, "8 values of {file} cannot be read", "pages"),
     ("environment.json", GARBAGE, DAMAGED, "pages"),
     ("provenance.json", GARBAGE, DAMAGED, "pages"),
     *(
@@ -161,3 +181,12 @@ def test_damage_goes_with_the_lines_that_a_resume_drops(tmp_path: Path) -> None:
             assert row.get("reason") == (reason and f"{reason} of metrics.jsonl cannot be read")
     finally:
         served.close()
+
+
+@pytest.mark.parametrize("seeds", [range(start, start + 40) for start in range(0, 120, 40)], ids=str)
+def test_no_reader_fails_by_odd_values_in_the_files_of_a_run(seeds: range, tmp_path: Path) -> None:
+    make_runs(tmp_path / "whole")
+    problems = [
+        problem for seed in seeds for problem in try_damage(tmp_path / "whole", tmp_path / f"try{seeds.start}", seed)
+    ]
+    assert not problems, "\n".join(problems)

@@ -16,12 +16,13 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer_cli.core.bounds import is_amount, is_count, is_text, is_time
 from trainer_cli.core.files import AppendedFile
 from trainer_cli.core.goodput import Seconds, read_seconds
 
@@ -99,25 +100,35 @@ def lives(lines: Iterable[bytes]) -> list[Life]:
     """The checkpoints in the order of their saves; one that was removed and saved again is there twice."""
     in_order: list[Life] = []
     alive: dict[str, Life] = {}
-    for line in lines:
-        try:
-            event = json.loads(line)
-            kind, name, at = event["event"], str(event["name"]), float(event["time"])
-            reason = str(event["reason"])
-            step = int(event["step"]) if kind == SAVED else None
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # Cut off by a power failure, or not written by this package.
+    for event in _events(lines):
+        kind, name, reason, at = event["event"], event["name"], event["reason"], event["time"]
         life = alive.get(name)
         if life is None:
             life = alive[name] = Life(name)
             in_order.append(life)
         if kind == SAVED:
-            life.step, life.kind, life.reason = step, str(event.get("kind", "")), reason
+            life.step, life.kind, life.reason = event["step"], str(event.get("kind", "")), reason
             life.saved_at = at if life.saved_at is None else life.saved_at
         else:
             life.removed_at, life.removed_reason = at, reason
             del alive[name]
     return in_order
+
+
+def _events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines with what an event has; others were cut off by a power failure, or not written by this package."""
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if (
+            isinstance(event, dict)
+            and is_time(event.get("time"))
+            and all(is_text(event.get(key)) for key in ("event", "name", "reason"))
+            and (event["event"] != SAVED or is_count(event.get("step")))
+        ):
+            yield event
 
 
 def last_spent(lines: Iterable[bytes], since: float) -> Spent | None:
@@ -128,13 +139,8 @@ def last_spent(lines: Iterable[bytes], since: float) -> Spent | None:
 def notes(lines: Iterable[bytes], since: float) -> list[tuple[float, int, Spent]]:
     """Unix time, step and what was noted, of each save at unix time `since` or later."""
     saves: list[tuple[float, int, Spent]] = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-            if event["event"] == SAVED and float(event["time"]) >= since and "time_s" in event:
-                time_s, kept_s = read_seconds(event["time_s"]), float(event["kept_s"])
-                if time_s is not None:
-                    saves.append((float(event["time"]), int(event["step"]), Spent(time_s, kept_s)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue
+    for event in _events(lines):
+        time_s, kept_s = read_seconds(event.get("time_s")), event.get("kept_s", -1)
+        if event["event"] == SAVED and event["time"] >= since and time_s is not None and is_amount(kept_s):
+            saves.append((event["time"], event["step"], Spent(time_s, float(kept_s))))
     return saves

@@ -18,7 +18,8 @@ from hydra.errors import HydraException
 
 from trainer_cli.config.fields import DATA_KEYS, KeyPath, sections
 from trainer_cli.config.hydra_compat import value_in_quotes
-from trainer_cli.config.yaml import DEEPEST, PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
+from trainer_cli.config.yaml import PYTHONS_NULL, instead_of, looks_like_number, why_no_interpolation
+from trainer_cli.core.bounds import DEEPEST
 from trainer_cli.core.patterns import did_you_mean, of_a_section
 from trainer_cli.errors import Code, ConfigError, raise_all
 

@@ -20,11 +20,11 @@ from yaml.reader import Reader
 
 from trainer_cli.config.fields import text_keys
 from trainer_cli.config.hydra_compat import get_yaml_loader
+from trainer_cli.core.bounds import DEEPEST, LARGEST_COUNT, find_too_deep, is_bounded
 from trainer_cli.core.patterns import nearest
 from trainer_cli.errors import Code, ConfigError
 
 LARGEST_BYTES = 1 << 20
-_INDENT = 400
 _HEADER = re.compile(r"\s*#\s*@\s*(\S*)\s*(.*)")
 _CURES = (
     (r"'\\t'", "Use spaces, not tabs."),
@@ -90,7 +90,7 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
         line = f"{name}:{_line(text[: unprintable.start()])}"
         return _broken_reading(f"character U+{ord(unprintable.group()):04X} has no place in YAML", line, "Remove it.")
     # Before parsing: an overflow of the stack in C ends the process.
-    if deep_line := _too_deep(text):
+    if deep_line := find_too_deep(text):
         return _broken_reading(f"nested more than {DEEPEST} deep", f"{name}:{deep_line}", "")
     reading = Reading(text)
     _header(reading, name)
@@ -113,7 +113,12 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
         for trap in find_traps(node, written=written):
             reading.add(trap.message, f"{name}:{trap.line}", trap.cure, breaks=trap.breaks)
         if not reading.broken:
-            reading.values = loader.construct_document(node)
+            values = loader.construct_document(node)
+            # Of aliases within aliases, the walk over the nodes sees each once.
+            if is_bounded(values):
+                reading.values = values
+            else:
+                reading.add(f"nested more than {DEEPEST} deep", name, "", breaks=True)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark is not None else name
@@ -122,7 +127,8 @@ def read_text(text: str, name: str, *, written: bool = False) -> Reading:
             problem = f"{error.context}, {problem}"
         cure = next((cure for pattern, cure in _CURES if re.search(pattern, problem)), "")
         reading.add(f"this is not valid YAML: {problem}", where, cure, breaks=True)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    # A tag such as !!int before what is none raises whatever PyYAML's constructor for it does.
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
         reading.add(f"this is not valid YAML: {str(error).splitlines()[0]}", name, "", breaks=True)
     return reading
 
@@ -133,20 +139,6 @@ def _broken_reading(message: str, where: str | None, cure: str) -> Reading:
 
 def _line(before: str) -> int:
     return before.count("\n") + 1
-
-
-def _too_deep(text: str) -> int:
-    """The first line nested deeper than the parser's stack in C may allow, or 0."""
-    depth = 0
-    for number, line in enumerate(text.split("\n"), start=1):
-        start = re.match(r"(?: |- |\? )*", line)
-        for letter in re.findall(r"[\[\]{}]", line):
-            depth = depth + 1 if letter in "[{" else max(0, depth - 1)
-            if depth > 2 * DEEPEST:
-                return number
-        if start is not None and start.end() > _INDENT and line.strip():
-            return number
-    return 0
 
 
 def _header(reading: Reading, name: str) -> None:
@@ -205,9 +197,6 @@ def _compose(text: str) -> tuple[yaml.Node | None, Any]:
         return loader.get_single_node(), loader
 
 
-LARGEST_COUNT = 100_000
-"""Most values in one file, counting each use of an alias: a few lines of nested aliases make billions."""
-DEEPEST = 40
 PYTHONS_NULL = "None"
 _LONGEST = 400
 _TAG = "tag:yaml.org,2002:"

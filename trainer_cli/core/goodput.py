@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
+from trainer_cli.core.bounds import is_amount
+
 
 class Activity(StrEnum):
     """What an attempt does at a moment."""
@@ -61,11 +63,7 @@ def read_seconds(value: Any) -> dict[str, float] | None:
     """Seconds by activity from JSON; None if it is something else."""
     if not isinstance(value, dict):
         return None
-    amounts = {
-        str(name): float(amount)
-        for name, amount in value.items()
-        if isinstance(amount, int | float) and math.isfinite(amount) and amount >= 0
-    }
+    amounts = {str(name): float(amount) for name, amount in value.items() if is_amount(amount)}
     return amounts if len(amounts) == len(value) else None
 
 

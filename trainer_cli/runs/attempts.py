@@ -118,7 +118,7 @@ def read_history(path: Path) -> RunHistory:
     run = open_run(path)
     attempts, kept, records = run.attempts, kept_entries(run), read_json_lines(run.metrics_file)
     if number is not None:
-        later = [attempt for attempt in attempts if attempt.get("attempt", 0) > number]
+        later = [attempt for attempt in attempts if (attempt.get("attempt") or 0) > number]
         replaced_after = min(int(attempt.get("start_step") or 0) for attempt in later)
         records = [record for record in records if int(record.get("step") or 0) <= replaced_after]
         attempts = [attempt for attempt in attempts if attempt not in later]

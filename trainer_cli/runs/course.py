@@ -14,11 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainer_cli.checkpoint.catalog import Entry
 from trainer_cli.checkpoint.format.header import state_file
 from trainer_cli.checkpoint.history import lives
+from trainer_cli.core.bounds import read_yaml
 from trainer_cli.core.checkpoint_config import CheckpointFormat
 from trainer_cli.core.load_options import LoadOptions
 from trainer_cli.core.progress import Progress
@@ -241,9 +240,8 @@ def _attempts(
 
 def _config_of(checkpoint: Path) -> Mapping[str, Any] | None:
     try:
-        _, text = config_of(checkpoint)
-        config = yaml.safe_load(text)
-    except (TrainError, OSError, yaml.YAMLError):
+        config = read_yaml(config_of(checkpoint)[1])
+    except (TrainError, OSError, UnicodeDecodeError):
         return None
     return config if isinstance(config, dict) else None
 

@@ -113,7 +113,9 @@ def _columns_of(lines: Sequence[dict[str, Any]]) -> Columns:
 def _series(rows: Sequence[int], values: Sequence[Any]) -> Series:
     try:
         series = Series(np.array(rows, np.int64), np.array(values, float))
-    except (ValueError, TypeError):
+        if series.values.ndim > 1:
+            raise TypeError("lists of equal length")
+    except (ValueError, TypeError, OverflowError):
         # Some values are no numbers: convert one at a time and leave these out.
         numbers = {
             row: number for row, value in zip(rows, values, strict=True) if (number := read_number(value)) is not None

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from trainer_cli.errors import TrainError
 from trainer_cli.loggers.media import MEDIA_FILE
@@ -55,9 +56,14 @@ def damaged_files(run: RunDir) -> Iterator[str]:
         except OSError as error:
             yield explain(error, run.path)
             continue
-        if file == run.config_file:
-            is_damaged = not run_config(run.path)
-        else:
-            is_damaged = file.suffix == ".json" and read_json(file) is None
-        if is_damaged:
+        content = run_config(run.path) or None if file == run.config_file else read_json(file)
+        if content is None and file.suffix != ".jsonl":
             yield f"{file.name} is damaged"
+        elif file == run.summary_file and (count := _count(content) - _count(run.read_summary())):
+            yield f"{format_count(count, 'value')} of {file.name} cannot be read"
+
+
+def _count(content: Any) -> int:
+    """The number of values in mappings and lists."""
+    items = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    return 1 + sum(map(_count, items))

@@ -13,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from trainer_cli.core.bounds import is_time
+
 PACKAGES = (
     "trainer-cli", "torch", "numpy", "hydra-core", "omegaconf",
     "safetensors", "tensorboard", "rich", "xxhash",
@@ -84,8 +86,9 @@ def timestamp(now: float) -> str:
 
 
 def unix(text: Any) -> float | None:
-    """The unix time of an ISO date; None if the text is no date."""
+    """The unix time of an ISO date; None if the text is no date, or one before 1970."""
     try:
-        return datetime.fromisoformat(str(text)).timestamp()
-    except ValueError:
+        at = datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError):
         return None
+    return at if is_time(at) else None

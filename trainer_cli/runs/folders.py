@@ -7,12 +7,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of, read_small
 from trainer_cli.checkpoint.foreign.kind import kind_of
 from trainer_cli.checkpoint.format.verified_file import read_verified
 from trainer_cli.checkpoint.storage.open import open_storage
+from trainer_cli.core.bounds import read_yaml
 from trainer_cli.core.manifest import Manifest
 from trainer_cli.core.naming import CONFIG_FILE, MANIFEST_FILE
 from trainer_cli.core.patterns import did_you_mean
@@ -21,7 +20,6 @@ from trainer_cli.errors import RunDirectoryError, UserError
 from trainer_cli.runs.run_dir import RunDir
 
 _CONFIG_BYTES = 1_000_000
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def is_run(path: Path) -> bool:
@@ -113,9 +111,8 @@ def run_config(run: Path) -> dict[str, Any]:
 def _parse_config(text: bytes | str) -> dict[str, Any]:
     """The values of a stored config, unresolved; empty if it is not a config. Callers do not change them."""
     try:
-        # The safe loader: a config in a shared folder may come from anybody.
-        config = yaml.load(text, Loader=_LOADER)
-    except (yaml.YAMLError, UnicodeDecodeError):
+        config = read_yaml(text.decode() if isinstance(text, bytes) else text)
+    except UnicodeDecodeError:
         return {}
     return config if isinstance(config, dict) else {}
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer_cli.core.bounds import is_amount, is_count, is_time
 from trainer_cli.core.files import FileIdentity, identify
 from trainer_cli.core.metric_modes import Mode, mode_of
 from trainer_cli.core.policy import BestRule
@@ -38,14 +39,24 @@ def read_json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def parse_json_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Parse JSON lines. Lines that are truncated by a crash or hold no object are left out."""
+    """Parse JSON lines. Lines that are truncated by a crash or hold no record of this program are left out."""
     texts = [line for line in lines if line.strip()]
     try:
         # One array is parsed much faster than line by line.
         values = json.loads(b"[" + b",".join(texts) + b"]")
     except (ValueError, RecursionError):
         values = [_parse_json(text) for text in texts]
-    return [value for value in values if isinstance(value, dict)]
+    return [value for value in values if _is_record(value)]
+
+
+def _is_record(value: Any) -> bool:
+    """Whether step, epoch and time of a record are, as far as it has them, what a run can reach."""
+    return (
+        isinstance(value, dict)
+        and is_count(value.get("step", 0))
+        and is_amount(value.get("epoch", 0))
+        and is_time(value.get("time", 0))
+    )
 
 
 def _parse_json(line: bytes) -> Any:

@@ -39,7 +39,7 @@ from trainer_cli.runs.metrics import (
     shared_settings,
 )
 from trainer_cli.runs.results import Row, read_validation
-from trainer_cli.runs.run_dir import RunDir, attempts_of
+from trainer_cli.runs.run_dir import RunDir, attempts_of, sound_summary
 from trainer_cli.runs.spent_time import read_lines, sum_until
 
 if TYPE_CHECKING:
@@ -470,7 +470,7 @@ class RunReader:
                 summary = json.loads(self.run.summary_file.read_bytes())
             except (ValueError, RecursionError):
                 summary = None
-            self._summary, self._summary_seen = summary if isinstance(summary, dict) else {}, seen
+            self._summary, self._summary_seen = sound_summary(summary), seen
 
     def _read_metrics(self) -> None:
         new = self._metrics.read()

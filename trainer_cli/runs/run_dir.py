@@ -23,16 +23,17 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
+from trainer_cli.core.bounds import is_amount, is_bounded, is_count, is_list, is_table, is_text, keep_sound
 from trainer_cli.core.files import make_folder, replace, sync_folder
 from trainer_cli.core.goodput import Seconds, compute_goodput, sum_attempts
-from trainer_cli.core.naming import COPIES_CACHE
+from trainer_cli.core.naming import COPIES_CACHE, is_run_id
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.url_path import as_path
 from trainer_cli.errors import RunDirectoryError, UserError
@@ -333,7 +334,7 @@ class RunDir:
     def run_id(self) -> str:
         """The id of the run, which its checkpoints carry."""
         run_id = self.read_environment().get("run_id")
-        if not isinstance(run_id, str) or not run_id:
+        if not isinstance(run_id, str) or not is_run_id(run_id):
             raise RunDirectoryError(
                 f"{self.environment_file} names no run_id, so {self.path} is not a run's directory",
                 cure="Choose another with name= or run_dir=.",
@@ -352,7 +353,7 @@ class RunDir:
 
     def read_summary(self) -> dict[str, Any]:
         """The contents of `summary.json`; empty if it is missing or damaged, since it is only a report."""
-        return read_json(self.summary_file) or {}
+        return sound_summary(read_json(self.summary_file))
 
     @property
     def project_roots(self) -> list[Path]:
@@ -386,7 +387,7 @@ class RunDir:
                 time_s = seconds_of_killed(self, attempt)
                 attempt.update(status=RunStatus.killed, reason="the process ended without a summary", time_s=time_s)
         # Not the length of the list: damaged entries are left out of it, and a number must not be used twice.
-        number = 1 + max((int(attempt.get("attempt", 0)) for attempt in attempts), default=0)
+        number = 1 + max((int(attempt.get("attempt") or 0) for attempt in attempts), default=0)
         attempts.append(
             {
                 "attempt": number,
@@ -491,12 +492,35 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None if the file is missing or damaged."""
+    """The object in a JSON file; None if the file is missing or damaged, or nested deeper than `DEEPEST`."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    return content if isinstance(content, dict) else None
+    return content if isinstance(content, dict) and is_bounded(content) else None
+
+
+_OF_ATTEMPT: Mapping[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("attempt", "start_step", "step", "differs_until", "pid"), is_count),
+    **dict.fromkeys(("status", "reason", "started", "ended"), is_text),
+    **dict.fromkeys(("changed_environment", "throughput", "time_s"), is_table),
+    "wall_time_s": is_amount,
+}
+_OF_SUMMARY: Mapping[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("step", "total_steps"), is_count),
+    **dict.fromkeys(("status", "reason", "run_id", "name"), is_text),
+    **dict.fromkeys(("best_metrics", "last_metrics", "throughput", "time_s"), is_table),
+    **dict.fromkeys(("checkpoints", "attempts"), is_list),
+    **dict.fromkeys(("wall_time_s", "goodput"), is_amount),
+}
+
+
+def sound_summary(content: Any) -> dict[str, Any]:
+    """The contents of `summary.json` without values of another kind than this program writes."""
+    summary = keep_sound(content, _OF_SUMMARY) if is_table(content) else {}
+    if attempts := summary.get("attempts"):
+        summary["attempts"] = [keep_sound(attempt, _OF_ATTEMPT) for attempt in attempts if is_table(attempt)]
+    return summary
 
 
 def _yaml_list(values: Sequence[str]) -> str:
@@ -505,6 +529,5 @@ def _yaml_list(values: Sequence[str]) -> str:
 
 
 def attempts_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every attempt in the contents of `summary.json`, in order. Damaged entries are left out."""
-    attempts = summary.get("attempts")
-    return [attempt for attempt in attempts if isinstance(attempt, dict)] if isinstance(attempts, list) else []
+    """Every attempt in what `sound_summary` returned, in order."""
+    return [*(summary.get("attempts") or ())]
