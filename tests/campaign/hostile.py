@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hostile_records import make_runs, try_damage
 from hostile_run import CASES, read_cases, why_wrong
-from hostile_targets import HOLES, TRUST, check_refused
+from hostile_targets import HOLES, REACHES, TRUST, check_bounded, check_refused
 
 from campaign.fault_class import FaultClass, Size, Trials
 from campaign.verdict import PASSED, Outcome, Verdict
@@ -32,7 +33,7 @@ def prepare_targets(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
     """Make a project that holds what a hostile config could hope for."""
     (folder / "mine_hole.py").write_text(HOLES)
     sys.path.insert(0, str(folder))
-    cases = list(TRUST)
+    cases = [*TRUST, *REACHES]
 
     def run_trial(number: int) -> Outcome:
         trial = folder / f"trial{number}"
@@ -40,7 +41,10 @@ def prepare_targets(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
         with warnings.catch_warnings():
             # Of modules that a target names.
             warnings.simplefilter("ignore")
-            check_refused(cases[number], folder, trial)
+            if number < len(TRUST):
+                check_refused(cases[number], folder, trial)
+            else:
+                check_bounded(cases[number], folder, trial)
         return PASSED
 
     try:
@@ -49,6 +53,20 @@ def prepare_targets(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
     finally:
         sys.path.remove(str(folder))
         sys.modules.pop("mine_hole", None)
+
+
+@contextmanager
+def prepare_records(folder: Path, count: int, _size: Size) -> Iterator[Trials]:
+    """Make the runs whose files are changed at random."""
+    whole = folder / "whole"
+    make_runs(whole)
+
+    def run_trial(number: int) -> Outcome:
+        problems = try_damage(whole, folder / "try", number)
+        return Outcome(Verdict.hard_fail, problems[0]) if problems else PASSED
+
+    # One at a time: the readers print, and the current folder is that of the process.
+    yield Trials(count, run_trial, together=1)
 
 
 CLASSES = (
@@ -66,10 +84,21 @@ CLASSES = (
         key="hostile_targets",
         title="Hostile targets in a recovered config",
         what="A config that was found beside a checkpoint names a function that loads, runs, launches or downloads "
-        "something. Each is refused, even if its package is trusted, and no code of it runs.",
+        "something, writes a file outside of the run, or sets a flag beyond torch.backends. Each is refused, even if "
+        "its package is trusted, and no code of it runs.",
         promises="L5",
-        counts={Size.full: len(TRUST), Size.nightly: len(TRUST)},
+        counts={Size.full: len(TRUST) + len(REACHES), Size.nightly: len(TRUST) + len(REACHES)},
         prepare=prepare_targets,
+        share=1.5,
+    ),
+    FaultClass(
+        key="hostile_records",
+        title="Hostile files of a run",
+        what="Values of other types and sizes, deep nesting and damaged bytes are put into the files of a run "
+        "directory. Every command that reads runs lists this run and the others, without a crash.",
+        promises="L5",
+        counts={Size.full: 3000, Size.nightly: 300},
+        prepare=prepare_records,
         share=1.5,
     ),
 )

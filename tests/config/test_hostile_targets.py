@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hostile_targets import HOLES, TARGETS, TRUST, TRUSTED, check_refused, words
+from hostile_targets import ELSEWHERE, HOLES, REACHES, TARGETS, TRUST, TRUSTED, check_bounded, check_refused, words
 
+import trainer_cli
 from trainer_cli.config.targets import Trust
 from trainer_cli.core.schema import TrainConfig
+from trainer_cli.core.types import CheckedArguments
 from trainer_cli.errors import ConfigError
 from trainer_cli.runs.build import Builder
 
@@ -171,3 +175,32 @@ ADMITTED = {
 def test_what_a_run_is_made_of_is_let_through(trusted: str, target: str, project: Path) -> None:
     builder = Builder(TrainConfig(), Trust.recovered(project, words(trusted)))
     assert callable(builder.make({"_target_": target, "_partial_": True}, "model"))
+
+
+@pytest.mark.parametrize("case", REACHES)
+def test_a_recovered_config_writes_and_sets_nothing_beyond_its_run_unless_the_user_gives_it(
+    case: str, project: Path, tmp_path: Path
+) -> None:
+    check_bounded(case, project, tmp_path)
+
+
+@pytest.mark.parametrize("flag", ELSEWHERE)
+def test_no_config_sets_an_attribute_of_a_module_that_torch_imports(flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"there is no '{flag}'"):
+        Builder(TrainConfig(), Trust()).make({"_target_": "trainer_cli.ScopedFlags", "fit": {flag: "x"}}, "callbacks.x")
+
+
+READ = {"EvalHarness.include_path"}
+"""Arguments of callbacks and loggers that name what is read."""
+
+
+def test_every_argument_that_names_a_file_to_write_is_bounded() -> None:
+    found, bounded = set(), set()
+    for name in trainer_cli.__all__:
+        component = getattr(trainer_cli, name)
+        if not (inspect.isclass(component) and issubclass(component, CheckedArguments)):
+            continue
+        parameters = inspect.signature(component.__init__).parameters
+        found |= {f"{name}.{key}" for key in parameters if re.search(r"(^|_)(path|folder|file|dir|uri|url)$", key)}
+        bounded |= {f"{name}.{key}" for key in component.writes}
+    assert found - READ - {"CheckpointerCallback.folder"} == bounded

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.callbacks.skip_samples import _owner
 from trainer_cli.config.targets import Trust
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.errors import ConfigError, ExitCode
@@ -93,7 +94,9 @@ import numpy as np
 import torch
 from torch import load
 
+import trainer_cli
 class Net: ...
+class Log(trainer_cli.JsonlLogger): ...
 class Inside:
     go = staticmethod(os.system)
 class Callable:
@@ -213,3 +216,72 @@ def check_refused(case: str, project: Path, folder: Path) -> None:
         assert target in str(caught.value)
         assert "_target_" in str(caught.value)
     assert list(folder.iterdir()) == []
+
+
+# Outside of the run's directory: by their own text, or by a link that came with the run.
+_PATHS = words("/etc/cron.d/x ../x ../../x a/../../x linked/x link.txt")
+_WRITERS = {
+    "trainer_cli.JsonlLogger": "path",
+    "trainer_cli.CsvLogger": "path",
+    "trainer_cli.MediaLogger": "path",
+    "trainer_cli.TensorBoardLogger": "folder",
+    "trainer_cli.MlflowLogger": "tracking_uri",
+    "trainer_cli.TorchProfiler": "folder",
+    "trainer_cli.DumpActivations": "folder",
+    "trainer_cli.SaveCheckpointState": "folder",
+    "trainer_cli.SystemMonitor": "path",
+    "mine_hole.Log": "path",
+}
+_MORE = {"trainer_cli.DumpActivations": {"modules": ["*"], "every": 1}}
+_FLAGS = words("""
+torch.hub._hub_dir torch.version.cuda torch.backends.__name__ torch.backends.cudnn.__file__ torch.__version__
+torch.utils.data.dataloader.__doc__
+""")
+
+
+def _present(flag: str) -> Any:
+    owner, name = _owner(flag)
+    return getattr(owner, name)
+
+
+REACHES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        f"{target} {argument}={path}": (argument, {"_target_": target, argument: path, **_MORE.get(target, {})})
+        for target, argument in _WRITERS.items()
+        for path in _PATHS
+    },
+    "a bucket": ("folder", {"_target_": "trainer_cli.SaveCheckpointState", "folder": "s3://bucket/x"}),
+    "an unnamed argument": ("path", {"_target_": "trainer_cli.JsonlLogger", "_args_": ["/etc/x"]}),
+    **{
+        flag: (f"fit.{flag}", {"_target_": "trainer_cli.ScopedFlags", "fit": {flag: _present(flag)}}) for flag in _FLAGS
+    },
+}
+"""Case -> (argument, node) of a component that reaches beyond its run."""
+ELSEWHERE = words("torch.sys.executable torch.os.name torch.hub.sys.executable torch.backends.sys.executable")
+"""Attributes of modules that torch imports: no config may set them."""
+
+
+def check_bounded(case: str, project: Path, folder: Path) -> None:
+    """Check that a node of `REACHES` is a mistake of a recovered config, unless the user has given the argument.
+
+    Raises:
+        AssertionError: it is let through, or hinders the user.
+    """
+    argument, node = REACHES[case]
+    run_dir = folder / "run"
+    run_dir.mkdir()
+    (run_dir / "linked").symlink_to(folder)
+    (run_dir / "link.txt").symlink_to(folder / "precious.txt")
+
+    def make(trust: Trust, node: dict[str, Any]) -> object:
+        builder = Builder(TrainConfig(), trust)
+        builder._run_dir = run_dir
+        return builder.make(node, "part.x")
+
+    with pytest.raises(ConfigError, match="reaches beyond the run"):
+        make(Trust.recovered(project, []), node)
+    with pytest.raises(ConfigError, match="_partial_"):
+        make(Trust.recovered(project, []), {**node, "_partial_": True})
+    assert make(Trust(), node) is not None
+    assert make(Trust.recovered(project, [], lambda key: key == f"part.x.{argument}"), node) is not None
+    assert list(run_dir.parent.iterdir()) == [run_dir]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
+import logging
+import math
+import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +22,16 @@ from trainer_cli.callbacks.checkpointer import CheckpointerCallback
 from trainer_cli.core.progress import Progress
 from trainer_cli.errors import SaveError, UserError
 from trainer_cli.loggers.base import Record, RunFacts
+from trainer_cli.loggers.console import ConsoleLogger
 from trainer_cli.loggers.media import MediaLogger
 from trainer_cli.loggers.tensorboard import TensorBoardLogger
-from trainer_cli.loggers.text_files import JsonlLogger
+from trainer_cli.loggers.text_files import CsvLogger, JsonlLogger
+from trainer_cli.runs.metrics import parse_json_lines
 from trainer_cli.trainer import metric_logger
 from trainer_cli.trainer.hooks import VOCABULARY, Callback
 from trainer_cli.trainer.metric_logger import histogram_medium, image_medium, table_medium
 from trainer_cli.trainer.train_step import TrainStep
+from trainer_cli.trainer.trainer import Trainer
 
 _BEFORE_THE_TRAINER_LOGS = ("pre_setup",)
 
@@ -491,3 +499,56 @@ def test_media_of_a_run_that_is_stopped_are_those_of_a_straight_one(tmp_path: Pa
     attempt(tmp_path / "parts")
     assert media(tmp_path / "straight") == media(tmp_path / "parts")
     assert len(media(tmp_path / "parts")[1]) == 6
+
+
+NOT_UNICODE = os.fsdecode(b"r\xe9sum\xe9.png")
+SHOWN: dict[str, tuple[Callable[[Trainer], None], str | None]] = {
+    "a histogram of one value": (lambda it: it.log_histogram("h", [1e13]), None),
+    "a histogram of a large value": (lambda it: it.log_histogram("h", [1e15, 1e15]), None),
+    "a histogram of ids": (lambda it: it.log_histogram("h", torch.tensor([17 * 10**17, 17 * 10**17 + 64])), None),
+    "a histogram of neighbours": (lambda it: it.log_histogram("h", [1.0, math.nextafter(1, 2)]), None),
+    "a histogram of tiny values": (lambda it: it.log_histogram("h", [5e-324, 1e-323]), None),
+    "a histogram beyond 1e20": (lambda it: it.log_histogram("h", [-1e21, 0, 1e21]), "beyond 9e"),
+    "a histogram of the largest floats": (lambda it: it.log_histogram("h", [-1.7e308, 1.7e308]), "beyond 9e"),
+    "a histogram without finite values": (lambda it: it.log_histogram("h", [math.nan, math.inf]), None),
+    "a histogram of nothing": (lambda it: it.log_histogram("h", []), None),
+    "a text of bytes": (lambda it: it.log_text("t", NOT_UNICODE), "not valid Unicode"),
+    "a text of control characters": (lambda it: it.log_text("t", "\0\x1b[31m\r\n[/red]"), None),
+    "a name of bytes": (lambda it: it.log_text(NOT_UNICODE, "text"), "not valid Unicode"),
+    "a histogram's name of bytes": (lambda it: it.log_histogram(NOT_UNICODE, [1.0]), "not valid Unicode"),
+    "a metric's name of bytes": (lambda it: it.log_metrics({NOT_UNICODE: 1.0}), "not valid Unicode"),
+    "a metric's name of markup": (lambda it: it.log_metrics({"[/red]{x}%s\n": 1.0}), None),
+    "a metric's empty name": (lambda it: it.log_metrics({"": 1.0}), None),
+    "odd metrics": (lambda it: it.log_metrics({"a": 1e308, "b": -math.inf, "c": math.nan, "d": 10**300}), None),
+    "a cell of bytes": (lambda it: it.log_table("t", ["a"], [[NOT_UNICODE]]), "not valid Unicode"),
+    "a column of bytes": (lambda it: it.log_table("t", [NOT_UNICODE], [["a"]]), "not valid Unicode"),
+    "a cell of a huge number": (lambda it: it.log_table("t", ["a"], [[10**5000], [-(10**5000)], [2**70]]), None),
+    "a table without rows": (lambda it: it.log_table("t", [], []), None),
+    "a matrix of odd numbers": (lambda it: it.log_table("m", ["", "a"], [["a", math.nan]], matrix=True), None),
+    "an image of odd numbers": (lambda it: it.log_image("i", [[math.nan, math.inf], [-math.inf, 1e300]]), None),
+    "an image of 16 bits": (lambda it: it.log_image("i", np.full((2, 2), 60_000, np.uint16)), None),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_what_is_only_shown_ends_no_training_and_changes_no_weight(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    show, warning = SHOWN[case]
+    displays = [ConsoleLogger(style, io.StringIO()) for style in ("rich", "plain")]
+    loggers = [JsonlLogger(), CsvLogger(), MediaLogger(), TensorBoardLogger(), *displays]
+    made = trainer(
+        callbacks={"shows": on(on_after_evaluation=lambda it, _: show(it))}, loggers=loggers, run_dir=tmp_path,
+        settings={"max_duration": 6, "eval_interval": 2, "log_interval": 2},
+    )  # fmt: skip
+    made.fit(loader(), loader(6, shuffle=False))
+    plain = trainer(settings={"max_duration": 6, "eval_interval": 2, "log_interval": 2})
+    plain.fit(loader(), loader(6, shuffle=False))
+    assert made.progress.step == 6
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(weight, made.model.state_dict()[name])
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(said) == (warning is not None)
+    assert (warning or "") in "".join(said)
+    read = {record["step"] for record in parse_json_lines((tmp_path / "metrics.jsonl").read_bytes().splitlines())}
+    assert read >= {2, 4, 6}

@@ -154,6 +154,8 @@ class TorchProfiler(Callback):
         record_shapes, profile_memory, with_stack: as in torch.profiler.profile; each makes recorded steps slower.
     """
 
+    writes = ("folder",)
+
     def __init__(
         self,
         wait: int = 5,
@@ -171,7 +173,7 @@ class TorchProfiler(Callback):
             if isinstance(value, bool) or not isinstance(value, int) or value < (name == "active"):
                 raise ConfigError(f"{name} is {value!r}, but it must be a number of steps", location=name)
         self._schedule = schedule(**counts)
-        self._folder = Path(folder)
+        self.folder = Path(folder)
         self._more: dict[str, Any] = {
             "record_shapes": record_shapes,
             "profile_memory": profile_memory,
@@ -190,7 +192,7 @@ class TorchProfiler(Callback):
     def on_enter_fit(
         self, trainer: Trainer, stack: ExitStack, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        folder = self._folder if trainer.run_dir is None else trainer.run_dir / self._folder
+        folder = self.folder if trainer.run_dir is None else trainer.run_dir / self.folder
         group = trainer.strategy.group
         suffix = "" if group.is_main else f"-rank{group.rank}"
 

@@ -40,6 +40,8 @@ class SaveCheckpointState(Callback):
         folder: where, relative to the run directory.
     """
 
+    writes = ("folder",)
+
     def __init__(
         self, states: Sequence[str] = ("model",), every: int | str | None = None, folder: str = "states"
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -140,7 +141,7 @@ def flags_set(flags: Flags) -> Iterator[None]:
 
 
 def _check(where: str, path: str, value: object) -> None:
-    # A config may be recovered from a checkpoint: it must not set attributes of any module.
+    # Of one that is recovered from a checkpoint, runs/reach.py refuses flags beyond torch.backends.
     if path.split(".")[0] != "torch":
         raise ConfigError(f"'{path}' is not an attribute of torch", location=where)
     owner, name = _owner(path)
@@ -156,9 +157,12 @@ def _check(where: str, path: str, value: object) -> None:
 
 
 def _owner(path: str) -> tuple[Any, str]:
-    """The object that has the last part of a path, or None, and that part."""
+    """The object that has the last part of a path, or None, and that part. A module that torch has imported from
+    elsewhere, such as `torch.sys`, is none of its attributes."""
     *parents, name = path.split(".")
     owner: Any = import_module(parents[0]) if parents else None
     for parent in parents[1:]:
         owner = getattr(owner, parent, None)
+        if isinstance(owner, ModuleType) and owner.__name__.partition(".")[0] != "torch":
+            return None, name
     return owner, name

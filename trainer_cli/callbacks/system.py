@@ -50,6 +50,8 @@ class SystemMonitor(Callback):
         path: the file, relative to the run directory.
     """
 
+    writes = ("path",)
+
     def __init__(self, interval_s: float = 10.0, path: str = SYSTEM_FILE) -> None:
         if not _SHORTEST_S <= interval_s < float("inf"):
             raise ConfigError(

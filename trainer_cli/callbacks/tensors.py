@@ -211,6 +211,8 @@ class DumpActivations(Callback):
         folder: where files are written, relative to the run directory.
     """
 
+    writes = ("folder",)
+
     def __init__(self, modules: Sequence[str], every: int, folder: str = "activations") -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ConfigError(

@@ -122,7 +122,8 @@ def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 def _tilde(path: Path | str) -> str:
     """A path with the home directory written as `~`."""
-    text, home = str(path), str(Path.home())
+    # Not Path.home(), which raises for a user without one; "~" then stays, and begins no path.
+    text, home = str(path), os.path.expanduser("~")
     # A whole folder's name: /home/me is no part of /home/me2.
     inside = text == home or text.startswith(home + os.sep)
     return "~" + text[len(home) :] if inside and home != os.sep else text

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _SCRIPT = Path(__file__).with_name("serve_page.js")
 _COOKIE = "train-serve"
 _AXES = ("step", "epoch", "time")
+_MOST_PARAMETERS = 1000
 _SILENT_S = 60.0
 """Seconds after which a connection that sends nothing is closed."""
 _HEADERS = {
@@ -96,8 +97,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request of the page."""
-        address = urlsplit(self.path)
-        query = parse_qs(address.query, max_num_fields=1000)
+        try:
+            address = urlsplit(self.path)
+            query = parse_qs(address.query, max_num_fields=_MOST_PARAMETERS)
+        except ValueError as error:
+            return self._refuse(HTTPStatus.BAD_REQUEST, f"The address cannot be read: {error}")
         if self.server.token is None and self.headers.get("Host", "") not in self.server.hosts:
             return self._refuse(HTTPStatus.FORBIDDEN, "This address is not the server's.")
         if self.server.token is not None and not self._has_token(self.server.token, query):
@@ -170,7 +174,7 @@ def _curves(runs: ServedRuns, query: Mapping[str, list[str]]) -> tuple[str, str]
 def _numbers(query: Mapping[str, list[str]]) -> list[int]:
     try:
         numbers = json.loads(f"[{query.get('runs', [''])[0]}]")
-    except ValueError:
+    except (ValueError, RecursionError):
         numbers = [None]
     if not all(type(number) is int for number in numbers):
         raise BadRequest("runs are whole numbers, separated by commas")

@@ -272,7 +272,13 @@ def _check_draft(
     trust = Trust()
     if recovered:
         refuse_shadows(search.root)  # A module that hides a library would make its targets seem untrusted.
-        trust = Trust.recovered(search.root, config.trust)
+        on_disk = provenance.sources[0].label
+
+        def is_given(key: str) -> bool:
+            source = provenance.exact(tuple(key.split("."))).source
+            return source != DEFAULT and not source.startswith(f"{on_disk}:")
+
+        trust = Trust.recovered(search.root, config.trust, is_given)
     mistakes += [
         mistake.at(provenance.source(("resume_allow",))) for mistake in check_resume_allow(config.resume_allow)
     ]

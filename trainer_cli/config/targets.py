@@ -69,11 +69,17 @@ class Trust(NamedTuple):
 
     packages: frozenset[str] | None = None
     project: Path | None = None
+    is_given: Callable[[str], bool] | None = None
+    """Whether the user has given the value of a dotted key of a recovered config; None: of none."""
 
     @classmethod
-    def recovered(cls, project: Path, extra: Iterable[str]) -> Trust:
+    def recovered(cls, project: Path, extra: Iterable[str], is_given: Callable[[str], bool] | None = None) -> Trust:
         """Trust for a config from disk: the project's own packages, and those named by `trust=`."""
-        return cls(frozenset(extra), project)
+        return cls(frozenset(extra), project, is_given)
+
+    def bounds(self, key: str) -> bool:
+        """Whether the value of a dotted key is known from a config on disk alone (`runs/reach.py`)."""
+        return not self.unrestricted and (self.is_given is None or not self.is_given(key))
 
     @property
     def unrestricted(self) -> bool:

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from enum import EnumMeta
 from functools import cache
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import yaml
 
@@ -373,6 +373,9 @@ class CheckedArguments:
     # Without it sphinx shows what `__new__` takes, which is anything.
     __signature__ = ConstructorSignature()
 
+    writes: ClassVar[tuple[str, ...]] = ()
+    """Arguments that name a file or folder to write, relative to the run directory, kept under the same names. A config
+    that was found on disk may not set them to a path outside of that."""
     _in_schema = False
     """Whether a section of the schema has the arguments; its rules then say more."""
 

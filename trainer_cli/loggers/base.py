@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+_BINS = 64
 RATE_KEY = "train/samples_per_s"
 """The metric that displays show as the rate."""
 SAVES = logging.getLogger("trainer_cli.saves")
@@ -195,6 +196,18 @@ class Logger(CheckedArguments, ABC):
 
     def close(self) -> None:
         """Flush and close. It may be called twice, or without `start`."""
+
+
+def bin_values(values: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The counts of equal bins from the smallest to the largest of some finite values, and the edges of the bins."""
+    import numpy as np
+
+    low, high = float(values.min()), float(values.max())
+    # Between values that are nearly equal there are too few floats for the edges.
+    least = 2 * _BINS * float(np.spacing(max(abs(low), abs(high))))
+    if high - low < least:
+        low, high = (low - 0.5, high + 0.5) if least < 1 else (low - least, high + least)
+    return np.histogram(values, _BINS, (low, high))
 
 
 def in_run_dir(path: str | Path, run_dir: Path | None) -> Path:

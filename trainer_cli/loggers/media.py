@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from trainer_cli.core.files import naming, sync, sync_folder
-from trainer_cli.loggers.base import Record, RunFacts, in_run_dir
+from trainer_cli.loggers.base import Record, RunFacts, bin_values, in_run_dir
 from trainer_cli.loggers.text_files import FileLogger, Line, read_record, strict_json
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 MEDIA_FILE = "media.jsonl"
 MEDIA_FOLDER = "media"
-_BINS = 64
 _FILE = re.compile(r"step(\d+)-[0-9a-f]+\.png")
 _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}
 """Channels of an image -> number of its kind in a PNG file."""
@@ -151,9 +150,7 @@ def _encode(record: Record, files: Mapping[str, str]) -> bytes:
 
 def _histogram(values: NDArray[np.float64]) -> dict[str, list[float]]:
     """The counts of equal bins from the smallest to the largest value, and the edges of the bins."""
-    import numpy as np
-
-    counts, edges = np.histogram(values, _BINS)
+    counts, edges = bin_values(values)
     return {"counts": counts.tolist(), "edges": [float(f"{edge:.6g}") for edge in edges.tolist()]}
 
 

@@ -79,6 +79,8 @@ class MlflowLogger(Logger):
         tags: tags of the run.
     """
 
+    writes = ("tracking_uri",)
+
     is_remote = True
 
     def __init__(

@@ -28,6 +28,8 @@ class TensorBoardLogger(Logger):
     first step.
     """
 
+    writes = ("folder",)
+
     def __init__(self, folder: str = "tensorboard") -> None:
         self.folder = str(local_path(folder, "TensorBoardLogger.folder"))
         self._folder: Path | None = None

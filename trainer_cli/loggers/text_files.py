@@ -33,6 +33,8 @@ class Line(NamedTuple):
 class FileLogger(Logger):
     """Appends lines to the file at `path`, which is relative to the run directory."""
 
+    writes = ("path",)
+
     def __init__(self, path: str) -> None:
         self.path = str(local_path(path, f"{type(self).__name__}.path"))
         self._file: AppendedFile | None = None

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from trainer_cli.core.run_status import RunStatus
-from trainer_cli.loggers.base import Logger, Record, RunFacts, import_extra, read_id, save_id
+from trainer_cli.loggers.base import Logger, Record, RunFacts, bin_values, import_extra, read_id, save_id
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class WandbLogger(Logger):
             values[name] = wandb.Image(image[..., 0] if image.shape[-1] == 1 else image)
         for name, numbers in record.histograms.items():
             if numbers.size:
-                values[name] = wandb.Histogram(numbers)
+                values[name] = wandb.Histogram(np_histogram=bin_values(numbers))
         for name, table in record.tables.items():
             values[name] = wandb.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
         newest = self._run.summary.get(STEP)

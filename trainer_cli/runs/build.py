@@ -40,6 +40,7 @@ from trainer_cli.parallel.blocks import find_blocks, recompute
 from trainer_cli.parallel.process_group import ALONE, ProcessGroup
 from trainer_cli.parallel.strategy import DDP, Single, Strategy
 from trainer_cli.parallel.torch_compat import leave_compiler_out_of_shapes
+from trainer_cli.runs.reach import check_folder, check_partial, check_reach
 from trainer_cli.trainer.messages import Logging
 from trainer_cli.trainer.optimizers import make_optimizer, parameters_of
 from trainer_cli.trainer.precision import Precision
@@ -104,6 +105,7 @@ class Builder:
         self.config = config
         self.trust = trust
         self.group = group
+        self._run_dir: Path | None = None
 
     def data(self, *, predicts: bool = False) -> Data:
         """Build the data object, and loaders for its `train` and `val`.
@@ -272,8 +274,11 @@ class Builder:
             observers: further callbacks, called after those of the config.
         """
         config = self.config
+        self._run_dir = run_dir
         if saver is None:
             folder = config.checkpoint.folder
+            for key, configured in (("folder", folder), ("copy_to.folder", config.checkpoint.copy_to.folder)):
+                check_folder(f"checkpoint.{key}", configured, self.trust, run_dir, identity.run_id)
             saver = self._checkpointer(run_dir / "checkpoints" if folder is None else as_path(folder), identity)
         if loggers is None:
             # Only rank 0 logs.
@@ -386,9 +391,12 @@ class Builder:
             raise_all(list(misfits(where, name, takes, positional, named, first=len(first), partial=is_partial)))
         # After the check of its arguments: a mistake is reported now, not at the call in the training.
         if is_partial:
+            check_partial(target, where, self.trust)
             return partial(target, *positional, **named)
         try:
-            return target(*positional, **named)
+            made = target(*positional, **named)
+            check_reach(made, where, self.trust, self._run_dir)
+            return made
         except TrainError as error:
             if error.where is None or error.where in named:  # the name of an argument
                 error.where = where if error.where is None else f"{where}.{error.where}"
@@ -411,6 +419,7 @@ class Builder:
         where = f"callbacks.{SAVER}"
         # By name: the node may set fields, and the constructor of the subclass may have parameters of these names.
         fields = {**asdict(settings), "folder": folder, "identity": identity}
+        check_folder(f"{where}.folder", _node(node, where).get("folder"), self.trust, folder.parent, identity.run_id)
         callback = self.make({**fields, **_node(node, where)}, where)
         if not isinstance(callback, CheckpointerCallback):
             raise ConfigError(

@@ -151,6 +151,7 @@ class _Experiment:
         import torch
 
         from trainer_cli.runs.build import Builder
+        from trainer_cli.runs.reach import own_folder
         from trainer_cli.trainer.evaluate import load_checkpoint
         from trainer_cli.trainer.predict import predicting
 
@@ -165,7 +166,7 @@ class _Experiment:
             writer = _make_writer(builder)
             data = builder.data(predicts=True)
             loaders = _choose_loaders(data, config.predict.loader)
-            chosen = config.predict.folder
+            chosen = own_folder("predict.folder", config.predict.folder, self.composed.trust, run_or_place(self.path))
             folder = folders.default if chosen is None else Path(chosen) / folders.below
             files = {name: self._file(folder, name, loader, writer) for name, loader in loaders.items()}
             if all(not file.missing(ranks.rank, ranks.world_size) for file in files.values()):

@@ -308,8 +308,14 @@ class _Validation:
             with naming_project(run_that_saved(paths[0]), self.settings["config_dir"]):
                 experiments.append(self._experiment(source, text))
         if self.results is None:
+            # Here: it imports torch, which a wrong pattern need not wait for.
+            from trainer_cli.runs.reach import own_folder
+
             configs = [experiment.composed.config for experiment in experiments]
-            folders = (self.command.validate.folder, *(config.validate.folder for config in configs))
+            folders = [self.command.validate.folder]
+            for experiment, (_, _, paths) in zip(experiments, groups, strict=True):
+                folder = experiment.composed.config.validate.folder
+                folders.append(own_folder("validate.folder", folder, experiment.composed.trust, run_or_place(paths[0])))
             self._open_results(next(filter(None, folders), None) or _default_folder(selection.paths), configs)
         self.failures += [ExitCode.NO_CHECKPOINT for _ in selection.damaged]
         for experiment, (_, _, paths) in zip(experiments, groups, strict=True):

@@ -39,6 +39,8 @@ _KEPT = ""
 _SHORTEST_PAUSE_S = 0.01
 """Shorter pauses are not counted: most steps that offer a save make none."""
 _RECORD_FIELDS = frozenset({"step", "epoch", "time"})
+_LARGEST = 9e19
+"""The largest value in a histogram: TensorBoard's bins end at 1e20."""
 
 
 class Kind(StrEnum):
@@ -83,7 +85,7 @@ def image_medium(name: str, value: Any) -> Medium:
             cure="Give (height, width) or (channels, height, width), with 1, 3 or 4 channels.",
         )
     if array.dtype == np.bool_ or np.issubdtype(array.dtype, np.floating):
-        array = np.nan_to_num(array.astype(np.float32), nan=0.0).clip(0, 1) * 255
+        array = np.nan_to_num(array.clip(0, 1).astype(np.float32), nan=0.0) * 255
     return Medium(Kind.images, name, np.ascontiguousarray(array.clip(0, 255).astype(np.uint8).transpose(1, 2, 0)))
 
 
@@ -132,9 +134,13 @@ def _has(scope: str, metrics: Iterable[str]) -> bool:
 def _plain_number(cell: Any) -> Any:
     """A number of numpy or torch as one of Python; anything else as it is."""
     try:
-        return cell.item() if hasattr(cell, "item") else cell
+        cell = cell.item() if hasattr(cell, "item") else cell
+        # Python writes no integers of thousands of digits, so they become floats.
+        return float(cell) if isinstance(cell, int) and abs(cell) >> 64 else cell
     except (RuntimeError, ValueError):
         return cell  # An array of many numbers, or of none.
+    except OverflowError:
+        return math.inf if cell > 0 else -math.inf
 
 
 def _host_array(value: Any) -> NDArray[Any]:
@@ -168,6 +174,7 @@ class MetricLogger:
         self._pauses = {EVALUATING: Pauses(), SAVING: Pauses()}
         self.time = TimeAccount()
         self._last_step = -1
+        self._warned: set[str] = set()
         self._began, self._seconds_before = time.monotonic(), 0.0
         self._rate_mark = (time.monotonic(), 0)
         self.rate_seconds = 0.0
@@ -222,11 +229,38 @@ class MetricLogger:
             )
         # Not read here: a float would wait for the device.
         for name, value in metrics.items():
-            self.record[name] = value.detach() if isinstance(value, Tensor) else value
+            self.record[self._writable(name)] = value.detach() if isinstance(value, Tensor) else value
 
     def add_medium(self, medium: Medium) -> None:
-        """Add a text, an image or a histogram to the record of the current step, in place of one of its name."""
+        """Add a text, an image or a histogram to the record of the current step, in place of one of its name. What no
+        logger can draw is replaced, with a warning, so that it never ends a training."""
+        value = medium.value
+        if medium.kind is Kind.texts:
+            value = self._writable(value)
+        elif medium.kind is Kind.tables:
+            rows = (
+                tuple(self._writable(cell) if isinstance(cell, str) else cell for cell in row) for row in value.rows
+            )
+            value = Table(tuple(map(self._writable, value.columns)), tuple(rows), value.is_matrix)
+        elif medium.kind is Kind.histograms and (np.abs(value) > _LARGEST).any():
+            self._warn_once("histogram %r has values beyond %g, which are drawn there", medium.name, _LARGEST)
+            value = value.clip(-_LARGEST, _LARGEST)
+        medium = Medium(medium.kind, self._writable(medium.name), value)
         self.record[medium.key] = medium
+
+    def _writable(self, text: str) -> str:
+        """The text as UTF-8 can hold it: bytes of a file name that are no UTF-8 become escapes."""
+        if text.isascii():
+            return text
+        written = text.encode(errors="backslashreplace").decode()
+        if written != text:
+            self._warn_once("%r is logged, which is not valid Unicode; it is written with escapes", text)
+        return written
+
+    def _warn_once(self, message: str, *args: object) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *args)
 
     def flush(self, progress: Progress, epoch: float, *, wait: bool = True) -> dict[str, float]:
         """Pass the record of this step to every logger, and return its metrics.

@@ -211,7 +211,14 @@ def is_cached(path: Path) -> bool:
 
 
 def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainer-cli"
+    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    # The home of a user who has none stays "~".
+    if folder.startswith("~"):
+        raise UserError(
+            "there is no folder for downloads: HOME is not set, and the user has no home folder",
+            cure="Set XDG_CACHE_HOME to a folder with space for them.",
+        )
+    return Path(folder) / "trainer-cli"
 
 
 @contextmanager
