@@ -363,3 +363,50 @@ def test_a_walk_passes_the_modules_of_the_page(name: str, walks: dict[str, tuple
     extra = [f"{module}, called by {caller}" for module, caller in walk.callers.items() if module not in modules]
     assert not extra
     assert not modules - set(walk.callers)
+
+
+_OWN_GENERATORS = {"Random", "SystemRandom", "RandomState", "Generator", "default_rng", "MT19937", "PCG64", "mtrand"}
+_READS = {"getstate", "get_state", "initial_seed"}
+_DRAWS_OF_TORCH = {
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli",
+    "multinomial", "poisson", "manual_seed", "seed", "set_rng_state", "uniform_", "normal_", "random_", "bernoulli_",
+    "exponential_", "geometric_", "cauchy_", "log_normal_", "random_split", "kaiming_uniform_", "xavier_uniform_",
+}  # fmt: skip
+_MAY_DRAW = {
+    "trainer.setup": "seeds the generators at the start of a run",
+    "data.random_state": "seeds the generators for a sample, and restores them",
+    "checkpoint.model_state": "restores the generators from a checkpoint",
+    "data.datasets": "augments a sample, with the sample's own random numbers",
+    "runs.fork_server": "seeds NumPy's generator in a new process",
+    "runs.step_script": "sets the generators of a recorded step",
+    "models.gpt": "initialises parameters",
+}
+"""Modules that change the global generators -> what for. A training with the same seed does it at the same place."""
+
+
+def _global_draws(tree: ast.AST) -> Iterator[str]:
+    """The calls that draw from, seed or set a global generator of Python, NumPy or torch."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in ("random", "numpy.random"):
+            yield from (
+                f"line {node.lineno}: from {node.module} import {alias.name}"
+                for alias in node.names
+                if alias.name not in _OWN_GENERATORS
+            )
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        owner, name = ast.unparse(node.func.value), node.func.attr
+        is_own = any(keyword.arg == "generator" for keyword in node.keywords)
+        if owner in ("random", "np.random", "numpy.random"):
+            draws = name not in _OWN_GENERATORS | _READS
+        else:
+            draws = name in _DRAWS_OF_TORCH and not is_own and "generator" not in owner.lower()
+        if draws:
+            yield f"line {node.lineno}: {owner}.{name}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_nothing_draws_from_the_global_generators(name: str) -> None:
+    draws = list(_global_draws(ast.parse(MODULES[name].read_text(encoding="utf-8"))))
+    may_draw = name.removeprefix(f"{ROOT}.") in _MAY_DRAW
+    assert bool(draws) == may_draw, f"{draws}: a training draws from the same generators"

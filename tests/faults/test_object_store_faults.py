@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from campaign.uploads import Run, make_state, read_store
 from object_store_proxy import FAULTS, Schedule, proxy
 from s3 import new_bucket, s3_server
@@ -113,3 +116,22 @@ def test_copies_wait_for_a_store_that_is_away_and_the_next_start_sends_them(
     assert read_store(url, tmp_path / "other") == {}
     begun(client(store[0])).finish(Retention(own.root, own, "run"))
     assert read_store(url, tmp_path / "another") == {1: True, 2: True}
+
+
+@pytest.mark.parametrize("more", [{}, {"config_kwargs": {"retries": {"max_attempts": 3}}}], ids=["own", "client's"])
+def test_repeated_requests_draw_from_no_global_generator(
+    more: dict[str, object], store: tuple[str, str, Schedule]
+) -> None:
+    endpoint, address, schedule = store
+    client = ObjectClient(
+        f"s3://{new_bucket(endpoint)}/run", wait=lambda seconds: None, options={"endpoint_url": address, **more}
+    )
+    schedule.begin(3, share=0.3)
+    random.seed(1)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    for number in range(30):
+        client.put(f"object{number}", b"content")
+        assert client.get(f"object{number}") == b"content"
+    assert len(schedule.happened) > 10
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    schedule.calm = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import random
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +67,10 @@ _TEMPORARY = (408, 425, 429)
 _BLOCK_BYTES = 1024 * 1024
 _LARGEST_PAGE = 16 * 1024 * 1024
 _DEEPEST = 1
+_RANDOM = random.Random()
+"""Not Python's global generator, from which a training draws."""
+_DRAWING = ("botocore.retryhandler", "gcsfs.retry")
+"""Modules of clients that call Python's global generator before they repeat a request."""
 _MOST_PAGES = 10_000
 _SAFE = "%/:=&?~#+!$,;'@()*[]"
 """Characters of an address that are sent as they are, as other clients do."""
@@ -331,7 +336,7 @@ class ObjectClient:
                 logger.debug("%s of %s failed, and is tried again: %s", description, self.url, reason)
                 # Of random length: many ranks and jobs would otherwise meet a busy store at the same time again.
                 longest = min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**attempt)
-                self._wait(longest * random.uniform(0.5, 1.0))
+                self._wait(longest * _RANDOM.uniform(0.5, 1.0))
         raise AssertionError("the last attempt returns or raises")
 
 
@@ -383,7 +388,7 @@ def _file_system(scheme: str, options: dict[str, Any]) -> Any:
 
     if scheme in _S3:
         # One attempt: `_repeat` repeats requests, and its bound would otherwise be multiplied.
-        config = {**_TIMEOUTS, "retries": {"max_attempts": 1}, **options.pop("config_kwargs", {})}
+        config = {**_TIMEOUTS, "retries": {"total_max_attempts": 1}, **options.pop("config_kwargs", {})}
         # With a concurrency of 1 a small object is read by one request; otherwise its size is requested first.
         options = {"config_kwargs": config, "max_concurrency": 1, **options}
     try:
@@ -396,6 +401,9 @@ def _file_system(scheme: str, options: dict[str, Any]) -> Any:
         raise UserError(f"there is no storage for {scheme}://", cure=cure) from None
     if hasattr(files, "retries"):
         files.retries = 1
+    # They draw the length of a pause in a thread that sends, while a training may draw from Python's generator.
+    for module in filter(None, map(sys.modules.get, _DRAWING)):
+        module.random = _RANDOM  # type: ignore[attr-defined]
     return files
 
 
