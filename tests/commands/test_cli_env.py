@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 import subprocess
 import sys
 from importlib import metadata
@@ -10,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from trainer_cli.checkpoint.storage.download import cache_of
 from trainer_cli.commands import env
 from trainer_cli.commands.main import main
+from trainer_cli.errors import UserError
 from trainer_cli.runs import environment
 
 SECRETS = {
@@ -116,3 +119,20 @@ def test_the_git_commit_of_the_project_is_reported(made: Path, capsys: pytest.Ca
 
 def test_no_listed_variable_sounds_like_a_secret() -> None:
     assert not [name for name in env.SHOWN if any(word in name for word in ("TOKEN", "KEY", "SECRET", "PASS", "URL"))]
+
+
+def test_a_user_without_a_home_folder_gets_a_report_and_is_told_where_downloads_would_go(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_entry(*_: object) -> None:
+        raise KeyError("uid not found")
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    assert main(["env"]) == 0
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UserError, match=r"HOME is not set.*Set XDG_CACHE_HOME"):
+        cache_of("http://example.org/step3")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert cache_of("http://example.org/step3").parent == Path("/cache/trainer-cli")

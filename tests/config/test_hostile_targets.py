@@ -12,10 +12,11 @@ import pytest
 from hostile_targets import ELSEWHERE, HOLES, REACHES, TARGETS, TRUST, TRUSTED, check_bounded, check_refused, words
 
 import trainer_cli
+from trainer_cli.commands.main import main
 from trainer_cli.config.targets import Trust
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.types import CheckedArguments
-from trainer_cli.errors import ConfigError
+from trainer_cli.errors import ConfigError, ExitCode
 from trainer_cli.runs.build import Builder
 
 
@@ -204,3 +205,29 @@ def test_every_argument_that_names_a_file_to_write_is_bounded() -> None:
         found |= {f"{name}.{key}" for key in parameters if re.search(r"(^|_)(path|folder|file|dir|uri|url)$", key)}
         bounded |= {f"{name}.{key}" for key in component.writes}
     assert found - READ - {"CheckpointerCallback.folder"} == bounded
+
+
+@pytest.mark.parametrize(
+    ("resume", "code"),
+    [
+        (["resume=runs/a"], ExitCode.USER),
+        (["resume=runs/a", "loggers.more.path={outside}"], ExitCode.DONE),
+        (["resume=runs/a", "loggers.more.path=more.csv"], ExitCode.DONE),
+        (["+experiment=digits_mlp", "name=a", "run_dir=runs/a", "+loggers.more={node}"], ExitCode.DONE),
+    ],
+    ids=["found", "given", "within", "own"],
+)
+def test_the_user_of_a_run_may_write_elsewhere_and_a_found_config_may_not(
+    resume: list[str], code: ExitCode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outside = tmp_path / "precious.csv"
+    node = f"{{_target_: trainer_cli.CsvLogger, path: {outside}}}"
+    # By the user's own command, in a project of the user's own.
+    begun = ["+experiment=digits_mlp", "name=a", f"+loggers.more={node}", "loop.max_duration=4", "loop.log_interval=2"]
+    assert main(["fit", *begun]) == 0
+    outside.write_text("step,epoch,time,metric,value\n")
+    words = [word.replace("{outside}", str(outside)).replace("{node}", node) for word in resume]
+    assert main(["fit", *words, "loop.max_duration=8", "loop.log_interval=2"]) == code
+    may_write = any("{outside}" in word or "{node}" in word for word in resume)
+    assert (outside.read_text() != "step,epoch,time,metric,value\n") is may_write

@@ -1,5 +1,6 @@
 """Workers: deaf to signals that are for the parent, and never left behind."""
 
+import errno
 import gc
 import multiprocessing
 import os
@@ -738,3 +739,17 @@ def test_full_shared_memory_is_named_with_what_helps(text: str, is_full: bool) -
     if is_full:
         assert "shared memory is full" in str(explained)
         assert all(cure in str(explained) for cure in ("data.num_workers=0", "/dev/shm", "--shm-size"))
+
+
+@pytest.mark.parametrize(
+    ("error", "is_full"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), True),
+        (OSError(errno.ENOSPC, "No space left on device", "/data/cache"), False),
+        (OSError(errno.EMFILE, "Too many open files"), False),
+    ],
+)
+def test_shared_memory_without_space_for_a_queue_is_no_full_disk(error: OSError, is_full: bool) -> None:
+    with pytest.raises(WorkerError if is_full else OSError) as caught, WorkerProcesses().starting():
+        raise error
+    assert ("shared memory is full" in str(caught.value)) is is_full

@@ -193,6 +193,8 @@ def test_nothing_is_written(tmp_path: Path) -> None:
         ("/api/page?runs=-1,99999999999999999999", 200),
         ("/api/page", 200),
         ("/api/curves?runs=0&x=__class__", 400),
+        ("/api/runs?" + "a=1&" * 1500, 400),
+        ("/api/page?runs=" + "[" * 20000, 400),
         (f"/api/curves?{urlencode({'runs': '0', 'name': HOSTILE})}", 200),
     ],
 )

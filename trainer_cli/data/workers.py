@@ -79,7 +79,7 @@ class WorkerProcesses:
         # Inherited by the workers, so that no signal reaches them before they ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
         try:
-            with _own_folder_of_sockets(), _same_child_handler():
+            with _own_folder_of_sockets(), _same_child_handler(), _naming_shared_memory():
                 yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -107,7 +107,7 @@ class WorkerProcesses:
                 return _death(number, process)
         text = str(error)
         if os.strerror(errno.ENOSPC) in text and any(sign in text for sign in _SHARED_MEMORY):
-            return WorkerError("shared memory is full", where="data", cure=_SHARED_MEMORY_CURE)
+            return _shared_memory_full()
         return error
 
     def ask_to_end(self) -> None:
@@ -432,6 +432,22 @@ def _exit_in_time(closing: Any, parents_pid: int) -> None:
         shutil.rmtree(get_temp_dir(), ignore_errors=True)
     # Not sys.exit, which would end this thread alone.
     os._exit(0)
+
+
+@contextmanager
+def _naming_shared_memory() -> Generator[None, None, None]:
+    """Raise a WorkerError where the locks of queues find no space in shared memory: their OSError names no file, and
+    would be taken for that of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:
+            raise _shared_memory_full() from error
+        raise
+
+
+def _shared_memory_full() -> WorkerError:
+    return WorkerError("shared memory is full", where="data", cure=_SHARED_MEMORY_CURE)
 
 
 def _death(number: int, process: BaseProcess) -> WorkerError:

@@ -437,7 +437,8 @@ def project_of(run: Path) -> Path | None:
     if not roots or Path.cwd() in roots:
         return None
     for root in reversed(roots):
-        if run.resolve().is_relative_to(root.resolve()):
+        # Not the run itself, nor a path that depends on the current folder: files of the run may come from anybody.
+        if root.is_absolute() and root.resolve() in run.resolve().parents:
             return root
     raise UserError(
         f"{run} was trained in the project {roots[-1]}, which is not the current one, and does not hold the run",
