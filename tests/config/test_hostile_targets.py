@@ -160,7 +160,7 @@ def test_the_function_that_joins_batches_is_judged_too(target: str, project: Pat
 ADMITTED = {
     "": """mine_hole.Net mine_hole.plain torch.nn.Linear torch.optim.SGD torch.optim.lr_scheduler.StepLR
         torch.nn.modules.linear.Linear torch.optim.swa_utils.AveragedModel trainer_cli.models.mlp.MLP
-        trainer_cli.data.text.Text trainer_cli.loggers.text_files.JsonlLogger trainer_cli.CheckpointerCallback
+        trainer_cli.data.text.Text trainer_cli.loggers.console.ConsoleLogger trainer_cli.CheckpointerCallback
         trainer_cli.trainer.warmup.WarmupCosine""",
     "torch": "torch.nn.Linear torch.optim.SGD torch.utils.data.TensorDataset",
     "transformers": "transformers.GPT2LMHeadModel transformers.GPT2Config",

@@ -37,7 +37,7 @@ def check_reach(made: Any, where: str, trust: Trust, run_dir: Path | None) -> No
     """
     if trust.unrestricted or not isinstance(made, CheckedArguments):
         return
-    for argument, value in _find_reach(made, run_dir or Path()):
+    for argument, value in _find_reach(made, run_dir):
         _refuse(f"{where}.{argument}", value, trust)
 
 
@@ -54,11 +54,12 @@ def check_partial(target: Any, where: str, trust: Trust) -> None:
         raise ConfigError(message, location=where)
 
 
-def _find_reach(made: CheckedArguments, run_dir: Path) -> Iterator[tuple[str, str]]:
+def _find_reach(made: CheckedArguments, run_dir: Path | None) -> Iterator[tuple[str, str]]:
     """The arguments of a component that lead out of the run, with their values."""
+    # Components write during a fit, which has a directory.
     for name in made.writes:
         path = getattr(made, name)
-        if path is not None and is_outside(path, run_dir):
+        if run_dir is not None and path is not None and is_outside(path, run_dir):
             yield name, str(path)
     if isinstance(made, ScopedFlags):
         for section in ("fit", "train", "validate"):
