@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from trainer_cli.checkpoint.storage import local
 from trainer_cli.checkpoint.storage.base import Storage
 from trainer_cli.checkpoint.storage.disk import Disk
 from trainer_cli.checkpoint.storage.local import LocalStorage
@@ -42,6 +43,15 @@ class Keeps(Disk):
         if self.keeps:
             raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
         super().rmdir(path)
+
+
+class ReadsOnly(Disk):
+    """Of a user who may not write."""
+
+    def _refuse(self, path: Path, *_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    rename = unlink = rmdir = _refuse
 
 
 class StorageContract:
@@ -384,6 +394,36 @@ class TestLocalStorage(StorageContract):
             storage.amend("step1", b"newest")
         storage.disk = Disk()
         assert storage.remove("step1")
+
+    @pytest.mark.parametrize("ends", ["partial", "complete", "complete and read"])
+    def test_a_reader_without_write_permission_ends_where_a_replacement_was_cut_short(self, storage, monkeypatch, ends):
+        monkeypatch.setattr(local, "_REMOVAL_S", 0.1)
+        put(storage, "step1", a=b"a")
+        old = storage.root / ".replaced.step1"
+        (storage.root / "step1").rename(old)
+        if ends == "partial":
+            (old / "manifest.json").unlink()
+        storage.disk = ReadsOnly()
+        with contextlib.ExitStack() as stack:
+            if ends == "complete and read":
+                fcntl.flock(stack.enter_context((old / "manifest.json").open()), fcntl.LOCK_SH)
+            assert storage.names() == []
+            with pytest.raises(FileNotFoundError), storage.reading("step1"):
+                pass
+        assert (old / "a").read_bytes() == b"a"
+
+    def test_a_checkpoint_that_was_read_is_removed_while_a_process_forked_meanwhile_lives(self, storage):
+        put(storage, "step1", a=b"a")
+        waits, ends = os.pipe()
+        with storage.reading("step1"):
+            if (child := os.fork()) == 0:
+                os.close(ends)
+                os.read(waits, 1)
+                os._exit(0)
+        os.close(waits)
+        assert storage.remove("step1")
+        os.close(ends)
+        os.waitpid(child, 0)
 
     def test_a_linked_checkpoint_is_read_but_not_removed(self, storage, tmp_path, caplog):
         elsewhere = LocalStorage(tmp_path / "elsewhere")

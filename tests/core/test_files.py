@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import sys
@@ -140,3 +141,33 @@ def test_a_sync_that_fails_names_its_file(tmp_path: Path, monkeypatch: pytest.Mo
             work()
         assert caught.value.filename == str(path)
     file.close()
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_forked_process_keeps_no_lock(knows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, ends = os.pipe()
+    with files.private_file(tmp_path / "lock", os.O_RDWR | os.O_CREAT) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with monkeypatch.context() as patch:
+            if not knows:
+                # As where the fork comes between the opening and the note of it.
+                patch.setattr(files, "_private", set())
+            child = os.fork()
+        if child == 0:
+            os.close(ends)
+            holds = any(_is_same(descriptor, tmp_path / "lock") for descriptor in range(3, 1024))
+            files.close_private(held)
+            os.read(waits, 1)
+            os._exit(int(holds))
+    os.close(waits)
+    with files.private_file(tmp_path / "lock", os.O_RDWR) as again:
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(ends)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == int(not knows)
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False

@@ -1,4 +1,4 @@
-"""Append to files, and replace them so that a crash leaves the old or the new content.
+"""Lock files, append to them, and replace them so that a crash leaves the old or the new content.
 
 An OSError of these functions names the file, also if it comes from a write or a sync.
 """
@@ -7,12 +7,62 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 20
+_private: set[int] = set()
+"""Open descriptors that a forked child closes."""
+
+
+def open_private(path: str | Path, flags: int) -> int:
+    """Open a file so that forked children, such as data workers, close its descriptor. `close_private` closes it.
+
+    A lock belongs to the open file: a child with its descriptor would keep the file locked after this process has
+    closed it or was killed, and keep the blocks of a file that is removed.
+    """
+    _close_in_forks()
+    # 0o666: the user's umask applies.
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    _private.add(descriptor)
+    return descriptor
+
+
+def close_private(descriptor: int) -> None:
+    """Close a file of `open_private`, and release its lock. Does nothing in a forked child, which has closed it."""
+    if descriptor not in _private:
+        return
+    _private.discard(descriptor)
+    try:
+        # A child that was forked in the middle of `open_private` has the descriptor too: to close it releases nothing.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    except OSError:
+        pass  # Its file system has no locks.
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def private_file(path: str | Path, flags: int) -> Iterator[int]:
+    """The descriptor of a file of `open_private`, which is closed at the end of the block."""
+    descriptor = open_private(path, flags)
+    try:
+        yield descriptor
+    finally:
+        close_private(descriptor)
+
+
+@cache
+def _close_in_forks() -> None:
+    def close_all() -> None:
+        while _private:
+            os.close(_private.pop())
+
+    os.register_at_fork(after_in_child=close_all)
 
 
 class AppendedFile:
@@ -53,8 +103,6 @@ class AppendedFile:
 def sync(descriptor: int) -> None:
     """fsync a file."""
     if sys.platform == "darwin":
-        import fcntl
-
         # Plain fsync on macOS stops at the drive's cache. Some filesystems do not support the stronger call.
         with contextlib.suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)

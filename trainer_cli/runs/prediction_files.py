@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from trainer_cli.core.files import replace, staged_path, sync, sync_folder
+from trainer_cli.core.files import private_file, replace, staged_path, sync, sync_folder
 from trainer_cli.errors import DISK_CURES, OF_ONE_FILE, TrainError, UserError, disk_cure
 from trainer_cli.runs.prediction_writers import PredictionWriter
 
@@ -50,13 +50,10 @@ class PredictionFile:
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
+        with private_file(folder, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
             # Other processes write parts of the same file.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
-        finally:
-            os.close(descriptor)
 
     def _check_facts(self, facts: Mapping[str, Any]) -> None:
         text = json.dumps(facts, sort_keys=True, indent=1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import platform
 import shlex
 import shutil
@@ -29,6 +30,7 @@ from trainer_cli.checkpoint.storage.open import open_storage
 from trainer_cli.config.arguments import SAVER, SECTIONS
 from trainer_cli.config.compose import Composed, diff, from_yaml
 from trainer_cli.config.diff import hparams
+from trainer_cli.core.files import private_file
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.load_options import WHOLE
 from trainer_cli.core.schema import SYSTEM, TrainConfig
@@ -350,7 +352,7 @@ def _held(run: RunDir, plan: ReplayPlan, *, keeps: bool) -> Iterator[None]:
                 ) from None
         if keeps:
             run.replayed_folder.mkdir(exist_ok=True)
-            file = stack.enter_context((run.replayed_folder / ".lock").open("w"))
+            file = stack.enter_context(private_file(run.replayed_folder / ".lock", os.O_WRONLY | os.O_CREAT))
             # Waits: two replays of one step would write the same folder.
             fcntl.flock(file, fcntl.LOCK_EX)
             open_storage(run.replayed_folder, run_id=plan.run_id).sweep()

@@ -31,7 +31,7 @@ from typing import Any
 
 from trainer_cli.checkpoint.catalog import Catalog, catalog_of
 from trainer_cli.core.bounds import is_amount, is_bounded, is_count, is_list, is_table, is_text, keep_sound
-from trainer_cli.core.files import make_folder, replace, sync_folder
+from trainer_cli.core.files import close_private, make_folder, open_private, replace, sync_folder
 from trainer_cli.core.goodput import Seconds, compute_goodput, sum_attempts
 from trainer_cli.core.naming import COPIES_CACHE, is_run_id
 from trainer_cli.core.run_status import RunStatus
@@ -77,8 +77,6 @@ class RunLock:
 
     def __init__(self, descriptors: Iterable[int]) -> None:
         self._descriptors = [*descriptors]
-        # A forked data worker that outlives a killed process must not keep the directory locked.
-        os.register_at_fork(after_in_child=self.release)
 
     def name_holder(self) -> None:
         """Write the process id and host, for the message that a second process shows."""
@@ -96,11 +94,11 @@ class RunLock:
         self._descriptors.append(descriptor)
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing. A forked child closes only its own descriptors."""
+        """Release the lock; a second call does nothing."""
         # Cleared before the close: a second release must not close a descriptor that something else has by then.
         descriptors, self._descriptors = self._descriptors, []
         for descriptor in descriptors:
-            os.close(descriptor)
+            close_private(descriptor)
 
     def __enter__(self) -> RunLock:
         return self
@@ -155,7 +153,7 @@ class RunDir:
         """
         try:
             # Not truncated: until it is locked it names the holder.
-            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = open_private(self.lock_file, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise RunDirectoryError(
                 f"{self.path} cannot be locked: {error.strerror}",
@@ -166,7 +164,7 @@ class RunDir:
             return RunLock([descriptor, *self._lock_environment()])
         except OSError as error:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip()
-            os.close(descriptor)
+            close_private(descriptor)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES) and not self.is_locked():
                 raise RunDirectoryError(
                     f"{self.path} is being replayed by another process", cure="Wait until that command has ended."
@@ -189,14 +187,14 @@ class RunDir:
         """
         for flag in (os.O_RDWR, os.O_RDONLY):
             with suppress(OSError):
-                descriptor = os.open(self.environment_file, flag | os.O_CLOEXEC)
+                descriptor = open_private(self.environment_file, flag)
                 break
         else:
             return []
         try:
             _lock(descriptor)
         except OSError as error:
-            os.close(descriptor)
+            close_private(descriptor)
             if isinstance(error, BlockingIOError):
                 raise
             return []
@@ -221,7 +219,7 @@ class RunDir:
             return True
         for descriptor in descriptors:
             # Which ends the lock.
-            os.close(descriptor)
+            close_private(descriptor)
         return False
 
     def _lock_shared(self) -> list[int]:
@@ -233,7 +231,7 @@ class RunDir:
         descriptors: list[int] = []
         for path in (self.lock_file, self.environment_file):
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = open_private(path, os.O_RDONLY)
             except OSError:
                 continue
             descriptors.append(descriptor)
@@ -241,7 +239,7 @@ class RunDir:
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 for descriptor in descriptors:
-                    os.close(descriptor)
+                    close_private(descriptor)
                 raise
             except OSError:
                 pass  # Its file system has no locks.

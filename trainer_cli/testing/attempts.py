@@ -34,6 +34,7 @@ from omegaconf import OmegaConf
 from trainer_cli.config.compose import Composed, from_yaml, with_values
 from trainer_cli.core.auto import auto_keys
 from trainer_cli.core.checkpoint_config import CheckpointConfig
+from trainer_cli.core.files import private_file
 from trainer_cli.core.intervals import Duration, Unit
 from trainer_cli.core.naming import CONFIG_FILE
 from trainer_cli.errors import ExitCode, TrainError, UserError
@@ -242,8 +243,7 @@ def scratch() -> Generator[Path, None, None]:
     """A new folder among those for temporary files, held for as long as this process lives."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
-        lock = os.open(folder / f"{_LOCK}.part", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
+        with private_file(folder / f"{_LOCK}.part", os.O_RDWR | os.O_CREAT) as lock:
             # Where a filesystem has no locks, no process removes what others left: only what has a lock counts as ours.
             with suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -251,8 +251,6 @@ def scratch() -> Generator[Path, None, None]:
                 os.rename(folder / f"{_LOCK}.part", folder / _LOCK)
             _clear_what_is_left(folder.parent)
             yield folder
-        finally:
-            os.close(lock)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -264,13 +262,10 @@ def _clear_what_is_left(parent: Path) -> None:
             # In a folder that all users share, another could have planted a link.
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                 continue
-            descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-            try:
+            with private_file(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW) as descriptor:
                 # Raises while the check that made it lives.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
 
 
 _KILLED = -9

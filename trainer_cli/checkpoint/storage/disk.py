@@ -12,6 +12,8 @@ from functools import cache
 from os import stat_result
 from pathlib import Path
 
+from trainer_cli.core.files import close_private, open_private
+
 Bytes = bytes | bytearray | memoryview
 _FULL_FSYNC = getattr(fcntl, "F_FULLFSYNC", None)
 """On macOS a plain fsync stops at the drive's own cache."""
@@ -19,6 +21,8 @@ StrPath = str | Path
 """Strings are several times faster than paths where thousands of names are examined."""
 REFUSED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 """Errors of a file system that does not support an operation."""
+READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of an operation on files that this user may only read."""
 _UNSUPPORTED = (*REFUSED, errno.ENOLCK)
 _AT_FDCWD = -100
 """Paths are relative to the current directory."""
@@ -44,27 +48,27 @@ class Disk:
 
     def open_new(self, path: Path) -> int:
         """Open a file that must not exist yet, for writing."""
-        # O_EXCL: a file that is there is an error, and never written over. 0o666: the user's umask applies.
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        # O_EXCL: a file that is there is an error, and never written over.
+        return open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def open(self, path: StrPath) -> int:
         """Open a file for reading."""
         # O_NONBLOCK: to open a pipe would otherwise wait for its writer.
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return open_private(path, os.O_RDONLY | os.O_NONBLOCK)
 
     def open_to_lock(self, path: StrPath) -> int:
         """Open a file for an exclusive lock."""
         # NFS grants an exclusive lock only on a file that is open for writing.
         try:
-            return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            return open_private(path, os.O_RDWR | os.O_NONBLOCK)
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if error.errno not in READ_ONLY:
                 raise
             return Disk.open(self, path)
 
     def close(self, fd: int) -> None:
-        """Close a file."""
-        os.close(fd)
+        """Close a file, which releases its lock."""
+        close_private(fd)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """Write the beginning of `data` at an offset of the file; returns the number of bytes. From any thread."""

@@ -14,13 +14,13 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from itertools import islice
 from mmap import mmap
 from pathlib import Path
 
 from trainer_cli.checkpoint.storage.disk import PAGE, REFUSED, Bytes, Disk, StrPath
 from trainer_cli.core.checkpoint_config import DigestAlgorithm
+from trainer_cli.core.files import close_private, open_private, private_file
 from trainer_cli.core.manifest import FileEntry, new_digest
 from trainer_cli.core.naming import is_plain
 from trainer_cli.errors import UserError
@@ -32,8 +32,7 @@ WRITE_BYTES = 1 << 25
 _MOST_BUFFERS = 1000
 """Maximum number of buffers in one call; most systems accept 1,024."""
 _STAGING = ".part"
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_being_written: set[int] = set()
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 
 
 class StagedFolder:
@@ -74,14 +73,11 @@ class StagedFolder:
         """A new file; it is in `files`, and fsynced, on clean exit."""
         _check_plain(file)
         fd = self._disk.open_new(self.path / file)
-        _close_files_in_forks()
-        _being_written.add(fd)
         try:
             writer = LocalFileWriter(fd, self._disk, self._digest)
             yield writer
             self.files[file] = writer.finish()
         finally:
-            _being_written.discard(fd)
             self._disk.close(fd)
 
     def publish(self) -> None:
@@ -92,20 +88,6 @@ class StagedFolder:
         """
         self._publish()
         self.after_publish()
-
-
-@cache
-def _close_files_in_forks() -> None:
-    """Close files that are being written in forked children.
-
-    A forked data worker would keep such a file open, and its blocks allocated after it is removed.
-    """
-
-    def close_files() -> None:
-        while _being_written:
-            os.close(_being_written.pop())
-
-    os.register_at_fork(after_in_child=close_files)
 
 
 class LocalFileWriter:
@@ -351,14 +333,14 @@ def _staging_folder(output: Path) -> Iterator[Path]:
         yield folder
     finally:
         delete(folder)
-        os.close(descriptor)
+        close_private(descriptor)
 
 
 def _make_locked(output: Path) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=_STAGING, dir=output.parent))
         try:
-            descriptor = os.open(folder, _DIRECTORY)
+            descriptor = open_private(folder, _DIRECTORY)
         except FileNotFoundError:
             continue
         # A file system without locks: no process can lock the folder to delete it either.
@@ -367,18 +349,14 @@ def _make_locked(output: Path) -> tuple[Path, int]:
         # Before it was locked another process may have deleted it as abandoned.
         if folder.exists():
             return folder, descriptor
-        os.close(descriptor)
+        close_private(descriptor)
 
 
 def _delete_if_unlocked(folder: Path) -> None:
     """Delete a staging folder, unless the process that made it lives or its file system has no locks."""
-    with suppress(OSError):
-        descriptor = os.open(folder, _DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-        finally:
-            os.close(descriptor)
+    with suppress(OSError), private_file(folder, _DIRECTORY) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
 
 
 def point_link(link: Path, target: str) -> None:

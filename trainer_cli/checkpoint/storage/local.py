@@ -15,7 +15,7 @@ from operator import call
 from pathlib import Path
 
 from trainer_cli.checkpoint.storage.base import UnsyncedError
-from trainer_cli.checkpoint.storage.disk import REFUSED, Disk, delete_tree, exists, is_folder, is_same_file
+from trainer_cli.checkpoint.storage.disk import READ_ONLY, REFUSED, Disk, delete_tree, exists, is_folder, is_same_file
 from trainer_cli.checkpoint.storage.folder import LocalReadableFolder, StagedFolder, open_source, write_file
 from trainer_cli.checkpoint.storage.manifest_lock import (
     POLL_S,
@@ -138,7 +138,7 @@ class LocalStorage:
             try:
                 fd = self.disk.open(path / MANIFEST_FILE)
             except FileNotFoundError:
-                if not self._finish_replacement(name):
+                if not self._finish_replacement(name) or time.monotonic() > deadline:
                     raise
                 time.sleep(POLL_S)
                 continue
@@ -424,9 +424,10 @@ class LocalStorage:
             self.disk.rename(old, final)
 
     def _finish_replacement(self, name: str) -> bool:
-        """Finish a replacement by two renames that was cut short; returns whether there was one.
+        """Finish a replacement by two renames that was cut short; returns whether the checkpoint is there, or will be.
 
-        The old checkpoint gets its name back, or is deleted if the new one has the name already.
+        The old checkpoint gets its name back, or is deleted if the new one has the name already. A reader that may
+        not write leaves both as they are.
         """
         old, final = self.root / f"{REPLACED_PREFIX}{name}", self._path(name)
         if not exists(self.disk, old):
@@ -436,11 +437,16 @@ class LocalStorage:
             if complete and not lock_out_readers(self.disk, old, stack):
                 return True  # A living process holds the lock, and will finish it.
             if complete and not exists(self.disk, final):
-                self.disk.rename(old, final)
+                try:
+                    self.disk.rename(old, final)
+                except OSError as error:
+                    if error.errno not in READ_ONLY:
+                        raise
+                    return False
                 self.disk.fsync_dir(self.root)
             else:
                 self._try_to_delete(old)
-        return True
+        return exists(self.disk, final / MANIFEST_FILE)
 
     def _path(self, name: str) -> Path:
         return Path(self._path_text(name))
