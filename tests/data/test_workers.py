@@ -46,11 +46,15 @@ def made(**settings: object) -> Loader:
     return Loader(Numbers(**settings), 4, shuffle=False, seed=0, num_workers=2)  # type: ignore[arg-type]
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU)
+"""What stops a training, and no worker."""
+
+
 def children() -> list[int]:
     return [child.pid for child in multiprocessing.active_children() if child.pid is not None]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_signals_meant_for_the_parent_do_not_stop_workers(number: signal.Signals) -> None:
     iterator = made(length=400).iterate(0)
     next(iterator)
@@ -721,6 +725,73 @@ def test_signals_to_the_whole_group_from_the_very_start_lose_no_batch() -> None:
         out, err = process.communicate(timeout=500)
     # The interpreter's own last moments have no handlers; what counts is that every batch came.
     assert out == "8000\n", err
+
+
+STARTED = """
+import multiprocessing, os, signal, sys, time
+
+from torch.utils.data import DataLoader
+
+from trainer_cli.data.loader import Loader
+from trainer_cli.data.user_loader import UserLoader
+
+
+class Numbers:
+    deterministic = True
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return index
+
+
+if __name__ == "__main__":
+    method, whose = sys.argv[1:]
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGXCPU"):
+        signal.signal(getattr(signal, name), lambda *_: None)
+    context = multiprocessing.get_context(method)
+    if method == "forkserver" and whose == "own":
+        # Starts the fork server of multiprocessing, which SIGTERM ends.
+        context.Process(target=time.sleep, args=(3600,)).start()
+    if whose == "default":
+        multiprocessing.set_start_method(method)
+        loader = Loader(Numbers(), 4, shuffle=False, seed=0, num_workers=1)
+    else:
+        loader = UserLoader(DataLoader(Numbers(), 4, num_workers=1, multiprocessing_context=context), seed=0)
+    iterator = loader.iterate(0)
+    count = len(next(iterator))
+    print("ready", flush=True)
+    count += sum(map(len, iterator))
+    print(count, flush=True)
+    # Not at the end of the process of the user, which may not have survived the signals.
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "whose"), [("fork", "own"), ("spawn", "default"), ("forkserver", "default"), ("forkserver", "own")]
+)
+def test_signals_to_the_whole_group_leave_workers_of_any_start_method_alone(
+    method: str, whose: str, tmp_path: Path
+) -> None:
+    (tmp_path / "started.py").write_text(STARTED)
+    with subprocess.Popen(
+        [sys.executable, tmp_path / "started.py", method, whose],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        # Others end what multiprocessing had started before the workers.
+        for number in SIGNALS * 2 if whose == "default" else (signal.SIGINT, signal.SIGTERM):
+            os.killpg(process.pid, number)
+        out, err = process.communicate(timeout=500)
+    assert out == "100\n", err
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ class UserLoader:
             )
         self.persistent = _keeps_workers(loader) and not self._renews
         self._processes = WorkerProcesses()
+        self._context = loader.multiprocessing_context if isinstance(loader, DataLoader) else None
         self._walked_sampler: WalkedSampler | None = None
         self._inner = self.loader
         self._fetcher: Fetcher | None = None
@@ -215,7 +216,7 @@ class UserLoader:
         iterator: Any = None
         number = first
         try:
-            with kept_random_state(), self._processes.starting():
+            with kept_random_state(), self._processes.starting(self._context):
                 self._epochs.set(epoch)
                 seed_random(sample_seed(self.seed, epoch, 0))
                 if self.persistent and self._is_started:
@@ -326,7 +327,7 @@ class UserLoader:
         if not self.stateful:
             return None
         # torchdata's loader starts its workers here if there was no batch yet, and draws a seed for them.
-        with kept_random_state(), self._processes.starting():
+        with kept_random_state(), self._processes.starting(self._context):
             return self.loader.state_dict()
 
     def check_state(self, state: Mapping[str, Any]) -> None:

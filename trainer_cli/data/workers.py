@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import get_temp_dir
@@ -37,7 +38,7 @@ GRACE_S = 1.0
 LOADERS_GRACE_S = 5.0
 """Time that workers of a subclass of DataLoader have to exit, as in torch."""
 
-_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGXCPU)
 _WATCH_S = 0.1
 _LONGEST_FOLDERS = {
     "file_descriptor": 107 - len("/listener-01234567"),
@@ -69,8 +70,11 @@ class WorkerProcesses:
         _end_all_at_exit()
 
     @contextmanager
-    def starting(self) -> Generator[None, None, None]:
+    def starting(self, context: Any = None) -> Generator[None, None, None]:
         """Register the processes that start inside the block. They start with the parent's signals blocked.
+
+        Args:
+            context: of multiprocessing, by which they start; None: the default.
 
         Torch's handler of SIGCHLD is removed, because it raises an error anywhere in the main thread, even inside a
         save. Torch's iterator also checks its workers itself, every five seconds of a wait.
@@ -79,7 +83,11 @@ class WorkerProcesses:
         # Inherited by the workers, so that no signal reaches them before they ignore it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
         try:
-            with _own_folder_of_sockets(), _same_child_handler(), _naming_shared_memory():
+            with _own_folder_of_sockets(), _own_fork_server(), _same_child_handler(), _naming_shared_memory():
+                if (context or multiprocessing.get_context()).get_start_method() != "fork":
+                    # Its start unblocks SIGINT and SIGTERM: not only when the workers need it.
+                    resource_tracker.ensure_running()
+                    signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
                 yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -167,6 +175,29 @@ def _own_folder_of_sockets() -> Generator[None, None, None]:
         yield
     finally:
         config["tempdir"] = before
+
+
+@contextmanager
+def _own_fork_server() -> Generator[None, None, None]:
+    """Start processes inside the block, where the start method is `forkserver`, from a server of their own.
+
+    It inherits the blocked signals, of which a server that other code has started would die, and all its processes with
+    it. The processes of other code, which multiprocessing ends by SIGTERM, are not forked from ours.
+    """
+    before = forkserver.connect_to_new_process
+    forkserver.connect_to_new_process = _make_fork_server().connect_to_new_process
+    try:
+        yield
+    finally:
+        forkserver.connect_to_new_process = before
+
+
+@cache
+def _make_fork_server() -> Any:
+    """Make the fork server of data workers, with the modules that are preloaded in others. Not started yet."""
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(list(forkserver._forkserver._preload_modules))  # type: ignore[attr-defined]
+    return server
 
 
 @cache
