@@ -25,11 +25,12 @@ ASKING = [
 ]  # fmt: skip
 SBATCH = Path(__file__).parents[2] / "scripts" / "slurm.sbatch"
 SRUN = """#!/bin/bash
-# As srun: two tasks that know their place. Returns the largest exit code.
-shift
+# As srun: two tasks that know their place. Returns the largest exit code. By default one that fails ends the other.
+option=$1; shift
 export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=localhost SLURM_NODEID=0 OMP_NUM_THREADS=1
 SLURM_PROCID=1 SLURM_LOCALID=1 "$@" & other=$!
 SLURM_PROCID=0 SLURM_LOCALID=0 "$@"; code=$?
+[ "$code" = 0 ] || [ "$option$SLURM_KILL_BAD_EXIT" = --wait=3000 ] || kill -KILL "$other"
 wait "$other"; second=$?
 exit $((code > second ? code : second))
 """
@@ -101,6 +102,7 @@ def submitted(folder: Path, *, train: str = "train") -> subprocess.CompletedProc
     commands.mkdir(exist_ok=True)
     scripts = {"srun": SRUN, "scontrol": '#!/bin/sh\necho "$@" >> scontrol.log\n', "train": TRAIN}
     scripts |= {f"ends-with-{code}": f"#!/bin/sh\nexit {code}\n" for code in (2, 75)}
+    scripts["ends-later"] = '#!/bin/sh\n[ "$SLURM_PROCID" = 0 ] || sleep 0.5\nexit 75\n'
     for name, text in scripts.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
@@ -120,8 +122,10 @@ def test_a_job_that_was_stopped_is_queued_again_and_no_other(tmp_path: Path) -> 
     assert not log.exists()
     assert submitted(tmp_path, train="ends-with-75").returncode == 75
     assert log.read_text() == f"requeue {os.getpid()}\n"
+    assert submitted(tmp_path, train="ends-later").returncode == 75
+    assert log.read_text().count("requeue") == 2
     done = submitted(tmp_path)
     assert done.returncode == 0, done.stderr
-    assert log.read_text().count("requeue") == 1
+    assert log.read_text().count("requeue") == 2
     manifest = json.loads((tmp_path / "run/checkpoints/step20/manifest.json").read_text())
     assert manifest["world_size"] == 2, "the tasks of srun are ranks of one training"
