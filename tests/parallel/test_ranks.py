@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer_cli.core.ranks import Ranks, first_host, ranks_in, refuse_other_processes, tasks_without_srun
+from trainer_cli.core.ranks import Ranks, first_host, ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.errors import UserError
 
 MASTER = {"MASTER_ADDR": "h", "MASTER_PORT": "29500"}
@@ -92,6 +92,21 @@ def test_the_port_is_below_those_of_outgoing_connections(job: str, step: str) ->
 )
 def test_tasks_of_a_job_that_srun_did_not_start_are_noticed(environ: dict[str, str], tasks: int | None) -> None:
     assert tasks_without_srun(environ) == tasks
+
+
+@pytest.mark.parametrize(
+    ("environ", "tasks"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, (3, 4)),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, (0, 2)),
+        ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "1"}, (1, 2)),
+        ({"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, None),
+        ({"PMI_SIZE": "many", "PMI_RANK": "0"}, None),
+    ],
+)
+def test_processes_of_mpirun_are_noticed(environ: dict[str, str], tasks: tuple[int, int] | None) -> None:
+    assert tasks_of_mpi(environ) == tasks
 
 
 def test_another_number_of_processes_than_was_started_is_refused() -> None:

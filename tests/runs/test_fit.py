@@ -86,6 +86,22 @@ def test_training_alone_is_a_warning_where_the_config_expects_several_processes(
     assert started == ["fit"]
 
 
+@pytest.mark.parametrize(("rank", "supervised", "lines"), [("0", False, 1), ("1", False, 0), ("0", True, 0)])
+def test_mpirun_whose_ranks_are_not_used_is_one_warning(
+    started: list[Any],
+    rank: str,
+    supervised: bool,
+    lines: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
+    assert fitted(supervised=supervised) == 0
+    assert capsys.readouterr().err.count("mpirun has started 4 processes, whose ranks are not used") == lines
+    assert started == ["fit"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -170,6 +170,18 @@ def tasks_without_srun(environ: Mapping[str, str]) -> int | None:
     return tasks if tasks > 1 and of_step == 1 else None
 
 
+def tasks_of_mpi(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Rank and number of the processes that mpirun or mpiexec has started, this one among them; None for one process.
+
+    The variables are those of Open MPI, of MPICH and Intel MPI, and of MVAPICH.
+    """
+    for kind in ("OMPI_COMM_WORLD", "PMI", "MV2_COMM_WORLD"):
+        rank, size = (environ.get(f"{kind}_{name}", "") for name in ("RANK", "SIZE"))
+        if rank.isdecimal() and size.isdecimal() and int(size) > 1:
+            return int(rank), int(size)
+    return None
+
+
 def first_host(nodes: str) -> str | None:
     """The first host of Slurm's compressed list, such as `a[03-05,9]-ib,b`: a03-ib. None for an empty list."""
     # A comma inside brackets separates numbers, not hosts.

@@ -34,7 +34,7 @@ from trainer_cli.config.resolvers import share_moment
 from trainer_cli.config.sweep import text_of
 from trainer_cli.core.field_rules import check_duration
 from trainer_cli.core.intervals import Unit
-from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_without_srun
+from trainer_cli.core.ranks import ranks_in, refuse_other_processes, tasks_of_mpi, tasks_without_srun
 from trainer_cli.core.run_status import RunStatus
 from trainer_cli.core.schema import TrainConfig
 from trainer_cli.core.stopping import Ended, decide_restart
@@ -109,6 +109,13 @@ def _fit_in_processes(
     # Once, here: each child would find the same mistake, after it has imported torch.
     if not supervised and (config.restarts.max > 0 or processes > 1):
         _refuse_early(composed, processes)
+    mpi_rank, mpi_size = tasks_of_mpi(os.environ) or (0, 1)
+    if mpi_size > 1 and mpi_rank == 0 and not supervised:
+        print(
+            f"train: warning: mpirun has started {mpi_size} processes, whose ranks are not used: each trains alone; "
+            "start them by torchrun or srun",
+            file=sys.stderr,
+        )
     if processes > 1:
         set_rank_variables(processes)
     if config.restarts.max > 0 and not supervised:
