@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
-from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1
+from signal import SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU
 from typing import Any
 
 import pytest
@@ -19,7 +21,14 @@ from command import ROOT, Result, environment, hold, make_project, names, record
 from trainer_cli.runs.signals import StopSignals
 
 FIT = ("fit", "experiment=mine")
-REASONS = {SIGTERM: "SIGTERM", SIGUSR1: "SIGUSR1", SIGHUP: "SIGHUP", SIGINT: "Ctrl-C"}
+REASONS = {
+    SIGTERM: "SIGTERM",
+    SIGUSR1: "SIGUSR1",
+    SIGUSR2: "SIGUSR2",
+    SIGXCPU: "SIGXCPU",
+    SIGHUP: "SIGHUP",
+    SIGINT: "Ctrl-C",
+}
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +216,51 @@ def test_a_second_ctrl_c_ends_it_at_once(project: Path) -> None:
     assert "Traceback" not in result.err
     assert summary(project)["status"] == "interrupted"
     assert names(project / "runs/mine/checkpoints") == ["step0"]
+
+
+def _twice_during_a_call() -> None:
+    # Blocked for Python, as during a long operation of torch: its handler runs once for both.
+    kill = ctypes.PyDLL(None).kill
+    for _ in range(2):
+        kill(os.getpid(), SIGINT)
+
+
+def _one_by_one() -> None:
+    for _ in range(2):
+        signal.raise_signal(SIGINT)
+
+
+class _Ends:
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act = act
+
+    def __del__(self) -> None:
+        self.act()
+
+
+def _call_in_del(act: Callable[[], None]) -> None:
+    _Ends(act)
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("act", [_twice_during_a_call, _one_by_one])
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_second_ctrl_c_counts_wherever_it_comes(act: Callable[[], None], dropped: bool) -> None:
+    stop = StopSignals(quiet=True)
+    with stop, pytest.raises(KeyboardInterrupt):
+        _call_in_del(act) if dropped else act()
+    assert stop.stop_request == "Ctrl-C"
+
+
+def test_one_ctrl_c_is_counted_once_though_a_forked_process_gets_it_too() -> None:
+    with StopSignals(quiet=True) as stop:
+        if (child := os.fork()) == 0:
+            signal.raise_signal(SIGINT)
+            os._exit(0)
+        os.waitpid(child, 0)
+        signal.raise_signal(SIGINT)
+        signal.raise_signal(SIGTERM)
+    assert stop.stop_request == "Ctrl-C"
 
 
 def test_signals_to_the_whole_group_leave_the_workers_to_finish_the_step(straight: Path, project: Path) -> None:

@@ -13,9 +13,16 @@ import sys
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT") if hasattr(signal, name))
-"""SIGHUP is sent when the terminal is closed or an SSH connection is lost."""
+STOPPING = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP", "SIGINT")
+    if hasattr(signal, name)
+)
+"""SIGHUP is sent when the terminal is closed or an SSH connection is lost; SIGUSR2 by some schedulers, SIGXCPU by the
+kernel at a limit of CPU time."""
 _REPORTED_WAIT_S = 5.0
+_AGAIN_S = 0.01
+"""Wait before a KeyboardInterrupt is raised again."""
 _STOPPED_EARLY = 75
 """`ExitCode.STOPPED_EARLY`; a literal, because this module must be importable at once."""
 
@@ -41,6 +48,9 @@ def stopping() -> list[signal.Signals]:
 class SignalHandlers:
     """While entered, a function handles signals; then each has the handler again that it had before.
 
+    The function is called for each signal. Python calls a handler once where one comes again before the interpreter
+    has run it, as during a long operation; a pipe then has a byte of each.
+
     Args:
         numbers: of the signals; None: those that stop this process.
     """
@@ -50,15 +60,50 @@ class SignalHandlers:
     ) -> None:
         self._handler, self._numbers = handler, numbers
         self._before: dict[signal.Signals, signal._HANDLER] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._received: list[int] = []
+        self._handled: list[int] = []
 
     def __enter__(self) -> SignalHandlers:
+        before = signal.set_wakeup_fd(-1)
+        if before == -1:
+            self._pipe = os.pipe()
+            for end in self._pipe:
+                os.set_blocking(end, False)
+            signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            # A signal to the process group is counted once, and not again for each forked child.
+            os.register_at_fork(after_in_child=self._stop_counting)
+        else:
+            # Of an event loop, or of an outer block.
+            signal.set_wakeup_fd(before)
         for number in stopping() if self._numbers is None else self._numbers:
-            self._before[number] = signal.signal(number, self._handler)
+            self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._stop_counting()
+
+    def _stop_counting(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is None:
+            return
+        if (current := signal.set_wakeup_fd(-1)) != pipe[1]:
+            signal.set_wakeup_fd(current)
+        for end in pipe:
+            os.close(end)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._pipe is not None:
+            try:  # noqa: SIM105 `contextlib` would be an import more at the start.
+                self._received += os.read(self._pipe[0], 65536)
+            except BlockingIOError:
+                pass  # The byte is not there yet.
+        # At least once: another thread may have received the signal, and not have written its byte yet.
+        for _ in range(max(1, self._received.count(number) - self._handled.count(number))):
+            self._handled.append(number)
+            self._handler(number, frame)
 
 
 def _exit_now(number: int, frame: FrameType | None) -> None:
@@ -112,7 +157,7 @@ def _name(number: int) -> str:
 
 
 class StopSignals:
-    """While entered, records SIGTERM, SIGUSR1, SIGHUP and the first Ctrl-C; a second Ctrl-C raises KeyboardInterrupt.
+    """While entered, records the signals of `STOPPING` and the first Ctrl-C; a second Ctrl-C raises KeyboardInterrupt.
 
     A signal before `listen` is kept for it. A stop that takes long is reported once, with the call that the main thread
     is in: a long step, or a disk that hangs. While a system call cannot be interrupted, nothing is reported: Python's
@@ -157,13 +202,29 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         self._entered.acquire()
         self._handlers.__enter__()
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._interrupt_again
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._entered.release()
+        sys.unraisablehook = self._unraisable
         self._handlers.__exit__()
+
+    def _interrupt_again(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Raise a KeyboardInterrupt again that came inside a `__del__` or another callback, where Python drops it."""
+        if not issubclass(ignored.exc_type, KeyboardInterrupt) or not self._ctrl_c:
+            self._unraisable(ignored)
+            return
+        # By another thread: the main one has not left this hook, which would drop it too.
+        _thread.start_new_thread(self._interrupt_soon, ())
+
+    def _interrupt_soon(self) -> None:
+        if not self._entered.acquire(timeout=_AGAIN_S):
+            _thread.interrupt_main()
+        else:
+            self._entered.release()
 
     def _report_wait(self) -> None:
         """Report a stop that takes long."""
