@@ -75,6 +75,8 @@ class EarlyExit(Callback):
 _COUNTS = {
     Unit.STEP: "step", Unit.EPOCH: "epoch", Unit.SAMPLE: "samples", Unit.TOKEN: "tokens", Unit.SECOND: "seconds",
 }  # fmt: skip
+_PART = "part_epochs"
+"""Epochs with the part of the present one, as numerator and denominator: epochs may have several lengths."""
 
 
 class EarlyStopping(Callback):
@@ -112,9 +114,9 @@ class EarlyStopping(Callback):
         self.min_delta, self.check_finite = float(min_delta), check_finite
         self.patience = self._patience = parse_duration("patience", patience)
         self.best: float | None = None
-        self.since: dict[str, int | float] | None = None
+        self.since: dict[str, Any] | None = None
         """The position of the best evaluation; of the first, as long as none had a number."""
-        self._steps_per_epoch: int | None = None
+        self._loop: TrainingLoop | None = None
 
     def wanted_metrics(self) -> Mapping[str, str]:
         return {"metric": self.metric}
@@ -122,7 +124,7 @@ class EarlyStopping(Callback):
     def on_fit_start(
         self, trainer: Trainer, train_loader: Any, val_loaders: Mapping[str, Any], loop: TrainingLoop
     ) -> None:
-        self._steps_per_epoch, self._patience = loop.steps_per_epoch, loop.resolved(self.patience)
+        self._loop, self._patience = loop, loop.resolved(self.patience)
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
         if self.metric.startswith(TRAIN_PREFIX) and trainer.loop.training_log.is_due:
@@ -173,17 +175,34 @@ class EarlyStopping(Callback):
             return True
         return value < self.best - self.min_delta if self.mode == "min" else value > self.best + self.min_delta
 
-    def _place(self, now: Progress) -> dict[str, int | float]:
+    def _place(self, now: Progress) -> dict[str, Any]:
         """The step, and the count that `patience` is in; no clock where none is needed."""
-        counts = now.state_dict()
-        return {name: counts[name] for name in ("step", _COUNTS[self._patience.unit])}
+        counts, epochs = now.state_dict(), self._epochs(now)
+        place = {name: counts[name] for name in ("step", _COUNTS[self._patience.unit])}
+        return place if epochs is None else {**place, _PART: [epochs.numerator, epochs.denominator]}
 
-    def _passed(self, now: Progress, since: dict[str, int | float]) -> Fraction:
+    def _epochs(self, now: Progress) -> Fraction | None:
+        """The epochs that have passed, with the part of the present one, if the patience is in epochs of known length.
+
+        A fraction is exact: a patience of 0.1ep must end at a step, not at a rounding error before it.
+        """
+        loop = self._loop
+        if self._patience.unit is not Unit.EPOCH or loop is None or loop.steps_per_epoch is None:
+            return None
+        return Fraction(now.step + loop.epoch_offset, loop.steps_per_epoch)
+
+    def _passed(self, now: Progress, since: dict[str, Any]) -> Fraction:
         """How much has passed, in the unit of `patience`; part epochs where it is known how long one is."""
-        unit, per_epoch = self._patience.unit, self._steps_per_epoch
-        # A fraction is exact: a patience of 0.1ep must end at a step, not at a rounding error before it.
-        if unit is Unit.EPOCH and per_epoch is not None:
-            return Fraction(now.step - since["step"]) / per_epoch
+        if (epochs := self._epochs(now)) is not None:
+            assert self._loop is not None
+            assert self._loop.steps_per_epoch is not None
+            # In an old checkpoint epochs have one length.
+            return (
+                epochs - Fraction(*since[_PART])
+                if _PART in since
+                else Fraction(now.step - since["step"], self._loop.steps_per_epoch)
+            )
+        unit = self._patience.unit
         count = now.state_dict()[_COUNTS[unit]]
         # A patience in another unit than that of the checkpoint begins to count at its first evaluation.
         return Fraction(count - since.setdefault(_COUNTS[unit], count))

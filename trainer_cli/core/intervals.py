@@ -113,12 +113,13 @@ Counts = tuple[int, int, int, int, int, float]
 _INDEX_IN_COUNTS = {Unit.EPOCH: 0, Unit.SAMPLE: 3, Unit.TOKEN: 4, Unit.SECOND: 5}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Interval:
     """A duration that repeats, counted from the start of the run.
 
-    `steps_per_epoch` turns epochs into steps; without it only the ends of whole epochs are known. `offset` is for a
-    resume with another length of an epoch: the steps that the run would be further with the present length.
+    `steps_per_epoch` turns epochs into steps; without it only the ends of whole epochs are known. `offset` is for
+    another length of an epoch than before: the steps that the run would be further with the present length. The loop
+    that made an interval changes both where an epoch has another length.
     """
 
     duration: Duration

@@ -308,9 +308,21 @@ class Loader:
         """
         if samples < 0:
             raise ValueError(f"an epoch cannot be entered {format_count(-samples, 'sample')} before its start")
+        if samples == 0:
+            self.begin(epoch)
         ranges = self._ranges(epoch, samples)
         batches = self._load(ranges) if self.num_workers == 0 else self.workers.answers(ranges)
         return self._count(batches, samples)
+
+    def begin(self, epoch: int) -> None:
+        """Ask the dataset for its length in an epoch, after its `set_epoch`."""
+        self.source.epochs.set(epoch)
+        length = len(self.source.dataset)
+        if length != self.length:
+            self.length = length
+            self.source.set_length(length)
+            # Their copies of the dataset have the former length.
+            self.workers.close()
 
     def close(self) -> None:
         """End the persistent workers. A later `iterate` starts new ones."""
@@ -318,6 +330,8 @@ class Loader:
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
         """The position, and the data and order it belongs to."""
+        if samples == 0:
+            self.begin(epoch)
         return {
             "version": STATE_VERSION,
             "order": self.source.order_name,
@@ -330,7 +344,9 @@ class Loader:
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Raise UserError for a position in other data or another order. Batch size, workers and ranks may differ."""
-        check_same(self.state_dict(0), state, ("version", "order", "seed", "length", "fingerprint"))
+        self.begin(state["epoch"])
+        now = self.state_dict(state["epoch"], samples=state["sample_offset"])
+        check_same(now, state, ("version", "order", "seed", "length", "fingerprint"))
 
     def _load(self, ranges: Iterator[BatchRange]) -> Generator[Any, None, None]:
         """Yield the batches without workers."""
@@ -391,10 +407,15 @@ class KeyedSource:
         """Whether python's and numpy's generators are seeded too."""
         self.many = _getitems(dataset)
         self.own_order = getattr(dataset, "sample_keys", None)
-        # With an order of the dataset's own, seeds are those of positions.
-        self._order = SampleOrder(seed, length, shuffle=shuffle and self.own_order is None)
+        self._shuffle = shuffle
+        self.set_length(length)
         default_order = ORDER_VERSION if shuffle else "sequential"
         self.order_name: str = default_order if self.own_order is None else getattr(dataset, "order_version", "own")
+
+    def set_length(self, length: int) -> None:
+        """Order this number of samples from now on."""
+        # With an order of the dataset's own, seeds are those of positions.
+        self._order = SampleOrder(self.seed, length, shuffle=self._shuffle and self.own_order is None)
 
     def fetch(self, batch_range: BatchRange) -> Any:
         """Make a batch. An error of the dataset keeps its type, and gets a note that names the sample.

@@ -88,8 +88,8 @@ class UserLoader:
         if self._is_torchs and type(self.loader) is DataLoader:
             self._rebuild()
         self.walks = self._walked_sampler is not None and self.loader.num_workers == 0
-        counts_samples = self.walks and self.loader.batch_size is not None
-        self.length = length_of(self.loader.sampler) if counts_samples else None
+        self._counts_samples = self.walks and self.loader.batch_size is not None
+        self.length = length_of(self.loader.sampler) if self._counts_samples else None
         """Number of samples in an epoch, if a position counts samples."""
         self.batch_size: int | None = None if self.length is None else self.loader.batch_size
         self.samples_per_batch = self.batch_size
@@ -156,6 +156,8 @@ class UserLoader:
         offset = self._offset(batch, samples)
         if offset < 0:
             raise ValueError(f"an epoch cannot be entered at {offset}, before its start")
+        if offset == 0:
+            self.begin(epoch)
         # Used once: a later epoch must not begin there again.
         position, self._position = self._position, None
         self._left_early = False
@@ -173,6 +175,12 @@ class UserLoader:
         # After the states were set: a resume inside the epoch draws its order from these again.
         self._epoch_start_states = self._generator_states()
         return self._batches(epoch, batch - replayed, replayed, offset)
+
+    def begin(self, epoch: int) -> None:
+        """Ask for the number of samples in an epoch, after `set_epoch`."""
+        self._epochs.set(epoch)
+        if self._counts_samples:
+            self.length = length_of(self.loader.sampler)
 
     def batches_after(self, samples: int) -> int:
         """Number of batches after the first `samples` samples of an epoch. Only if a position counts samples."""
@@ -302,6 +310,8 @@ class UserLoader:
 
     def state_dict(self, epoch: int, samples: int = 0, batch: int = 0) -> dict[str, Any]:
         """The position, with the state of the loader if it has one that belongs to this position."""
+        if batch == 0:
+            self.begin(epoch)
         return {
             **self._identity(),
             "epoch": epoch,
@@ -336,6 +346,7 @@ class UserLoader:
         Raises:
             UserError: the position is in other data; all differences are named.
         """
+        self.begin(state["epoch"])
         check_same(self._identity(), state, tuple(self._identity()))
         if self.length is None:
             check_batch_size(self.stated_batch_size, state)

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from trainer_cli.parallel.process_group import ProcessGroup
 
 
+def begin_epoch(train_loader: Any, epoch: int) -> None:
+    """Let a loader ask its data for their length in an epoch; others have one length."""
+    if (begin := getattr(train_loader, "begin", None)) is not None:
+        begin(epoch)
+
+
 class Lengths:
     """The lengths and intervals of a training's settings, after `learn_lengths` has read the train loader."""
 
@@ -37,6 +43,10 @@ class Lengths:
         """Batches of the shortest of the ranks' loaders, if these have lengths."""
         self.counts_tokens = False
         """Whether some duration is in tokens."""
+        self.epochs_differ = False
+        """Whether an epoch of this training had another length than the one before."""
+        self._of_epochs: list[Interval] = []
+        """The intervals in epochs, which follow the length of the present one."""
 
     def agree_on_length(self, train_loader: Any, group: ProcessGroup) -> None:
         """Let epochs of all ranks have the batches of the shortest loader. Collective."""
@@ -51,6 +61,7 @@ class Lengths:
             UserError: the loader is empty, or a duration needs the length of a loader that has none.
         """
         settings = self.settings
+        begin_epoch(train_loader, 0 if resumed is None else resumed.epoch)
         self.epoch_batches = self._batches_of(train_loader)
         self.steps_per_epoch = epoch_steps(self.epoch_batches, settings.grad_accum_steps, settings.steps_per_epoch)
         self.epoch_offset = 0 if resumed is None else self._offset(train_loader, resumed)
@@ -76,6 +87,20 @@ class Lengths:
                 cure="Leave it out, or set a later one. resume=RUN@stepN goes back to an earlier checkpoint.",
             )
 
+    def follow_length(self, train_loader: Any, at: Progress) -> bool:
+        """Take over the length of the epoch that begins at `at`; intervals in epochs follow. Returns whether it is
+        another than that of the epoch before."""
+        batches = self._batches_of(train_loader)
+        if batches is None or batches == self.epoch_batches:
+            return False
+        self.epoch_batches, self.epochs_differ = batches, True
+        self.steps_per_epoch = epoch_steps(batches, self.settings.grad_accum_steps, self.settings.steps_per_epoch)
+        self.epoch_offset = self._offset(train_loader, at)
+        for interval in self._of_epochs:
+            interval.steps_per_epoch, interval.offset = self.steps_per_epoch, self.epoch_offset
+        self.total_steps = self.length(train_loader)
+        return True
+
     @property
     def last_step(self) -> int | None:
         """The step at which `max_duration` or `hard_stop` ends the training, if known."""
@@ -94,8 +119,12 @@ class Lengths:
             return None
         parsed = self.resolved(Duration.parse(duration))
         self.counts_tokens = self.counts_tokens or parsed.unit is Unit.TOKEN
+        if parsed.unit is not Unit.EPOCH:
+            return Interval(parsed, self.steps_per_epoch)
         # Epochs are counted in steps of the present length, so a changed length shifts their ends.
-        return Interval(parsed, self.steps_per_epoch, self.epoch_offset if parsed.unit is Unit.EPOCH else 0)
+        interval = Interval(parsed, self.steps_per_epoch, self.epoch_offset)
+        self._of_epochs.append(interval)
+        return interval
 
     def resolved(self, duration: Duration) -> Duration:
         """A duration; a share of the run as one in the unit of `max_duration`."""

@@ -27,6 +27,7 @@ from trainer_cli.errors import CheckpointError, NoCheckpointError, UserError
 from trainer_cli.parallel.process_group import ProcessGroup
 from trainer_cli.parallel.same import check_same
 from trainer_cli.trainer.hooks import CheckpointSaver
+from trainer_cli.trainer.lengths import begin_epoch
 from trainer_cli.trainer.state import describe, load_all, load_weights, rank_state_of
 
 if TYPE_CHECKING:
@@ -80,12 +81,13 @@ class Loading:
         elif ckpt_path is not None:
             ckpt_path = trainer.checkpointer.locate(ckpt_path)
             refuse_foreign(ckpt_path, load.states)
-        # Before the lengths are learned: all ranks need the same ones.
-        loop.agree_on_length(train_loader, group)
         # The loop needs the counts before the state is loaded: schedules are made with its lengths.
         counts: Progress | None = trainer.progress
         if ckpt_path is not None and load.resumes:
             counts = Progress.of(trainer.checkpointer.progress(ckpt_path) or {})
+        # Before the lengths are learned: all ranks need the same ones.
+        begin_epoch(train_loader, 0 if counts is None else counts.epoch)
+        loop.agree_on_length(train_loader, group)
         loop.prepare(trainer, train_loader, counts)
         if ckpt_path is not None:
             self.load(ckpt_path, load, keep_settings, train_loader)

@@ -135,7 +135,7 @@ class TrainBatches:
     """
 
     def __init__(self, loader: Any, prefetcher: DevicePrefetcher, length: int | None, account: TimeAccount) -> None:
-        self._loader, self.prefetcher, self._length, self._account = loader, prefetcher, length, account
+        self._loader, self.prefetcher, self.length, self._account = loader, prefetcher, length, account
         self.samples_per_batch: int | None = getattr(loader, "samples_per_batch", None)
         """Number of samples by which a batch advances the loader's position; None if the loader does not count them."""
         self.batch_samples: int | None = None
@@ -172,7 +172,7 @@ class TrainBatches:
         except StopIteration:
             raise UserError(
                 f"the train loader ended after {format_count(progress.batch, 'batch')} of epoch {progress.epoch}"
-                + (f", but {self._length} were expected" if self._length is not None else ""),
+                + (f", but {self.length} were expected" if self.length is not None else ""),
                 cure="Check the loader's length, and loop.limit_train_batches.",
             ) from None
 
@@ -183,8 +183,8 @@ class TrainBatches:
         and a state, no batch is fetched ahead, because the state would have to be copied before each fetch.
         """
         assert self._iterator is not None
-        is_last = progress.batch == self._length
-        if self._length is not None and (is_last or self._stateful or not self.prefetcher.ahead):
+        is_last = progress.batch == self.length
+        if self.length is not None and (is_last or self._stateful or not self.prefetcher.ahead):
             return is_last
         if self._stateful:
             self._ahead_state, self._ahead_position = self._state(progress), (progress.epoch, progress.batch)
@@ -195,7 +195,7 @@ class TrainBatches:
             self._ahead.append((self.prefetcher.send(batch), self._loader.batch_samples))
         except StopIteration:
             # A loader that ends before its length is reported when the batch is needed.
-            return self._length is None
+            return self.length is None
         return False
 
     def state(self, progress: Progress) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -15,11 +16,11 @@ from trainer_cli.core.policy import Occasion, occasion_of
 from trainer_cli.core.schema import LoopConfig, SchedulerInterval
 from trainer_cli.core.stopping import Stop, next_stop_step, why_stop
 from trainer_cli.parallel.rendezvous import is_of_peer
-from trainer_cli.terminal import html_table
+from trainer_cli.terminal import format_count, html_table
 from trainer_cli.trainer.evaluate import evaluate, evaluate_remaining
 from trainer_cli.trainer.finite import check_end, roll_back
 from trainer_cli.trainer.hooks import second_to
-from trainer_cli.trainer.lengths import Lengths
+from trainer_cli.trainer.lengths import Lengths, begin_epoch
 from trainer_cli.trainer.metric_logger import SAVING
 from trainer_cli.trainer.metrics import read_outputs, sample_count
 from trainer_cli.trainer.microbatch import Microbatches
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from trainer_cli.core.progress import Progress
     from trainer_cli.parallel.agreement import Agreement
     from trainer_cli.trainer.trainer import Trainer
+
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class TrainingLoop(Lengths):
         self.pending_eval_record: dict[str, float] | None = None
         self._pending_at_end = False
         """Whether the pending evaluation was due because the run was at its end."""
+        self._followed: int | None = None
+        """The epoch for which the train loader was last asked for its length."""
         self.next_event = 0
         """The next step at which anything but training may be due: a log, an evaluation, a save or the end."""
         self.next_log_step = 0
@@ -102,7 +108,7 @@ class TrainingLoop(Lengths):
         Raises:
             UserError: as from `learn_lengths`.
         """
-        self._train_loader = train_loader
+        self._train_loader, self._followed = train_loader, None
         self.learn_lengths(train_loader, resumed)
         if resumed is not None:
             self.check_hard_stop(resumed)
@@ -248,6 +254,7 @@ class TrainingLoop(Lengths):
                     trainer.hooks.call("on_enter_train", trainer, stack, self._train_loader, self, loop_idx)
                     trainer.hooks.call("on_train_start", trainer, trainer.model, self._train_loader, self, loop_idx)
                 while True:
+                    self._follow_length(trainer)
                     event = self._next_event(trainer)
                     try:
                         self._steps(trainer, event)
@@ -365,6 +372,8 @@ class TrainingLoop(Lengths):
         tokens = TokenCount(progress, agreement, at_every_step=self.counts_tokens)
 
         while progress.step < event and not requests.interrupt_requested:
+            if not progress.batch and self._follow_length(trainer):
+                break  # What is due, and when, has changed.
             step.step_idx = progress.step
             progress.last_samples, progress.last_tokens = progress.samples, progress.tokens
             progress.last_epoch = progress.epoch
@@ -417,6 +426,30 @@ class TrainingLoop(Lengths):
                     # The other ranks may have nothing to record.
                     trainer.recording.flush()
         tokens.finish()
+
+    def _follow_length(self, trainer: Trainer) -> bool:
+        """At the beginning of an epoch, ask the train loader for its length: a dataset may have grown. Returns whether
+        it is another."""
+        assert self._batches is not None
+        progress, loader = trainer.progress, self._train_loader
+        if progress.batch or self._followed == progress.epoch:
+            return False
+        self._followed = progress.epoch
+        begin_epoch(loader, progress.epoch)
+        if self.epoch_batches is None:
+            return False
+        self.agree_on_length(loader, trainer.strategy.group)
+        before, differed = self.epoch_batches, self.epochs_differ
+        if not self.follow_length(loader, progress):
+            return False
+        self._batches.length = self.epoch_batches
+        if not differed:
+            log.info(
+                "epoch %d has %s instead of %d: durations in epochs follow, and schedules keep the number of steps "
+                "that they were made for",
+                progress.epoch, format_count(self.epoch_batches or 0, "batch"), before,
+            )  # fmt: skip
+        return True
 
     def _begin_shared_batch(self, trainer: Trainer, agreement: Agreement, size: int, is_last: bool) -> int:
         """With several ranks: prepare the step for a batch.
