@@ -141,6 +141,40 @@ def test_trust_in_a_package_admits_nothing_else_of_it(name: str, lab: str, proje
         Builder(TrainConfig(), Trust.recovered(project, [lab])).make({"_target_": f"lab.{name}"}, "model")
 
 
+def test_trust_in_torchvision_admits_its_transforms_and_says_at_once_what_else_it_admits(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As torchvision has them: classes without a base class, and functions.
+    package = tmp_path / "site/torchvision"
+    for folder in (package, package / "transforms"):
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+    (package / "transforms/__init__.py").write_text("from .transforms import *\n")
+    (package / "transforms/transforms.py").write_text(
+        "class Compose:\n    def __init__(self, transforms): ...\nclass ToTensor: ...\ndef to_tensor(): ...\n"
+    )
+    (package / "io.py").write_text("class Reader: ...\n")
+    present = [name for name in sys.modules if name.partition(".")[0] == "torchvision"]
+    for name in present:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(package.parent)
+    transforms = [{"_target_": "torchvision.transforms.ToTensor"}]
+    node = {"_target_": "torchvision.transforms.Compose", "transforms": transforms}
+    with pytest.raises(
+        ConfigError, match=r"trust=\[torchvision\]\. It admits .* transforms.* else, give experiment=NAME"
+    ):
+        Builder(TrainConfig(), Trust.recovered(project, [])).make(node, "data.transform")
+    try:
+        trusting = Builder(TrainConfig(), Trust.recovered(project, ["torchvision"]))
+        assert type(trusting.make(node, "data.transform")).__name__ == "Compose"
+        for other in ("transforms.to_tensor", "io.Reader"):
+            with pytest.raises(ConfigError, match=f"torchvision.{other} .* is not a component"):
+                trusting.make({"_target_": f"torchvision.{other}"}, "data.transform")
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+
+
 def test_the_same_node_runs_in_a_config_of_the_users_own(tmp_path: Path) -> None:
     node = {
         "_target_": "pathlib.Path.touch",

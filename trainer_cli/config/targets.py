@@ -58,6 +58,8 @@ _COMPONENT_BASES = _TORCH_BASES | {
     ("trainer_cli.runs.prediction_writers", "PredictionWriter"),
 }
 """(module, qualified name): compared as text, since torch is imported only if a config names it."""
+_TRANSFORMS = ("torchvision.transforms",)
+"""Packages all of whose classes transform samples; most have no base class."""
 _COMPILERS = ("torch.distributed", "torch.fx", "torch.jit")
 """Packages whose modules launch processes or compile code."""
 _PASSAGES = (OURS, f"{OURS}.trainer", TORCH, "torch.nn")
@@ -142,14 +144,15 @@ def is_component(definition: object, module: str) -> bool:
 
     Components are subclasses of torch's modules, optimizers, schedulers, datasets, samplers and data loaders, and of
     our callbacks, loggers and training steps; classes that assign `train`, as `data` requires; dataclasses, for
-    settings; and functions annotated to return one of these. Class methods are excluded: many, such as
-    `from_pretrained`, load files.
+    settings; torchvision's transforms; and functions annotated to return one of these. Class methods are excluded:
+    many, such as `from_pretrained`, load files.
     """
     if _within(module, _COMPILERS):
         return False
     if inspect.isclass(definition):
         is_record = "__dataclass_params__" in vars(definition)
-        return is_record or _is_subclass(definition, _COMPONENT_BASES) or _assigns_train(definition)
+        is_transform = _within(module, _TRANSFORMS)
+        return is_record or is_transform or _is_subclass(definition, _COMPONENT_BASES) or _assigns_train(definition)
     if not isinstance(definition, FunctionType) or "." in definition.__qualname__:
         return False
     try:
@@ -401,11 +404,14 @@ def _import_submodule(module: ModuleType, prefix: str, name: str, path: str, whe
         raise missing_name_error(path, where, f"package {prefix} has no {name!r}", name, candidates) from None
 
 
+_ADMITS = (
+    "models, optimizers, schedulers, datasets, callbacks, loggers, dataclasses, transforms (of torchvision), and "
+    "functions annotated to return one of them"
+)
+
+
 def _not_component_error(path: str, where: str) -> ConfigError:
-    message = (
-        f"_target_ {path} comes from a config on disk and is not a component: trust= admits a package's models, "
-        "optimizers, schedulers, datasets, callbacks, dataclasses, and functions annotated to return one of them"
-    )
+    message = f"_target_ {path} comes from a config on disk and is not a component: trust= admits a package's {_ADMITS}"
     return _target_error(
         message, where, "Give experiment=NAME, so that your own config is used, which may name anything."
     )
@@ -418,4 +424,8 @@ def _untrusted_error(path: str, actual: str, where: str) -> ConfigError:
         f"_target_ {path}{alias_note} comes from a config on disk and is not in trainer_cli's components, "
         "torch's modules, optimizers and schedulers, or this project"
     )
-    return _target_error(message, where, f"If you trust the config and the package, add trust=[{package}].")
+    hint = (
+        f"If you trust the config and the package, add trust=[{package}]. It admits the package's {_ADMITS}; for "
+        "anything else, give experiment=NAME, so that your own config is used."
+    )
+    return _target_error(message, where, hint)
