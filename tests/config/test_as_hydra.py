@@ -302,3 +302,33 @@ def test_random_configs_give_what_hydra_makes_of_them(tmp_path: Path) -> None:
                 assert ours == theirs, shown
                 trees += 1
     assert trees > COMPOSITIONS // 3
+
+
+@pytest.mark.parametrize(
+    ("group", "header", "entry", "cure"),
+    [
+        ("model", "_group_", "override model: old", "remove the line"),
+        ("callbacks", "_group_._name_", "callbacks: [old]", "write '# @package callbacks.old'"),
+        ("callbacks", "callbacks._name_", "callbacks: [old]", "write '# @package callbacks.old'"),
+        ("model/part", "_group_", "model/part: old", "remove the line"),
+        ("model/part", "_group_", "model/part@model.third: old", "remove the line"),
+        ("model/part", "_global_.model._name_", "model/part: old", "write '# @package _global_.model.old'"),
+    ],
+)
+def test_deprecated_words_of_a_header_mean_what_they_mean_in_hydra_and_are_named(
+    group: str, header: str, entry: str, cure: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "configs"
+    for name in ("config.yaml", f"{group}/old.yaml"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    defaults = "".join(f"  - {line}\n" for line in ("train_schema", "model: mlp", entry, "_self_"))
+    (folder / "config.yaml").write_text(f"defaults:\n{defaults}")
+    (folder / group / "old.yaml").write_text(f"# @package {header}\nold: {{_target_: mine.Net}}\n")
+    ConfigStore.instance().store(SCHEMA, fields.defaults())
+    # Hydra 1.1 is the last one that replaces these words.
+    with warnings.catch_warnings(action="ignore"), initialize_config_dir(str(folder), version_base="1.1"):
+        expected = to_plain(hydra_compose("config", [f"hydra.searchpath=[file://{SHIPPED}]"]))
+    assert compose_plainly(SearchPath.of(None, "config", tmp_path), []) == expected
+    assert "mine.Net" in str(expected)
+    (line,) = [line for line in caplog.messages if "deprecated" in line]
+    assert line.endswith(f"{group}/old.yaml:1: Hydra has deprecated '# @package {header}': {cure}")
