@@ -68,6 +68,7 @@ def test_every_key_of_the_schema_can_be_overridden_without_a_plus(project: Path)
             value = "[]" if isinstance(plain, list) and key != "load.states" else value
             mappings = {
                 "param_groups": "{a: {lr: 1.0}}",
+                "vars": "{a: 1}",
                 "load.key_mapping": "{a.*: *}",
                 "checkpoint.keep_by_age": "{1d: 7}",
                 "loop.eval_loaders": "{val: {steps: 2}}",

@@ -212,6 +212,7 @@ PATHS = Kind(
     [None, "runs/x", ["a", "b*"]],
     [3, 1.5, True, {"a": 1}, [1], [None], math.nan],
 )
+OWN_VALUES = Kind(lambda value: isinstance(value, dict), [{}, {"a": 1, "b": {"c": [None]}}], [None, 3, "x", [1], True])
 KEYS: dict[str, Kind] = {
     "name": TEXT_OR_NULL, "run_dir": TEXT, "seed": whole(0, null=False), "deterministic": TRUTH,
     "device": choice("auto", "cpu", "cuda", "mps"), "model_call": choice("batch", "args", "kwargs"), "resume": TEXT, "resume_allow": KEYS_OF, "ckpt": PATHS,
@@ -253,7 +254,7 @@ KEYS: dict[str, Kind] = {
     "predict.folder": TEXT_OR_NULL, "predict.loader": TEXT_OR_NULL, "predict.outputs": TEXTS_OF, "predict.writer": WRITER,
     "logging.level": choice("debug", "info", "warning", "error"),
     "logging.console": choice("auto", "rich", "plain", "off"),
-    "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF, "notes": TEXT_OR_NULL, "tags": TEXTS_OF, "report": TRUTH,
+    "callbacks": NODES, "loggers": NODES, "trust": TEXTS_OF, "vars": OWN_VALUES, "notes": TEXT_OR_NULL, "tags": TEXTS_OF, "report": TRUTH,
     "freeze": FREEZE, "eval_modules": TEXTS_OF, "compile.enabled": TRUTH, "compile.fullgraph": TRUTH, "compile.backend": TEXT,
     "compile.mode": choice("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "compile.dynamic": Kind(lambda value: value is None or type(value) is bool, [None, True, False], TRUTH.bad[:4]),
